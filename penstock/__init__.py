@@ -1,0 +1,22 @@
+"""Penstock: update streams, durable streams and fast versioned state for Spark Structured Streaming."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from penstock._version import __version__
+
+if TYPE_CHECKING:
+    from penstock.spark_ext import metrics, register, update_queue
+
+__all__ = ["__version__", "metrics", "register", "update_queue"]
+
+_LAZY = {"metrics", "register", "update_queue"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the Spark side only when it is used, so that ``import penstock`` stays light."""
+    if name in _LAZY:
+        return getattr(importlib.import_module("penstock.spark_ext"), name)
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -1,0 +1,67 @@
+"""Named points at which a test can make the process fail.
+
+``PENSTOCK_FAILPOINTS="name=action;name=action"`` arms them; without it a fail point costs one
+dictionary look-up. Actions: ``kill`` (SIGKILL to this process), ``error`` (raise `InjectedFailure`),
+each once for every file given after ``@``: ``name=error@/path/marker`` fires only if it can create the
+marker file, so that a retried task passes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+__all__ = ["FAILPOINTS", "InjectedFailure", "failpoint"]
+
+FAILPOINTS = (
+    "state.before_write",
+    "state.after_write",
+    "state.after_fsync",
+    "state.after_publish",
+    "operator.after_enqueue",
+    "operator.after_apply",
+    "operator.after_commit",
+    "operator.before_release",
+)
+"""Every fail point there is; `failpoint` refuses other names, so that tests can go through them all."""
+
+_VARIABLE = "PENSTOCK_FAILPOINTS"
+
+
+class InjectedFailure(RuntimeError):
+    """Raised by a fail point whose action is ``error``."""
+
+
+def _armed(text: str) -> dict[str, str]:
+    pairs = (entry.split("=", 1) for entry in text.split(";") if entry)
+    armed = {name.strip(): action.strip() for name, action in pairs}
+    unknown = sorted(set(armed) - set(FAILPOINTS))
+    if unknown:
+        raise ValueError(f"unknown fail points: {unknown}")
+    return armed
+
+
+_ARMED = _armed(os.environ.get(_VARIABLE, ""))
+
+
+def failpoint(name: str) -> None:
+    """Fail here if the environment asks for it.
+
+    Raises
+    ------
+    InjectedFailure
+        If the point's action is ``error`` and its marker file was not there yet.
+    """
+    action = _ARMED.get(name)
+    if action is None:
+        return
+    kind, _, marker = action.partition("@")
+    if marker:
+        try:
+            Path(marker).touch(exist_ok=False)
+        except FileExistsError:
+            return
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise InjectedFailure(f"fail point {name}")

@@ -1,0 +1,57 @@
+"""How every Numba kernel is compiled, and where its machine code is cached.
+
+Kernels are compiled at their first call and cached on disk beside the source. Where that directory
+cannot be written (a read-only install, a zip file given to spark-submit), the cache goes to
+``~/.cache/penstock/kernels`` or, without a usable home, to a private directory below the system's
+temporary one. ``NUMBA_CACHE_DIR`` overrides all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+
+__all__ = ["kernel"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _private(directory: Path) -> bool:
+    """Say whether `directory` exists or can be made, is writable, and belongs to this user alone."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = directory.stat()
+    except OSError:
+        return False
+    mine = facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+    return mine and os.access(directory, os.W_OK)
+
+
+def _choose_cache(package: Path) -> Path | None:
+    """Return where the cache goes, or None to leave it beside the sources in `package`."""
+    if os.access(package, os.W_OK):
+        return None
+    home = os.environ.get("HOME")
+    places = [Path(home) / ".cache" / "penstock" / "kernels"] if home else []
+    places.append(Path(tempfile.gettempdir()) / f"penstock-kernels-{os.getuid()}")
+    for place in places:
+        if _private(place):
+            return place
+    return Path(tempfile.mkdtemp(prefix="penstock-kernels-"))
+
+
+if not numba.config.CACHE_DIR:
+    _cache = _choose_cache(Path(__file__).parent)
+    if _cache is not None:
+        numba.config.CACHE_DIR = str(_cache)
+
+
+def kernel(function: F) -> F:
+    """Compile `function` without object mode, free of the GIL, cached on disk."""
+    compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    return compiled

@@ -1,0 +1,147 @@
+"""The bytes of a p-unit: named blocks of Arrow columns behind one checked header.
+
+Layout, little-endian::
+
+    offset  bytes  what
+    0       8      magic "PENSTOCK"
+    8       2      format version (1)
+    10      2      flags (0)
+    12      4      H, length of the header
+    16      8      xxh3-64 of bytes 0..15 followed by the header
+    24      H      header, JSON in UTF-8:
+                     {"kind": text, "meta": object,
+                      "blocks": [{"name": text, "size": bytes, "checksum": xxh3-64 in hex}, ...]}
+    24+H    ...    the blocks in the header's order, each an Arrow IPC stream of one batch,
+                   each padded with zeros to a multiple of 8 bytes from the start of the file
+
+Nothing in a p-unit is ever unpickled or evaluated, and sizes are checked against the file's length
+before any memory is taken. The block names and what `meta` holds are the business of the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from penstock.errors import CorruptDataError
+
+__all__ = ["FORMAT_VERSION", "PUnit", "decode", "encode"]
+
+FORMAT_VERSION = 1
+"""The newest format that this code reads and the one that it writes."""
+
+_MAGIC = b"PENSTOCK"
+_PREFIX = struct.Struct("<8sHHI")
+_CHECKSUM = struct.Struct("<Q")
+_HEADER_AT = _PREFIX.size + _CHECKSUM.size
+_ALIGNMENT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PUnit:
+    """One durable unit: what kind it is, what it says of itself, and its blocks."""
+
+    kind: str
+    meta: Mapping[str, Any]
+    blocks: Mapping[str, pa.RecordBatch] = field(default_factory=dict)
+
+
+def encode(unit: PUnit) -> memoryview:
+    """Return the bytes of `unit`."""
+    streams = {name: _to_ipc(batch) for name, batch in unit.blocks.items()}
+    entries = [
+        {"name": name, "size": stream.size, "checksum": xxhash.xxh3_64_hexdigest(stream)}
+        for name, stream in streams.items()
+    ]
+    header = json.dumps(
+        {"kind": unit.kind, "meta": unit.meta, "blocks": entries}, separators=(",", ":")
+    ).encode()
+    prefix = _PREFIX.pack(_MAGIC, FORMAT_VERSION, 0, len(header))
+    parts: list[Any] = [prefix, _CHECKSUM.pack(xxhash.xxh3_64_intdigest(prefix + header)), header]
+    parts.append(bytes(_padding(_HEADER_AT + len(header))))
+    for stream in streams.values():
+        parts += [stream, bytes(_padding(stream.size))]
+    return memoryview(b"".join(parts))
+
+
+def decode(content: bytes | memoryview, file: object) -> PUnit:
+    """Return the p-unit in `content`; `file` names it in errors. Blocks point into `content`.
+
+    Raises
+    ------
+    CorruptDataError
+        If the content is cut, changed, no p-unit, or of a newer format than this code knows.
+    """
+    size = len(content)
+    if size < _HEADER_AT:
+        raise CorruptDataError("the file is too short for a p-unit", file=file, size_bytes=size)
+    prefix = bytes(content[: _PREFIX.size])
+    magic, version, _flags, header_size = _PREFIX.unpack(prefix)
+    if magic != _MAGIC:
+        raise CorruptDataError("the file is not a p-unit", file=file, offset=0)
+    if version > FORMAT_VERSION:
+        raise CorruptDataError(
+            "the file has a newer format than this version of Penstock reads",
+            file=file,
+            format_version=version,
+            newest_known=FORMAT_VERSION,
+            hint="upgrade Penstock",
+        )
+    if header_size > size - _HEADER_AT:
+        raise CorruptDataError("the file is cut within its header", file=file, size_bytes=size)
+    header = bytes(content[_HEADER_AT : _HEADER_AT + header_size])
+    (checksum,) = _CHECKSUM.unpack(content[_PREFIX.size : _HEADER_AT])
+    if xxhash.xxh3_64_intdigest(prefix + header) != checksum:
+        raise CorruptDataError("the header's checksum is wrong", file=file, offset=0)
+    fields = json.loads(header)
+    at = _HEADER_AT + header_size
+    at += _padding(at)
+    blocks: dict[str, pa.RecordBatch] = {}
+    for entry in fields["blocks"]:
+        end = at + entry["size"]
+        if end + _padding(end) > size:
+            raise CorruptDataError(
+                "the file is cut within a block", file=file, block=entry["name"], offset=at
+            )
+        stream = memoryview(content)[at:end]
+        if xxhash.xxh3_64_hexdigest(stream) != entry["checksum"]:
+            raise CorruptDataError(
+                "a block's checksum is wrong", file=file, block=entry["name"], offset=at
+            )
+        blocks[entry["name"]] = _from_ipc(stream)
+        at = end + _padding(end)
+    if at != size or any(content[i] for i in _padding_positions(_HEADER_AT + header_size, fields)):
+        raise CorruptDataError("the file has bytes that no block names", file=file, offset=at)
+    return PUnit(fields["kind"], fields["meta"], blocks)
+
+
+def _padding(position: int) -> int:
+    return -position % _ALIGNMENT
+
+
+def _padding_positions(header_end: int, fields: Mapping[str, Any]) -> list[int]:
+    positions = list(range(header_end, header_end + _padding(header_end)))
+    at = header_end + _padding(header_end)
+    for entry in fields["blocks"]:
+        at += entry["size"]
+        positions += range(at, at + _padding(at))
+        at += _padding(at)
+    return positions
+
+
+def _to_ipc(batch: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def _from_ipc(stream: memoryview) -> pa.RecordBatch:
+    with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
+        return reader.read_next_batch()

@@ -1,0 +1,1 @@
+"""Codecs, column statistics and the block format. Blocks are plain Arrow IPC for now."""

@@ -1,0 +1,76 @@
+"""The errors that Penstock raises, named by what the caller does next.
+
+Every error is a `PenstockError`. The text is the fact, then ``key=value`` pairs, then ``Hint: ...``.
+The pairs are also in `PenstockError.context`. All of them survive pickling, because they travel from
+Python workers to the driver. The text never holds a user's data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "ConflictError",
+    "CorruptDataError",
+    "FencedError",
+    "InternalError",
+    "InvalidUsageError",
+    "PenstockError",
+    "UnavailableError",
+]
+
+
+class PenstockError(Exception):
+    """Root of all errors of Penstock.
+
+    Parameters
+    ----------
+    fact : str
+        What is wrong, in one sentence, without a closing full stop.
+    hint : str, optional
+        What the caller can do about it.
+    **context
+        Named values that locate the error, such as ``file=`` or ``bucket=``.
+    """
+
+    def __init__(self, fact: str, *, hint: str | None = None, **context: Any) -> None:
+        self.fact = fact
+        self.hint = hint
+        self.context = context
+        pairs = "".join(f" {name}={value}" for name, value in context.items())
+        text = f"{fact}:{pairs}" if pairs else fact
+        super().__init__(f"{text}. Hint: {hint}." if hint else f"{text}.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by arguments, so that text, hint and context all arrive."""
+        return _rebuild, (type(self), self.fact, self.hint, self.context)
+
+
+def _rebuild(
+    kind: type[PenstockError], fact: str, hint: str | None, context: dict[str, Any]
+) -> PenstockError:
+    return kind(fact, hint=hint, **context)
+
+
+class ConflictError(PenstockError):
+    """Somebody else changed the thing first: reload and try again."""
+
+
+class FencedError(PenstockError):
+    """Another driver owns this now: stop."""
+
+
+class UnavailableError(PenstockError):
+    """A file system or service did not answer: try again later."""
+
+
+class InvalidUsageError(PenstockError, ValueError):
+    """The code, configuration or input is wrong: fix it."""
+
+
+class CorruptDataError(PenstockError):
+    """Stored data is damaged or missing: restore it. The context names the file."""
+
+
+class InternalError(PenstockError):
+    """Penstock broke one of its own invariants: please report it."""

@@ -1,0 +1,181 @@
+"""Arrivals: tuples on their way into an update queue, conflated or not.
+
+A micro-batch is one moment of arrival: of its tuples with the same key only the newest reaches the
+queue, with the count of all of them and the place of the first. Conflating is associative, so a queue
+cannot tell whether it was done before a shuffle, after it, or both (a property test says so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from penstock._kernels import kernel
+from penstock.operators.stream import RESERVED_PREFIX, Integers, UpdateStream, as_micros, concat
+from penstock.state_store.key_index import KeyIndex
+from penstock.state_store.keys import Keys
+
+__all__ = ["Arrivals", "conflate"]
+
+_COUNT = f"{RESERVED_PREFIX}count"
+_FIRST = f"{RESERVED_PREFIX}first"
+_LAST = f"{RESERVED_PREFIX}last"
+_FIRST_ARRIVAL = f"{RESERVED_PREFIX}first_arrival"
+_PART_BITS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Tuples that arrive, each standing for `count` of them.
+
+    Attributes
+    ----------
+    rows : pyarrow.RecordBatch
+        The tuples, without nulls in key and time.
+    count : int64 array
+        How many tuples of the key each row stands for.
+    first, last : int64 arrays
+        The positions within the micro-batch of the first of them and of the row itself.
+    first_arrival_us : int64 array or None
+        The earliest arrival time of them; None if the stream has no arrival column.
+    """
+
+    rows: pa.RecordBatch
+    count: Integers
+    first: Integers
+    last: Integers
+    first_arrival_us: Integers | None
+
+    @staticmethod
+    def of(
+        stream: UpdateStream, rows: pa.RecordBatch, position: int = 0, part: int = 0
+    ) -> Arrivals:
+        """Return unconflated arrivals.
+
+        Parameters
+        ----------
+        position : int
+            The position of the first row within its part, below 2**40.
+        part : int
+            Which part of the micro-batch the rows come from, below 2**23. Parts arrive one after
+            the other.
+        """
+        first = np.arange(position, position + rows.num_rows, dtype=np.int64) + (part << _PART_BITS)
+        arrival = as_micros(rows.column(stream.arrival)) if stream.arrival else None
+        return Arrivals(rows, np.ones(rows.num_rows, np.int64), first, first, arrival)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.rows.num_rows
+
+    def take(self, indices: Integers) -> Arrivals:
+        """Return the arrivals at `indices`."""
+        return Arrivals(
+            self.rows.take(pa.array(indices)),
+            self.count[indices],
+            self.first[indices],
+            self.last[indices],
+            None if self.first_arrival_us is None else self.first_arrival_us[indices],
+        )
+
+    @staticmethod
+    def concat(parts: Sequence[Arrivals]) -> Arrivals:
+        """Return the arrivals of `parts` (at least one) together."""
+        if len(parts) == 1:
+            return parts[0]
+        known = [part.first_arrival_us for part in parts if part.first_arrival_us is not None]
+        return Arrivals(
+            concat([part.rows for part in parts]),
+            np.concatenate([part.count for part in parts]),
+            np.concatenate([part.first for part in parts]),
+            np.concatenate([part.last for part in parts]),
+            np.concatenate(known) if known else None,
+        )
+
+    def to_batch(self) -> pa.RecordBatch:
+        """Return rows and the rest as one batch, for the way through a shuffle."""
+        extra = {_COUNT: self.count, _FIRST: self.first, _LAST: self.last}
+        if self.first_arrival_us is not None:
+            extra[_FIRST_ARRIVAL] = self.first_arrival_us
+        arrays = [*self.rows.columns, *(pa.array(values) for values in extra.values())]
+        return pa.RecordBatch.from_arrays(arrays, [*self.rows.schema.names, *extra])
+
+    @staticmethod
+    def from_batch(batch: pa.RecordBatch, schema: pa.Schema) -> Arrivals:
+        """Return what `to_batch` made; `schema` is that of the rows."""
+        rows = pa.RecordBatch.from_arrays(batch.columns[: len(schema)], schema=schema)
+        names = batch.schema.names
+        return Arrivals(
+            rows,
+            batch.column(_COUNT).to_numpy(),
+            batch.column(_FIRST).to_numpy(),
+            batch.column(_LAST).to_numpy(),
+            batch.column(_FIRST_ARRIVAL).to_numpy() if _FIRST_ARRIVAL in names else None,
+        )
+
+
+@kernel
+def _conflate(
+    ids: Integers,
+    times: Integers,
+    arrival: Integers,
+    count: Integers,
+    first: Integers,
+    last: Integers,
+    winner: Integers,
+    total: Integers,
+    earliest: Integers,
+    earliest_arrival: Integers,
+) -> None:
+    """Reduce the rows of each id to its newest, a total and the earliest place."""
+    for i in range(ids.shape[0]):
+        k = ids[i]
+        best = winner[k]
+        if best < 0:
+            winner[k] = i
+            total[k] = count[i]
+            earliest[k] = first[i]
+            earliest_arrival[k] = arrival[i]
+            continue
+        total[k] += count[i]
+        if first[i] < earliest[k]:
+            earliest[k] = first[i]
+        if arrival[i] < earliest_arrival[k]:
+            earliest_arrival[k] = arrival[i]
+        if times[i] > times[best] or (times[i] == times[best] and last[i] > last[best]):
+            winner[k] = i
+
+
+def conflate(stream: UpdateStream, arrivals: Arrivals, keys: Keys | None = None) -> Arrivals:
+    """Return the newest arrival of each key, in the order of the keys' first rows.
+
+    The newest is the one with the greatest time; ties go to the later position (UpStream §4.1).
+
+    Parameters
+    ----------
+    keys : Keys, optional
+        The keys of `arrivals`, where they are known already.
+    """
+    if not len(arrivals):
+        return arrivals
+    index = KeyIndex()
+    ids = index.find_or_add(stream.keys(arrivals.rows) if keys is None else keys)
+    found = len(index)
+    winner = np.full(found, -1, np.int64)
+    total, earliest, earliest_arrival = (np.empty(found, np.int64) for _ in range(3))
+    known = arrivals.first_arrival_us
+    _conflate(
+        ids, stream.times(arrivals.rows), arrivals.first if known is None else known,
+        arrivals.count, arrivals.first, arrivals.last,
+        winner, total, earliest, earliest_arrival,
+    )  # fmt: skip
+    return Arrivals(
+        arrivals.rows.take(pa.array(winner)),
+        total,
+        earliest,
+        arrivals.last[winner],
+        None if known is None else earliest_arrival,
+    )

@@ -1,0 +1,239 @@
+"""One micro-batch of an update queue: arrivals in, as much as the budget allows out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock._clock import Clock
+from penstock._failpoints import failpoint
+from penstock.errors import InvalidUsageError, PenstockError
+from penstock.operators.arrivals import Arrivals
+from penstock.operators.metrics import BatchMetrics
+from penstock.operators.update_queue import Served, UpdateQueue
+from penstock.state_store.keys import KeyCodec
+
+__all__ = ["STALENESS_COLUMN", "Apply", "Budget", "Query", "serve"]
+
+STALENESS_COLUMN = "queue_staleness_ms"
+"""The column with each tuple's queue staleness when it was dequeued, where it was asked for."""
+
+Apply = Callable[[pa.Table], pa.Table]
+"""The query: from a table of newest tuples to a table of results. It may drop rows, never keys."""
+
+_CHUNK_ROWS = 65_536
+_CHUNKS_PER_BUDGET = 8
+_GROWTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much one micro-batch may serve; without limits, all that waits.
+
+    Parameters
+    ----------
+    rows : int, optional
+        At most so many tuples.
+    duration_us : int, optional
+        Start no chunk of tuples after so much time; at least one is served.
+    """
+
+    rows: int | None = None
+    duration_us: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the limits."""
+        for name in ("rows", "duration_us"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InvalidUsageError("the budget is negative", **{name: value})
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is done to served tuples before they are emitted.
+
+    Parameters
+    ----------
+    apply : callable, optional
+        The query; by default tuples are emitted as they are.
+    output : pyarrow.Schema
+        The columns of what is emitted. With `apply` its result must have them, by name.
+    key : tuple of str
+        The update key's columns, which must survive (UpStream §3.2).
+    staleness_column : bool
+        Whether tuples get `STALENESS_COLUMN` (before `apply` sees them).
+    """
+
+    apply: Apply | None
+    output: pa.Schema
+    key: tuple[str, ...]
+    staleness_column: bool = False
+    _codec: KeyCodec = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check that the key survives."""
+        missing = [name for name in self.key if name not in self.output.names]
+        if missing:
+            raise InvalidUsageError(
+                "the output schema drops key columns", missing=missing, hint="keep the update key"
+            )
+        codec = KeyCodec([self.output.field(name) for name in self.key])
+        object.__setattr__(self, "_codec", codec)
+
+    def run(self, queue: UpdateQueue, served: Served) -> pa.RecordBatch:
+        """Return the rows to emit for `served`.
+
+        Raises
+        ------
+        InvalidUsageError
+            If `apply` raises, returns no table, other columns or types, or other keys.
+        """
+        rows = served.rows
+        if self.staleness_column:
+            staleness = pa.array(served.staleness_us / 1000.0)
+            rows = rows.append_column(STALENESS_COLUMN, staleness)
+        if self.apply is None:
+            return rows
+        try:
+            result = self.apply(pa.Table.from_batches([rows]))
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise InvalidUsageError(
+                "apply raised an error", error=type(error).__name__, rows=rows.num_rows,
+                hint="the cause is shown above; the batch is tried again from the same state",
+            ) from error  # fmt: skip
+        return self._checked(result, queue, served)
+
+    def _checked(self, result: Any, queue: UpdateQueue, served: Served) -> pa.RecordBatch:
+        if isinstance(result, pa.RecordBatch):
+            result = pa.Table.from_batches([result])
+        if not isinstance(result, pa.Table):
+            raise InvalidUsageError(
+                "apply did not return a pyarrow table", returned=type(result).__name__
+            )
+        missing = [name for name in self.output.names if name not in result.column_names]
+        if missing:
+            raise InvalidUsageError(
+                "apply dropped key columns"
+                if set(missing) & set(self.key)
+                else "apply returned a table without columns of the output schema",
+                missing=missing,
+                returned=result.column_names,
+                expected=self.output.names,
+            )
+        extra = [name for name in result.column_names if name not in self.output.names]
+        if extra:
+            raise InvalidUsageError(
+                "apply returned columns that the output schema does not have",
+                columns=extra,
+                expected=self.output.names,
+                hint="name them in output_schema or drop them",
+            )
+        try:
+            table = result.select(self.output.names).cast(self.output)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+            got = {n: str(result.schema.field(n).type) for n in self.output.names}
+            raise InvalidUsageError(
+                "apply returned columns of other types than the output schema's",
+                returned=got,
+                expected={f.name: str(f.type) for f in self.output},
+            ) from error
+        batches = table.combine_chunks().to_batches()
+        if not batches:
+            return pa.RecordBatch.from_pylist([], schema=self.output)
+        columns = [batches[0].column(name) for name in self.key]
+        if any(column.null_count for column in columns):
+            raise InvalidUsageError("apply returned rows with a null key", key=list(self.key))
+        if not np.isin(queue.numbers_of(self._codec.encode(columns)), served.ids).all():
+            raise InvalidUsageError(
+                "apply changed the update key of rows",
+                key=list(self.key),
+                hint="results keep the key of the tuple that they come from",
+            )
+        return batches[0]
+
+
+def serve(
+    queue: UpdateQueue,
+    arrivals: Arrivals | None,
+    *,
+    query: Query,
+    budget: Budget,
+    clock: Clock,
+) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+    """Run one micro-batch on `queue`: enqueue, serve within the budget, settle.
+
+    Returns
+    -------
+    batches : list of pyarrow.RecordBatch
+        The rows to emit, in the order in which keys were served.
+    metrics : BatchMetrics
+        What happened; the caller adds what it knows of state and dropped rows.
+    """
+    started = clock()
+    previous = queue.settled_at_us
+    metrics = BatchMetrics()
+    if arrivals is not None and len(arrivals):
+        entered = queue.enqueue(arrivals, started)
+        metrics.rows_in = entered.rows_in
+        metrics.conflated = entered.conflated
+        metrics.late = entered.late
+    enqueued = clock()
+    failpoint("operator.after_enqueue")
+    batches = []
+    chunk = 0
+    while len(queue) and (budget.rows is None or metrics.emitted < budget.rows):
+        begin = clock()
+        chunk = _chunk_rows(queue, budget, metrics.emitted, begin - started, chunk)
+        if chunk <= 0:
+            break
+        served = queue.dequeue(chunk, begin)
+        rows = query.run(queue, served)
+        end = clock()
+        if query.apply is not None:
+            queue.observe_cost(end - begin, len(served.ids))
+        queue.deliver(served, end)
+        metrics.emitted += len(served.ids)
+        metrics.rows_out += rows.num_rows
+        if rows.num_rows:
+            batches.append(rows)
+    finished = clock()
+    failpoint("operator.after_apply")
+    if query.apply is None and len(queue) and previous is not None:
+        # Without a query the cost of a tuple is what the budget makes of it: the time per served one.
+        queue.observe_cost(finished - previous, metrics.emitted)
+    metrics.queue_staleness, metrics.application_staleness = queue.settle(finished)
+    metrics.waiting_keys = len(queue)
+    metrics.keys = queue.keys
+    metrics.cost_us = queue.cost_us
+    metrics.budget_used_rows = metrics.emitted
+    metrics.budget_used_ms = (finished - enqueued) / 1000
+    metrics.duration_ms = {
+        "enqueue": (enqueued - started) / 1000,
+        "serve": (finished - enqueued) / 1000,
+    }
+    return batches, metrics
+
+
+def _chunk_rows(
+    queue: UpdateQueue, budget: Budget, emitted: int, elapsed_us: int, previous: int
+) -> int:
+    """Return how many tuples to serve at once; 0 when the budget is used up."""
+    most = _CHUNK_ROWS if budget.rows is None else min(_CHUNK_ROWS, budget.rows - emitted)
+    if budget.duration_us is None:
+        return most
+    left = budget.duration_us - elapsed_us
+    if left <= 0:
+        return 0 if previous else 1
+    cost = queue.cost_us
+    if cost is None:
+        return 1
+    share = min(left, budget.duration_us // _CHUNKS_PER_BUDGET)
+    wanted = max(int(share / cost), 1)
+    return min(wanted, most, previous * _GROWTH if previous else wanted)

@@ -1,0 +1,416 @@
+"""The update queue: of each key only the newest tuple waits (UpStream §4.1, §5, §7).
+
+State is three things: a *cell* per key that was ever seen (what was emitted last, how often the key
+updates), the *queue of keys* that wait (`key_queue`), and their tuples in *paged memory* (`pages`,
+`row_store`). All methods take the time as an argument; nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.errors import InvalidUsageError
+from penstock.operators.arrivals import Arrivals, conflate
+from penstock.operators.key_queue import KeyQueue, Policy
+from penstock.operators.pages import PagedMemory
+from penstock.operators.row_store import RowStore
+from penstock.operators.staleness import Staleness, StalenessMeter
+from penstock.operators.stream import RESERVED_PREFIX, Integers, UpdateStream, as_int64, as_micros
+from penstock.state_store.key_index import KeyIndex, grown
+from penstock.state_store.keys import Keys
+
+__all__ = ["Enqueued", "Served", "UpdateQueue"]
+
+_NEVER = np.iinfo(np.int64).min
+_NOWHERE = -1
+_RATE_WEIGHT = 0.1
+"""Weight of the newest interval in a key's mean time between updates."""
+_COST_WEIGHT = 0.2
+"""Weight of the newest measurement in the mean cost of a tuple."""
+_PAGE_ROWS = 256
+
+_CELL = f"{RESERVED_PREFIX}cell"
+_RANK = f"{RESERVED_PREFIX}rank"
+_ARRIVED = f"{RESERVED_PREFIX}arrived"
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """What became of the tuples of one `UpdateQueue.enqueue`.
+
+    Attributes
+    ----------
+    rows_in : int
+        All tuples, conflated ones included.
+    conflated : int
+        Tuples superseded by a newer one of their key before they were served.
+    late : int
+        Tuples dropped because a newer one of their key had been emitted.
+    """
+
+    rows_in: int = 0
+    conflated: int = 0
+    late: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Tuples that left the queue, in the order in which they are served.
+
+    Attributes
+    ----------
+    rows : pyarrow.RecordBatch
+        The tuples, with the columns of the stream.
+    ids : int64 array
+        The numbers of their keys.
+    staleness_us : int64 array
+        The queue staleness of each key when it was dequeued.
+    """
+
+    rows: pa.RecordBatch
+    ids: Integers
+    arrived_us: Integers
+    staleness_us: Integers
+
+
+class UpdateQueue:
+    """One update queue; in Spark, the part of it that one bucket holds.
+
+    Not thread-safe. Used by one task at a time: `enqueue`, then `dequeue` and `deliver` any number of
+    times, then `settle`, then `changes`.
+
+    Parameters
+    ----------
+    stream : UpdateStream
+        Schema, key and time of the tuples.
+    policy : Policy
+        Which waiting key is served next.
+    cost_us : float, optional
+        The time that serving one tuple takes, for linecutting; measured (`observe_cost`) by default.
+    page_rows : int
+        Locations in a page of the paged memory.
+    """
+
+    def __init__(
+        self,
+        stream: UpdateStream,
+        policy: Policy,
+        *,
+        cost_us: float | None = None,
+        page_rows: int = _PAGE_ROWS,
+    ) -> None:
+        if cost_us is not None and cost_us <= 0:
+            raise InvalidUsageError("the cost of a tuple is not positive", cost_us=cost_us)
+        self.stream = stream
+        self.policy = policy
+        self.memory = PagedMemory(page_rows)
+        self._given_cost_us = cost_us
+        self._measured_cost_us: float | None = None
+        self._index = KeyIndex()
+        self._queue = KeyQueue(policy)
+        self._payload = pa.schema([stream.schema.field(name) for name in stream.payload])
+        self._rows = RowStore(self._payload)
+        self._birth_us: int | None = None
+        self._settled_at: int | None = None
+        self._queue_meter = StalenessMeter()
+        self._application_meter = StalenessMeter()
+        self._dirty = np.zeros(0, np.bool_)
+        # One element per key; those from "location" on mean something only while the key waits.
+        self._cells: dict[str, npt.NDArray[Any]] = {
+            "emitted": np.zeros(0, np.int64),
+            "seen_us": np.zeros(0, np.int64),
+            "interval_us": np.zeros(0, np.float64),
+            "dequeued_us": np.zeros(0, np.int64),
+            "delivered_us": np.zeros(0, np.int64),
+            "location": np.zeros(0, np.int64),
+            "waiting": np.zeros(0, np.int64),
+            "arrived_us": np.zeros(0, np.int64),
+            "queue_booked_us": np.zeros(0, np.int64),
+            "application_booked_us": np.zeros(0, np.int64),
+        }
+        self._stored = ["emitted"]
+        if policy is Policy.LINECUTTING:
+            self._stored += ["seen_us", "interval_us"]
+        if stream.arrival:
+            self._stored += ["dequeued_us", "delivered_us"]
+
+    def __len__(self) -> int:
+        """Return how many keys wait."""
+        return len(self._queue)
+
+    @property
+    def keys(self) -> int:
+        """How many keys were ever seen."""
+        return len(self._index)
+
+    @property
+    def settled_at_us(self) -> int | None:
+        """Up to when staleness is booked; None before the first arrival."""
+        return self._settled_at
+
+    @property
+    def cost_us(self) -> float | None:
+        """The cost of a tuple, given or measured; None while unknown."""
+        return self._measured_cost_us if self._given_cost_us is None else self._given_cost_us
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the state holds, roughly."""
+        cells = sum(array.nbytes for array in self._cells.values())
+        return cells + self._index.size_bytes + self._rows.size_bytes
+
+    def numbers_of(self, keys: Keys) -> Integers:
+        """Return the number of each key, -1 for one that was never seen."""
+        return self._index.find(keys)
+
+    def enqueue(self, arrivals: Arrivals, now_us: int) -> Enqueued:
+        """Let `arrivals` in: one moment of arrival, in which the order of places is that of positions.
+
+        A tuple that is older than the newest emitted of its key is late and dropped; one that is older
+        than the waiting one is conflated away. Of equal times the later arrival is the newer.
+        """
+        total = int(arrivals.count.sum())
+        if not total:
+            return Enqueued()
+        arrivals = self._in_order(conflate(self.stream, arrivals))
+        arrived = np.full(len(arrivals), now_us, np.int64)
+        if arrivals.first_arrival_us is not None:
+            np.minimum(arrivals.first_arrival_us, now_us, out=arrived)
+        if self._birth_us is None:
+            self._birth_us = self._settled_at = int(arrived.min())
+        ids = self._index.find_or_add(self.stream.keys(arrivals.rows))
+        self._make_cells()
+        cells = self._cells
+        times = self.stream.times(arrivals.rows)
+        count = arrivals.count
+
+        accepted = times >= cells["emitted"][ids]
+        late = int(count[~accepted].sum())
+        resident = cells["location"][ids] != _NOWHERE
+        newest = accepted & ~(resident & (times < cells["waiting"][ids]))
+        interval = self._update_rates(ids[accepted], count[accepted], now_us)
+        conflated = int(count[accepted].sum()) - int(np.count_nonzero(accepted & ~resident))
+
+        fresh = newest & ~resident
+        self._place(ids[fresh], arrived[fresh])
+        chosen = np.flatnonzero(newest)
+        ids, resident = ids[chosen], resident[chosen]
+        cells["waiting"][ids] = times[chosen]
+        self._rows.put(cells["location"][ids], self._payload_of(arrivals.rows, chosen))
+        cost = self.cost_us
+        self._queue.arrive(
+            ids, resident, interval[newest[accepted]], np.inf if cost is None else cost
+        )
+        self._dirty[ids] = True
+        return Enqueued(total, conflated, late)
+
+    def dequeue(self, limit: int, now_us: int) -> Served:
+        """Remove up to `limit` tuples in the policy's order."""
+        ids = self._queue.pop(limit)
+        cells = self._cells
+        locations = cells["location"][ids]
+        rows = self._assemble(ids, self._rows.take(locations))
+        arrived = cells["arrived_us"][ids]
+        self._queue_meter.add(arrived, cells["queue_booked_us"][ids], now_us)
+        self.memory.free(locations)
+        cells["location"][ids] = _NOWHERE
+        cells["emitted"][ids] = cells["waiting"][ids]
+        cells["dequeued_us"][ids] = now_us
+        self._dirty[ids] = True
+        return Served(rows, ids, arrived, np.maximum(now_us - arrived, 0))
+
+    def deliver(self, served: Served, now_us: int) -> None:
+        """Note that the results of `served`, dequeued before, have reached the application."""
+        booked = self._cells["application_booked_us"][served.ids]
+        self._application_meter.add(served.arrived_us, booked, now_us)
+        self._cells["delivered_us"][served.ids] = now_us
+
+    def observe_cost(self, elapsed_us: float, tuples: int) -> None:
+        """Note that serving `tuples` tuples took `elapsed_us`."""
+        if tuples <= 0:
+            return
+        sample = max(elapsed_us, 1.0) / tuples
+        known = self._measured_cost_us
+        weight = 1.0 if known is None else _COST_WEIGHT
+        self._measured_cost_us = weight * sample + (1.0 - weight) * (known or 0.0)
+
+    def settle(self, now_us: int) -> tuple[Staleness, Staleness]:
+        """Book the staleness up to now and return queue and application staleness since last time.
+
+        A retroactive arrival (of a stream with an arrival column) is booked whole, so the integral
+        over all calls is exact even where it belongs in part to an earlier one.
+        """
+        begin = now_us if self._settled_at is None else self._settled_at
+        ids = self._waiting()
+        cells = self._cells
+        for meter, booked in (
+            (self._queue_meter, "queue_booked_us"),
+            (self._application_meter, "application_booked_us"),
+        ):
+            meter.add(cells["arrived_us"][ids], cells[booked][ids], now_us)
+            cells[booked][ids] = np.maximum(cells[booked][ids], now_us)
+        self._settled_at = None if self._settled_at is None else max(now_us, begin)
+        key_time = float(max(now_us - begin, 0)) * self.keys
+        self._compact()
+        return self._queue_meter.take(key_time), self._application_meter.take(key_time)
+
+    def changes(self, *, whole: bool = False) -> PUnit:
+        """Return what changed since the last call, or the `whole` state, to be stored."""
+        ids = np.arange(self.keys) if whole else np.flatnonzero(self._dirty[: self.keys])
+        self._dirty[: self.keys] = False
+        cells = self._cells
+        key_columns = self.stream.codec.decode(self._index.words, self._index.starts(ids))
+        stored = [pa.array(cells[name][ids]) for name in self._stored]
+        waits = cells["location"][ids] != _NOWHERE
+        waiting = ids[waits]
+        payload = self._rows.take(cells["location"][waiting])
+        prefix = [f"{RESERVED_PREFIX}{name}" for name in self._stored]
+        return PUnit(
+            kind="snapshot" if whole else "delta",
+            meta={
+                "birth_us": self._birth_us,
+                "settled_at_us": self._settled_at,
+                "cost_us": self._measured_cost_us,
+            },
+            blocks={
+                "cells": pa.RecordBatch.from_arrays(
+                    [*key_columns, *stored], [*self.stream.key, *prefix]
+                ),
+                "rows": pa.RecordBatch.from_arrays(
+                    [
+                        pa.array(np.flatnonzero(waits)),
+                        pa.array(self._queue.ranks[waiting]),
+                        pa.array(cells["arrived_us"][waiting]),
+                        *payload.columns,
+                    ],
+                    [_CELL, _RANK, _ARRIVED, *payload.schema.names],
+                ),
+            },
+        )
+
+    def restore(self, units: list[PUnit]) -> None:
+        """Apply stored `units` in their order: to an empty queue, or to catch up."""
+        if not units:
+            return
+        for unit in units:
+            self._apply(unit)
+        meta = units[-1].meta
+        self._birth_us = meta["birth_us"]
+        self._settled_at = meta["settled_at_us"]
+        self._measured_cost_us = meta["cost_us"]
+        waiting = self._waiting()
+        self._queue.rebuild(waiting, self._queue.ranks[waiting].copy())
+        for booked in ("queue_booked_us", "application_booked_us"):
+            self._cells[booked][waiting] = self._settled_at or 0
+        self._dirty[:] = False
+
+    def _apply(self, unit: PUnit) -> None:
+        cells_block, rows_block = unit.blocks["cells"], unit.blocks["rows"]
+        width = len(self.stream.key)
+        if cells_block.num_rows == 0:
+            return
+        ids = self._index.find_or_add(self.stream.codec.encode(cells_block.columns[:width]))
+        self._make_cells()
+        cells = self._cells
+        for name, column in zip(self._stored, cells_block.columns[width:], strict=True):
+            cells[name][ids] = column.to_numpy()
+        held = cells["location"][ids]
+        self.memory.free(held[held != _NOWHERE])
+        cells["location"][ids] = _NOWHERE
+        if rows_block.num_rows == 0:
+            return
+        waiting = ids[rows_block.column(_CELL).to_numpy()]
+        self._place(waiting, rows_block.column(_ARRIVED).to_numpy())
+        payload = pa.RecordBatch.from_arrays(rows_block.columns[3:], schema=self._payload)
+        self._rows.put(cells["location"][waiting], payload)
+        cells["waiting"][waiting] = as_int64(payload.column(self.stream.time))
+        self._queue.ranks[waiting] = rows_block.column(_RANK).to_numpy()
+
+    def _in_order(self, arrivals: Arrivals) -> Arrivals:
+        """Return `arrivals` in the order in which their keys take places."""
+        if self.policy is Policy.FIFO:
+            position = arrivals.last
+            arrival = as_micros(arrivals.rows.column(self.stream.arrival)) if self.stream.arrival else None
+        else:
+            position, arrival = arrivals.first, arrivals.first_arrival_us
+        if arrival is not None:
+            return arrivals.take(np.lexsort((position, arrival)))
+        if np.all(position[1:] > position[:-1]):
+            return arrivals
+        return arrivals.take(np.argsort(position))
+
+    def _make_cells(self) -> None:
+        """Make room for all keys of the index; new cells are empty."""
+        known, needed = len(self._dirty), self.keys
+        if needed <= known:
+            return
+        self._dirty = grown(self._dirty, needed)
+        for name, array in self._cells.items():
+            larger = grown(array, len(self._dirty))
+            if name == "location":
+                larger[known:] = _NOWHERE
+            elif name == "emitted":
+                larger[known:] = _NEVER
+            elif name == "seen_us":
+                larger[known:] = _NEVER
+            self._cells[name] = larger
+        self._queue.reserve(len(self._dirty))
+
+    def _place(self, ids: Integers, arrived_us: Integers) -> None:
+        """Give keys that begin to wait a location, and begin their staleness."""
+        cells = self._cells
+        if len(ids):
+            locations = self.memory.allocate(len(ids))
+            self._rows.resize(self.memory.capacity)
+            cells["location"][ids] = locations
+        cells["arrived_us"][ids] = arrived_us
+        cells["queue_booked_us"][ids] = np.maximum(arrived_us, cells["dequeued_us"][ids])
+        cells["application_booked_us"][ids] = np.maximum(arrived_us, cells["delivered_us"][ids])
+
+    def _update_rates(self, ids: Integers, count: Integers, now_us: int) -> npt.NDArray[np.float64]:
+        """Take new arrivals into the keys' mean time between updates and return it.
+
+        An exponentially weighted mean of the intervals; `count` tuples since the key was last seen are
+        that many equal intervals. A key is taken as watched since the queue's first arrival, so one
+        that turns up late is a slow updater at once.
+        """
+        cells = self._cells
+        if self.policy is not Policy.LINECUTTING:
+            return np.zeros(len(ids), np.float64)
+        seen = cells["seen_us"][ids]
+        first = seen == _NEVER
+        gap = (now_us - np.where(first, self._birth_us, seen)) / count
+        weight = np.where(first, 1.0, 1.0 - (1.0 - _RATE_WEIGHT) ** count)
+        interval = cells["interval_us"][ids]
+        interval += weight * (gap - interval)
+        cells["interval_us"][ids] = interval
+        cells["seen_us"][ids] = now_us
+        self._dirty[ids] = True
+        return interval
+
+    def _payload_of(self, rows: pa.RecordBatch, chosen: Integers) -> pa.RecordBatch:
+        payload = rows.select(self.stream.payload)
+        return payload if len(chosen) == rows.num_rows else payload.take(pa.array(chosen))
+
+    def _assemble(self, ids: Integers, payload: pa.RecordBatch) -> pa.RecordBatch:
+        """Return full rows: the payload and the keys decoded from the index."""
+        decoded = self.stream.codec.decode(self._index.words, self._index.starts(ids))
+        keys = dict(zip(self.stream.key, decoded, strict=True))
+        names = self.stream.schema.names
+        arrays = [keys[name] if name in keys else payload.column(name) for name in names]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.stream.schema)
+
+    def _waiting(self) -> Integers:
+        return np.flatnonzero(self._cells["location"][: self.keys] != _NOWHERE)
+
+    def _compact(self) -> None:
+        """Return memory that waiting tuples no longer need."""
+        if self.memory.shrink():
+            self._rows.resize(self.memory.capacity)
+        self._rows.compact(self._cells["location"][self._waiting()])

@@ -1,0 +1,185 @@
+"""A hash index from keys to dense numbers 0, 1, 2, ... in order of first appearance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock._kernels import kernel
+from penstock.state_store.keys import Keys, Positions, Words
+
+__all__ = ["KeyIndex", "grown"]
+
+_ABSENT = -1
+_LEAST = 64
+
+
+def grown(array: npt.NDArray[Any], needed: int, *, used: int | None = None) -> npt.NDArray[Any]:
+    """Return `array` or, if shorter than `needed`, a copy of at least twice its length.
+
+    Parameters
+    ----------
+    used : int, optional
+        How many leading elements to copy; all by default. The others are zero.
+    """
+    if needed <= len(array):
+        return array
+    larger = np.zeros((max(needed, 2 * len(array), _LEAST), *array.shape[1:]), array.dtype)
+    count = len(array) if used is None else used
+    larger[:count] = array[:count]
+    return larger
+
+
+@kernel
+def _find(
+    words: Words,
+    starts: Positions,
+    hashes: Words,
+    table: Any,
+    known_hashes: Words,
+    known_words: Words,
+    known_starts: Positions,
+    out: Positions,
+) -> None:
+    mask = table.shape[0] - 1
+    for i in range(hashes.shape[0]):
+        h = hashes[i]
+        size = starts[i + 1] - starts[i]
+        probe = np.int64(h & np.uint64(mask))
+        out[i] = -1
+        while table[probe] >= 0:
+            number = table[probe]
+            if known_hashes[number] == h:
+                first = known_starts[number]
+                if known_starts[number + 1] - first == size:
+                    same = True
+                    for w in range(size):
+                        if known_words[first + w] != words[starts[i] + w]:
+                            same = False
+                            break
+                    if same:
+                        out[i] = number
+                        break
+            probe = (probe + 1) & mask
+
+
+@kernel
+def _find_or_add(
+    words: Words,
+    starts: Positions,
+    hashes: Words,
+    begin: int,
+    table: Any,
+    known_hashes: Words,
+    known_words: Words,
+    known_starts: Positions,
+    count: int,
+    out: Positions,
+) -> tuple[int, int]:
+    """Number the keys from `begin` on; stop early where an array is full."""
+    mask = table.shape[0] - 1
+    limit = min(table.shape[0] // 2, known_hashes.shape[0], known_starts.shape[0] - 1)
+    for i in range(begin, hashes.shape[0]):
+        h = hashes[i]
+        size = starts[i + 1] - starts[i]
+        probe = np.int64(h & np.uint64(mask))
+        found = -1
+        while table[probe] >= 0:
+            number = table[probe]
+            if known_hashes[number] == h:
+                first = known_starts[number]
+                if known_starts[number + 1] - first == size:
+                    same = True
+                    for w in range(size):
+                        if known_words[first + w] != words[starts[i] + w]:
+                            same = False
+                            break
+                    if same:
+                        found = number
+                        break
+            probe = (probe + 1) & mask
+        if found < 0:
+            end = known_starts[count]
+            if count >= limit or end + size > known_words.shape[0]:
+                return i, count
+            table[probe] = count
+            known_hashes[count] = h
+            for w in range(size):
+                known_words[end + w] = words[starts[i] + w]
+            known_starts[count + 1] = end + size
+            found = count
+            count += 1
+        out[i] = found
+    return hashes.shape[0], count
+
+
+@kernel
+def _rebuild(table: Any, hashes: Words, count: int) -> None:
+    mask = table.shape[0] - 1
+    for number in range(count):
+        probe = np.int64(hashes[number] & np.uint64(mask))
+        while table[probe] >= 0:
+            probe = (probe + 1) & mask
+        table[probe] = number
+
+
+class KeyIndex:
+    """Numbers keys densely in order of first appearance; open addressing, linear probing."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._table = np.full(2 * _LEAST, _ABSENT, np.int32)
+        self._hashes = np.zeros(_LEAST, np.uint64)
+        self._words = np.zeros(_LEAST, np.uint64)
+        self._starts = np.zeros(_LEAST + 1, np.int64)
+
+    def __len__(self) -> int:
+        """Return how many keys have a number."""
+        return self._count
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the index holds."""
+        arrays = (self._table, self._hashes, self._words, self._starts)
+        return sum(array.nbytes for array in arrays)
+
+    @property
+    def words(self) -> Words:
+        """The words of all keys; see `starts`."""
+        return self._words
+
+    def starts(self, numbers: Positions) -> Positions:
+        """Return where the keys with these numbers begin in `words`."""
+        return self._starts[numbers]
+
+    def find(self, keys: Keys) -> Positions:
+        """Return each key's number, -1 for a key without one."""
+        out = np.empty(len(keys), np.int64)
+        _find(
+            keys.words, keys.starts, keys.hashes,
+            self._table, self._hashes, self._words, self._starts, out,
+        )  # fmt: skip
+        return out
+
+    def find_or_add(self, keys: Keys) -> Positions:
+        """Return each key's number; keys without one get the next ones."""
+        out = np.empty(len(keys), np.int64)
+        begin = 0
+        while True:
+            begin, self._count = _find_or_add(
+                keys.words, keys.starts, keys.hashes, begin,
+                self._table, self._hashes, self._words, self._starts, self._count, out,
+            )  # fmt: skip
+            if begin == len(keys):
+                return out
+            self._grow(int(keys.starts[begin + 1] - keys.starts[begin]))
+
+    def _grow(self, next_words: int) -> None:
+        if 2 * (self._count + 1) > len(self._table):
+            self._table = np.full(4 * len(self._table), _ABSENT, np.int32)
+            _rebuild(self._table, self._hashes, self._count)
+        self._hashes = grown(self._hashes, self._count + 1)
+        self._starts = grown(self._starts, self._count + 2)
+        self._words = grown(self._words, int(self._starts[self._count]) + next_words)
