@@ -1,7 +1,7 @@
 """Named points at which a test can make the process fail.
 
 ``PENSTOCK_FAILPOINTS="name=action;name=action"`` arms them; without it a fail point costs one
-dictionary look-up. Actions: ``kill`` (SIGKILL to this process), ``error`` (raise `InjectedFailure`),
+dictionary look-up. Actions: ``kill`` (SIGKILL to this process), ``error`` (raise `InjectedError`),
 each once for every file given after ``@``: ``name=error@/path/marker`` fires only if it can create the
 marker file, so that a retried task passes.
 """
@@ -12,7 +12,7 @@ import os
 import signal
 from pathlib import Path
 
-__all__ = ["FAILPOINTS", "InjectedFailure", "failpoint"]
+__all__ = ["FAILPOINTS", "InjectedError", "failpoint"]
 
 FAILPOINTS = (
     "state.before_write",
@@ -29,7 +29,7 @@ FAILPOINTS = (
 _VARIABLE = "PENSTOCK_FAILPOINTS"
 
 
-class InjectedFailure(RuntimeError):
+class InjectedError(RuntimeError):
     """Raised by a fail point whose action is ``error``."""
 
 
@@ -50,7 +50,7 @@ def failpoint(name: str) -> None:
 
     Raises
     ------
-    InjectedFailure
+    InjectedError
         If the point's action is ``error`` and its marker file was not there yet.
     """
     action = _ARMED.get(name)
@@ -64,4 +64,4 @@ def failpoint(name: str) -> None:
             return
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    raise InjectedFailure(f"fail point {name}")
+    raise InjectedError(f"fail point {name}")

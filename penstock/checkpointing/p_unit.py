@@ -111,9 +111,7 @@ def decode(content: bytes | memoryview, file: object) -> PUnit:
             )
         stream = memoryview(content)[at:end]
         if xxhash.xxh3_64_hexdigest(stream) != entry["checksum"]:
-            raise CorruptDataError(
-                "a block's checksum is wrong", file=file, block=entry["name"], offset=at
-            )
+            raise CorruptDataError("a block's checksum is wrong", file=file, block=entry["name"], offset=at)
         blocks[entry["name"]] = _from_ipc(stream)
         at = end + _padding(end)
     if at != size or any(content[i] for i in _padding_positions(_HEADER_AT + header_size, fields)):

@@ -50,9 +50,7 @@ class Arrivals:
     first_arrival_us: Integers | None
 
     @staticmethod
-    def of(
-        stream: UpdateStream, rows: pa.RecordBatch, position: int = 0, part: int = 0
-    ) -> Arrivals:
+    def of(stream: UpdateStream, rows: pa.RecordBatch, position: int = 0, part: int = 0) -> Arrivals:
         """Return unconflated arrivals.
 
         Parameters
@@ -141,10 +139,8 @@ def _conflate(
             earliest_arrival[k] = arrival[i]
             continue
         total[k] += count[i]
-        if first[i] < earliest[k]:
-            earliest[k] = first[i]
-        if arrival[i] < earliest_arrival[k]:
-            earliest_arrival[k] = arrival[i]
+        earliest[k] = min(earliest[k], first[i])
+        earliest_arrival[k] = min(earliest_arrival[k], arrival[i])
         if times[i] > times[best] or (times[i] == times[best] and last[i] > last[best]):
             winner[k] = i
 

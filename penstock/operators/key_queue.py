@@ -56,9 +56,7 @@ def _unlink(k: int, registers: Integers, before: Integers, after: Integers) -> N
 
 
 @kernel
-def _link_tail(
-    k: int, registers: Integers, before: Integers, after: Integers, rank: Integers
-) -> None:
+def _link_tail(k: int, registers: Integers, before: Integers, after: Integers, rank: Integers) -> None:
     tail = registers[_TAIL]
     before[k], after[k] = tail, _NONE
     if tail >= 0:
@@ -72,9 +70,7 @@ def _link_tail(
 
 
 @kernel
-def _link_head(
-    k: int, registers: Integers, before: Integers, after: Integers, rank: Integers
-) -> None:
+def _link_head(k: int, registers: Integers, before: Integers, after: Integers, rank: Integers) -> None:
     head = registers[_HEAD]
     before[k], after[k] = _NONE, head
     if head >= 0:

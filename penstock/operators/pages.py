@@ -117,8 +117,7 @@ def _free(
             in_use[page] = 0
             available[page] = 0
             registers[_PAGES_USED] -= 1
-            if page < registers[_LOWEST_FREE]:
-                registers[_LOWEST_FREE] = page
+            registers[_LOWEST_FREE] = min(registers[_LOWEST_FREE], page)
             if registers[_NAP] == page:
                 registers[_NAP] = _NONE
 

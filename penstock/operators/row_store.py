@@ -64,12 +64,8 @@ class RowStore:
             self._consolidate()
             found = self._heap[0].take(pa.array(self._heap_row[locations])) if self._heap else None
             for field in self._varying:
-                arrays[field.name] = (
-                    pa.array([], field.type) if found is None else found.column(field.name)
-                )
-        return pa.RecordBatch.from_arrays(
-            [arrays[name] for name in self.schema.names], schema=self.schema
-        )
+                arrays[field.name] = pa.array([], field.type) if found is None else found.column(field.name)
+        return pa.RecordBatch.from_arrays([arrays[name] for name in self.schema.names], schema=self.schema)
 
     def compact(self, locations: Integers) -> None:
         """Drop what no location in `locations`, all that are in use, refers to, if that pays."""

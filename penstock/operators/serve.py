@@ -114,9 +114,7 @@ class Query:
         if isinstance(result, pa.RecordBatch):
             result = pa.Table.from_batches([result])
         if not isinstance(result, pa.Table):
-            raise InvalidUsageError(
-                "apply did not return a pyarrow table", returned=type(result).__name__
-            )
+            raise InvalidUsageError("apply did not return a pyarrow table", returned=type(result).__name__)
         missing = [name for name in self.output.names if name not in result.column_names]
         if missing:
             raise InvalidUsageError(
@@ -221,9 +219,7 @@ def serve(
     return batches, metrics
 
 
-def _chunk_rows(
-    queue: UpdateQueue, budget: Budget, emitted: int, elapsed_us: int, previous: int
-) -> int:
+def _chunk_rows(queue: UpdateQueue, budget: Budget, emitted: int, elapsed_us: int, previous: int) -> int:
     """Return how many tuples to serve at once; 0 when the budget is used up."""
     most = _CHUNK_ROWS if budget.rows is None else min(_CHUNK_ROWS, budget.rows - emitted)
     if budget.duration_us is None:

@@ -43,9 +43,7 @@ def _bin(value: float, edges: Floats) -> int:
 
 
 @kernel
-def _add(
-    low: Integers, high: Integers, edges: Floats, mass: Floats, cover: Floats
-) -> float:
+def _add(low: Integers, high: Integers, edges: Floats, mass: Floats, cover: Floats) -> float:
     """Spread the time of each stretch over the bins; return the integral of all.
 
     A bin that a stretch covers whole is noted in `cover`, as a difference from the bin before.

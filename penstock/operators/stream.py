@@ -73,9 +73,7 @@ class UpdateStream:
             *((("arrival", self.arrival),) if self.arrival else ()),
         ]:
             if name not in names:
-                raise InvalidUsageError(
-                    "there is no such column", option=option, column=name, columns=names
-                )
+                raise InvalidUsageError("there is no such column", option=option, column=name, columns=names)
         for name in (self.time, self.arrival):
             if name in self.key:
                 raise InvalidUsageError(
@@ -115,9 +113,7 @@ class UpdateStream:
                 mask |= pc.is_null(column, nan_is_null=nan).to_numpy(zero_copy_only=False)
         return mask
 
-    def without_unusable(
-        self, rows: pa.RecordBatch, nulls: str
-    ) -> tuple[pa.RecordBatch, int]:
+    def without_unusable(self, rows: pa.RecordBatch, nulls: str) -> tuple[pa.RecordBatch, int]:
         """Return the usable rows and how many were dropped.
 
         Raises

@@ -204,9 +204,7 @@ class UpdateQueue:
         cells["waiting"][ids] = times[chosen]
         self._rows.put(cells["location"][ids], self._payload_of(arrivals.rows, chosen))
         cost = self.cost_us
-        self._queue.arrive(
-            ids, resident, interval[newest[accepted]], np.inf if cost is None else cost
-        )
+        self._queue.arrive(ids, resident, interval[newest[accepted]], np.inf if cost is None else cost)
         self._dirty[ids] = True
         return Enqueued(total, conflated, late)
 
@@ -279,9 +277,7 @@ class UpdateQueue:
                 "cost_us": self._measured_cost_us,
             },
             blocks={
-                "cells": pa.RecordBatch.from_arrays(
-                    [*key_columns, *stored], [*self.stream.key, *prefix]
-                ),
+                "cells": pa.RecordBatch.from_arrays([*key_columns, *stored], [*self.stream.key, *prefix]),
                 "rows": pa.RecordBatch.from_arrays(
                     [
                         pa.array(np.flatnonzero(waits)),
@@ -355,9 +351,7 @@ class UpdateQueue:
             larger = grown(array, len(self._dirty))
             if name == "location":
                 larger[known:] = _NOWHERE
-            elif name == "emitted":
-                larger[known:] = _NEVER
-            elif name == "seen_us":
+            elif name in ("emitted", "seen_us"):
                 larger[known:] = _NEVER
             self._cells[name] = larger
         self._queue.reserve(len(self._dirty))
@@ -385,7 +379,8 @@ class UpdateQueue:
             return np.zeros(len(ids), np.float64)
         seen = cells["seen_us"][ids]
         first = seen == _NEVER
-        gap = (now_us - np.where(first, self._birth_us, seen)) / count
+        birth = now_us if self._birth_us is None else self._birth_us
+        gap = (now_us - np.where(first, birth, seen)) / count
         weight = np.where(first, 1.0, 1.0 - (1.0 - _RATE_WEIGHT) ** count)
         interval = cells["interval_us"][ids]
         interval += weight * (gap - interval)

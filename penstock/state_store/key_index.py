@@ -78,7 +78,7 @@ def _find_or_add(
     count: int,
     out: Positions,
 ) -> tuple[int, int]:
-    """Number the keys from `begin` on; stop early where an array is full."""
+    """Give the keys from `begin` on their numbers; stop early where an array is full."""
     mask = table.shape[0] - 1
     limit = min(table.shape[0] // 2, known_hashes.shape[0], known_starts.shape[0] - 1)
     for i in range(begin, hashes.shape[0]):

@@ -153,10 +153,7 @@ class KeyCodec:
         if all(self._widths):
             total = sum(self._widths)
             starts = np.arange(count + 1, dtype=np.int64) * total
-            fixed = [
-                _fixed_words(column, width)
-                for column, width in zip(columns, self._widths, strict=True)
-            ]
+            fixed = [_fixed_words(column, width) for column, width in zip(columns, self._widths, strict=True)]
             if len(fixed) == 1:
                 return Keys.of(fixed[0], starts)
             matrix = np.concatenate(

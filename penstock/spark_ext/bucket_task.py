@@ -1,0 +1,196 @@
+"""What a Python worker does for one bucket in one micro-batch: state in, operator, state out.
+
+The pointer protocol. Spark's ``GroupState`` of a bucket holds only a pointer to the newest file of
+Penstock's own state. A task 1. takes the state at the pointer, 2. releases what the pointer's arrival
+proves unnecessary, 3. runs the operator, 4. commits a new immutable version under an id that no other
+attempt has, and 5. hands the new pointer to Spark, which commits it with the batch. Whichever attempt
+Spark commits wins; the files of others are orphans that no pointer reaches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from penstock import _durable
+from penstock._clock import Clock, monotonic_s
+from penstock._failpoints import failpoint
+from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
+from penstock.operators.arrivals import Arrivals
+from penstock.operators.key_queue import Policy
+from penstock.operators.metrics import BatchMetrics
+from penstock.operators.serve import Budget, Query, serve
+from penstock.operators.stream import UpdateStream
+from penstock.operators.update_queue import UpdateQueue
+from penstock.state_store.bucket_store import BucketStore, Pointer
+from penstock.state_store.cache import StateCache
+
+__all__ = ["BucketTask", "Parcel"]
+
+_CACHE_BYTES = 1 << 30
+_CACHE: StateCache[UpdateQueue] = StateCache(_CACHE_BYTES)
+_SPECIFICATION_FILE = "operator.json"
+_CHECKED: set[tuple[str, str]] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Rows of one bucket from one place of the map side, in the order (part, sequence)."""
+
+    part: int
+    sequence: int
+    dropped: int
+    batch: pa.RecordBatch | None
+
+
+@dataclass(frozen=True)
+class BucketTask:
+    """An update queue as its buckets' tasks see it. Made on the driver, sent to the workers.
+
+    Parameters
+    ----------
+    name : str
+        The operator's name, the same at every restart.
+    state_location : str
+        The directory that holds the state of all queries.
+    stream, policy, cost_us, query, budget
+        See `UpdateQueue` and `serve`; the budget is that of all buckets together.
+    buckets : int
+        Number of buckets.
+    parallel : int
+        How many buckets are served at the same time: Spark's shuffle partitions.
+    schema_json : str
+        Spark's JSON of the input schema, for the check at a restart.
+    """
+
+    name: str
+    state_location: str
+    stream: UpdateStream
+    policy: Policy
+    cost_us: float | None
+    query: Query
+    budget: Budget
+    buckets: int
+    parallel: int
+    schema_json: str
+
+    def run(
+        self,
+        query_id: str,
+        batch_id: int,
+        bucket: int,
+        pointer: Pointer | None,
+        parcels: Sequence[Parcel],
+        clock: Clock,
+    ) -> tuple[Pointer | None, list[pa.RecordBatch], BatchMetrics]:
+        """Run one bucket of one micro-batch; return its new pointer, the rows to emit and metrics.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the checkpoint was made with other settings, or `apply` misbehaves.
+        CorruptDataError
+            If the state is damaged or missing.
+        UnavailableError
+            If the state cannot be read or written.
+        """
+        begin = monotonic_s()
+        directory = Path(self.state_location) / query_id / self.name
+        self._check_specification(directory, pointer)
+        store = BucketStore(directory / f"{bucket:05d}")
+        found = _CACHE.take(store, pointer, self._new_queue)
+        store.release(found.handle)
+        loaded = monotonic_s()
+        queue = found.state
+        batches, metrics = serve(
+            queue, self._arrivals(parcels), query=self.query,
+            budget=self._share(bucket, batch_id), clock=clock,
+        )  # fmt: skip
+        metrics.dropped = sum(parcel.dropped for parcel in parcels)
+        metrics.rows_in += metrics.dropped
+        served = monotonic_s()
+        handle = store.commit(queue, found.handle)
+        failpoint("operator.after_commit")
+        _CACHE.put(store, queue, handle)
+        metrics.duration_ms["load"] = 1000 * (loaded - begin)
+        metrics.duration_ms["commit"] = 1000 * (monotonic_s() - served)
+        metrics.state_bytes_written = handle.links[-1].size_bytes
+        metrics.state_bytes = queue.size_bytes
+        metrics.hits, metrics.catch_ups, metrics.loads = found.hits, found.catch_ups, found.loads
+        return handle.pointer, batches, metrics
+
+    def _new_queue(self) -> UpdateQueue:
+        return UpdateQueue(self.stream, self.policy, cost_us=self.cost_us)
+
+    def _arrivals(self, parcels: Sequence[Parcel]) -> Arrivals | None:
+        ordered = sorted(parcels, key=lambda parcel: (parcel.part, parcel.sequence))
+        parts = [
+            Arrivals.from_batch(parcel.batch, self.stream.schema)
+            for parcel in ordered
+            if parcel.batch is not None
+        ]
+        return Arrivals.concat(parts) if parts else None
+
+    def _share(self, bucket: int, batch_id: int) -> Budget:
+        """Return the bucket's share of the budget.
+
+        Rows are dealt out so that the shares add up to the budget; who gets one more rotates with the
+        batch. Buckets of one partition are served one after the other, so they divide its time.
+        """
+        rows, duration = self.budget.rows, self.budget.duration_us
+        if rows is not None:
+            rows = (rows + (bucket + batch_id) % self.buckets) // self.buckets
+        if duration is not None:
+            duration = max(duration * min(self.parallel, self.buckets) // self.buckets, 1)
+        return Budget(rows, duration)
+
+    def _specification(self) -> dict[str, Any]:
+        """Return what must not change while a checkpoint lives."""
+        return {
+            "buckets": self.buckets,
+            "key": list(self.stream.key),
+            "time": self.stream.time,
+            "arrival": self.stream.arrival,
+            "policy": str(self.policy),
+            "schema": json.loads(self.schema_json),
+        }
+
+    def _check_specification(self, directory: Path, pointer: Pointer | None) -> None:
+        """Compare these settings with those that the checkpoint was made with, once per process."""
+        ours = json.dumps(self._specification(), sort_keys=True)
+        mark = (str(directory), hashlib.sha256(ours.encode()).hexdigest())
+        if mark in _CHECKED:
+            return
+        path = directory / _SPECIFICATION_FILE
+        if pointer is None and not path.exists():
+            _durable.make_directory(directory)
+            # If another task was faster, we compare with what it wrote.
+            with contextlib.suppress(ConflictError):
+                _durable.publish(path, ours.encode())
+        try:
+            theirs = json.loads(_durable.read(path))
+        except FileNotFoundError:
+            raise CorruptDataError(
+                "the state of this checkpoint is missing",
+                file=path,
+                hint="restore the state location, or start with a new checkpoint",
+            ) from None
+        except ValueError as error:
+            raise CorruptDataError("the operator's settings are damaged", file=path) from error
+        for name, value in json.loads(ours).items():
+            if theirs.get(name) != value:
+                raise InvalidUsageError(
+                    f"the checkpoint was made with another {name}",
+                    operator=self.name,
+                    was=json.dumps(theirs.get(name)),
+                    now=json.dumps(value),
+                    hint="set it back, or start with a new checkpoint",
+                )
+        _CHECKED.add(mark)

@@ -1,0 +1,97 @@
+"""The metrics of update queues, from the progress of the Spark queries that run them.
+
+Every bucket's task hands its metrics on with its rows, as one JSON value; ``observe`` gathers them in
+the query's progress. They are exactly those of the attempts that Spark committed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock.operators.metrics import BatchMetrics
+
+__all__ = ["OBSERVATION_PREFIX", "MetricsFile", "batch_metrics", "metrics"]
+
+OBSERVATION_PREFIX = "penstock."
+"""An update queue's metrics are observed under this prefix and its name."""
+
+
+def metrics(query: StreamingQuery) -> list[dict[str, Any]]:
+    """Return the metrics of the query's recent micro-batches, oldest first.
+
+    One entry for each batch and update queue (Spark keeps as many batches as
+    ``spark.sql.streaming.numRecentProgressUpdates`` says): ``query``, ``query_id``, ``batch_id``,
+    ``timestamp``, ``operator``, ``batch_ms``, and the fields of
+    `penstock.operators.metrics.BatchMetrics`, with ``queue_staleness_ms`` and
+    ``application_staleness_ms`` as ``{"avg", "p95", "max"}``.
+
+    Parameters
+    ----------
+    query : StreamingQuery
+        A query with at least one `update_queue`; it may have ended.
+    """
+    return [entry for progress in query.recentProgress for entry in batch_metrics(progress)]
+
+
+def batch_metrics(progress: StreamingQueryProgress) -> list[dict[str, Any]]:
+    """Return the metrics of every update queue in one progress report."""
+    entries = []
+    for observation, row in (progress.observedMetrics or {}).items():
+        if not observation.startswith(OBSERVATION_PREFIX) or row["metrics"] is None:
+            continue
+        parts = [BatchMetrics.from_json(json.loads(line)) for line in row["metrics"].splitlines()]
+        entries.append(
+            {
+                "query": progress.name,
+                "query_id": str(progress.id),
+                "batch_id": progress.batchId,
+                "timestamp": progress.timestamp,
+                "operator": observation.removeprefix(OBSERVATION_PREFIX),
+                "batch_ms": progress.durationMs.get("triggerExecution", 0),
+                **BatchMetrics.merge(parts).summary(),
+            }
+        )
+    return entries
+
+
+class MetricsFile(StreamingQueryListener):
+    """Appends the metrics of every micro-batch to a file, one JSON object a line.
+
+    Parameters
+    ----------
+    path : str
+        The file; made if missing, private to the user.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.touch(mode=0o600)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing is written before the first batch."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Append the batch's metrics."""
+        lines = [json.dumps(entry) + "\n" for entry in batch_metrics(event.progress)]
+        if lines:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.writelines(lines)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing is written for a query without data."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Nothing is left to write."""

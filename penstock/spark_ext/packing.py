@@ -1,0 +1,173 @@
+"""How rows cross the border between JVM and Python: once in, once out, in whole Arrow batches.
+
+Between the two, rows travel as *parcels*: binary values, each an Arrow IPC stream. Spark shuffles and
+groups a handful of parcels in place of millions of rows, and no type is lost on the way through pandas.
+
+The packer runs on the map side of the shuffle. It drops or refuses unusable rows, conflates (newest per
+key, with counts and first arrival) where that pays, and makes one parcel per bucket and batch of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+
+from penstock.operators.arrivals import Arrivals, conflate
+from penstock.operators.stream import UpdateStream
+from penstock.spark_ext.buckets import bucket_labels
+
+__all__ = ["PARCEL_SCHEMA", "Packer", "conform", "from_parcel", "to_parcels"]
+
+PARCEL_SCHEMA = "bucket int, part int, sequence int, dropped long, payload binary"
+"""Spark's schema of what the packer gives; `bucket` is a label (`bucket_labels`)."""
+
+_CHUNK_ROWS = 1_000_000
+_CHUNK_BYTES = 64 << 20
+_HELD_BYTES = 256 << 20
+_PARCEL_BYTES = 16 << 20
+
+_ARROW_PARCEL_SCHEMA = pa.schema(
+    [
+        pa.field("bucket", pa.int32()),
+        pa.field("part", pa.int32()),
+        pa.field("sequence", pa.int32()),
+        pa.field("dropped", pa.int64()),
+        pa.field("payload", pa.binary()),
+    ]
+)
+
+
+def to_parcels(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+    """Return `batches` as parcels of bounded size."""
+    for batch in batches:
+        size = max(batch.nbytes, 1)
+        pieces = max(-(-size // _PARCEL_BYTES), 1)
+        rows = max(-(-batch.num_rows // pieces), 1)
+        for begin in range(0, batch.num_rows, rows):
+            sink = pa.BufferOutputStream()
+            piece = batch.slice(begin, rows)
+            with pa.ipc.new_stream(sink, piece.schema) as writer:
+                writer.write_batch(piece)
+            yield sink.getvalue().to_pybytes()
+
+
+def from_parcel(parcel: bytes) -> pa.RecordBatch:
+    """Return the batch in `parcel`."""
+    with pa.ipc.open_stream(pa.py_buffer(parcel)) as reader:
+        return reader.read_next_batch()
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return `batch` with exactly `schema`, whose types may differ in time zone or width of offsets."""
+    if batch.schema.types == schema.types:
+        return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    return batch.rename_columns(schema.names).cast(schema)
+
+
+@dataclass(slots=True)
+class _Drops:
+    """Counts the unusable rows of one partition."""
+
+    rows: int = 0
+
+
+def _parcel_row(label: int, part: int, sequence: int, dropped: int, payload: bytes | None) -> pa.RecordBatch:
+    values = (label, part, sequence, dropped, payload)
+    arrays = [
+        pa.array([value], column.type) for value, column in zip(values, _ARROW_PARCEL_SCHEMA, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_PARCEL_SCHEMA)
+
+
+@dataclass(frozen=True)
+class Packer:
+    """The map side of an update queue, for ``mapInArrow``. Called once per partition, in a worker.
+
+    Parameters
+    ----------
+    stream : UpdateStream
+        Schema, key and time of the rows.
+    buckets : int
+        Number of buckets.
+    nulls : str
+        ``"error"`` or ``"drop"``: what is done with rows that have no key or time.
+    combine : bool or None
+        Whether to conflate before the shuffle; None decides by the first chunk of each partition.
+    most_left : float
+        With `combine` None, conflating goes on only if it leaves at most this share of the rows.
+    """
+
+    stream: UpdateStream
+    buckets: int
+    nulls: str
+    combine: bool | None
+    most_left: float = field(default=0.8)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return the parcels of one partition's rows; the last one says how many were dropped."""
+        context = TaskContext.get()
+        part = context.partitionId() if context else 0
+        drops = _Drops()
+        sequence = 0
+        for arrivals in self._conflated(self._chunks(batches, part, drops)):
+            for label, payload in self._by_bucket(arrivals):
+                yield _parcel_row(label, part, sequence, 0, payload)
+                sequence += 1
+        if drops.rows:
+            yield _parcel_row(bucket_labels(self.buckets)[0], part, sequence, drops.rows, None)
+
+    def _chunks(self, batches: Iterable[pa.RecordBatch], part: int, drops: _Drops) -> Iterator[Arrivals]:
+        """Gather batches to chunks, without unusable rows."""
+        position = size_bytes = 0
+        gathered: list[Arrivals] = []
+        for batch in batches:
+            rows, dropped = self.stream.without_unusable(conform(batch, self.stream.schema), self.nulls)
+            drops.rows += dropped
+            if not rows.num_rows:
+                continue
+            gathered.append(Arrivals.of(self.stream, rows, position, part))
+            position += rows.num_rows
+            size_bytes += rows.nbytes
+            if size_bytes >= _CHUNK_BYTES or sum(map(len, gathered)) >= _CHUNK_ROWS:
+                yield Arrivals.concat(gathered)
+                gathered, size_bytes = [], 0
+        if gathered:
+            yield Arrivals.concat(gathered)
+
+    def _conflated(self, chunks: Iterable[Arrivals]) -> Iterator[Arrivals]:
+        """Conflate chunks, alone and with each other, as long as that pays."""
+        combine = self.combine
+        held: Arrivals | None = None
+        for chunk in chunks:
+            if combine is False:
+                yield chunk
+                continue
+            left = conflate(self.stream, chunk)
+            if combine is None:
+                combine = len(left) <= self.most_left * len(chunk)
+            if not combine:
+                yield left
+                continue
+            held = left if held is None else conflate(self.stream, Arrivals.concat([held, left]))
+            if held.rows.nbytes > _HELD_BYTES:
+                yield held
+                held = None
+        if held is not None:
+            yield held
+
+    def _by_bucket(self, arrivals: Arrivals) -> Iterator[tuple[int, bytes]]:
+        """Cut arrivals into parcels, each for one bucket's label."""
+        number = self.stream.keys(arrivals.rows).bucket(self.buckets)
+        order = np.argsort(number, kind="stable")
+        bounds = np.searchsorted(number[order], np.arange(self.buckets + 1))
+        whole = arrivals.take(order).to_batch()
+        for bucket, label in enumerate(bucket_labels(self.buckets)):
+            begin, end = int(bounds[bucket]), int(bounds[bucket + 1])
+            if begin == end:
+                continue
+            for parcel in to_parcels([whole.slice(begin, end - begin)]):
+                yield label, parcel

@@ -1,0 +1,299 @@
+"""`update_queue`: an update queue over any streaming DataFrame."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+from pyspark.sql.types import DataType, DoubleType, StructField, StructType
+
+from penstock._clock import now_us
+from penstock.errors import InternalError, InvalidUsageError
+from penstock.operators.key_queue import Policy
+from penstock.operators.serve import STALENESS_COLUMN, Apply, Budget, Query
+from penstock.operators.stream import UpdateStream
+from penstock.spark_ext.bucket_task import BucketTask, Parcel
+from penstock.spark_ext.buckets import bucket_labels
+from penstock.spark_ext.metrics import OBSERVATION_PREFIX
+from penstock.spark_ext.packing import PARCEL_SCHEMA, Packer, conform, from_parcel, to_parcels
+from penstock.state_store.bucket_store import FileId, Pointer, Version
+from penstock.units import parse_duration_us
+
+__all__ = ["STATE_LOCATION_SETTING", "update_queue"]
+
+STATE_LOCATION_SETTING = "spark.penstock.stateLocation"
+"""The Spark setting that says where state lives when no `state_location` is given."""
+
+_RESULT_SCHEMA = "payload binary, metrics string"
+_POINTER_SCHEMA = "version long, file_id string"
+_NULLS = ("error", "drop")
+_COMBINE: dict[Any, bool | None] = {"auto": None, True: True, False: False}
+
+
+def update_queue(
+    df: DataFrame,
+    key: str | Iterable[str],
+    time: str,
+    policy: str = "in_place",
+    budget: int | str | None = None,
+    apply: Apply | None = None,
+    output_schema: StructType | str | None = None,
+    buckets: int | None = None,
+    *,
+    arrival: str | None = None,
+    cost: str | None = None,
+    nulls: str = "error",
+    combine: bool | str = "auto",
+    staleness_column: bool = False,
+    state_location: str | None = None,
+    name: str = "update_queue",
+) -> DataFrame:
+    """Keep only the newest tuple of each key, and serve as many keys a trigger as the budget allows.
+
+    Each micro-batch puts its tuples into the queue, where a newer tuple of a key takes the place of
+    an older one; then up to `budget` keys leave it in the order of `policy`. What still waits is
+    served in later triggers, also without new input. The result is for ``outputMode("append")``.
+
+    Parameters
+    ----------
+    df : DataFrame
+        A streaming DataFrame. All its columns and types are kept.
+    key : str or iterable of str
+        The update key's columns.
+    time : str
+        The column that orders the updates of a key; the later arrival wins a tie.
+    policy : {"in_place", "fifo", "linecutting"}
+        Which waiting key is served next (UpStream §5.2, §5.3).
+    budget : int, str or None
+        What a trigger may serve: so many rows; or, with `apply`, so much time such as ``"800ms"``,
+        in each of Spark's parallel tasks; or all that waits.
+    apply : callable, optional
+        The query, run inside the operator: from a ``pyarrow.Table`` of newest tuples to one of
+        results. It may drop or multiply rows but not lose or change their key.
+    output_schema : StructType or str, optional
+        Schema of the results of `apply` (a DDL string will do); needed with `apply`, must have the key.
+    buckets : int, optional
+        Into how many parts the keys are divided; a multiple of the shuffle partitions spreads evenly.
+        Fixed for the life of a checkpoint. By default the number of shuffle partitions.
+    arrival : str, optional
+        A timestamp column that says when a tuple arrived; staleness counts from it. By default a tuple
+        arrives when its micro-batch does.
+    cost : str, optional
+        The time that one tuple costs, such as ``"2ms"``, for linecutting; measured by default.
+    nulls : {"error", "drop"}
+        What happens to rows with a null key, time or arrival (or a NaN time): the query fails, or
+        they are dropped and counted.
+    combine : bool or "auto"
+        Whether the map side conflates before the shuffle; ``"auto"`` does where that pays.
+    staleness_column : bool
+        Add ``queue_staleness_ms``, how long the key had waited when it was served. `apply` sees it.
+    state_location : str, optional
+        The directory for state; by default the Spark setting ``spark.penstock.stateLocation``.
+    name : str
+        The operator's name in metrics and state, unique within a query and the same at a restart.
+
+    Returns
+    -------
+    DataFrame
+        A streaming DataFrame.
+
+    Raises
+    ------
+    InvalidUsageError
+        If an argument is wrong. What can only be seen later (null keys, an `apply` that misbehaves,
+        a restart with other settings, damaged state) fails the query with an error of `penstock.errors`.
+
+    Examples
+    --------
+    >>> newest = penstock.update_queue(
+    ...     quotes, key="symbol", time="time", policy="linecutting", budget=1000,
+    ...     state_location="/var/lib/penstock",
+    ... )  # doctest: +SKIP
+    """
+    spark = df.sparkSession
+    if not df.isStreaming:
+        raise InvalidUsageError("the DataFrame is not streaming", hint="use spark.readStream")
+    if not name or not all(letter.isalnum() or letter in "_-" for letter in name):
+        raise InvalidUsageError(
+            "the name is not usable", name=repr(name), hint="use letters, digits, _ and -"
+        )
+    partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
+    if buckets is not None and (isinstance(buckets, bool) or buckets < 1):
+        raise InvalidUsageError("the number of buckets is not positive", buckets=buckets)
+    large = spark.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
+
+    def arrow(schema: StructType) -> pa.Schema:
+        return to_arrow_schema(schema, timezone="UTC", prefers_large_types=large)
+
+    stream = UpdateStream(arrow(df.schema), (key,) if isinstance(key, str) else tuple(key), time, arrival)
+    output = _output_schema(df.schema, apply, output_schema, staleness_column=staleness_column)
+    limit = _budget(budget, apply)
+    task = BucketTask(
+        name=name,
+        state_location=_state_location(df, state_location),
+        stream=stream,
+        policy=_one_of("policy", policy, Policy),
+        cost_us=None if cost is None else _positive("cost", cost),
+        query=Query(apply, arrow(output), stream.key, staleness_column),
+        budget=limit,
+        buckets=buckets or partitions,
+        parallel=partitions,
+        schema_json=json.dumps(df.schema.jsonValue()),
+    )
+    if nulls not in _NULLS:
+        raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=_NULLS)
+    if combine not in _COMBINE:
+        raise InvalidUsageError(
+            "there is no such option", option="combine", got=combine, known=list(_COMBINE)
+        )
+    waits = limit != Budget()
+    timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
+    packer = Packer(stream, task.buckets, nulls, _COMBINE[combine])
+    parcels = df.mapInArrow(packer, PARCEL_SCHEMA)
+    results = parcels.groupBy("bucket").applyInPandasWithState(
+        _BucketFunction(task, waits), _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout
+    )
+    observed = results.observe(
+        OBSERVATION_PREFIX + name, sf.listagg("metrics", sf.lit("\n")).alias("metrics")
+    )
+    return observed.mapInArrow(_Unpacker(arrow(output)), output)
+
+
+@dataclass(frozen=True)
+class _BucketFunction:
+    """The function of ``applyInPandasWithState``: called once per bucket and micro-batch, in a worker."""
+
+    task: BucketTask
+    waits: bool
+
+    def __call__(
+        self, key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
+    ) -> Iterator[pd.DataFrame]:
+        context = TaskContext.get()
+        query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
+        batch_id = context.getLocalProperty("streaming.sql.batchId") if context else None
+        if not query_id or batch_id is None:
+            raise InternalError("Spark did not say which query and batch this task belongs to")
+        bucket = bucket_labels(self.task.buckets).index(int(key[0]))
+        pointer = None
+        if state.exists:
+            version, file_id = state.get
+            pointer = Pointer(Version(int(version)), FileId(str(file_id)))
+        parcels = [
+            Parcel(int(part), int(sequence), int(dropped), from_parcel(payload) if payload else None)
+            for frame in frames
+            for part, sequence, dropped, payload in zip(
+                frame["part"], frame["sequence"], frame["dropped"], frame["payload"], strict=True
+            )
+        ]
+        pointer, batches, metrics = self.task.run(query_id, int(batch_id), bucket, pointer, parcels, now_us)
+        if pointer is None:
+            raise InternalError("a commit gave no pointer")
+        state.update((pointer.version, pointer.file_id))
+        if self.waits and metrics.waiting_keys:
+            state.setTimeoutDuration(1)
+        payloads: list[bytes | None] = [*to_parcels(batches)]
+        reports = [None] * len(payloads) + [json.dumps(metrics.to_json())]
+        yield pd.DataFrame({"payload": [*payloads, None], "metrics": reports}, dtype=object)
+
+
+@dataclass(frozen=True)
+class _Unpacker:
+    """The function of ``mapInArrow`` that turns parcels back into rows."""
+
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for payload in batch.column(0):
+                if payload.is_valid:
+                    yield conform(from_parcel(payload.as_py()), self.schema)
+
+
+def _state_location(df: DataFrame, given: str | None) -> str:
+    location = given or df.sparkSession.conf.get(STATE_LOCATION_SETTING, None)
+    if not location:
+        raise InvalidUsageError(
+            "nothing says where state lives",
+            hint=f"pass state_location= or set {STATE_LOCATION_SETTING}; it must survive restarts, "
+            "as the checkpoint does",
+        )
+    if location.startswith("file:"):
+        location = "/" + location.removeprefix("file:").lstrip("/")
+    if "://" in location:
+        raise InvalidUsageError("state lives on a local file system in this version", state_location=location)
+    return location
+
+
+def _budget(budget: int | str | None, apply: Apply | None) -> Budget:
+    if budget is None:
+        return Budget()
+    if isinstance(budget, bool) or not isinstance(budget, int | str):
+        raise InvalidUsageError(
+            "the budget is neither rows nor a duration",
+            budget=repr(budget),
+            hint="pass a number of rows, a text such as '800ms', or None",
+        )
+    if isinstance(budget, int):
+        if budget <= 0:
+            raise InvalidUsageError(
+                "the budget is not positive", budget=budget, hint="None serves all that waits"
+            )
+        return Budget(rows=budget)
+    duration_us = _positive("budget", budget)
+    if apply is None:
+        raise InvalidUsageError(
+            "a budget of time needs apply=, whose time it measures",
+            budget=budget,
+            hint="pass a number of rows instead",
+        )
+    return Budget(duration_us=duration_us)
+
+
+def _positive(option: str, text: str) -> int:
+    duration_us = parse_duration_us(text)
+    if duration_us <= 0:
+        raise InvalidUsageError("a duration is not positive", option=option, got=text)
+    return duration_us
+
+
+def _one_of(option: str, got: str, kind: Callable[[str], Policy]) -> Policy:
+    try:
+        return kind(got)
+    except ValueError:
+        raise InvalidUsageError(
+            "there is no such option", option=option, got=got, known=[str(p) for p in Policy]
+        ) from None
+
+
+def _output_schema(
+    schema: StructType,
+    apply: Apply | None,
+    given: StructType | str | None,
+    *,
+    staleness_column: bool,
+) -> StructType:
+    if staleness_column and STALENESS_COLUMN in schema.names:
+        raise InvalidUsageError("the stream has this column already", column=STALENESS_COLUMN)
+    if apply is None:
+        if given is not None:
+            raise InvalidUsageError("output_schema is for the results of apply, which is missing")
+        added = [StructField(STALENESS_COLUMN, DoubleType())] if staleness_column else []
+        return StructType([*schema.fields, *added])
+    if not callable(apply):
+        raise InvalidUsageError("apply is not callable", got=type(apply).__name__)
+    if given is None:
+        raise InvalidUsageError("apply needs output_schema, the schema of its results")
+    parsed = DataType.fromDDL(given) if isinstance(given, str) else given
+    if not isinstance(parsed, StructType):
+        raise InvalidUsageError("output_schema is no list of columns", output_schema=given)
+    return parsed

@@ -1,0 +1,92 @@
+"""The states that a Python worker keeps between micro-batches.
+
+Workers are not tied to partitions: a state may come back a few versions later, or never. A state is
+*taken out* while a task works on it and put back only after its commit, so a task that fails leaves
+nothing half done behind.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from penstock.state_store.bucket_store import BucketStore, Handle, Pointer, State
+
+__all__ = ["CachedState", "Found", "StateCache"]
+
+
+class CachedState(State, Protocol):
+    """A working copy that knows how much memory it holds."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the state holds."""
+
+
+S = TypeVar("S", bound=CachedState)
+
+
+@dataclass(slots=True)
+class Found(Generic[S]):
+    """A state at the version that was asked for, and how it was found: one of the three counts is 1."""
+
+    state: S
+    handle: Handle
+    hits: int = 0
+    catch_ups: int = 0
+    loads: int = 0
+
+
+class StateCache(Generic[S]):
+    """Loaded states by directory, bounded in bytes, the least recently used out first.
+
+    Parameters
+    ----------
+    capacity_bytes : int
+        The bound. A single state that is larger is not kept.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._entries: OrderedDict[str, tuple[S, Handle]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return how many states are kept."""
+        return len(self._entries)
+
+    def take(self, store: BucketStore, pointer: Pointer | None, new: Callable[[], S]) -> Found[S]:
+        """Take out the state at `pointer`: from the cache, caught up by deltas, or loaded whole.
+
+        Parameters
+        ----------
+        pointer : Pointer or None
+            The version to find; None for the empty state of a bucket without one.
+        new : callable
+            Makes an empty state.
+        """
+        entry = self._entries.pop(str(store.directory), None)
+        if pointer is None:
+            return Found(new(), Handle(), hits=1)
+        if entry is not None:
+            state, held = entry
+            if held.pointer == pointer:
+                return Found(state, held, hits=1)
+            handle = store.catch_up(pointer, state, held)
+            if handle is not None:
+                return Found(state, handle, catch_ups=1)
+        state = new()
+        return Found(state, store.load(pointer, state), loads=1)
+
+    def put(self, store: BucketStore, state: S, handle: Handle) -> None:
+        """Keep `state`, which stands at `handle`."""
+        self._entries[str(store.directory)] = (state, handle)
+        self._entries.move_to_end(str(store.directory))
+        while self._entries and self.size_bytes > self.capacity_bytes:
+            self._entries.popitem(last=False)
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the kept states hold."""
+        return sum(state.size_bytes for state, _ in self._entries.values())
