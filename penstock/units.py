@@ -1,0 +1,99 @@
+"""Durations as people write them, such as ``800ms`` or ``1.5 s``, in whole microseconds."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from decimal import Decimal
+
+from penstock.errors import InvalidUsageError
+
+__all__ = ["parse_duration_us"]
+
+_UNITS_US = {
+    "us": 1,
+    "microsecond": 1,
+    "ms": 1_000,
+    "millisecond": 1_000,
+    "s": 1_000_000,
+    "sec": 1_000_000,
+    "second": 1_000_000,
+    "min": 60_000_000,
+    "minute": 60_000_000,
+    "h": 3_600_000_000,
+    "hour": 3_600_000_000,
+    "d": 86_400_000_000,
+    "day": 86_400_000_000,
+}
+_PLURALS = {f"{unit}s": us for unit, us in _UNITS_US.items() if len(unit) > 2}
+_FACTORS = _UNITS_US | _PLURALS
+
+_DURATION = re.compile(r"\s*(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))\s*(?P<unit>[a-z]*)\s*")
+_EXAMPLES = "'800ms', '2s', '1.5 s' or '5 minutes'"
+_LARGEST_US = 2**63 - 1
+
+
+def parse_duration_us(duration: str | timedelta) -> int:
+    """Return a duration in microseconds.
+
+    Parameters
+    ----------
+    duration : str or datetime.timedelta
+        A number and a unit: ``us``, ``ms``, ``s``, ``min``, ``h``, ``d``, or their English names, singular
+        or plural, in any case. White space around and between them does not matter.
+
+    Returns
+    -------
+    int
+        Microseconds, zero or more.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the text is not a number and a known unit, is negative, is not a whole number of
+        microseconds, or does not fit 64 bits.
+
+    Examples
+    --------
+    >>> parse_duration_us("800ms")
+    800000
+    >>> parse_duration_us("1.5 s")
+    1500000
+    >>> parse_duration_us(timedelta(minutes=5))
+    300000000
+    """
+    if isinstance(duration, timedelta):
+        if duration < timedelta():
+            raise InvalidUsageError(f"the duration {duration} is negative")
+        return duration // timedelta(microseconds=1)
+    if not isinstance(duration, str):
+        raise InvalidUsageError(
+            f"{duration!r} is not a duration", hint=f"write a number and a unit, such as {_EXAMPLES}"
+        )
+    match = _DURATION.fullmatch(duration.lower())
+    if match is None:
+        raise InvalidUsageError(
+            f"{duration!r} is not a duration", hint=f"write a number and a unit, such as {_EXAMPLES}"
+        )
+    number, unit = Decimal(match["number"]), match["unit"]
+    if not unit:
+        raise InvalidUsageError(
+            f"the duration {duration!r} has no unit",
+            hint=f"write a number and a unit, such as {_EXAMPLES}",
+        )
+    if unit not in _FACTORS:
+        raise InvalidUsageError(
+            f"the duration {duration!r} has the unknown unit {unit!r}",
+            hint=f"the units are {', '.join(_UNITS_US)}",
+        )
+    if number < 0:
+        raise InvalidUsageError(f"the duration {duration!r} is negative")
+    us = number * _FACTORS[unit]
+    if us != us.to_integral_value():
+        raise InvalidUsageError(
+            f"the duration {duration!r} is not a whole number of microseconds",
+            hint="a microsecond is the shortest duration",
+        )
+    if us > _LARGEST_US:
+        raise InvalidUsageError(f"the duration {duration!r} is longer than 64 bits of microseconds hold")
+    return int(us)
