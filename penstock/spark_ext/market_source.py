@@ -1,0 +1,341 @@
+"""The data source ``market``: `penstock.market.Market` as a Spark stream or batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from penstock import _clock
+from penstock.errors import InvalidUsageError
+from penstock.market import NYSE_SKEW, NYSE_SYMBOLS, Market
+
+__all__ = ["MarketDataSource"]
+
+_BATCH_ROWS: Final = 65_536
+_BATCH_START_US: Final = 1_136_298_600_000_000  # 2006-01-03 14:30 UTC: a year's first trading day opens
+
+_NAMES: Final = {
+    name.lower(): name
+    for name in (
+        "rowsPerSecond",
+        "symbols",
+        "skew",
+        "seed",
+        "numPartitions",
+        "startTime",
+        "maxRowsPerTrigger",
+        "rows",
+        "realTime",
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The source's options, checked."""
+
+    rate: int
+    symbols: int
+    skew: float
+    seed: int
+    partitions: int
+    start_us: int | None
+    max_rows: int | None
+    rows: int | None
+    real_time: bool
+
+    @classmethod
+    def parse(cls, options: MutableMapping[str, str]) -> _Options:
+        given = {name.lower(): text for name, text in dict(options).items()}
+        unknown = sorted(given.keys() - _NAMES.keys() - {"path"})
+        if unknown:
+            raise InvalidUsageError(
+                f"the market source has no option {', '.join(map(repr, unknown))}",
+                hint=f"the options are {', '.join(_NAMES.values())}",
+            )
+        parsed = cls(
+            rate=_whole(given, "rowsPerSecond", 10_000, least=1),
+            symbols=_whole(given, "symbols", NYSE_SYMBOLS, least=1),
+            skew=_number(given, "skew", NYSE_SKEW),
+            seed=_whole(given, "seed", 0, least=None),
+            partitions=_whole(given, "numPartitions", 2, least=1),
+            start_us=_optional(given, "startTime", least=None),
+            max_rows=_optional(given, "maxRowsPerTrigger", least=1),
+            rows=_optional(given, "rows", least=0),
+            real_time=_flag(given, "realTime", True),
+        )
+        parsed.market(0)  # refuses what is out of range here, on the driver
+        return parsed
+
+    def market(self, start_us: int) -> Market:
+        return Market(symbols=self.symbols, rate=self.rate, skew=self.skew, seed=self.seed, start_us=start_us)
+
+
+def _bad(name: str, text: str, wanted: str) -> InvalidUsageError:
+    return InvalidUsageError(f"the market source's option {name} is not {wanted}", field=name, got=text)
+
+
+def _whole(given: dict[str, str], name: str, default: int, *, least: int | None) -> int:
+    value = _optional(given, name, least=least)
+    return default if value is None else value
+
+
+def _optional(given: dict[str, str], name: str, *, least: int | None) -> int | None:
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    wanted = "a whole number" if least is None else f"a whole number of at least {least}"
+    try:
+        value = int(text)
+    except ValueError:
+        raise _bad(name, text, wanted) from None
+    if least is not None and value < least:
+        raise _bad(name, text, wanted)
+    return value
+
+
+def _number(given: dict[str, str], name: str, default: float) -> float:
+    text = given.get(name.lower())
+    if text is None:
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        raise _bad(name, text, "a number") from None
+
+
+def _flag(given: dict[str, str], name: str, default: bool) -> bool:
+    text = given.get(name.lower())
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false"):
+        raise _bad(name, text, "true or false")
+    return text.lower() == "true"
+
+
+class _Rows(InputPartition):
+    """Rows from `start` to before `end` of the market that began at `start_us`."""
+
+    def __init__(self, start_us: int, start: int, end: int) -> None:
+        super().__init__(None)
+        self.start_us = start_us
+        self.start = start
+        self.end = end
+
+
+def _split(start_us: int, start: int, end: int, parts: int) -> list[_Rows]:
+    rows = end - start
+    edges = [start + rows * part // parts for part in range(parts + 1)]
+    return [_Rows(start_us, low, high) for low, high in pairwise(edges) if low < high]
+
+
+def _read(options: _Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, _Rows):
+        raise TypeError("a partition of another source")
+    market = options.market(partition.start_us)
+    for low in range(partition.start, partition.end, _BATCH_ROWS):
+        yield market.batch(low, min(low + _BATCH_ROWS, partition.end))
+
+
+class MarketDataSource(DataSource):
+    """Spark's view of a `penstock.market.Market`, registered under the name ``market``.
+
+    Columns: ``time timestamp, symbol string, price double, volume int, seq bigint``; ``seq`` is the row's
+    number, from 0, and row *i* has the event time ``startTime + i / rowsPerSecond``.
+
+    Options
+    -------
+    rowsPerSecond : 10000
+        Rows in a second of event time, and of real time too when `realTime` is true.
+    symbols : 3000
+        Number of symbols.
+    skew : 4305
+        Updates of the most active symbol for one of the least active.
+    seed : 0
+        Another seed gives other trades.
+    numPartitions : 2
+        Spark tasks that make the rows of a batch. It does not change the rows.
+    startTime
+        Event time of row 0 in microseconds since the epoch. Streams: the moment of the query's first start,
+        unless given. Batches: 2006-01-03 14:30 UTC, unless given.
+    maxRowsPerTrigger
+        At most so many rows in a micro-batch. Unlimited unless given.
+    rows
+        The stream ends after so many rows. A batch read needs it.
+    realTime : true
+        A stream's row is there once its event time has come. With ``false`` all rows are there from the
+        start, and `rows` or `maxRowsPerTrigger` must bound a micro-batch.
+
+    Notes
+    -----
+    The start time and all that decides the rows is part of every offset, so a query that is restarted from
+    its checkpoint goes on where it was, and a batch that runs again gets the very same rows. A restart
+    with other values of these options is refused.
+
+    ``Trigger.AvailableNow`` reads up to `rows`, whatever the clock says, when that option is given; without
+    it, the rows whose event time has come.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._parsed = _Options.parse(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name to pass to ``format()``."""
+        return "market"
+
+    def schema(self) -> str:
+        """Return the columns as DDL."""
+        return "time timestamp, symbol string, price double, volume int, seq bigint"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of a batch."""
+        return _MarketReader(self._parsed)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return the reader of a stream."""
+        return _MarketStreamReader(self._parsed)
+
+
+class _MarketReader(DataSourceReader):
+    """Reads rows 0 to `rows` once."""
+
+    def __init__(self, options: _Options) -> None:
+        if options.rows is None:
+            raise InvalidUsageError(
+                "a batch read of the market needs an end", hint="set the option rows", field="rows"
+            )
+        self._options = options
+        self._rows = options.rows
+
+    def partitions(self) -> Sequence[InputPartition]:
+        start_us = self._options.start_us
+        return _split(
+            _BATCH_START_US if start_us is None else start_us, 0, self._rows, self._options.partitions
+        )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, partition)
+
+
+class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
+    """Plans micro-batches on the driver (one process for the life of a query) and reads them on workers."""
+
+    def __init__(self, options: _Options) -> None:
+        if not options.real_time and options.rows is None and options.max_rows is None:
+            raise InvalidUsageError(
+                "without real time a micro-batch of the market has no end",
+                hint="set rows or maxRowsPerTrigger",
+                field="realTime",
+            )
+        self._options = options
+        self._available_now = False
+        self._target: int | None = None  # fixed by the first latestOffset of an AvailableNow run
+        self._start_us: int | None = None  # known once Spark has named an offset
+
+    def _offset(self, start_us: int, row: int) -> dict[str, Any]:
+        options = self._options
+        return {
+            "row": row,
+            "startTime": start_us,
+            "rowsPerSecond": options.rate,
+            "symbols": options.symbols,
+            "skew": repr(options.skew),
+            "seed": options.seed,
+        }
+
+    def _check(self, offset: dict[str, Any]) -> None:
+        now = self._offset(offset["startTime"], offset["row"])
+        if self._options.start_us is not None:
+            now["startTime"] = self._options.start_us
+        changed = sorted(name for name in now if now[name] != offset.get(name))
+        if changed:
+            name = changed[0]
+            raise InvalidUsageError(
+                f"the checkpoint was written with another {name} of the market",
+                hint="set the old value again, or start with a new checkpoint",
+                field=name,
+                was=offset.get(name),
+                got=now[name],
+            )
+
+    def _rows_until_now(self, start_us: int) -> int:
+        rows = self._options.market(start_us).row_at(_clock.now_us())
+        return rows if self._options.rows is None else min(rows, self._options.rows)
+
+    def _available(self, start: dict[str, Any]) -> int | None:
+        """Return the row before which all rows are there; None when there is no such row."""
+        options = self._options
+        if not self._available_now:
+            return self._rows_until_now(start["startTime"]) if options.real_time else options.rows
+        if self._target is None:
+            if options.rows is not None:
+                self._target = options.rows
+            elif options.real_time and (start["row"] > 0 or options.start_us is not None):
+                self._target = self._rows_until_now(start["startTime"])
+            else:
+                raise InvalidUsageError(
+                    "the market has no rows yet that AvailableNow could read",
+                    hint="set rows, the number to end at",
+                    field="rows",
+                )
+        return self._target
+
+    def initialOffset(self) -> dict[str, Any]:
+        start_us = self._options.start_us
+        return self._offset(_clock.now_us() if start_us is None else start_us, 0)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._available_now = True
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        max_rows = self._options.max_rows
+        return ReadAllAvailable() if max_rows is None else ReadMaxRows(max_rows)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        self._check(start)
+        self._start_us = start["startTime"]
+        row = start["row"]
+        end = self._available(start)
+        if isinstance(limit, ReadMaxRows):
+            end = row + limit.max_rows if end is None else min(end, row + limit.max_rows)
+        if end is None:
+            raise InvalidUsageError(
+                "the market has no end that this trigger could read to",
+                hint="set rows, the number to end at",
+                field="rows",
+            )
+        return self._offset(start["startTime"], max(row, end))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        if self._start_us is None:
+            return None
+        if not self._options.real_time:
+            rows = self._options.rows
+            return None if rows is None else self._offset(self._start_us, rows)
+        return self._offset(self._start_us, self._rows_until_now(self._start_us))
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._check(end)
+        return _split(end["startTime"], start["row"], end["row"], self._options.partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, partition)
