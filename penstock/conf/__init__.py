@@ -1,0 +1,1 @@
+"""The configuration of pipelines: its schema, its files and the packaged examples."""

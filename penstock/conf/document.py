@@ -1,0 +1,265 @@
+"""A YAML file as plain data that remembers where each field was written."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import yaml
+
+from penstock.errors import InvalidUsageError
+
+__all__ = ["Document", "FieldPath", "PipelineError", "describe", "read_document"]
+
+FieldPath: TypeAlias = tuple[str | int, ...]
+"""Where a field is: the names of the sections around it and its own, and positions in lists."""
+
+
+class PipelineError(InvalidUsageError):
+    """A pipeline's configuration is wrong. Its text has one line for each problem.
+
+    Parameters
+    ----------
+    problems : sequence of str
+        One line each: the place, the field, what is wrong, and what would be right.
+    """
+
+    def __init__(self, problems: tuple[str, ...] | list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by arguments, so that the problems arrive."""
+        return type(self), (self.problems,)
+
+
+def describe(place: str, path: FieldPath, fact: str, hint: str | None = None) -> str:
+    """Return the line that tells of one problem."""
+    where = f"{place}: {'.'.join(map(str, path))}" if path else place
+    text = f"{where}: {fact}."
+    if hint is None:
+        return text
+    return f"{text} Hint: {hint}{'' if hint.endswith('?') else '.'}"
+
+
+@dataclass
+class Document:
+    """The fields of a YAML file, and the place of each for messages.
+
+    Parameters
+    ----------
+    name : str
+        What messages call the file.
+    data : dict
+        The fields; changed by `set`.
+    places : dict
+        For each field's path ``name:line``, or the text of the override that wrote it.
+    """
+
+    name: str
+    data: dict[str, Any]
+    places: dict[FieldPath, str] = field(default_factory=dict)
+
+    def place(self, path: FieldPath) -> str:
+        """Return where a field was written, or the nearest section around it that was."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.places:
+                return self.places[path[:length]]
+        return self.name
+
+    def value(self, path: FieldPath) -> Any:
+        """Return the value of a field, None where there is none."""
+        value: Any = self.data
+        for part in path:
+            if isinstance(value, dict):
+                value = value.get(part)
+            elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+                value = value[part]
+            else:
+                return None
+        return value
+
+    def set(self, override: str, free: frozenset[FieldPath]) -> None:
+        """Apply one override, ``section.field=value``, whose value is YAML.
+
+        Parameters
+        ----------
+        override : str
+            What to set. Sections that do not exist are made.
+        free : frozenset of FieldPath
+            Sections whose fields have names with dots in them, such as options: what follows the section's
+            name is one name.
+
+        Raises
+        ------
+        PipelineError
+            If the text is not an override or its value is not YAML, or a field that is not a section would
+            have to hold another.
+        """
+        place = f"--set {override}"
+        name, equals, text = override.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise PipelineError(
+                [describe(place, (), "not an override", "write field=value, such as queue.budget=100")]
+            )
+        parts = tuple(name.split("."))
+        for length in range(1, len(parts)):
+            if parts[:length] in free:
+                parts = (*parts[:length], ".".join(parts[length:]))
+                break
+        if not all(parts):
+            raise PipelineError(
+                [describe(place, (), "a name is empty", "write field=value, such as queue.budget=100")]
+            )
+        try:
+            # A line of its own, so that a value may be a flow list or a quoted text, but no second field.
+            value = _construct(yaml.compose(text, Loader=_Loader), text)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            fact = f"the value is not YAML: {getattr(error, 'problem', None) or error}"
+            raise PipelineError(
+                [describe(place, (), fact, "put the value in quotes if it is text")]
+            ) from None
+        section = self.data
+        for length, part in enumerate(parts[:-1], start=1):
+            if section.get(part) is None:
+                section[part] = {}
+                self.places.setdefault(parts[:length], place)
+            if not isinstance(section[part], dict):
+                raise PipelineError(
+                    [
+                        describe(
+                            place,
+                            parts[:length],
+                            "not a section, so it has no fields of its own",
+                            "set the whole field",
+                        )
+                    ]
+                )
+            section = section[part]
+        section[parts[-1]] = value
+        for path in [path for path in self.places if path[: len(parts)] == parts]:
+            del self.places[path]
+        self.places[parts] = place
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's plain types without dates, which the fields that want them read from text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _construct(node: yaml.Node | None, text: str) -> Any:
+    if node is None:
+        return None
+    loader = _Loader(text)
+    try:
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _children(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, yaml.Node, yaml.Node]]:
+    """Yield the path, the node that names the place and the node of the value, of each child."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield (*path, str(key.value) if isinstance(key, yaml.ScalarNode) else "?"), key, value
+    elif isinstance(node, yaml.SequenceNode):
+        for position, value in enumerate(node.value):
+            yield (*path, position), value, value
+
+
+def _walk(name: str, root: yaml.Node) -> tuple[dict[FieldPath, str], list[str]]:
+    """Return the place of every field, and the problems of the file's form."""
+    places: dict[FieldPath, str] = {}
+    lines: dict[FieldPath, int] = {}
+    problems: list[tuple[int, str]] = []
+    seen: set[Hashable] = {id(root)}
+    waiting: list[tuple[FieldPath, yaml.Node]] = [((), root)]
+    while waiting:
+        parent, node = waiting.pop()
+        for path, mark, value in _children(node, parent):
+            line = mark.start_mark.line + 1
+            place = f"{name}:{line}"
+            if isinstance(node, yaml.MappingNode) and mark.tag != "tag:yaml.org,2002:str":
+                fact, hint = "the name of a field is not text", "put it in quotes"
+            elif path in places:
+                fact, hint = f"written twice, first in line {lines[path]}", "keep one"
+            elif id(value) in seen:
+                fact, hint = "an alias of another field", "write the value out"
+            else:
+                places[path] = place
+                lines[path] = line
+                seen.add(id(value))
+                waiting.append((path, value))
+                continue
+            problems.append((line, describe(place, path, fact, hint)))
+    in_order = dict(sorted(places.items(), key=lambda item: lines[item[0]]))
+    return in_order, [text for _, text in sorted(problems)]
+
+
+def read_document(text: str, name: str) -> Document:
+    """Read a YAML file's text.
+
+    Parameters
+    ----------
+    text : str
+        The whole file.
+    name : str
+        What messages call the file.
+
+    Raises
+    ------
+    PipelineError
+        If it is not YAML, is empty, is not a mapping, or has a field twice, an alias, or a field whose name
+        is not text.
+    """
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = name if mark is None else f"{name}:{mark.line + 1}"
+        fact = f"not YAML: {error.problem or error.context}"
+        hint = "indent with spaces, not with tabs" if "'\\t'" in fact else None
+        raise PipelineError([describe(place, (), fact, hint)]) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise PipelineError(
+            [describe(f"{name}:{line}", (), "not YAML: a character that is not text")]
+        ) from None
+    except RecursionError:
+        raise PipelineError([describe(name, (), "nested too deeply")]) from None
+    if root is None:
+        raise PipelineError([describe(name, (), "the file is empty")])
+    if not isinstance(root, yaml.MappingNode):
+        line = root.start_mark.line + 1
+        raise PipelineError(
+            [
+                describe(
+                    f"{name}:{line}",
+                    (),
+                    "not a pipeline",
+                    "a pipeline has the sections source, queue and sink",
+                )
+            ]
+        )
+    places, problems = _walk(name, root)
+    if problems:
+        raise PipelineError(problems)
+    try:
+        data = _construct(root, text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = name if mark is None else f"{name}:{mark.line + 1}"
+        raise PipelineError([describe(place, (), f"not YAML: {error.problem}")]) from None
+    except ValueError as error:
+        raise PipelineError([describe(name, (), f"not YAML: {error}")]) from None
+    return Document(name, data, places)
