@@ -1,0 +1,270 @@
+"""The command ``penstock``.
+
+Nothing heavy is imported before a command needs it, so ``--help`` and ``check`` are quick, and ``check``
+starts no JVM. Exit codes: 0 for success, 1 when a run fails, 2 for a wrong command line or configuration,
+130 and 143 when SIGINT or SIGTERM stopped the run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from penstock._version import __version__
+
+if TYPE_CHECKING:
+    from penstock.conf.pipeline import Pipeline
+    from penstock.jobs.run import Batch, Totals
+
+__all__ = ["app", "main"]
+
+_FAILED: Final = 1
+_WRONG: Final = 2
+_SIGNALLED: Final = 128
+
+app = typer.Typer(
+    name="penstock",
+    help="Update streams for Spark Structured Streaming: newest first, fresh under overload.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+PipelineArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PIPELINE",
+        help="A YAML file, or the name of a packaged example where no file has that name.",
+        show_default=False,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Override a field, such as queue.budget=100; the value is YAML. May be repeated.",
+        show_default=False,
+    ),
+]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@contextmanager
+def _errors(*, debug: bool) -> Iterator[None]:
+    """Turn errors into one message and an exit code."""
+    from penstock.errors import InvalidUsageError, PenstockError
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(_SIGNALLED + 2) from None
+    except PenstockError as error:
+        if debug:
+            raise
+        typer.secho(f"{error}", err=True, fg=typer.colors.RED)
+        raise typer.Exit(_WRONG if isinstance(error, InvalidUsageError) else _FAILED) from None
+    except Exception as error:
+        if debug or not type(error).__module__.startswith("pyspark."):
+            raise
+        from penstock.jobs.failure import root_cause
+
+        typer.secho(f"the query failed: {root_cause(error)}", err=True, fg=typer.colors.RED)
+        raise typer.Exit(_FAILED) from None
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Update streams for Spark Structured Streaming: newest first, fresh under overload."""
+
+
+def _load(pipeline: str, overrides: list[str] | None) -> Pipeline:
+    from penstock.conf.pipeline import load_pipeline
+
+    return load_pipeline(pipeline, overrides or [])
+
+
+def _batch_printer(*, progress: bool) -> Callable[[Batch], None]:
+    """Return what shows a batch: a line of text, with colours on a terminal."""
+    if not progress:
+        return lambda batch: None
+    if not sys.stderr.isatty():
+
+        def plain(batch: Batch) -> None:
+            typer.echo(_line(batch), err=True)
+
+        return plain
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False)
+
+    def coloured(batch: Batch) -> None:
+        text = Text(_line(batch))
+        text.highlight_regex(r"[0-9][0-9,]*", "cyan")
+        text.highlight_regex(r"waiting +[1-9][0-9,]*", "yellow")
+        console.print(text, soft_wrap=True)
+
+    return coloured
+
+
+def _line(batch: Batch) -> str:
+    dropped = f"  dropped {batch.dropped:,}" if batch.dropped else ""
+    late = f"  late {batch.late:,}" if batch.late else ""
+    return (
+        f"batch {batch.number:<5} in {batch.rows_in:>9,}  emitted {batch.emitted:>8,}  "
+        f"conflated {batch.conflated:>9,}{late}{dropped}  waiting {batch.waiting_keys:>7,}  "
+        f"{batch.duration_ms:,} ms"
+    )
+
+
+def _summary(totals: Totals) -> str:
+    parts = [
+        f"{totals.batches:,} batches",
+        f"{totals.rows_in:,} rows in",
+        f"{totals.emitted:,} emitted",
+        f"{totals.conflated:,} conflated",
+    ]
+    if totals.late:
+        parts.append(f"{totals.late:,} late")
+    if totals.dropped:
+        parts.append(f"{totals.dropped:,} dropped")
+    return ", ".join(parts)
+
+
+@app.command()
+def run(
+    pipeline: PipelineArgument,
+    overrides: SetOption = None,
+    progress: Annotated[bool, typer.Option(help="Show a line for every batch.")] = True,
+    debug: DebugOption = False,
+) -> None:
+    """Run a pipeline until it ends, fails, or is stopped.
+
+    Ctrl-C and SIGTERM stop it cleanly: a restart with the same checkpoint goes on where it was.
+    """
+    with _errors(debug=debug):
+        loaded = _load(pipeline, overrides)
+        from penstock.jobs.run import run_to_end
+
+        totals = run_to_end(
+            loaded, _batch_printer(progress=progress), log_level="ERROR" if debug else "FATAL"
+        )
+    typer.echo(_summary(totals), err=True)
+    if totals.waiting_keys:
+        where = (
+            "is gone with the temporary checkpoint; set query.checkpoint to keep it"
+            if loaded.query.checkpoint is None
+            else "is in the state, and the next run with this checkpoint serves it"
+        )
+        typer.echo(f"{totals.waiting_keys:,} keys still wait: the newest row of each {where}.", err=True)
+    if totals.signal is not None:
+        raise typer.Exit(_SIGNALLED + totals.signal)
+
+
+@app.command()
+def check(
+    pipeline: PipelineArgument,
+    overrides: SetOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Check a pipeline's configuration without running it.
+
+    What needs Spark, such as the names of columns and SQL expressions, is checked when the pipeline runs.
+    """
+    with _errors(debug=debug):
+        loaded = _load(pipeline, overrides)
+    queue = loaded.queue
+    budget = "no budget" if queue.budget is None else f"budget {queue.budget}"
+    typer.echo(
+        f"{pipeline}: valid: {loaded.source.type} -> "
+        f"{queue.policy} queue of ({', '.join(queue.key)}), {budget} -> {loaded.sink.type}"
+    )
+
+
+def _title(example: str) -> str:
+    """Return the first sentence of the comment that begins a file."""
+    comment = " ".join(line.removeprefix("#").strip() for line in example.partition("#\n")[0].splitlines())
+    return f"{comment.partition('. ')[0].removesuffix('.')}."
+
+
+@app.command()
+def examples(
+    name: Annotated[str | None, typer.Argument(help="The example to print.", show_default=False)] = None,
+    debug: DebugOption = False,
+) -> None:
+    """List the packaged example pipelines, or print one, to be copied and changed."""
+    with _errors(debug=debug):
+        from penstock.conf.pipeline import example_names, example_text
+
+        if name is not None:
+            typer.echo(example_text(name), nl=False)
+            return
+        for example in example_names():
+            typer.echo(f"{example:<12} {_title(example_text(example))}")
+
+
+def _job(module: str, **options: Any) -> None:
+    """Run a job whose module is imported only now."""
+    importlib.import_module(f"penstock.jobs.{module}").run(**options)
+
+
+@app.command()
+def demo(
+    seconds: Annotated[
+        int | None,
+        typer.Option(min=1, help="How long each of the two queries runs.", show_default=False),
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="A short demo.")] = False,
+    out: Annotated[Path, typer.Option(help="Where the plots go.")] = Path("penstock-demo"),
+    debug: DebugOption = False,
+) -> None:
+    """Show an overloaded market through an append queue and through an update queue."""
+    with _errors(debug=debug):
+        _job("demo", seconds=seconds, fast=fast, out=out)
+
+
+@app.command()
+def simulate(
+    figures: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FIGURE]...",
+            help="Figures of the UpStream paper, such as 7 or 16; all by default.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the plots go.")] = Path("penstock-figures"),
+    fast: Annotated[bool, typer.Option("--fast", help="Fewer points.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Draw figures of the UpStream paper with the operators' own code and a simulated clock."""
+    with _errors(debug=debug):
+        _job("simulate", figures=figures or [], out=out, fast=fast)
+
+
+def main() -> None:
+    """Run the command line; the entry point of the ``penstock`` script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""A pipeline's sections as Spark readers, columns and writers."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock.conf.pipeline import (
+    ConsoleSink,
+    FilesSource,
+    KafkaSink,
+    KafkaSource,
+    MarketSource,
+    MemorySink,
+    ParquetSink,
+    Pipeline,
+    Queue,
+    RateSource,
+    Sink,
+    Source,
+)
+from penstock.errors import InvalidUsageError
+from penstock.jobs.failure import root_cause, spark_message
+from penstock.jobs.session import is_local
+from penstock.spark_ext.update_queue import update_queue
+from penstock.units import parse_duration_us
+
+__all__ = ["start", "writer"]
+
+
+@contextmanager
+def _section(name: str) -> Iterator[None]:
+    """Say which section an error of Spark is about."""
+    try:
+        yield
+    except (AnalysisException, IllegalArgumentException, ParseException) as error:
+        text = str(error)
+        if "PYTHON_DATA_SOURCE_ERROR" in text:
+            raise InvalidUsageError(f"{name}: {root_cause(error).removesuffix('.')}") from error
+        if "kafka" in text and "Failed to find" in text:
+            raise InvalidUsageError(
+                f"{name}: Spark's connector for Kafka is not there",
+                hint="set query.spark.spark.jars.packages to "
+                f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}, "
+                "or pass it to spark-submit as --packages",
+            ) from error
+        raise InvalidUsageError(f"{name}: {spark_message(error)}") from error
+
+
+def _resolve(spark: SparkSession, location: str) -> str:
+    """Make a path of this machine absolute; what names its file system stays as it is."""
+    if "://" in location or not is_local(spark):
+        return location
+    return str(Path(location).absolute())
+
+
+def _options(**values: Any) -> dict[str, str]:
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _market(spark: SparkSession, source: MarketSource) -> DataFrame:
+    options = _options(
+        rowsPerSecond=source.rows_per_second,
+        symbols=source.symbols,
+        skew=source.skew,
+        seed=source.seed,
+        numPartitions=source.partitions,
+        startTime=source.start_time,
+        maxRowsPerTrigger=source.max_rows_per_trigger,
+        rows=source.rows,
+        realTime=source.real_time,
+    )
+    return spark.readStream.format("market").options(**options).load()
+
+
+def _files(spark: SparkSession, source: FilesSource) -> DataFrame:
+    path = _resolve(spark, source.path)
+    if "://" not in path and Path(path).is_file():
+        # Spark's stream of files takes directories and patterns: a pattern that only this file matches.
+        file = Path(path)
+        path = str(file.with_name(f"[{file.name[0]}]{file.name[1:]}"))
+    reader = spark.readStream.format(source.format).options(**source.options)
+    if source.columns is not None:
+        reader = reader.schema(source.columns)
+    elif source.format != "text":
+        # A stream wants to know its columns; these formats keep them in the files.
+        there = spark.read.format(source.format).options(**source.options).load(path)
+        reader = reader.schema(there.schema)
+    return reader.load(path)
+
+
+def _kafka(spark: SparkSession, source: KafkaSource) -> DataFrame:
+    rows = spark.readStream.format("kafka").options(**source.options).load()
+    if source.columns is None:
+        return rows
+    value = sf.from_json(sf.col("value").cast("string"), source.columns).alias("value")
+    return rows.select(value, sf.col("timestamp").alias("kafka_timestamp")).select(
+        "value.*", "kafka_timestamp"
+    )
+
+
+def _read(spark: SparkSession, source: Source) -> DataFrame:
+    with _section("source"):
+        if isinstance(source, MarketSource):
+            return _market(spark, source)
+        if isinstance(source, FilesSource):
+            return _files(spark, source)
+        if isinstance(source, KafkaSource):
+            return _kafka(spark, source)
+        return _rate(spark, source)
+
+
+def _rate(spark: SparkSession, source: RateSource) -> DataFrame:
+    options = {"rowsPerSecond": str(source.rows_per_second)} | source.options
+    return spark.readStream.format("rate").options(**options).load()
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """Import what `queue.apply` names."""
+    module_name, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise InvalidUsageError(
+            f"queue.apply: {error}",
+            hint="the module must be installed, on PYTHONPATH, or passed to spark-submit with --py-files",
+        ) from error
+    if not callable(found):
+        raise InvalidUsageError(f"queue.apply: {name} is not a function")
+    return found
+
+
+def _queue(rows: DataFrame, queue: Queue, state: str) -> DataFrame:
+    with _section("queue"):
+        return update_queue(
+            rows,
+            key=list(queue.key),
+            time=queue.time,
+            policy=queue.policy,
+            budget=queue.budget,
+            apply=None if queue.apply is None else _function(queue.apply),
+            output_schema=queue.output_schema,
+            buckets=queue.buckets,
+            arrival=queue.arrival,
+            cost=queue.cost,
+            nulls=queue.nulls,
+            combine=queue.combine,
+            staleness_column=queue.staleness_column,
+            state_location=state,
+        )
+
+
+def _write(spark: SparkSession, rows: DataFrame, sink: Sink, key: tuple[str, ...]) -> DataStreamWriter:
+    if isinstance(sink, ConsoleSink):
+        return rows.writeStream.format("console").options(
+            **_options(numRows=sink.rows, truncate=sink.truncate)
+        )
+    if isinstance(sink, ParquetSink):
+        writer = rows.writeStream.format("parquet").options(**sink.options)
+        return writer.option("path", _resolve(spark, sink.path))
+    if isinstance(sink, KafkaSink):
+        name = sf.col(key[0]).cast("string") if len(key) == 1 else sf.to_json(sf.struct(*key))
+        records = rows.select(name.alias("key"), sf.to_json(sf.struct(*rows.columns)).alias("value"))
+        return records.writeStream.format("kafka").options(**sink.options)
+    return rows.writeStream.format("memory" if isinstance(sink, MemorySink) else "noop")
+
+
+def writer(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> DataStreamWriter:
+    """Return the writer that starts a pipeline; only ``start()`` is left to call.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+        With Penstock registered.
+    pipeline : Pipeline
+        What to run.
+    checkpoint : str
+        The checkpoint's location, which need not exist.
+
+    Raises
+    ------
+    InvalidUsageError
+        If Spark or the queue refuses a section; its text names the section.
+    """
+    query = pipeline.query
+    rows = _read(spark, pipeline.source)
+    if pipeline.filter is not None:
+        with _section("filter"):
+            rows = rows.filter(pipeline.filter)
+    if pipeline.projection is not None:
+        with _section("projection"):
+            rows = rows.selectExpr(*pipeline.projection)
+    checkpoint = _resolve(spark, checkpoint)
+    state = _resolve(spark, query.state_location or f"{checkpoint.rstrip('/')}/penstock")
+    served = _queue(rows, pipeline.queue, state)
+    with _section("sink"):
+        writing = _write(spark, served, pipeline.sink, pipeline.queue.key)
+    writing = writing.queryName(query.name).outputMode("append").option("checkpointLocation", checkpoint)
+    if query.trigger == "available_now":
+        return writing.trigger(availableNow=True)
+    if query.trigger is not None:
+        return writing.trigger(processingTime=f"{parse_duration_us(query.trigger) // 1_000} milliseconds")
+    return writing
+
+
+def start(writing: DataStreamWriter) -> StreamingQuery:
+    """Start a query.
+
+    Raises
+    ------
+    InvalidUsageError
+        If Spark refuses it, such as for a sink that is not there.
+    """
+    with _section("the query cannot start"):
+        return writing.start()

@@ -1,0 +1,269 @@
+"""Runs a pipeline: starts its query, follows it batch by batch, and ends it."""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock.conf.pipeline import Pipeline, load_pipeline
+from penstock.jobs.build import start, writer
+from penstock.jobs.session import open_session
+from penstock.spark_ext.metrics import metrics
+from penstock.spark_ext.register import register
+
+__all__ = ["Batch", "StopSignals", "Totals", "follow", "run_pipeline", "run_to_end"]
+
+_POLL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One micro-batch that has ended.
+
+    Attributes
+    ----------
+    number : int
+        The batch's id.
+    rows_in, emitted, conflated, late, dropped : int
+        Rows that came into the queue and what became of them, as in `penstock.metrics`.
+    waiting_keys : int
+        Keys that wait after the batch.
+    duration_ms : int
+        Time from the batch's trigger to its commit.
+    """
+
+    number: int
+    rows_in: int
+    emitted: int
+    conflated: int
+    late: int
+    dropped: int
+    waiting_keys: int
+    duration_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a run did, from its start to its end.
+
+    Attributes
+    ----------
+    batches, rows_in, emitted, conflated, late, dropped : int
+        Sums over its batches.
+    waiting_keys : int
+        Keys that still wait, whose tuples are in the state.
+    signal : int or None
+        The signal that stopped the run.
+    """
+
+    batches: int = 0
+    rows_in: int = 0
+    emitted: int = 0
+    conflated: int = 0
+    late: int = 0
+    dropped: int = 0
+    waiting_keys: int = 0
+    signal: int | None = None
+
+    def plus(self, batch: Batch) -> Totals:
+        """Return the totals with one more batch."""
+        return Totals(
+            batches=self.batches + 1,
+            rows_in=self.rows_in + batch.rows_in,
+            emitted=self.emitted + batch.emitted,
+            conflated=self.conflated + batch.conflated,
+            late=self.late + batch.late,
+            dropped=self.dropped + batch.dropped,
+            waiting_keys=batch.waiting_keys,
+            signal=self.signal,
+        )
+
+
+class StopSignals(AbstractContextManager["StopSignals"]):
+    """Notes SIGINT and SIGTERM instead of dying of them; a second one ends the process at once.
+
+    Used on the driver's main thread. Spark puts its own handler of SIGINT in place when its context starts:
+    call `take` after that.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        self.take()
+        return self
+
+    def take(self) -> None:
+        """Put the handlers in place."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before = signal.signal(number, self._note)
+            self._before.setdefault(number, before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = number
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = None) -> StreamingQuery:
+    """Start a pipeline.
+
+    Called on the driver. Returns as soon as the query runs; what it does from then on is the query's.
+
+    Parameters
+    ----------
+    pipeline : Pipeline, str or pathlib.Path
+        The pipeline, or its file, or the name of a packaged example.
+    spark : pyspark.sql.SparkSession, optional
+        The session to run in, to which ``query.spark`` is applied; by default the active one, or a new one.
+
+    Returns
+    -------
+    pyspark.sql.streaming.StreamingQuery
+
+    Raises
+    ------
+    InvalidUsageError
+        If the configuration is wrong, or Spark or the queue refuses a section of it.
+    """
+    if not isinstance(pipeline, Pipeline):
+        pipeline = load_pipeline(pipeline)
+    spark, _ = open_session(pipeline.query.name, pipeline.query.spark, spark)
+    return _start(pipeline, spark)
+
+
+def _start(pipeline: Pipeline, spark: SparkSession) -> StreamingQuery:
+    register(spark, metrics_file=pipeline.query.metrics)
+    checkpoint = pipeline.query.checkpoint
+    if checkpoint is None:
+        # The query may outlive its handle, so the directory goes only when the process does.
+        temporary = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
+        atexit.register(temporary.cleanup)
+        checkpoint = temporary.name
+    return start(writer(spark, pipeline, checkpoint))
+
+
+def _new_batches(query: StreamingQuery, after: int) -> list[Batch]:
+    """Return the batches that ended since batch `after`, in order."""
+    served = {entry["batch_id"]: entry for entry in metrics(query)}
+    batches = []
+    for progress in query.recentProgress:
+        number = progress["batchId"]
+        # A trigger that found nothing to do reports progress too, but runs no batch.
+        if number <= after or "addBatch" not in progress["durationMs"]:
+            continue
+        entry = served.get(number, {})
+        batches.append(
+            Batch(
+                number=number,
+                rows_in=entry.get("rows_in", progress["numInputRows"]),
+                emitted=entry.get("emitted", 0),
+                conflated=entry.get("conflated", 0),
+                late=entry.get("late", 0),
+                dropped=entry.get("dropped", 0),
+                waiting_keys=entry.get("waiting_keys", 0),
+                duration_ms=progress["durationMs"]["triggerExecution"],
+            )
+        )
+    return batches
+
+
+def follow(query: StreamingQuery, on_batch: Callable[[Batch], None], signals: StopSignals) -> Totals:
+    """Wait for a query to end, and tell of each of its batches.
+
+    Called on the driver's main thread. A signal stops the query: the batch that runs is given up, and a
+    restart from the checkpoint runs it again.
+
+    Parameters
+    ----------
+    query : pyspark.sql.streaming.StreamingQuery
+        The running query.
+    on_batch : callable
+        Called with each batch that ended, in order, within a quarter of a second of its end.
+    signals : StopSignals
+        Asked whether to stop.
+
+    Raises
+    ------
+    pyspark.errors.StreamingQueryException
+        If the query failed.
+    """
+    totals = Totals()
+    last = -1
+
+    def report() -> None:
+        nonlocal totals, last
+        for batch in _new_batches(query, last):
+            totals = totals.plus(batch)
+            last = batch.number
+            on_batch(batch)
+
+    while True:
+        try:
+            ended = query.awaitTermination(_POLL_S)  # type: ignore[arg-type]  # Spark takes parts of a second
+        except StreamingQueryException:
+            report()
+            raise
+        if signals.received is not None:
+            query.stop()
+            report()
+            return replace(totals, signal=signals.received)
+        report()
+        if ended:
+            return totals
+
+
+def run_to_end(pipeline: Pipeline, on_batch: Callable[[Batch], None], *, log_level: str = "FATAL") -> Totals:
+    """Run a pipeline until its query ends or SIGINT or SIGTERM stops it.
+
+    Called on the driver's main thread, once for a process: it makes a session and ends it, unless one is
+    active.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        What to run.
+    on_batch : callable
+        Called with each batch that ended.
+    log_level : str
+        What Spark logs, where neither the pipeline nor a Spark installation says so. A query's failure is
+        raised, so its log adds only the stack of the JVM.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the configuration is wrong, or Spark or the queue refuses a section of it.
+    pyspark.errors.StreamingQueryException
+        If the query failed.
+    """
+    with StopSignals() as signals:
+        spark, made = open_session(pipeline.query.name, pipeline.query.spark, log_level=log_level)
+        try:
+            signals.take()
+            if signals.received is not None:
+                return Totals(signal=signals.received)
+            return follow(_start(pipeline, spark), on_batch, signals)
+        finally:
+            if made:
+                spark.stop()

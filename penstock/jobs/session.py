@@ -1,0 +1,102 @@
+"""The Spark session of a job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+from penstock.errors import InvalidUsageError
+
+__all__ = ["is_local", "open_session"]
+
+_DEFAULTS: Final = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+    "spark.sql.session.timeZone": "UTC",
+}
+_LAPTOP_DEFAULTS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def _configured_elsewhere() -> bool:
+    """Whether spark-submit or a Spark installation of the user's own says how to run."""
+    return any(name in os.environ for name in ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR"))
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Whether the session's workers run on this machine, in its directory."""
+    return str(spark.sparkContext.master).startswith("local")
+
+
+def _change(spark: SparkSession, name: str, value: str) -> None:
+    if spark.sparkContext.getConf().get(name) == value:
+        return
+    try:
+        spark.conf.set(name, value)
+    except AnalysisException:
+        raise InvalidUsageError(
+            "a setting of Spark cannot change while its session runs",
+            hint="set it before the session starts, or leave it out of query.spark",
+            field=name,
+        ) from None
+
+
+def open_session(
+    name: str,
+    settings: Mapping[str, str],
+    spark: SparkSession | None = None,
+    *,
+    log_level: str = "ERROR",
+) -> tuple[SparkSession, bool]:
+    """Return the session that a job runs in, and whether it was made here.
+
+    Called once, on the driver. A given or active session is used as it is, with `settings` added. Otherwise
+    one is made: under ``spark-submit``, or with a Spark installation of the user's own (``SPARK_HOME`` or
+    ``SPARK_CONF_DIR`` is set), as configured there; else on this machine, with all its cores, without the
+    web interface, and with this Python for the workers.
+
+    Parameters
+    ----------
+    name : str
+        The application's name, where one is made.
+    settings : mapping of str to str
+        Settings of Spark. They win over all others.
+    spark : pyspark.sql.SparkSession, optional
+        The session to use; by default the active one, where there is one.
+    log_level : str
+        What Spark logs, where nothing else says so.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a session runs and a setting cannot change any more.
+    """
+    active = spark or SparkSession.getActiveSession()
+    if active is not None:
+        for setting, value in settings.items():
+            _change(active, setting, value)
+        return active, False
+    builder = SparkSession.builder.appName(name)
+    if not _configured_elsewhere():
+        builder = builder.config("spark.log.level", log_level)
+        for setting, value in _LAPTOP_DEFAULTS.items():
+            builder = builder.config(setting, value)
+        if settings.get("spark.master", "local").startswith("local") and (
+            "spark.pyspark.python" not in settings
+        ):
+            # Workers would otherwise run `python3` of the path, which need not have the dependencies.
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    for setting, value in settings.items():
+        builder = builder.config(setting, value)
+    spark = builder.getOrCreate()
+    given = spark.sparkContext.getConf()
+    for setting, value in _DEFAULTS.items():
+        if not given.contains(setting):
+            spark.conf.set(setting, value)
+    return spark, True

@@ -1,0 +1,14 @@
+"""The script for ``spark-submit``: ``spark-submit [options] spark_submit.py PIPELINE [--set a.b=c]...``.
+
+It is ``penstock run`` in the session that ``spark-submit`` configures; docs/spark-submit.md tells how to
+use it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from penstock.cli import app
+
+if __name__ == "__main__":
+    app(["run", *sys.argv[1:]])
