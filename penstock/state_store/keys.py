@@ -239,7 +239,8 @@ def _fixed_words(column: pa.Array[Any], width: int) -> Words:
         words = np.frombuffer(data, np.uint64)
         return words[2 * column.offset : 2 * (column.offset + len(column))]
     if pa.types.is_floating(kind):
-        values = column.to_numpy(zero_copy_only=False).astype(np.float64) + 0.0
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            values = column.to_numpy(zero_copy_only=False).astype(np.float64) + 0.0
         values[np.isnan(values)] = np.nan
         return values.view(np.uint64)
     if pa.types.is_boolean(kind):
