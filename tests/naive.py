@@ -1,0 +1,224 @@
+"""Plain Python references: slow, short, and independent of what they check."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+__all__ = [
+    "NaivePages",
+    "NaiveQueue",
+    "Update",
+    "conflated",
+    "hash_of",
+    "key_words",
+    "staleness_bin",
+]
+
+_64 = (1 << 64) - 1
+NEVER = -(1 << 63)
+
+
+def hash_of(words: Sequence[int]) -> int:
+    """Return the 64-bit hash of a key's words."""
+    multiplier = 0x9E3779B97F4A7C15
+    h = len(words) * multiplier & _64
+    for word in words:
+        h = (h ^ word) * multiplier & _64
+        h ^= h >> 30
+    h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9 & _64
+    h = (h ^ (h >> 27)) * 0x94D049BB133111EB & _64
+    return h ^ (h >> 31)
+
+
+def bucket_of(words: Sequence[int], buckets: int) -> int:
+    """Return the bucket of a key."""
+    return (hash_of(words) >> 32) * buckets >> 32
+
+
+def key_words(*values: object) -> list[int]:
+    """Return the words of a key with these columns; dates and times are given as integers."""
+    words: list[int] = []
+    for value in values:
+        if isinstance(value, float):
+            canonical = math.nan if math.isnan(value) else value + 0.0
+            words += struct.unpack("<Q", struct.pack("<d", canonical))
+        elif isinstance(value, int):
+            words.append(value & _64)
+        elif isinstance(value, Decimal):
+            sign, digits, _ = value.as_tuple()
+            unscaled = int("".join(map(str, digits))) * (-1 if sign else 1)
+            words += [unscaled & _64, unscaled >> 64 & _64]
+        else:
+            assert isinstance(value, str | bytes)
+            data = value.encode() if isinstance(value, str) else value
+            padded = data + bytes(-len(data) % 8)
+            words += [len(data), *struct.unpack(f"<{len(padded) // 8}Q", padded)]
+    return words
+
+
+class NaivePages:
+    """The paged memory of (UpStream §7.1) with lists for the pools."""
+
+    def __init__(self, page_rows: int) -> None:
+        self.page_rows = page_rows
+        self.available: dict[int, list[int]] = {}
+        self.elp: list[int] = []
+        self.nap: int | None = None
+
+    def allocate(self) -> int:
+        page = self.nap
+        if page is None or not self.available[page]:
+            if not self.elp:
+                new = next(p for p in range(len(self.available) + 1) if p not in self.available)
+                self.available[new] = list(range(new * self.page_rows, (new + 1) * self.page_rows))
+                self.elp = [new]
+            page = self.nap = self.elp[0]
+        location = self.available[page].pop(0)
+        if not self.available[page]:
+            self.elp.remove(page)
+        return location
+
+    def free(self, location: int) -> None:
+        page = location // self.page_rows
+        if not self.available[page]:
+            self.elp.insert(0, page)
+        self.available[page].insert(0, location)
+        if len(self.available[page]) == self.page_rows:
+            self.elp.remove(page)
+            del self.available[page]
+            if self.nap == page:
+                self.nap = None
+
+
+@dataclass(frozen=True)
+class Update:
+    """One tuple of an update stream."""
+
+    key: int
+    time: int
+    value: int
+    arrival: int | None = None
+
+
+@dataclass
+class _Group:
+    """The updates of one key in one micro-batch."""
+
+    newest: Update
+    last: int
+    first: int
+    count: int
+    first_arrival: int | None
+
+
+def conflated(updates: Iterable[Update]) -> dict[int, _Group]:
+    """Return per key its newest update (ties: the later) and what it stands for."""
+    groups: dict[int, _Group] = {}
+    for position, update in enumerate(updates):
+        group = groups.get(update.key)
+        if group is None:
+            groups[update.key] = _Group(update, position, position, 1, update.arrival)
+            continue
+        group.count += 1
+        if update.arrival is not None and group.first_arrival is not None:
+            group.first_arrival = min(group.first_arrival, update.arrival)
+        if update.time >= group.newest.time:
+            group.newest, group.last = update, position
+    return groups
+
+
+@dataclass
+class _Cell:
+    emitted: int = NEVER
+    waiting: Update | None = None
+    arrived_us: int = 0
+    seen_us: int | None = None
+    interval_us: float = 0.0
+
+
+@dataclass
+class NaiveQueue:
+    """An update queue with a list as the queue of keys and a dictionary of cells."""
+
+    policy: str
+    cost_us: float | None = None
+    order: list[int] = field(default_factory=list)
+    cells: dict[int, _Cell] = field(default_factory=dict)
+    birth_us: int | None = None
+
+    def enqueue(self, updates: Sequence[Update], now_us: int) -> tuple[int, int, int]:
+        """Return how many tuples came in, were conflated, and were late."""
+        groups = list(conflated(updates).values())
+        if self.policy == "fifo":
+            groups.sort(key=lambda g: (g.newest.arrival or 0, g.last))
+        else:
+            groups.sort(key=lambda g: (g.first_arrival or 0, g.first))
+        arrivals = {g.newest.key: now_us if g.first_arrival is None else g.first_arrival for g in groups}
+        if self.birth_us is None and groups:
+            self.birth_us = min(now_us, *arrivals.values())
+        superseded = late = 0
+        for group in groups:
+            update = group.newest
+            cell = self.cells.setdefault(update.key, _Cell())
+            if update.time < cell.emitted:
+                late += group.count
+                continue
+            self._observe_rate(cell, group.count, now_us)
+            waits = cell.waiting is not None
+            superseded += group.count - (not waits)
+            if cell.waiting is not None and update.time < cell.waiting.time:
+                continue
+            if not waits:
+                cell.arrived_us = min(arrivals[update.key], now_us)
+            cell.waiting = update
+            self._arrive(update.key, cell)
+        return len(updates), superseded, late
+
+    def _observe_rate(self, cell: _Cell, count: int, now_us: int) -> None:
+        assert self.birth_us is not None
+        if cell.seen_us is None:
+            cell.interval_us = (now_us - self.birth_us) / count
+        else:
+            gap = (now_us - cell.seen_us) / count
+            cell.interval_us += (1 - 0.9**count) * (gap - cell.interval_us)
+        cell.seen_us = now_us
+
+    def _arrive(self, key: int, cell: _Cell) -> None:
+        waits = key in self.order
+        if self.policy == "fifo":
+            if waits:
+                self.order.remove(key)
+            self.order.append(key)
+        elif (
+            self.policy == "linecutting"
+            and self.cost_us is not None
+            and cell.interval_us > self.cost_us * len(self.order)
+        ):
+            if waits:
+                self.order.remove(key)
+            self.order.insert(0, key)
+        elif not waits:
+            self.order.append(key)
+
+    def dequeue(self, limit: int, now_us: int) -> list[tuple[Update, int]]:
+        """Return the tuples served and their queue staleness."""
+        served = []
+        for key in self.order[:limit]:
+            cell = self.cells[key]
+            assert cell.waiting is not None
+            served.append((cell.waiting, max(now_us - cell.arrived_us, 0)))
+            cell.emitted, cell.waiting = cell.waiting.time, None
+        del self.order[:limit]
+        return served
+
+
+def staleness_bin(value: float, bins: int) -> int:
+    """Return the bin of a staleness in µs: bin i > 0 is [1.02**(i-1), 1.02**i)."""
+    number = 0
+    while number < bins and value >= math.exp(math.log(1.02) * number):
+        number += 1
+    return number

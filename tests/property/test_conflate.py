@@ -1,0 +1,173 @@
+"""Conflating gives the same queue wherever and however often it is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.operators.arrivals import Arrivals, conflate
+from penstock.operators.key_queue import Policy
+from penstock.operators.stream import UpdateStream
+from penstock.operators.update_queue import UpdateQueue
+from penstock.spark_ext import packing
+from penstock.spark_ext.packing import Packer
+from tests.naive import Update, bucket_of, conflated, key_words
+from tests.streams import (
+    POLICIES,
+    arrivals_of,
+    assert_same_state,
+    order_of,
+    rows_of,
+    served_of,
+    stream_for,
+    updates,
+    updates_of,
+)
+
+NOW_US = 1_000
+BATCHES = updates(max_size=24, arrival=st.integers(NOW_US - 30, NOW_US + 5))
+
+
+def _split(draw: st.DrawFn, items: list[Any], most: int) -> list[list[Any]]:
+    """Return `items` cut into up to `most` + 1 contiguous pieces, some perhaps empty."""
+    cuts = sorted(draw(st.lists(st.integers(0, len(items)), max_size=most)))
+    return [items[a:b] for a, b in zip([0, *cuts], [*cuts, len(items)], strict=True)]
+
+
+def _reduced(draw: st.DrawFn, stream: UpdateStream, pieces: list[Arrivals]) -> Arrivals:
+    """Return `pieces` merged in any order, conflated at any of the steps."""
+    pieces = [conflate(stream, piece) if draw(st.booleans()) else piece for piece in pieces]
+    while len(pieces) > 1:
+        first = pieces.pop(draw(st.integers(0, len(pieces) - 1)))
+        second = pieces.pop(draw(st.integers(0, len(pieces) - 1)))
+        both = Arrivals.concat([first, second])
+        pieces.append(conflate(stream, both) if draw(st.booleans()) else both)
+    return pieces[0]
+
+
+@given(st.data(), POLICIES, st.booleans(), st.lists(BATCHES.filter(bool), min_size=1, max_size=3))
+def test_any_cut_merged_in_any_order_gives_the_same_queue(
+    data: st.DataObject, policy: Policy, arrival: bool, batches: list[list[Update]]
+) -> None:
+    stream = stream_for(arrival=arrival)
+    plain, cut = (UpdateQueue(stream, policy, cost_us=7.0) for _ in range(2))
+    for number, batch in enumerate(batches):
+        now_us = NOW_US + 20 * number
+        pieces = []
+        for part, of_part in enumerate(_split(data.draw, batch, 3)):
+            position = 0
+            for chunk in _split(data.draw, of_part, 2):
+                if chunk:
+                    pieces.append(arrivals_of(stream, chunk, position, part))
+                position += len(chunk)
+        reduced = _reduced(data.draw, stream, pieces)
+        assert cut.enqueue(reduced, now_us) == plain.enqueue(arrivals_of(stream, batch), now_us)
+        assert cut.settle(now_us + 10) == plain.settle(now_us + 10)
+        limit = data.draw(st.integers(0, 4))
+        assert served_of(cut, limit, now_us + 10) == served_of(plain, limit, now_us + 10)
+        assert_same_state(cut, plain)
+
+
+@given(BATCHES.filter(bool), st.booleans())
+def test_conflating_equals_a_dictionary(batch: list[Update], arrival: bool) -> None:
+    stream = stream_for(arrival=arrival)
+    groups = conflated(batch)
+    out = conflate(stream, arrivals_of(stream, batch))
+    newest = [
+        g.newest if arrival else Update(g.newest.key, g.newest.time, g.newest.value) for g in groups.values()
+    ]
+    assert updates_of(out.rows) == newest
+    assert out.count.tolist() == [g.count for g in groups.values()]
+    assert out.first.tolist() == [g.first for g in groups.values()]
+    assert out.last.tolist() == [g.last for g in groups.values()]
+    if arrival:
+        assert out.first_arrival_us is not None
+        assert out.first_arrival_us.tolist() == [g.first_arrival for g in groups.values()]
+    else:
+        assert out.first_arrival_us is None
+
+
+class _Context:
+    """Stands for Spark's ``TaskContext`` of one partition."""
+
+    partition = 0
+
+    @classmethod
+    def get(cls) -> _Context:
+        return cls()
+
+    def partitionId(self) -> int:  # noqa: N802 - Spark's name
+        return self.partition
+
+
+LIMITS: dict[str, Any] = {"_CHUNK_ROWS": 3, "_CHUNK_BYTES": 150, "_HELD_BYTES": 200, "_PARCEL_BYTES": 120}
+
+
+@pytest.mark.parametrize("combine", [True, False, None])
+@given(
+    data=st.data(),
+    policy=POLICIES,
+    arrival=st.booleans(),
+    batch=BATCHES,
+    limited=st.sets(st.sampled_from(list(LIMITS))),
+)
+def test_the_packer_changes_nothing_for_the_operator(
+    combine: bool | None,
+    data: st.DataObject,
+    policy: Policy,
+    arrival: bool,
+    batch: list[Update],
+    limited: set[str],
+) -> None:
+    stream = stream_for(arrival=arrival)
+    buckets = 3
+    packer = Packer(stream, buckets, "error", combine)
+    received: dict[int, list[Arrivals]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "TaskContext", _Context)
+        for name in limited:
+            patch.setattr(packing, name, LIMITS[name])
+        for part, of_part in enumerate(_split(data.draw, batch, 2)):
+            patch.setattr(_Context, "partition", part)
+            chunks = [rows_of(stream, chunk) for chunk in _split(data.draw, of_part, 3)]
+            sequences = []
+            for row in packer(chunks):
+                (values,) = row.to_pylist()
+                assert (values["part"], values["dropped"]) == (part, 0)
+                sequences.append(values["sequence"])
+                parcel = packing.from_parcel(values["payload"])
+                bucket = packing.bucket_labels(buckets).index(values["bucket"])
+                received.setdefault(bucket, []).append(Arrivals.from_batch(parcel, stream.schema))
+            assert sequences == list(range(len(sequences)))
+    for bucket in range(buckets):
+        mine = [u for u in batch if bucket_of(key_words(u.key), buckets) == bucket]
+        parts = data.draw(st.permutations(received.pop(bucket, [])))
+        assert bool(parts) == bool(mine)
+        if not mine:
+            continue
+        packed, plain = (UpdateQueue(stream, policy, cost_us=7.0) for _ in range(2))
+        assert packed.enqueue(Arrivals.concat(parts), NOW_US) == plain.enqueue(
+            arrivals_of(stream, mine), NOW_US
+        )
+        assert packed.settle(NOW_US + 10) == plain.settle(NOW_US + 10)
+        assert order_of(packed) == order_of(plain)
+        assert_same_state(packed, plain)
+    assert not received
+
+
+@given(BATCHES, st.sampled_from([0.0, 0.5, 1.0]))
+def test_combining_only_where_it_pays_keeps_every_count(batch: list[Update], most_left: float) -> None:
+    stream = stream_for(arrival=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "_CHUNK_ROWS", 4)
+        rows = list(Packer(stream, 1, "error", None, most_left)([rows_of(stream, [u]) for u in batch]))
+    parcels = [
+        Arrivals.from_batch(packing.from_parcel(row.column("payload")[0].as_py()), stream.schema)
+        for row in rows
+    ]
+    assert sum(int(parcel.count.sum()) for parcel in parcels) == len(batch)
+    if most_left == 1.0:
+        assert len(parcels) <= 1
