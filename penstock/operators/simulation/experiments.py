@@ -1,0 +1,288 @@
+"""The experiments of UpStream §5 and §7.3: each returns one table, a row for each point of the figure.
+
+Staleness is in numbers of updates: a stream of load experiments has one arrival in a unit of time, and a
+load factor L means that serving one tuple takes L units. A run is cut off at a fixed time, so what grows
+without bound, as an append queue's staleness above load factor 1 does, is an average over that run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.operators.append_queue import AppendQueue
+from penstock.operators.key_queue import Policy
+from penstock.operators.simulation.server import append_stream, simulate, update_stream
+from penstock.operators.simulation.traces import UNIT_US, Floats, Trace, drawn_keys, steady_keys, zipf
+from penstock.operators.update_queue import UpdateQueue
+
+__all__ = [
+    "EXPERIMENTS",
+    "Experiment",
+    "Runner",
+    "Scale",
+    "figure_5",
+    "figure_7",
+    "figure_9",
+    "figure_16",
+    "figure_17",
+    "in_turn",
+]
+
+Runner = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+"""Applies a function to each case and returns the results in order; may do so in other processes."""
+
+APPEND, SHEDDING, FIFO, IN_PLACE = "AQ", "AQ-RLS", "UQ-FIFO", "UQ-INPLACE"
+
+_LOAD_9 = 5.0
+_KEYS_9 = 10
+_FASTER_9 = 10.0
+_KEYS_16 = 100
+_SERVED_PER_S_16 = 10
+_PAGE_ROWS_16 = 4
+"""Locations in a page. 100 keys are few, so pages must be small for any of them ever to be empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is simulated.
+
+    Attributes
+    ----------
+    loads : tuple of float
+        Load factors of figures 5 and 7.
+    updates : int
+        Updates in a run of figures 5 and 7.
+    units_9, variants_9 : int
+        Length of a run of figure 9, in units of time, and how many of its variants are run.
+    thetas, rates : tuples
+        Skews and arrival rates (tuples a second) of figures 16 and 17.
+    deliveries : int
+        Results after which a run of figures 16 and 17 ends.
+    """
+
+    loads: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0)
+    updates: int = 3_000
+    units_9: int = 6_000
+    variants_9: int = 3
+    thetas: tuple[float, ...] = (0.0, 0.3, 0.6, 0.9)
+    rates: tuple[int, ...] = (20, 50, 100, 200, 400, 600, 800, 1000)
+    deliveries: int = 1_000
+
+    @staticmethod
+    def fast() -> Scale:
+        """Return a scale at which all figures take seconds."""
+        return Scale(
+            loads=(1.0, 2.0, 5.0, 10.0),
+            updates=1_000,
+            units_9=1_500,
+            variants_9=1,
+            rates=(20, 100, 1000),
+            deliveries=200,
+        )
+
+
+def in_turn(function: Callable[[Any], Any], cases: Sequence[Any]) -> list[Any]:
+    """Run all cases in this process, one after the other."""
+    return [function(case) for case in cases]
+
+
+class _LoadCase(NamedTuple):
+    queue: str
+    keys: int
+    load: float
+    updates: int
+
+
+def _load_case(case: _LoadCase) -> dict[str, Any]:
+    """Run one queue at one load factor."""
+    stream = append_stream()
+    queue: AppendQueue | UpdateQueue
+    if case.queue == APPEND:
+        queue = AppendQueue(stream)
+    elif case.queue == SHEDDING:
+        queue = AppendQueue(stream, accept=min(1.0, 1 / case.load), seed=1)
+    else:
+        queue = UpdateQueue(stream, Policy.FIFO if case.queue == FIFO else Policy.IN_PLACE)
+    trace = drawn_keys(np.ones(case.keys), 1.0, case.updates, seed=case.keys)
+    outcome = simulate(queue, stream, trace, round(case.load * UNIT_US))
+    return {
+        "keys": case.keys,
+        "load": case.load,
+        "queue": case.queue,
+        "application_staleness": outcome.application_updates,
+        "queue_staleness": outcome.queue_updates,
+        "wait": outcome.wait_us / UNIT_US,
+        "delivered": outcome.delivered,
+    }
+
+
+def figure_5(scale: Scale, run: Runner = in_turn) -> pa.Table:
+    """Application and queue staleness of an IN-PLACE update queue, by load factor, for 1 and 10 keys.
+
+    ``wait`` is the mean queue staleness of tuples at their dequeues.
+    """
+    cases = [_LoadCase(IN_PLACE, keys, load, scale.updates) for keys in (1, 10) for load in scale.loads]
+    return pa.Table.from_pylist(run(_load_case, cases))
+
+
+def figure_7(scale: Scale, run: Runner = in_turn) -> pa.Table:
+    """Staleness of append and update queues by load factor, for 1 and 10 keys of equal rates."""
+    queues = (APPEND, SHEDDING, FIFO, IN_PLACE)
+    cases = [
+        _LoadCase(queue, keys, load, scale.updates)
+        for keys in (1, 10)
+        for queue in queues
+        for load in scale.loads
+    ]
+    return pa.Table.from_pylist(run(_load_case, cases))
+
+
+class _CutCase(NamedTuple):
+    slow: int
+    arrivals: str
+    load: str
+    costs: tuple[str, ...]
+    units: int
+
+
+def _rates_9(slow: int, load: str) -> Floats:
+    """Return the update rate of each key, in updates a unit.
+
+    ``"fast keys"``: a fast key has a tenth of an update in a unit whatever the number of slow ones is, a
+    slow key a hundredth. ``"all keys"``: together they have one update in a unit.
+    """
+    rates = np.full(_KEYS_9, 1.0 / _KEYS_9)
+    rates[:slow] /= _FASTER_9
+    return rates / rates.sum() if load == "all keys" else rates
+
+
+def _cut_case(case: _CutCase) -> list[dict[str, Any]]:
+    """Serve the same arrivals by IN-PLACE and by LINECUTTING."""
+    rates = _rates_9(case.slow, case.load)
+    trace = (
+        steady_keys(rates, case.units, seed=case.slow)
+        if case.arrivals == "steady"
+        else drawn_keys(rates, float(rates.sum()), case.units, seed=case.slow)
+    )
+    cost_us = round(_LOAD_9 * UNIT_US)
+    stream = append_stream()
+    in_place = simulate(UpdateQueue(stream, Policy.IN_PLACE), stream, trace, cost_us).queue_updates
+    rows = []
+    for cost in case.costs:
+        cut = _linecutting(trace, cost_us, given=cost == "given")
+        rows.append(
+            {
+                "slow": case.slow,
+                "arrivals": case.arrivals,
+                "load_of": case.load,
+                "cost": cost,
+                "in_place": in_place,
+                "linecutting": cut,
+                "gain": in_place / cut if cut else 1.0,
+            }
+        )
+    return rows
+
+
+def _linecutting(trace: Trace, cost_us: int, *, given: bool) -> float:
+    stream = update_stream()
+    queue = UpdateQueue(stream, Policy.LINECUTTING, cost_us=float(cost_us) if given else None)
+    outcome = simulate(
+        queue, stream, trace, cost_us, served=lambda count: queue.observe_cost(cost_us * count, count)
+    )
+    return outcome.queue_updates
+
+
+def figure_9(scale: Scale, run: Runner = in_turn) -> pa.Table:
+    """Gain of LINECUTTING over IN-PLACE in queue staleness, by the number of slow keys of 10, at load 5.
+
+    The gain is 1 where nothing is ever stale. Keys update at a steady pace (with the cost of a tuple given to
+    the queue, and measured by it), or are drawn at random for each arrival. The load factor is that of ten
+    fast keys; a last variant raises all rates so that it is the load of the keys there are.
+    """
+    variants: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+        ("steady", "fast keys", ("given", "measured")),
+        ("drawn", "fast keys", ("given",)),
+        ("steady", "all keys", ("given",)),
+    )
+    cases = [
+        _CutCase(slow, arrivals, load, costs, scale.units_9)
+        for arrivals, load, costs in variants[: scale.variants_9]
+        for slow in range(_KEYS_9 + 1)
+    ]
+    return pa.Table.from_pylist([row for rows in run(_cut_case, cases) for row in rows])
+
+
+class _MemoryCase(NamedTuple):
+    theta: float
+    rate: int
+    deliveries: int
+
+
+def _memory_case(case: _MemoryCase) -> dict[str, Any]:
+    """Measure the memory that a queue of 100 keys uses until so many results were delivered."""
+    stream = append_stream()
+    queue = UpdateQueue(stream, Policy.IN_PLACE, page_rows=_PAGE_ROWS_16)
+    rate = case.rate / 1000 / 1000 * UNIT_US  # per unit, of which 1000 make a second
+    duration = (case.deliveries + 2) * 1000 / _SERVED_PER_S_16
+    trace = drawn_keys(zipf(_KEYS_16, case.theta), rate, duration, seed=round(case.theta * 10))
+    held: list[tuple[int, int, int]] = []
+
+    def watch() -> None:
+        memory = queue.memory
+        held.append((memory.locations_used, memory.pages_used * memory.page_rows, queue.keys))
+
+    cost_us = 1000 * UNIT_US // _SERVED_PER_S_16
+    outcome = simulate(queue, stream, trace, cost_us, watch=watch, deliveries=case.deliveries)
+    waiting, paged, known = np.mean(held, axis=0)
+    return {
+        "theta": case.theta,
+        "rate": case.rate,
+        "waiting": float(waiting),
+        "on_demand_usage": float(paged),
+        "on_demand_effective": float(waiting / paged),
+        "naive_usage": float(known),
+        "naive_effective": float(waiting / known),
+        "delivered": outcome.delivered,
+    }
+
+
+def _memory(scale: Scale, run: Runner, by: str) -> pa.Table:
+    cases = [_MemoryCase(theta, rate, scale.deliveries) for theta in scale.thetas for rate in scale.rates]
+    rows = run(_memory_case, cases)
+    measures = ("on_demand_usage", "on_demand_effective", "naive_usage", "naive_effective")
+    return pa.Table.from_pylist(
+        [
+            {by: value}
+            | {name: float(np.mean([row[name] for row in rows if row[by] == value])) for name in measures}
+            for value in sorted({row[by] for row in rows})
+        ]
+    )
+
+
+def figure_16(scale: Scale, run: Runner = in_turn) -> pa.Table:
+    """Memory usage, on demand and naive, by the skew of 100 keys; averaged over the arrival rates.
+
+    Usage is in locations: pages in use times the locations of a page, and for the naive way one location for
+    each key that was ever seen. Effective usage is the share of them that holds a waiting tuple.
+    """
+    return _memory(scale, run, "theta")
+
+
+def figure_17(scale: Scale, run: Runner = in_turn) -> pa.Table:
+    """As `figure_16`, by the arrival rate; averaged over the skews."""
+    return _memory(scale, run, "rate")
+
+
+Experiment = Callable[[Scale, Runner], pa.Table]
+
+EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
+    {"5": figure_5, "7": figure_7, "9": figure_9, "16": figure_16, "17": figure_17}
+)
+"""The experiments by the number of the paper's figure."""

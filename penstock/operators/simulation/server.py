@@ -1,0 +1,151 @@
+"""A discrete-event server: one queue, one server, a fixed cost per tuple."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.operators.arrivals import Arrivals
+from penstock.operators.simulation.traces import UNIT_US, Trace
+from penstock.operators.staleness import Staleness
+from penstock.operators.stream import Integers, UpdateStream
+from penstock.operators.update_queue import Served
+
+__all__ = ["Outcome", "Queue", "append_stream", "simulate", "update_stream"]
+
+
+class Queue(Protocol):
+    """What the server needs of an update queue or an append queue."""
+
+    def __len__(self) -> int:
+        """Return how much waits."""
+
+    def enqueue(self, arrivals: Arrivals, now_us: int) -> Any:
+        """Let arrivals in."""
+
+    def dequeue(self, limit: int, now_us: int) -> Served:
+        """Remove up to `limit` tuples."""
+
+    def deliver(self, served: Served, now_us: int) -> None:
+        """Note that results have reached the application."""
+
+    def settle(self, now_us: int) -> tuple[Staleness, Staleness]:
+        """Return queue and application staleness since the last time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one simulated run measured.
+
+    Attributes
+    ----------
+    queue, application : Staleness
+        As the queue's own meters have it.
+    delivered : int
+        Results delivered.
+    wait_us : float
+        Mean queue staleness of the tuples at their dequeues.
+    """
+
+    queue: Staleness
+    application: Staleness
+    delivered: int
+    wait_us: float
+
+    @property
+    def queue_updates(self) -> float:
+        """Average queue staleness in numbers of updates: one unit of time each."""
+        return self.queue.average_ms * 1000 / UNIT_US
+
+    @property
+    def application_updates(self) -> float:
+        """Average application staleness in numbers of updates."""
+        return self.application.average_ms * 1000 / UNIT_US
+
+
+def update_stream() -> UpdateStream:
+    """Return a stream whose tuples arrive when they are enqueued."""
+    return UpdateStream(pa.schema([("key", pa.int64()), ("time", pa.int64())]), ("key",), "time")
+
+
+def append_stream() -> UpdateStream:
+    """Return a stream whose tuples carry their arrival times, so that many can be enqueued at once."""
+    arrived = ("arrived", pa.timestamp("us"))
+    schema = pa.schema([("key", pa.int64()), ("time", pa.int64()), arrived])
+    return UpdateStream(schema, ("key",), "time", arrival="arrived")
+
+
+def simulate(
+    queue: Queue,
+    stream: UpdateStream,
+    trace: Trace,
+    cost_us: int,
+    *,
+    watch: Callable[[], None] = lambda: None,
+    served: Callable[[int], None] = lambda count: None,
+    deliveries: int | None = None,
+) -> Outcome:
+    """Let one server work on `queue` while `trace` arrives.
+
+    The server is free: it takes the tuple at the head, if there is one, and delivers its result after
+    `cost_us`. At one instant a free server takes before an arrival enters. If `stream` has an arrival
+    column, the arrivals of one service enter the queue together, which makes no difference to a scheduler
+    that decides nothing by the time (FIFO, IN-PLACE); else each enters at its own instant.
+
+    Parameters
+    ----------
+    watch : callable
+        Called after every change of the queue's content.
+    served : callable
+        Called with the number of tuples after every service, for a queue that measures their cost.
+    deliveries : int, optional
+        Stop after so many results.
+    """
+    times = trace.times_us
+    arriving, free, count, waits = 0, 0, 0, 0
+    while deliveries is None or count < deliveries:
+        if not len(queue):
+            if arriving == len(times):
+                break
+            free = max(free, int(times[arriving]))
+            until = int(np.searchsorted(times, times[arriving], side="right"))
+            _enter(queue, stream, trace, arriving, until)
+            arriving = until
+            watch()
+            continue
+        taken = queue.dequeue(1, free)
+        waits += int(taken.staleness_us[0])
+        count += 1
+        watch()
+        free += cost_us
+        queue.deliver(taken, free)
+        served(1)
+        until = int(np.searchsorted(times, free, side="left"))
+        if until > arriving:
+            _enter(queue, stream, trace, arriving, until)
+            arriving = until
+            watch()
+        if free >= trace.end_us:
+            break
+    waiting, application = queue.settle(max(free, trace.end_us) if deliveries is None else free)
+    return Outcome(waiting, application, count, waits / max(count, 1))
+
+
+def _enter(queue: Queue, stream: UpdateStream, trace: Trace, begin: int, end: int) -> None:
+    if stream.arrival:
+        queue.enqueue(_arrivals(stream, trace, begin, end), int(trace.times_us[end - 1]))
+        return
+    for row in range(begin, end):
+        queue.enqueue(_arrivals(stream, trace, row, row + 1), int(trace.times_us[row]))
+
+
+def _arrivals(stream: UpdateStream, trace: Trace, begin: int, end: int) -> Arrivals:
+    times: Integers = trace.times_us[begin:end]
+    columns = [pa.array(trace.keys[begin:end]), pa.array(np.arange(begin, end))]
+    if stream.arrival:
+        columns.append(pa.array(times).view(pa.timestamp("us")))
+    return Arrivals.of(stream, pa.RecordBatch.from_arrays(columns, schema=stream.schema), begin)

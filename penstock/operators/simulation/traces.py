@@ -1,0 +1,77 @@
+"""Arrivals for simulations: which key updates when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.operators.draws import draws
+from penstock.operators.stream import Integers
+
+__all__ = ["UNIT_US", "Floats", "Trace", "drawn_keys", "steady_keys", "zipf"]
+
+Floats = npt.NDArray[np.float64]
+
+UNIT_US = 1000
+"""One unit of simulated time, the time between two updates of the stream, in microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Arrivals in the order of their times.
+
+    Attributes
+    ----------
+    times_us : int64 array
+        When each tuple arrives.
+    keys : int64 array
+        Its update key.
+    end_us : int
+        When the last stretch after the last arrival ends.
+    """
+
+    times_us: Integers
+    keys: Integers
+    end_us: int
+
+
+def drawn_keys(weights: Floats, rate: float, duration: float, *, seed: int) -> Trace:
+    """Return `rate` arrivals a unit at even distances, the key of each drawn by `weights`.
+
+    This is how UpStream §5.2 models keys: each arrival is one of key i with probability p_i.
+    """
+    count = int(rate * duration)
+    cumulative = np.cumsum(weights) / np.sum(weights)
+    cumulative[-1] = 1.0
+    keys = np.searchsorted(cumulative, draws(seed, 0, count), side="right")
+    times = np.rint(np.arange(count) * (UNIT_US / rate))
+    return Trace(times.astype(np.int64), keys.astype(np.int64), int(duration * UNIT_US))
+
+
+def steady_keys(rates: Floats, duration: float, *, seed: int, jitter: float = 0.5) -> Trace:
+    """Return the arrivals of keys that each update at their own pace.
+
+    Between two updates of key i passes ``1 / rates[i]``, varied uniformly by up to `jitter` of it, so that
+    keys do not stay in step with one another.
+    """
+    times, keys = [], []
+    for key, rate in enumerate(rates):
+        count = int(duration * float(rate) / (1 - jitter)) + 2
+        random = draws(seed * 1_000_003 + key, 0, count)
+        gaps = (1 + jitter * (2 * random - 1)) / rate
+        gaps[0] = random[0] / rate
+        own = np.rint(np.cumsum(gaps) * UNIT_US).astype(np.int64)
+        own = own[own < duration * UNIT_US]
+        times.append(own)
+        keys.append(np.full(len(own), key, np.int64))
+    together = np.concatenate(times)
+    order = np.argsort(together, kind="stable")
+    return Trace(together[order], np.concatenate(keys)[order], int(duration * UNIT_US))
+
+
+def zipf(keys: int, theta: float) -> Floats:
+    """Return the weights of a Zipf distribution: key i has ``1 / (i + 1) ** theta``."""
+    weights: Floats = np.arange(1, keys + 1, dtype=np.float64) ** -theta
+    return weights / weights.sum()
