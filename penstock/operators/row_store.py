@@ -132,9 +132,9 @@ class _FixedColumn:
         buffer = column.buffers()[1]
         if buffer is None or not len(column):
             return np.zeros((len(column), *self._values.shape[1:]), self._values.dtype)
-        flat = np.frombuffer(buffer, self._values.dtype)
         begin, end = column.offset * self._words, (column.offset + len(column)) * self._words
-        return flat[begin:end].reshape(len(column), *self._values.shape[1:])
+        flat = np.frombuffer(buffer, self._values.dtype, count=end)
+        return flat[begin:].reshape(len(column), *self._values.shape[1:])
 
 
 def _is_fixed(kind: pa.DataType) -> bool:

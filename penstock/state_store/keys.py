@@ -236,8 +236,8 @@ def _fixed_words(column: pa.Array[Any], width: int) -> Words:
     kind = column.type
     if width == 2:
         _, data = column.buffers()
-        words = np.frombuffer(data, np.uint64)
-        return words[2 * column.offset : 2 * (column.offset + len(column))]
+        words = np.frombuffer(data, np.uint64, count=2 * (column.offset + len(column)))
+        return words[2 * column.offset :]
     if pa.types.is_floating(kind):
         with np.errstate(invalid="ignore"):  # signalling NaNs
             values = column.to_numpy(zero_copy_only=False).astype(np.float64) + 0.0

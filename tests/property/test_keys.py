@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from decimal import Context, Decimal
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ def test_words_and_hashes_equal_the_plain_encoding(case: tuple[list[pa.Array[Any
     keys = _codec(columns).encode(columns)
     expected = [key_words(*row) for row in rows]
     starts = keys.starts.tolist()
-    assert [keys.words[a:b].tolist() for a, b in zip(starts, starts[1:], strict=False)] == expected
+    assert [keys.words[a:b].tolist() for a, b in pairwise(starts)] == expected
     assert keys.hashes.tolist() == [hash_of(words) for words in expected]
     assert keys.bucket(7).tolist() == [bucket_of(words, 7) for words in expected]
 

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.errors import InvalidUsageError
 from penstock.state_store.keys import KeyCodec, Keys
+from tests.naive import key_words
 
 NAN_1 = np.uint64(0x7FF8000000000001).view(np.float64)
 NAN_2 = np.uint64(0xFFF0000000000123).view(np.float64)  # a signalling one
@@ -134,3 +135,10 @@ def test_a_bucket_needs_no_other_key_of_the_batch() -> None:
     column = pa.array([f"key {i}" for i in range(100)])
     together = _keys(column).bucket(13).tolist()
     assert together == [int(_keys(column.slice(i, 1)).bucket(13)[0]) for i in range(100)]
+
+
+def test_a_buffer_longer_than_its_values_is_read_up_to_them() -> None:
+    value = Decimal("-12.34")
+    column = pa.array([value], pa.decimal128(10, 2))
+    longer = pa.py_buffer(column.buffers()[1].to_pybytes() + b"xyz")
+    assert _keys(pa.Array.from_buffers(column.type, 1, [None, longer])).words.tolist() == key_words(value)
