@@ -15,6 +15,7 @@ __all__ = ["RowStore"]
 
 _DTYPES: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 _LEAST_GARBAGE = 4096
+_LEAST_HEAP_BYTES = 4 << 20
 _MOST_CHUNKS = 64
 
 
@@ -70,9 +71,9 @@ class RowStore:
     def compact(self, locations: Integers) -> None:
         """Drop what no location in `locations`, all that are in use, refers to, if that pays."""
         garbage = self._heap_rows - len(locations)
-        if not len(self._varying) or (
-            len(self._heap) < _MOST_CHUNKS and garbage < max(_LEAST_GARBAGE, len(locations))
-        ):
+        small = garbage < _LEAST_GARBAGE and sum(batch.nbytes for batch in self._heap) < _LEAST_HEAP_BYTES
+        mostly_used = garbage < max(len(locations), 1)
+        if not len(self._varying) or (len(self._heap) < _MOST_CHUNKS and (small or mostly_used)):
             return
         if not len(locations):
             self._heap, self._heap_rows = [], 0
