@@ -82,7 +82,7 @@ def decode(content: bytes | memoryview, file: object) -> PUnit:
     if size < _HEADER_AT:
         raise CorruptDataError("the file is too short for a p-unit", file=file, size_bytes=size)
     prefix = bytes(content[: _PREFIX.size])
-    magic, version, _flags, header_size = _PREFIX.unpack(prefix)
+    magic, version, flags, header_size = _PREFIX.unpack(prefix)
     if magic != _MAGIC:
         raise CorruptDataError("the file is not a p-unit", file=file, offset=0)
     if version > FORMAT_VERSION:
@@ -99,6 +99,13 @@ def decode(content: bytes | memoryview, file: object) -> PUnit:
     (checksum,) = _CHECKSUM.unpack(content[_PREFIX.size : _HEADER_AT])
     if xxhash.xxh3_64_intdigest(prefix + header) != checksum:
         raise CorruptDataError("the header's checksum is wrong", file=file, offset=0)
+    if version < 1 or flags:
+        raise CorruptDataError(
+            "the file has a format version or flags that nothing writes",
+            file=file,
+            format_version=version,
+            flags=flags,
+        )
     fields = json.loads(header)
     at = _HEADER_AT + header_size
     at += _padding(at)

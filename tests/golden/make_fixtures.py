@@ -1,0 +1,87 @@
+"""Writes the fixtures of the present format versions, where they are missing.
+
+Fixtures are never changed: a new format version gets new ones beside them. Run it as
+``python -m tests.golden.make_fixtures``.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+
+from penstock.checkpointing import FORMAT_VERSION, PUnit, encode
+from penstock.operators.key_queue import Policy
+from penstock.operators.stream import UpdateStream
+from penstock.operators.update_queue import UpdateQueue
+from penstock.state_store.bucket_store import BucketStore, Handle
+from tests.naive import Update
+from tests.streams import ARRIVAL_STREAM, enqueue, served_of
+
+HERE = Path(__file__).parent
+P_UNIT = HERE / f"p_unit_v{FORMAT_VERSION}.punit"
+STATE = HERE / f"state_v{FORMAT_VERSION}"
+
+
+def p_unit() -> PUnit:
+    """Return a unit with two blocks, many types, nulls and text beyond ASCII."""
+    mixed = pa.table(
+        {
+            "i": pa.array([1, None, -(1 << 63)]),
+            "s": pa.array(["", None, "h\u00e9llo"]),
+            "d": pa.array([Decimal("-1.50"), None, Decimal("99.99")], pa.decimal128(10, 2)),
+            "t": pa.array([datetime(2006, 1, 3, 9, 30, tzinfo=UTC), None, None], pa.timestamp("us", "UTC")),
+            "day": pa.array([date(1969, 12, 31), None, date(2006, 1, 3)]),
+            "b": pa.array([True, None, False]),
+            "l": pa.array([[1, None], None, []], pa.list_(pa.int32())),
+            "st": pa.array([{"a": 1.5, "b": "x"}, None, {"a": None, "b": ""}]),
+        }
+    )
+    empty = pa.RecordBatch.from_pylist([], pa.schema([("n", pa.int8())]))
+    meta = {
+        "version": 3,
+        "text": "Z\u00fcrich",
+        "nothing": None,
+        "list": [1, 2.5, "x"],
+        "nested": {"a": True},
+    }
+    return PUnit("golden", meta, {"mixed": mixed.to_batches()[0], "empty": empty})
+
+
+def golden_queue(stream: UpdateStream = ARRIVAL_STREAM) -> UpdateQueue:
+    return UpdateQueue(stream, Policy.LINECUTTING)
+
+
+FIRST = [Update(key, 10 + key, key, 1_000 + key) for key in range(4)]
+SECOND = [Update(1, 20, 100, 5_000), Update(7, 21, 101, 5_001), Update(0, 1, 102, 5_002)]
+
+
+def first_version(queue: UpdateQueue) -> None:
+    enqueue(queue, FIRST, 2_000)
+    queue.observe_cost(50, 10)
+    served_of(queue, 2, 2_500)
+    queue.settle(3_000)
+
+
+def second_version(queue: UpdateQueue) -> None:
+    enqueue(queue, SECOND, 6_000)
+    served_of(queue, 1, 6_500)
+    queue.settle(7_000)
+
+
+def main() -> None:
+    """Write what is missing."""
+    if not P_UNIT.exists():
+        P_UNIT.write_bytes(encode(p_unit()))
+    if not STATE.exists():
+        STATE.mkdir()
+        store, queue, handle = BucketStore(STATE), golden_queue(), Handle()
+        for step in (first_version, second_version):
+            step(queue)
+            handle = store.commit(queue, handle)
+
+
+if __name__ == "__main__":
+    main()
