@@ -8,6 +8,7 @@ user.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def publish(path: Path, content: bytes | memoryview) -> None:
     ConflictError
         If `path` exists already.
     UnavailableError
-        If the file system refuses (no space, no permission, an I/O error); nothing is left behind.
+        If the file system refuses (no space, no permission, an I/O error). No temporary file is left;
+        if only the last step failed, `path` may be there.
     """
     temporary = path.parent / f".{path.name}.{new_id()}.tmp"
     failpoint("state.before_write")
@@ -97,12 +99,14 @@ def make_directory(path: Path) -> None:
     UnavailableError
         If the file system refuses.
     """
-    if path.is_dir():
-        return
     try:
+        if path.is_dir():
+            return
         make_directory(path.parent)
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
+        if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         sync_directory(path.parent)
     except OSError as error:
         raise UnavailableError(

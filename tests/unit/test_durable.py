@@ -1,0 +1,169 @@
+"""A file is published whole, synced, and once; when the file system refuses, it says so."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import _durable
+from penstock.errors import ConflictError, UnavailableError
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def _refuse(monkeypatch: pytest.MonkeyPatch, call: str, number: int, *, skip: int = 0) -> None:
+    """Make ``os.<call>`` fail with `number` after `skip` calls."""
+    real, left = getattr(os, call), [skip]
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        if left[0] == 0:
+            raise OSError(number, os.strerror(number))
+        left[0] -= 1
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(_durable.os, call, failing)
+
+
+def test_a_published_file_has_its_content_and_is_private(tmp_path: Path) -> None:
+    _durable.publish(tmp_path / "f", b"content")
+    _durable.publish(tmp_path / "empty", memoryview(b""))
+    assert _durable.read(tmp_path / "f") == b"content"
+    assert _durable.read(tmp_path / "empty") == b""
+    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600
+    assert _names(tmp_path) == ["empty", "f"]
+
+
+def test_a_file_is_published_once(tmp_path: Path) -> None:
+    _durable.publish(tmp_path / "f", b"first")
+    with pytest.raises(ConflictError) as caught:
+        _durable.publish(tmp_path / "f", b"second")
+    assert caught.value.context["file"] == tmp_path / "f"
+    assert _durable.read(tmp_path / "f") == b"first"
+    assert _names(tmp_path) == ["f"]
+
+
+def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(_durable.os, "write", lambda fd, data: write(fd, data[:3]))
+    _durable.publish(tmp_path / "f", b"longer than three")
+    assert _durable.read(tmp_path / "f") == b"longer than three"
+
+
+def test_a_file_is_synced_before_it_has_its_name_and_its_directory_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def recorder(name: str) -> Any:
+        real = getattr(os, name)
+
+        def recorded(*arguments: Any) -> Any:
+            whole = name == "fsync" and Path(f"/proc/self/fd/{arguments[0]}").is_dir()
+            calls.append(f"{name} directory" if whole else name)
+            return real(*arguments)
+
+        return recorded
+
+    for name in ("write", "fsync", "link"):
+        monkeypatch.setattr(_durable.os, name, recorder(name))
+    _durable.publish(tmp_path / "f", b"x")
+    assert calls == ["write", "fsync", "link", "fsync directory"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "link"])
+def test_a_refusal_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    _durable.publish(tmp_path / "before", b"x")
+    _refuse(monkeypatch, call, number)
+    with pytest.raises(UnavailableError) as caught:
+        _durable.publish(tmp_path / "f", b"content")
+    monkeypatch.undo()
+    assert _names(tmp_path) == ["before"]
+    assert caught.value.context == {"file": tmp_path / "f", "reason": os.strerror(number)}
+    _durable.publish(tmp_path / "f", b"content")
+
+
+def test_a_disk_that_fills_up_halfway_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def filling(descriptor: int, data: memoryview) -> int:
+        if len(data) < 10:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:5])
+
+    monkeypatch.setattr(_durable.os, "write", filling)
+    with pytest.raises(UnavailableError, match="No space left"):
+        _durable.publish(tmp_path / "f", b"0123456789abcdef")
+    assert _names(tmp_path) == []
+
+
+def test_a_directory_that_cannot_be_synced_is_reported_and_leaves_no_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _refuse(monkeypatch, "fsync", errno.EIO, skip=1)
+    with pytest.raises(UnavailableError):
+        _durable.publish(tmp_path / "f", b"content")
+    assert not [name for name in _names(tmp_path) if name.endswith(".tmp")]
+
+
+def test_reading_tells_a_missing_file_from_a_refusal(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        _durable.read(tmp_path / "none")
+    with pytest.raises(UnavailableError) as caught:
+        _durable.read(tmp_path)
+    assert caught.value.context["file"] == tmp_path
+
+
+def test_deleting_twice_is_no_error_but_a_refusal_is(tmp_path: Path) -> None:
+    _durable.publish(tmp_path / "f", b"x")
+    _durable.delete(tmp_path / "f")
+    _durable.delete(tmp_path / "f")
+    with pytest.raises(UnavailableError):
+        _durable.delete(tmp_path)
+
+
+def test_directories_are_made_with_their_parents_private_and_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(_durable, "sync_directory", synced.append)
+    target = tmp_path / "a" / "b" / "c"
+    _durable.make_directory(target)
+    _durable.make_directory(target)
+    assert target.is_dir()
+    assert target.stat().st_mode & 0o777 == 0o700
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a/" + "y" * 300, "f/below"], ids=len)
+def test_a_directory_that_cannot_be_made_is_an_error_with_a_hint(tmp_path: Path, name: str) -> None:
+    _durable.publish(tmp_path / "f", b"a file, no directory")
+    with pytest.raises(UnavailableError, match="state_location"):
+        _durable.make_directory(tmp_path / name)
+
+
+def test_a_file_in_the_place_of_a_directory_is_an_error(tmp_path: Path) -> None:
+    _durable.publish(tmp_path / "f", b"a file, no directory")
+    with pytest.raises(UnavailableError, match="state_location"):
+        _durable.make_directory(tmp_path / "f")
+
+
+def test_a_directory_that_may_not_be_searched_is_an_error_with_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, **_: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refused)
+    with pytest.raises(UnavailableError, match="Permission denied"):
+        _durable.make_directory(tmp_path / "a" / "b")
