@@ -10,7 +10,7 @@ key, with counts and first arrival) where that pays, and makes one parcel per bu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,8 @@ PARCEL_SCHEMA = "bucket int, part int, sequence int, dropped long, payload binar
 _CHUNK_ROWS = 1_000_000
 _CHUNK_BYTES = 64 << 20
 _HELD_BYTES = 256 << 20
+_REMEMBERED_ROWS = 100_000
+_REMEMBERED_BATCHES = 16
 _PARCEL_BYTES = 16 << 20
 
 _ARROW_PARCEL_SCHEMA = pa.schema(
@@ -69,6 +71,31 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 @dataclass(slots=True)
+class _Choice:
+    """Whether conflating paid for an operator, as this worker measured it last; asked again in time.
+
+    Measuring costs a conflation of one chunk, which is wasted where keys hardly repeat.
+    """
+
+    combine: bool | None = None
+    uses_left: int = 0
+
+    def remembered(self) -> bool | None:
+        """Return the answer of a recent batch, None if it is time to measure."""
+        if self.uses_left == 0:
+            return None
+        self.uses_left -= 1
+        return self.combine
+
+    def remember(self, *, combine: bool) -> None:
+        """Keep an answer for the next batches."""
+        self.combine, self.uses_left = combine, _REMEMBERED_BATCHES
+
+
+_CHOICES: dict[tuple[str, str], _Choice] = {}
+
+
+@dataclass(slots=True)
 class _Drops:
     """Counts the unusable rows of one partition."""
 
@@ -96,7 +123,9 @@ class Packer:
     nulls : str
         ``"error"`` or ``"drop"``: what is done with rows that have no key or time.
     combine : bool or None
-        Whether to conflate before the shuffle; None decides by the first chunk of each partition.
+        Whether to conflate before the shuffle; None decides by what it does to the first chunk.
+    name : str
+        The operator's name, under which a worker remembers that decision.
     most_left : float
         With `combine` None, conflating goes on only if it leaves at most this share of the rows.
     """
@@ -105,7 +134,8 @@ class Packer:
     buckets: int
     nulls: str
     combine: bool | None
-    most_left: float = field(default=0.8)
+    name: str = ""
+    most_left: float = 0.4
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the parcels of one partition's rows; the last one says how many were dropped."""
@@ -113,7 +143,9 @@ class Packer:
         part = context.partitionId() if context else 0
         drops = _Drops()
         sequence = 0
-        for arrivals in self._conflated(self._chunks(batches, part, drops)):
+        query_id = (context.getLocalProperty("sql.streaming.queryId") if context else None) or ""
+        choice = _CHOICES.setdefault((query_id, self.name), _Choice())
+        for arrivals in self._conflated(self._chunks(batches, part, drops), choice):
             for label, payload in self._by_bucket(arrivals):
                 yield _parcel_row(label, part, sequence, 0, payload)
                 sequence += 1
@@ -138,9 +170,9 @@ class Packer:
         if gathered:
             yield Arrivals.concat(gathered)
 
-    def _conflated(self, chunks: Iterable[Arrivals]) -> Iterator[Arrivals]:
+    def _conflated(self, chunks: Iterable[Arrivals], choice: _Choice) -> Iterator[Arrivals]:
         """Conflate chunks, alone and with each other, as long as that pays."""
-        combine = self.combine
+        combine = self.combine if self.combine is not None else choice.remembered()
         held: Arrivals | None = None
         for chunk in chunks:
             if combine is False:
@@ -149,6 +181,8 @@ class Packer:
             left = conflate(self.stream, chunk)
             if combine is None:
                 combine = len(left) <= self.most_left * len(chunk)
+                if len(chunk) >= _REMEMBERED_ROWS:
+                    choice.remember(combine=combine)
             if not combine:
                 yield left
                 continue

@@ -157,7 +157,7 @@ def update_queue(
         )
     waits = limit != Budget()
     timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
-    packer = Packer(stream, task.buckets, nulls, _COMBINE[combine])
+    packer = Packer(stream, task.buckets, nulls, _COMBINE[combine], name)
     parcels = df.mapInArrow(packer, PARCEL_SCHEMA)
     results = parcels.groupBy("bucket").applyInPandasWithState(
         _BucketFunction(task, waits), _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout

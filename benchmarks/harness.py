@@ -1,0 +1,166 @@
+"""What the benchmarks share: workloads as files, contenders in processes of their own, memory, tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Batches of updates (key long, ts timestamp, value double) with Zipf keys, as Parquet files."""
+
+    name: str
+    rows_per_batch: int
+    keys: int
+    theta: float
+    batches: int
+    seed: int = 1
+    files_per_batch: int = 2
+
+    def write(self, directory: Path) -> None:
+        """Write the files, `files_per_batch` for each batch, in the order of their names and ages."""
+        generator = np.random.default_rng(self.seed)
+        weights = 1.0 / np.arange(1, self.keys + 1) ** self.theta
+        cumulative = np.cumsum(weights / weights.sum())
+        rows = self.rows_per_batch // self.files_per_batch
+        begin = 1_700_000_000_000_000
+        for number in range(self.batches * self.files_per_batch):
+            ranks = np.searchsorted(cumulative, generator.random(rows)).clip(0, self.keys - 1)
+            times = begin + np.arange(rows, dtype=np.int64) * 10
+            begin = int(times[-1]) + 10
+            table = pa.table(
+                {
+                    "key": (ranks * 2_654_435_761 % 2**31).astype(np.int64),
+                    "ts": pa.array(times, pa.timestamp("us", tz="UTC")),
+                    "value": generator.random(rows),
+                }
+            )
+            path = directory / f"part-{number:05d}.parquet"
+            pq.write_table(table, path, row_group_size=500_000)
+            os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+
+def session(master: str = "local[2]", **settings: str) -> Any:
+    """Return a Spark session as all contenders get it."""
+    from pyspark.sql import SparkSession
+
+    base = {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.memory": "4g",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.numRecentProgressUpdates": "1000",
+        "spark.sql.streaming.metricsEnabled": "false",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+    }
+    builder = SparkSession.builder.master(master)
+    for name, value in {**base, **settings}.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+class MemoryProbe:
+    """Samples the resident memory of this process and all below it, by kind; reports the peaks."""
+
+    def __init__(self) -> None:
+        self.peak_mib: dict[str, float] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> MemoryProbe:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._stop.wait(0.2):
+            totals = {"jvm": 0.0, "python": 0.0}
+            for pid in descendants(os.getpid()):
+                try:
+                    status = Path(f"/proc/{pid}/smaps_rollup").read_text()
+                    name = Path(f"/proc/{pid}/comm").read_text().strip()
+                except OSError:
+                    continue
+                pss = next(line for line in status.splitlines() if line.startswith("Pss:"))
+                kind = "jvm" if name == "java" else "python"
+                totals[kind] += int(pss.split()[1]) / 1024
+            totals["total"] = totals["jvm"] + totals["python"]
+            for kind, value in totals.items():
+                self.peak_mib[kind] = max(self.peak_mib.get(kind, 0.0), value)
+
+
+def descendants(root: int) -> list[int]:
+    """Return `root` and the processes below it."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            parents.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, todo = [], [root]
+    while todo:
+        pid = todo.pop()
+        found.append(pid)
+        todo += parents.get(pid, [])
+    return found
+
+
+def batch_seconds(query: Any) -> list[float]:
+    """Return how long each micro-batch with data took, in seconds, the first one left out."""
+    took = [p.durationMs["triggerExecution"] / 1000 for p in query.recentProgress if p.numInputRows]
+    return took[1:]
+
+
+def run_contender(script: str, *arguments: str, timeout_s: int = 1800) -> dict[str, Any]:
+    """Run ``python -m benchmarks.<script> <arguments>`` and return the JSON on its last line."""
+    command = [sys.executable, "-m", f"benchmarks.{script}", *arguments]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    result = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, timeout=timeout_s, check=False,
+    )  # fmt: skip
+    if result.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{result.stdout}\n{result.stderr}")
+    value: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
+    return value
+
+
+def scratch(name: str) -> tempfile.TemporaryDirectory[str]:
+    """Return a temporary directory; TMPDIR says on which disk."""
+    return tempfile.TemporaryDirectory(prefix=f"penstock-{name}-")
+
+
+def machine() -> str:
+    """Return one line about machine and versions."""
+    from importlib.metadata import version
+
+    packages = ", ".join(f"{p} {version(p)}" for p in ("pyspark", "pyarrow", "numba", "numpy"))
+    return f"{os.cpu_count()} cores, Python {platform.python_version()}, {packages}"
+
+
+def median(values: list[float]) -> float:
+    """Return the median; NaN for no values."""
+    return statistics.median(values) if values else float("nan")

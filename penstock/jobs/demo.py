@@ -1,0 +1,330 @@
+"""``penstock demo``: an overloaded market, through an append queue and through an update queue.
+
+The same stream of trades is sent through an expensive query twice, each time by a Spark streaming query:
+
+- *append queue*: every trade waits its turn in the source, first in, first out;
+- *update queue*: `penstock.update_queue` with linecutting; of each symbol only the newest trade waits.
+
+The query's cost a tuple is calibrated on this machine so that trades arrive `LOAD` times as fast as all
+cores together can serve them. Both queries may spend the same time a trigger on it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from penstock._clock import monotonic_s, now_us
+from penstock._kernels import kernel
+from penstock.jobs.observer import Observer, Sample
+from penstock.jobs.session import open_session
+from penstock.market import NYSE_SKEW, NYSE_SYMBOLS, Market
+from penstock.spark_ext import metrics, register, update_queue
+
+__all__ = ["LOAD", "run"]
+
+LOAD: Final = 5.0
+"""How much more arrives than can be served."""
+
+_CORES: Final = 2
+_COST_US: Final = 2_000
+_BUDGET_US: Final = 800_000
+_RATE: Final = round(LOAD * _CORES * 1_000_000 / _COST_US)
+_SECONDS: Final = 22
+_FAST_SECONDS: Final = 8
+_LEAD_US: Final = 1_500_000
+_GRID_US: Final = 50_000
+_RESULT: Final = "symbol string, seq bigint, price double, option_value double"
+
+
+@kernel
+def _option_values(prices: Any, paths: int, out: Any) -> None:
+    """Value a call option on each price by simulating `paths` ends of a random walk."""
+    for i in range(prices.shape[0]):
+        state = np.uint64(88172645463325252 + i)
+        total = 0.0
+        for _ in range(paths):
+            noise = 0.0
+            for _ in range(4):
+                state ^= state << np.uint64(13)
+                state ^= state >> np.uint64(7)
+                state ^= state << np.uint64(17)
+                noise += float(state >> np.uint64(11)) * 2.0**-53
+            end = prices[i] * (1.0 + 0.2 * (noise - 2.0))
+            total += max(end - prices[i], 0.0)
+        out[i] = total / paths
+
+
+@dataclass(frozen=True)
+class _Valuation:
+    """The expensive query: the value of an option on each trade. Runs in workers."""
+
+    paths: int
+
+    def __call__(self, trades: pa.Table) -> pa.Table:
+        """Return symbol, seq and price of each trade and the option's value."""
+        prices = trades.column("price").to_numpy()
+        values = np.empty(len(prices))
+        _option_values(prices, self.paths, values)
+        return trades.select(["symbol", "seq", "price"]).append_column("option_value", pa.array(values))
+
+    def each(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Apply the query to batches: the form that ``mapInArrow`` takes."""
+        for batch in batches:
+            yield from self(pa.Table.from_batches([batch])).to_batches()
+
+
+def _calibrate() -> _Valuation:
+    """Return the query with as many paths as cost `_COST_US` a tuple on this machine."""
+    prices = np.full(20, 100.0)
+    out = np.empty(20)
+    _option_values(prices, 1, out)
+    paths = 1_000
+    for _ in range(5):
+        begin = monotonic_s()
+        _option_values(prices, paths, out)
+        cost_us = (monotonic_s() - begin) * 1e6 / len(prices)
+        paths = max(round(paths * _COST_US / cost_us), 1)
+    return _Valuation(paths)
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What one of the two queries did."""
+
+    name: str
+    seconds: float
+    observer: Observer
+    start_us: int
+    end_us: int
+    conflated: int | None = None
+    waiting: int = 0
+    batch_ms: float = 0.0
+    cost_us: float | None = None
+
+    def samples(self) -> list[Sample]:
+        return self.observer.samples(np.arange(self.start_us, self.end_us + 1, _GRID_US))
+
+
+def run(*, seconds: int | None = None, fast: bool = False, out: Path = Path("penstock-demo")) -> int:
+    """Run the demo; return 0.
+
+    Parameters
+    ----------
+    seconds : int, optional
+        How long each of the two queries runs; 22 by default, 8 with `fast`.
+    fast : bool
+        A short demo.
+    out : Path
+        Directory for ``staleness.svg`` and ``staleness.png``.
+
+    Raises
+    ------
+    penstock.errors.PenstockError
+        If a query fails.
+    """
+    duration = seconds if seconds is not None else (_FAST_SECONDS if fast else _SECONDS)
+    console = Console()
+    out.mkdir(parents=True, exist_ok=True)
+    console.print(
+        f"A market of {NYSE_SYMBOLS:,} symbols, the most active with {NYSE_SKEW:,.0f} updates for 1 of the "
+        f"least; {_RATE:,} trades a second, {LOAD:g} times what {_CORES} cores can serve."
+    )
+    with console.status("calibrating the query and starting Spark"):
+        valuation = _calibrate()
+        settings = {
+            "spark.master": f"local[{_CORES}]",
+            "spark.sql.shuffle.partitions": str(_CORES),
+            "spark.driver.memory": "1g",
+            "spark.log.level": "OFF",
+        }
+        spark, ours = open_session("penstock demo", settings)
+        register(spark)
+        _warm_up(spark, valuation)
+    work = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+    try:
+        outcomes = [
+            _watch(console, spark, valuation, "append queue", duration, work),
+            _watch(console, spark, valuation, "update queue", duration, work),
+        ]
+    finally:
+        if ours:
+            spark.stop()
+        shutil.rmtree(work, ignore_errors=True)
+    _report(console, outcomes)
+    paths = _plot(outcomes, out)
+    console.print("Plot: " + ", ".join(str(path) for path in paths))
+    return 0
+
+
+def _warm_up(spark: SparkSession, valuation: _Valuation) -> None:
+    """Start Spark's Python workers and load what they need, so that both queries start alike."""
+    rows = spark.range(4 * _CORES, numPartitions=_CORES).selectExpr(
+        "'A' AS symbol", "id AS seq", "100.0D AS price"
+    )
+    rows.mapInArrow(_Valuation(1).each, _RESULT).collect()
+    del valuation
+
+
+def _watch(
+    console: Console, spark: SparkSession, valuation: _Valuation, name: str, seconds: int, work: Path
+) -> _Outcome:
+    """Run one query on the stream from its start for `seconds`, with a live view."""
+    start_us = now_us() + _LEAD_US
+    end_us = start_us + seconds * 1_000_000
+    market = Market(symbols=NYSE_SYMBOLS, rate=_RATE, start_us=start_us)
+    rows = market.batch(0, _RATE * seconds)
+    symbols = rows.column("symbol").dictionary_encode()
+    observer = Observer(
+        symbols.indices.to_numpy().astype(np.int64),
+        start_us + np.arange(rows.num_rows, dtype=np.int64) * 1_000_000 // _RATE,
+        NYSE_SYMBOLS,
+    )
+    outcome = _Outcome(name, seconds, observer, start_us, end_us)
+
+    def deliver(df: DataFrame, _batch: int) -> None:
+        sequences = df.select("seq").toArrow().column("seq").to_numpy()
+        observer.deliver(sequences, now_us())
+
+    source = spark.readStream.format("market").options(
+        rowsPerSecond=_RATE, symbols=NYSE_SYMBOLS, startTime=start_us, numPartitions=_CORES
+    )
+    if name == "append queue":
+        a_trigger = round(_BUDGET_US * _CORES / _COST_US)
+        df = source.option("maxRowsPerTrigger", a_trigger).load().mapInArrow(valuation.each, _RESULT)
+    else:
+        df = update_queue(
+            source.load(), "symbol", "time", policy="linecutting", budget=f"{_BUDGET_US}us",
+            apply=valuation, output_schema=_RESULT, arrival="time", state_location=str(work / "state"),
+        )  # fmt: skip
+    checkpoint = str(work / name.replace(" ", "-"))
+    writer = df.writeStream.foreachBatch(deliver).option("checkpointLocation", checkpoint)
+    query = writer.queryName(name).start()
+    try:
+        with Live(console=console, refresh_per_second=4, transient=True) as live:
+            while (moment := now_us()) < end_us and query.isActive:
+                _note(outcome, query, moment)
+                live.update(_view(outcome, moment))
+                query.awaitTermination(0.25)
+    finally:
+        query.stop()
+    failure = query.exception()
+    if failure is not None:
+        raise failure
+    _note(outcome, query, end_us)
+    return outcome
+
+
+def _note(outcome: _Outcome, query: StreamingQuery, moment: int) -> None:
+    """Take the query's newest metrics into the outcome."""
+    progress = query.recentProgress
+    took = [p.durationMs["triggerExecution"] for p in progress if p.numInputRows]
+    outcome.batch_ms = float(np.median(took)) if took else 0.0
+    if outcome.name == "append queue":
+        read = sum(p.numInputRows for p in progress)
+        outcome.waiting = max(outcome.observer.arrived(moment) - read, 0)
+        return
+    batches = metrics(query)
+    if batches:
+        outcome.conflated = sum(batch["conflated"] for batch in batches)
+        outcome.waiting = batches[-1]["waiting_keys"]
+        outcome.cost_us = batches[-1]["cost_us"]
+
+
+def _view(outcome: _Outcome, moment: int) -> Table:
+    """Return the live view of one query."""
+    observer = outcome.observer
+    sample = observer.samples(np.array([moment]))[0]
+    elapsed = max(moment - outcome.start_us, 0) / 1e6
+    table = Table(title=f"{outcome.name}, {elapsed:.0f} of {outcome.seconds:.0f} s")
+    waiting = "waiting tuples" if outcome.conflated is None else "waiting keys"
+    columns = {
+        "rows in": f"{observer.arrived(moment):,}",
+        "delivered": f"{observer.delivered:,}",
+        "conflated": "-" if outcome.conflated is None else f"{outcome.conflated:,}",
+        waiting: f"{outcome.waiting:,}",
+        "batch": f"{outcome.batch_ms:,.0f} ms",
+        "staleness avg": f"{sample.average_ms / 1000:.2f} s",
+        "p95": f"{sample.p95_ms / 1000:.2f} s",
+    }
+    for column in columns:
+        table.add_column(column, justify="right")
+    table.add_row(*columns.values())
+    return table
+
+
+def _report(console: Console, outcomes: list[_Outcome]) -> None:
+    """Print the closing table."""
+    table = Table(title="Staleness over all symbols, as the application saw it")
+    for column in ("", "rows in", "delivered", "conflated", "waiting", "average", "p95", "at the end"):
+        table.add_column(column, justify="left" if not column else "right")
+    averages = []
+    for outcome in outcomes:
+        samples = outcome.samples()
+        averages.append(float(np.mean([sample.average_ms for sample in samples])))
+        p95 = float(np.mean([sample.p95_ms for sample in samples]))
+        table.add_row(
+            outcome.name,
+            f"{outcome.observer.arrived(outcome.end_us):,}",
+            f"{outcome.observer.delivered:,}",
+            "-" if outcome.conflated is None else f"{outcome.conflated:,}",
+            f"{outcome.waiting:,} " + ("tuples" if outcome.conflated is None else "keys"),
+            f"{averages[-1] / 1000:.2f} s",
+            f"{p95 / 1000:.2f} s",
+            f"{samples[-1].average_ms / 1000:.2f} s",
+        )
+    console.print(table)
+    measured = outcomes[-1].cost_us
+    if measured is not None:
+        load = _RATE * measured / 1e6 / _CORES
+        console.print(
+            f"Cost of a tuple: {measured / 1000:.2f} ms, so the load factor was {load:.1f}. On average the "
+            f"update queue was {averages[0] / max(averages[1], 1e-9):.1f} times as fresh."
+        )
+
+
+def _plot(outcomes: list[_Outcome], out: Path) -> list[Path]:
+    """Draw staleness over time of both queries; return the files."""
+    if "MPLCONFIGDIR" not in os.environ and not os.access(Path.home(), os.W_OK):
+        os.environ["MPLCONFIGDIR"] = tempfile.mkdtemp(prefix="penstock-matplotlib-")
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for outcome, colour in zip(outcomes, ("tab:red", "tab:blue"), strict=True):
+        samples = outcome.samples()
+        seconds = [(sample.at_us - outcome.start_us) / 1e6 for sample in samples]
+        axes.plot(
+            seconds, [s.average_ms / 1000 for s in samples], color=colour, label=f"{outcome.name}, average"
+        )
+        axes.plot(
+            seconds, [s.p95_ms / 1000 for s in samples], color=colour, linestyle="--", linewidth=1,
+            label=f"{outcome.name}, 95th percentile",
+        )  # fmt: skip
+    axes.set_xlabel("time (s)")
+    axes.set_ylabel("staleness over all symbols (s)")
+    axes.set_title(f"{NYSE_SYMBOLS:,} symbols, {_RATE:,} trades/s, load factor {LOAD:g}, {_CORES} cores")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    paths = [out / "staleness.svg", out / "staleness.png"]
+    for path in paths:
+        figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return paths

@@ -1,0 +1,94 @@
+"""Staleness as the application sees it, from nothing but what arrived and what was delivered."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Observer", "Sample"]
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The staleness of all keys at one moment, in ms."""
+
+    at_us: int
+    average_ms: float
+    p95_ms: float
+    max_ms: float
+
+
+class Observer:
+    """Compares deliveries with a stream whose arrivals are known in full.
+
+    At a moment, the staleness of a key is the time since the arrival of the oldest update that is newer
+    than the one that was delivered last, and zero if there is none (UpStream §3.3). Keys that never
+    updated count as fresh.
+
+    Parameters
+    ----------
+    key : int64 array
+        The key of each update, 0 to `keys` - 1, in the order of arrival: update i has sequence number i.
+    arrived_us : int64 array
+        When each update arrived; ascending.
+    keys : int
+        The number of keys.
+    """
+
+    def __init__(self, key: Integers, arrived_us: Integers, keys: int) -> None:
+        self._arrived_us = arrived_us
+        self._keys = keys
+        # Updates grouped by key, in order within a key; place of an update within that.
+        self._grouped = np.argsort(key, kind="stable")
+        self._place = np.empty(len(key), np.int64)
+        self._place[self._grouped] = np.arange(len(key))
+        bounds = np.searchsorted(key[self._grouped], np.arange(keys + 1))
+        self._first, self._end = bounds[:-1], bounds[1:]
+        self._key = key
+        self._lock = threading.Lock()
+        self._deliveries: list[tuple[int, Integers]] = []
+
+    @property
+    def delivered(self) -> int:
+        """How many updates were delivered so far."""
+        with self._lock:
+            return sum(len(sequences) for _, sequences in self._deliveries)
+
+    def arrived(self, at_us: int) -> int:
+        """Return how many updates had arrived by `at_us`."""
+        return int(np.searchsorted(self._arrived_us, at_us, side="right"))
+
+    def deliver(self, sequences: Integers, at_us: int) -> None:
+        """Note that these updates reached the application; calls are in the order of time."""
+        with self._lock:
+            self._deliveries.append((at_us, sequences.astype(np.int64)))
+
+    def samples(self, at_us: Integers) -> list[Sample]:
+        """Return the staleness at each of the ascending moments `at_us`."""
+        with self._lock:
+            deliveries = list(self._deliveries)
+        next_place = self._first.copy()
+        samples = []
+        for moment in at_us:
+            while deliveries and deliveries[0][0] <= moment:
+                _, sequences = deliveries.pop(0)
+                np.maximum.at(next_place, self._key[sequences], self._place[sequences] + 1)
+            samples.append(self._sample(next_place, int(moment)))
+        return samples
+
+    def _sample(self, next_place: Integers, moment: int) -> Sample:
+        pending = next_place < self._end
+        oldest = self._arrived_us[self._grouped[next_place[pending]]]
+        staleness = np.zeros(self._keys)
+        staleness[: len(oldest)] = np.maximum(moment - oldest, 0) / 1000
+        return Sample(
+            moment,
+            float(staleness.mean()),
+            float(np.percentile(staleness, 95)),
+            float(staleness.max()),
+        )
