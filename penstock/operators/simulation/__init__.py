@@ -1,7 +1,7 @@
 """The experiments of UpStream §5 and §7.3 with the operators' own code and a simulated clock."""
 
 from penstock.operators.simulation.experiments import EXPERIMENTS, Scale
-from penstock.operators.simulation.server import Outcome, Queue, append_stream, simulate
+from penstock.operators.simulation.server import Outcome, Queue, append_stream, simulate, update_stream
 from penstock.operators.simulation.traces import UNIT_US, Trace, drawn_keys, steady_keys, zipf
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "drawn_keys",
     "simulate",
     "steady_keys",
+    "update_stream",
     "zipf",
 ]
