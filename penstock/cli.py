@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from signal import Signals
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -168,6 +169,8 @@ def run(
         totals = run_to_end(
             loaded, _batch_printer(progress=progress), log_level="ERROR" if debug else "FATAL"
         )
+    if totals.signal is not None:
+        typer.echo(f"stopped by {Signals(totals.signal).name}", err=True)
     typer.echo(_summary(totals), err=True)
     if totals.waiting_keys:
         where = (

@@ -204,14 +204,14 @@ class MarketSource(_Section):
     """Penstock's market generator (`penstock.market`)."""
 
     type: Literal["market"]
-    rows_per_second: int = Field(10_000, ge=1)
-    symbols: int = Field(3_000, ge=1)
-    skew: float = Field(4_305.0, ge=1)
+    rows_per_second: int = Field(default=10_000, ge=1)
+    symbols: int = Field(default=3_000, ge=1)
+    skew: float = Field(default=4_305.0, ge=1)
     seed: int = 0
-    partitions: int = Field(2, ge=1)
+    partitions: int = Field(default=2, ge=1)
     start_time: Annotated[int | None, BeforeValidator(_start_time)] = None
-    max_rows_per_trigger: int | None = Field(None, ge=1)
-    rows: int | None = Field(None, ge=1)
+    max_rows_per_trigger: int | None = Field(default=None, ge=1)
+    rows: int | None = Field(default=None, ge=1)
     real_time: bool = True
 
 
@@ -221,7 +221,7 @@ class FilesSource(_Section):
     type: Literal["files"]
     format: Literal["csv", "json", "parquet", "orc", "text"]
     path: Text
-    columns: Text | None = Field(None, alias="schema")
+    columns: Text | None = Field(default=None, alias="schema")
     options: Options = {}
 
 
@@ -230,7 +230,7 @@ class KafkaSource(_Section):
 
     type: Literal["kafka"]
     value_format: Literal["json", "raw"] = "raw"
-    columns: Text | None = Field(None, alias="schema")
+    columns: Text | None = Field(default=None, alias="schema")
     options: Options = {}
 
 
@@ -238,7 +238,7 @@ class RateSource(_Section):
     """Spark's own counter, with the columns ``timestamp`` and ``value``."""
 
     type: Literal["rate"]
-    rows_per_second: int = Field(1, ge=1)
+    rows_per_second: int = Field(default=1, ge=1)
     options: Options = {}
 
 
@@ -246,7 +246,7 @@ class ConsoleSink(_Section):
     """Prints the rows of every micro-batch."""
 
     type: Literal["console"]
-    rows: int = Field(20, ge=1)
+    rows: int = Field(default=20, ge=1)
     truncate: bool = False
 
 
@@ -290,7 +290,7 @@ class Queue(_Section):
     budget: Annotated[int | str | None, BeforeValidator(_budget)] = None
     apply: Annotated[str | None, BeforeValidator(_function)] = None
     output_schema: Text | None = None
-    buckets: int | None = Field(None, ge=1)
+    buckets: int | None = Field(default=None, ge=1)
     arrival: Text | None = None
     cost: Annotated[str | None, BeforeValidator(_cost)] = None
     nulls: Literal["error", "drop"] = "error"
@@ -299,21 +299,18 @@ class Queue(_Section):
 
 
 class Query(_Section):
-    """How Spark runs the pipeline."""
+    """How Spark runs the pipeline.
+
+    With the trigger available_now the run ends when the input is used up and, with `drain`, no key waits.
+    """
 
     name: Text = "penstock"
     checkpoint: Text | None = None
     trigger: Annotated[str | None, BeforeValidator(_trigger)] = None
+    drain: bool = True
     state_location: Text | None = None
     metrics: Text | None = None
     spark: Options = {}
-
-    @property
-    def state(self) -> str | None:
-        """Where the queue's state lives: as set, else below the checkpoint."""
-        if self.state_location is not None or self.checkpoint is None:
-            return self.state_location
-        return f"{self.checkpoint.rstrip('/')}/penstock"
 
 
 class Pipeline(_Section):
@@ -519,7 +516,7 @@ def _explain(error: ErrorDetails, data: dict[str, Any]) -> list[_Problem]:
         path = (*path, "type")
         return [(path, "is required", _missing(path))]
     if kind == "union_tag_invalid":
-        return [((*path, "type"), *_choice(context["tag"], list(_UNIONS[str(path[0])])))]
+        return [((*path, "type"), *_choice(got["type"], list(_UNIONS[str(path[0])])))]
     if kind == "literal_error":
         allowed = [a or b.lower() for a, b in re.findall(r"'([^']*)'|(True|False)", context["expected"])]
         return [(path, *_choice(got, allowed))]
@@ -529,7 +526,8 @@ def _explain(error: ErrorDetails, data: dict[str, Any]) -> list[_Problem]:
         return [(path, "is empty", None)]
     if kind in _KINDS:
         fact, hint = _KINDS[kind]
-        return [(path, f"{_show(got)} {fact}", None if got is None else hint)]
+        scalar = got is not None and not isinstance(got, dict | list)
+        return [(path, f"{_show(got)} {fact}", hint if scalar else None)]
     return [(path, error["msg"].removesuffix("."), None)]
 
 
@@ -573,7 +571,7 @@ def example_text(name: str) -> str:
     if name not in names:
         raise InvalidUsageError(
             f"there is no example {name!r}",
-            hint=_did_you_mean(name, names, f"the examples are {', '.join(names)}"),
+            hint=f"the examples are {', '.join(names)}",
         )
     entry = resources.files("penstock.conf") / "pipelines" / f"{name}.yaml"
     return entry.read_text(encoding="utf-8")

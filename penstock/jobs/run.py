@@ -16,15 +16,16 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.conf.pipeline import Pipeline, load_pipeline
+from penstock.conf.pipeline import Pipeline, Query, load_pipeline
 from penstock.jobs.build import start, writer
 from penstock.jobs.session import open_session
-from penstock.spark_ext.metrics import metrics
+from penstock.spark_ext.metrics import batch_metrics
 from penstock.spark_ext.register import register
 
 __all__ = ["Batch", "StopSignals", "Totals", "follow", "run_pipeline", "run_to_end"]
 
 _POLL_S = 0.25
+_COUNTS = ("rows_in", "emitted", "conflated", "late", "dropped", "waiting_keys")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class Batch:
         Keys that wait after the batch.
     duration_ms : int
         Time from the batch's trigger to its commit.
+    new_input : bool
+        Whether any source had something new. A batch without it only serves keys that wait.
     """
 
     number: int
@@ -51,6 +54,7 @@ class Batch:
     dropped: int
     waiting_keys: int
     duration_ms: int
+    new_input: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,8 @@ class StopSignals(AbstractContextManager["StopSignals"]):
 def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = None) -> StreamingQuery:
     """Start a pipeline.
 
-    Called on the driver. Returns as soon as the query runs; what it does from then on is the query's.
+    Called on the driver. Returns as soon as the query runs. With the trigger available_now and a budget the
+    query goes on after its input is used up, because keys may wait; `run_to_end` stops it when none does.
 
     Parameters
     ----------
@@ -166,30 +171,31 @@ def _start(pipeline: Pipeline, spark: SparkSession) -> StreamingQuery:
 
 def _new_batches(query: StreamingQuery, after: int) -> list[Batch]:
     """Return the batches that ended since batch `after`, in order."""
-    served = {entry["batch_id"]: entry for entry in metrics(query)}
     batches = []
     for progress in query.recentProgress:
-        number = progress["batchId"]
         # A trigger that found nothing to do reports progress too, but runs no batch.
-        if number <= after or "addBatch" not in progress["durationMs"]:
+        if progress.batchId <= after or "addBatch" not in progress.durationMs:
             continue
-        entry = served.get(number, {})
+        served = dict.fromkeys(_COUNTS, 0) | {
+            name: entry[name] for entry in batch_metrics(progress) for name in _COUNTS
+        }
         batches.append(
             Batch(
-                number=number,
-                rows_in=entry.get("rows_in", progress["numInputRows"]),
-                emitted=entry.get("emitted", 0),
-                conflated=entry.get("conflated", 0),
-                late=entry.get("late", 0),
-                dropped=entry.get("dropped", 0),
-                waiting_keys=entry.get("waiting_keys", 0),
-                duration_ms=progress["durationMs"]["triggerExecution"],
+                number=progress.batchId,
+                duration_ms=progress.durationMs["triggerExecution"],
+                new_input=any(source.startOffset != source.endOffset for source in progress.sources),
+                **served,
             )
         )
     return batches
 
 
-def follow(query: StreamingQuery, on_batch: Callable[[Batch], None], signals: StopSignals) -> Totals:
+def follow(
+    query: StreamingQuery,
+    on_batch: Callable[[Batch], None],
+    signals: StopSignals,
+    ends: Callable[[Batch], bool] = lambda batch: False,
+) -> Totals:
     """Wait for a query to end, and tell of each of its batches.
 
     Called on the driver's main thread. A signal stops the query: the batch that runs is given up, and a
@@ -203,6 +209,8 @@ def follow(query: StreamingQuery, on_batch: Callable[[Batch], None], signals: St
         Called with each batch that ended, in order, within a quarter of a second of its end.
     signals : StopSignals
         Asked whether to stop.
+    ends : callable
+        Says of each batch whether it was the last one wanted; the query is then stopped.
 
     Raises
     ------
@@ -211,34 +219,49 @@ def follow(query: StreamingQuery, on_batch: Callable[[Batch], None], signals: St
     """
     totals = Totals()
     last = -1
-
-    def report() -> None:
-        nonlocal totals, last
+    ended = False
+    while True:
+        failure: StreamingQueryException | None = None
+        try:
+            # Spark takes parts of a second.
+            ended = bool(query.awaitTermination(_POLL_S))  # type: ignore[arg-type]
+        except StreamingQueryException as error:
+            failure = error
+        if signals.received is not None:
+            query.stop()
         for batch in _new_batches(query, last):
             totals = totals.plus(batch)
             last = batch.number
             on_batch(batch)
-
-    while True:
-        try:
-            ended = query.awaitTermination(_POLL_S)  # type: ignore[arg-type]  # Spark takes parts of a second
-        except StreamingQueryException:
-            report()
-            raise
-        if signals.received is not None:
-            query.stop()
-            report()
+            if ends(batch):
+                query.stop()
+                return totals
+        if failure is not None:
+            raise failure
+        if ended or signals.received is not None:
             return replace(totals, signal=signals.received)
-        report()
-        if ended:
-            return totals
 
 
-def run_to_end(pipeline: Pipeline, on_batch: Callable[[Batch], None], *, log_level: str = "FATAL") -> Totals:
+def _is_last(query: Query, batch: Batch) -> bool:
+    """Whether a run with the trigger available_now has done what it should.
+
+    Spark does not end such a query by itself when its queue has a budget: a queue that may hold keys back
+    asks for timeouts, and as long as a query may have timeouts Spark runs batches without input.
+    """
+    done = query.trigger == "available_now" and not batch.new_input
+    return done and (batch.waiting_keys == 0 or not query.drain)
+
+
+def run_to_end(
+    pipeline: Pipeline,
+    on_batch: Callable[[Batch], None] = lambda batch: None,
+    spark: SparkSession | None = None,
+    *,
+    log_level: str = "FATAL",
+) -> Totals:
     """Run a pipeline until its query ends or SIGINT or SIGTERM stops it.
 
-    Called on the driver's main thread, once for a process: it makes a session and ends it, unless one is
-    active.
+    Called on the driver's main thread. A session that it makes it also ends.
 
     Parameters
     ----------
@@ -246,6 +269,8 @@ def run_to_end(pipeline: Pipeline, on_batch: Callable[[Batch], None], *, log_lev
         What to run.
     on_batch : callable
         Called with each batch that ended.
+    spark : pyspark.sql.SparkSession, optional
+        The session to run in; by default the active one, or a new one.
     log_level : str
         What Spark logs, where neither the pipeline nor a Spark installation says so. A query's failure is
         raised, so its log adds only the stack of the JVM.
@@ -257,13 +282,14 @@ def run_to_end(pipeline: Pipeline, on_batch: Callable[[Batch], None], *, log_lev
     pyspark.errors.StreamingQueryException
         If the query failed.
     """
+    query = pipeline.query
     with StopSignals() as signals:
-        spark, made = open_session(pipeline.query.name, pipeline.query.spark, log_level=log_level)
+        spark, made = open_session(query.name, query.spark, spark, log_level=log_level)
         try:
             signals.take()
             if signals.received is not None:
                 return Totals(signal=signals.received)
-            return follow(_start(pipeline, spark), on_batch, signals)
+            return follow(_start(pipeline, spark), on_batch, signals, lambda batch: _is_last(query, batch))
         finally:
             if made:
                 spark.stop()

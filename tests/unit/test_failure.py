@@ -1,0 +1,61 @@
+"""What is told of an error that comes out of Spark."""
+
+from __future__ import annotations
+
+from penstock.jobs.failure import root_cause, spark_message
+
+_STACK = "\n\tat org.apache.spark.Executor.run(Executor.scala:1)\n\tat java.lang.Thread.run(Unknown Source)\n"
+
+
+def test_the_last_error_of_penstock_wins() -> None:
+    text = (
+        "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted.\n"
+        "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
+        '  File "a.py", line 1, in f\n'
+        "penstock.errors.UnavailableError: the disk is full.\n"
+        "\nDuring handling of the above exception, another exception occurred:\n\n"
+        "Traceback (most recent call last):\n"
+        '  File "b.py", line 2, in g\n'
+        "penstock.errors.CorruptDataError: the checksum is another: file=/a/b. Hint: restore it.\n" + _STACK
+    )
+    assert root_cause(Exception(text)) == "the checksum is another: file=/a/b. Hint: restore it."
+
+
+def test_an_error_of_penstock_ends_before_the_sql_state() -> None:
+    text = (
+        "[X] Failed to create: Traceback (most recent call last):\n"
+        "penstock.errors.InvalidUsageError: no option 'rowz'. Hint: rows.\n SQLSTATE: 38000"
+    )
+    assert root_cause(Exception(text)) == "no option 'rowz'. Hint: rows."
+
+
+def test_a_python_error_is_the_line_that_ends_its_traceback() -> None:
+    text = (
+        "terminated with exception: Job aborted due to stage failure: PythonException: "
+        "Traceback (most recent call last):\n"
+        '  File "c.py", line 3, in <lambda>\n'
+        "    return 1 / 0\n"
+        "           ~~^~~\n"
+        "ZeroDivisionError: division by zero\n" + _STACK
+    )
+    assert root_cause(Exception(text)) == "ZeroDivisionError: division by zero"
+
+
+def test_a_cause_inside_the_jvm_is_the_last_one() -> None:
+    text = (
+        "terminated with exception: Job aborted" + _STACK + "Caused by: java.io.IOException: first\n"
+        "\tat x.y(Z.scala:1)\nCaused by: org.apache.spark.SparkException: [NO_DISK] No space left\n"
+    )
+    assert root_cause(Exception(text)) == "SparkException: [NO_DISK] No space left"
+
+
+def test_an_error_of_spark_is_its_message_without_state_and_plan() -> None:
+    text = (
+        "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
+        "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide`. SQLSTATE: 22012\n"
+        "=== Streaming Query ===\nIdentifier: [id = 1]"
+    )
+    assert root_cause(Exception(text)) == "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide`"
+    assert spark_message(Exception("[PATH] There is no such path: /x. SQLSTATE: 42K03")) == (
+        "[PATH] There is no such path: /x"
+    )
