@@ -12,6 +12,8 @@ Invariants:
 3. A file is deleted only after a pointer arrived whose chain does not need it and whose version is at
    least `RETAIN_VERSIONS` above that of the snapshot that superseded it. (The arrival of a pointer
    proves that it was committed.) Files of attempts that were never committed stay.
+4. What a snapshot supersedes is named in the header of every later version until it is deleted, also
+   where another snapshot follows before that.
 """
 
 from __future__ import annotations
@@ -91,17 +93,25 @@ class Handle:
     ----------
     links : tuple
         The snapshot and the deltas since, oldest first.
-    superseded : tuple of str
-        Names of the files that the snapshot made unnecessary.
+    superseded : tuple of (Version, str)
+        Names of files that a snapshot made unnecessary and that may still be there, each with the
+        version of that snapshot.
     """
 
     links: tuple[_Link, ...] = ()
-    superseded: tuple[str, ...] = field(default=())
+    superseded: tuple[tuple[Version, str], ...] = field(default=())
 
     @property
     def pointer(self) -> Pointer | None:
         """The newest file; None for the empty state."""
         return self.links[-1].pointer if self.links else None
+
+    def releasable(self) -> list[str]:
+        """Return the names of the files that the arrival of `pointer` proves unnecessary."""
+        if self.pointer is None:
+            return []
+        newest = self.pointer.version - RETAIN_VERSIONS
+        return [name for version, name in self.superseded if version <= newest]
 
 
 class BucketStore:
@@ -144,6 +154,8 @@ class BucketStore:
     def commit(self, state: State, held: Handle) -> Handle:
         """Make the changes of `state` since `held` durable as a new version.
 
+        Call it after `release`: what that has deleted is not named any more.
+
         Raises
         ------
         UnavailableError
@@ -154,8 +166,10 @@ class BucketStore:
         whole = _snapshot_is_due(held)
         unit = state.changes(whole=whole)
         before = () if whole else held.links
-        superseded = tuple(link.pointer.file_name for link in held.links)
-        superseded = superseded if whole else held.superseded
+        released = set(held.releasable())
+        superseded = tuple(entry for entry in held.superseded if entry[1] not in released)
+        if whole:
+            superseded += tuple((version, link.pointer.file_name) for link in held.links)
         meta = {
             "version": version,
             "file_id": pointer.file_id,
@@ -174,21 +188,20 @@ class BucketStore:
 
         Call it when a pointer has *arrived* and its state is loaded, never after a commit.
         """
-        if not held.links or not held.superseded:
-            return 0
-        if held.links[-1].pointer.version != held.links[0].pointer.version + RETAIN_VERSIONS:
-            return 0
-        failpoint("operator.before_release")
-        for name in held.superseded:
+        names = held.releasable()
+        if names:
+            failpoint("operator.before_release")
+        for name in names:
             _durable.delete(self.directory / name)
-        return len(held.superseded)
+        return len(names)
 
     def _open(self, pointer: Pointer) -> tuple[PUnit, Handle]:
         """Read the file at `pointer` and the chain in its header."""
         newest, size_bytes = self._read(pointer)
         before = tuple(_Link.from_json(value) for value in newest.meta["chain"])
         links = (*before, _Link(pointer, size_bytes))
-        return newest, Handle(links, tuple(newest.meta["superseded"]))
+        superseded = tuple((Version(version), str(name)) for version, name in newest.meta["superseded"])
+        return newest, Handle(links, superseded)
 
     def _replay(self, state: State, newest: PUnit, handle: Handle, begin: int) -> Handle:
         units = [self._read(link.pointer)[0] for link in handle.links[begin:-1]]

@@ -1,0 +1,63 @@
+"""A working copy that is a dictionary, for tests of what stores state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
+
+__all__ = ["DictState", "content_of", "links_of", "names_of"]
+
+
+class DictState:
+    """Maps numbers to bytes; a deleted number is an upsert of None."""
+
+    def __init__(self, content: Mapping[int, bytes] | None = None) -> None:
+        self.content = dict(content or {})
+        self._changed: dict[int, bytes | None] = dict(self.content)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(8 + len(value) for value in self.content.values())
+
+    def __setitem__(self, key: int, value: bytes | None) -> None:
+        self._changed[key] = value
+        if value is None:
+            self.content.pop(key, None)
+        else:
+            self.content[key] = value
+
+    def changes(self, *, whole: bool = False) -> PUnit:
+        changed = self.content if whole else self._changed
+        self._changed = {}
+        block = pa.RecordBatch.from_arrays(
+            [pa.array(list(changed), pa.int64()), pa.array(list(changed.values()), pa.binary())], ["k", "v"]
+        )
+        return PUnit("snapshot" if whole else "delta", {"keys": len(self.content)}, {"changes": block})
+
+    def restore(self, units: list[PUnit]) -> None:
+        for unit in units:
+            for row in unit.blocks["changes"].to_pylist():
+                self[row["k"]] = row["v"]
+            assert len(self.content) == unit.meta["keys"]
+        self._changed = {}
+
+
+def content_of(store: BucketStore, pointer: Pointer) -> dict[int, bytes]:
+    """Load everything at `pointer`."""
+    state = DictState()
+    assert store.load(pointer, state).pointer == pointer
+    return state.content
+
+
+def names_of(store: BucketStore) -> set[str]:
+    """Return the names of the bucket's files."""
+    return {path.name for path in store.directory.iterdir()}
+
+
+def links_of(handle: Handle) -> list[str]:
+    """Return the names of the files of a chain."""
+    return [link.pointer.file_name for link in handle.links]
