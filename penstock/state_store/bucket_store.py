@@ -218,7 +218,7 @@ class BucketStore:
                 "a state file is missing", file=path, hint="restore it, or start a new checkpoint"
             ) from None
         unit = decode(content, path)
-        if (unit.meta["version"], unit.meta["file_id"]) != (pointer.version, pointer.file_id):
+        if (unit.meta.get("version"), unit.meta.get("file_id")) != (pointer.version, pointer.file_id):
             raise CorruptDataError("the file holds another version than its name says", file=path)
         return unit, len(content)
 
