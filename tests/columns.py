@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-__all__ = ["KINDS", "arrays", "sliced"]
+__all__ = ["KINDS", "Draw", "arrays", "sliced"]
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+"""Draws from a strategy: `DataObject.draw`, or what a composite strategy is given."""
 
 _DAYS = st.dates(date(1, 1, 1), date(9999, 12, 31))
 _MOMENTS = st.datetimes(datetime(1700, 1, 1), datetime(2200, 1, 1))
@@ -61,7 +65,7 @@ def sliced(column: pa.Array[Any], before: int) -> pa.Array[Any]:
     return pa.concat_arrays([around, column, column, around]).slice(before, len(column))
 
 
-def arrays(draw: st.DrawFn, kind: pa.DataType, count: int, *, nulls: bool) -> pa.Array[Any]:
+def arrays(draw: Draw, kind: pa.DataType, count: int, *, nulls: bool) -> pa.Array[Any]:
     """Draw an array of `count` values."""
     values = st.none() | KINDS[kind] if nulls else KINDS[kind]
     return sliced(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import _durable
 from penstock.errors import CorruptDataError
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Handle, Pointer
@@ -33,7 +33,7 @@ BATCHES = st.lists(
 def _directory() -> Iterator[Path]:
     """Give a directory, and do without syncing, which takes most of the time."""
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_durable.os, "fsync", lambda descriptor: None)
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield Path(directory)
 
 

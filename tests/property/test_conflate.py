@@ -13,6 +13,7 @@ from penstock.operators.key_queue import Policy
 from penstock.operators.stream import UpdateStream
 from penstock.operators.update_queue import UpdateQueue
 from penstock.spark_ext import packing
+from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.packing import Packer
 from tests.naive import Update, bucket_of, conflated, key_words
 from tests.streams import (
@@ -31,20 +32,20 @@ NOW_US = 1_000
 BATCHES = updates(max_size=24, arrival=st.integers(NOW_US - 30, NOW_US + 5))
 
 
-def _split(draw: st.DrawFn, items: list[Any], most: int) -> list[list[Any]]:
+def _split(data: st.DataObject, items: list[Any], most: int) -> list[list[Any]]:
     """Return `items` cut into up to `most` + 1 contiguous pieces, some perhaps empty."""
-    cuts = sorted(draw(st.lists(st.integers(0, len(items)), max_size=most)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(items)), max_size=most)))
     return [items[a:b] for a, b in zip([0, *cuts], [*cuts, len(items)], strict=True)]
 
 
-def _reduced(draw: st.DrawFn, stream: UpdateStream, pieces: list[Arrivals]) -> Arrivals:
+def _reduced(data: st.DataObject, stream: UpdateStream, pieces: list[Arrivals]) -> Arrivals:
     """Return `pieces` merged in any order, conflated at any of the steps."""
-    pieces = [conflate(stream, piece) if draw(st.booleans()) else piece for piece in pieces]
+    pieces = [conflate(stream, piece) if data.draw(st.booleans()) else piece for piece in pieces]
     while len(pieces) > 1:
-        first = pieces.pop(draw(st.integers(0, len(pieces) - 1)))
-        second = pieces.pop(draw(st.integers(0, len(pieces) - 1)))
+        first = pieces.pop(data.draw(st.integers(0, len(pieces) - 1)))
+        second = pieces.pop(data.draw(st.integers(0, len(pieces) - 1)))
         both = Arrivals.concat([first, second])
-        pieces.append(conflate(stream, both) if draw(st.booleans()) else both)
+        pieces.append(conflate(stream, both) if data.draw(st.booleans()) else both)
     return pieces[0]
 
 
@@ -57,13 +58,13 @@ def test_any_cut_merged_in_any_order_gives_the_same_queue(
     for number, batch in enumerate(batches):
         now_us = NOW_US + 20 * number
         pieces = []
-        for part, of_part in enumerate(_split(data.draw, batch, 3)):
+        for part, of_part in enumerate(_split(data, batch, 3)):
             position = 0
-            for chunk in _split(data.draw, of_part, 2):
+            for chunk in _split(data, of_part, 2):
                 if chunk:
                     pieces.append(arrivals_of(stream, chunk, position, part))
                 position += len(chunk)
-        reduced = _reduced(data.draw, stream, pieces)
+        reduced = _reduced(data, stream, pieces)
         assert cut.enqueue(reduced, now_us) == plain.enqueue(arrivals_of(stream, batch), now_us)
         assert cut.settle(now_us + 10) == plain.settle(now_us + 10)
         limit = data.draw(st.integers(0, 4))
@@ -102,8 +103,12 @@ class _Context:
     def partitionId(self) -> int:  # noqa: N802 - Spark's name
         return self.partition
 
+    def getLocalProperty(self, name: str) -> str:  # noqa: N802 - Spark's name
+        return f"the {name}"
+
 
 LIMITS: dict[str, Any] = {"_CHUNK_ROWS": 3, "_CHUNK_BYTES": 150, "_HELD_BYTES": 200, "_PARCEL_BYTES": 120}
+LIMITS["_REMEMBERED_ROWS"] = 2
 
 
 @pytest.mark.parametrize("combine", [True, False, None])
@@ -128,18 +133,19 @@ def test_the_packer_changes_nothing_for_the_operator(
     received: dict[int, list[Arrivals]] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "TaskContext", _Context)
+        patch.setattr(packing, "_CHOICES", {})
         for name in limited:
             patch.setattr(packing, name, LIMITS[name])
-        for part, of_part in enumerate(_split(data.draw, batch, 2)):
+        for part, of_part in enumerate(_split(data, batch, 2)):
             patch.setattr(_Context, "partition", part)
-            chunks = [rows_of(stream, chunk) for chunk in _split(data.draw, of_part, 3)]
+            chunks = [rows_of(stream, chunk) for chunk in _split(data, of_part, 3)]
             sequences = []
             for row in packer(chunks):
                 (values,) = row.to_pylist()
                 assert (values["part"], values["dropped"]) == (part, 0)
                 sequences.append(values["sequence"])
                 parcel = packing.from_parcel(values["payload"])
-                bucket = packing.bucket_labels(buckets).index(values["bucket"])
+                bucket = bucket_labels(buckets).index(values["bucket"])
                 received.setdefault(bucket, []).append(Arrivals.from_batch(parcel, stream.schema))
             assert sequences == list(range(len(sequences)))
     for bucket in range(buckets):
@@ -163,7 +169,10 @@ def test_combining_only_where_it_pays_keeps_every_count(batch: list[Update], mos
     stream = stream_for(arrival=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "_CHUNK_ROWS", 4)
-        rows = list(Packer(stream, 1, "error", None, most_left)([rows_of(stream, [u]) for u in batch]))
+        patch.setattr(packing, "_CHOICES", {})
+        rows = list(
+            Packer(stream, 1, "error", None, most_left=most_left)([rows_of(stream, [u]) for u in batch])
+        )
     parcels = [
         Arrivals.from_batch(packing.from_parcel(row.column("payload")[0].as_py()), stream.schema)
         for row in rows

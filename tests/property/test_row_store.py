@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.operators import row_store
 from penstock.operators.row_store import RowStore
-from tests.columns import KINDS, arrays
+from tests.columns import KINDS, Draw, arrays
 
 
 @st.composite
@@ -24,7 +24,7 @@ def _schemas(draw: st.DrawFn) -> pa.Schema:
     )
 
 
-def _rows(draw: st.DrawFn, schema: pa.Schema, count: int) -> pa.RecordBatch:
+def _rows(draw: Draw, schema: pa.Schema, count: int) -> pa.RecordBatch:
     nulls = draw(st.booleans())
     columns = [arrays(draw, field.type, count, nulls=nulls) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

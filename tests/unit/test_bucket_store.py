@@ -175,7 +175,12 @@ def test_catching_up_reads_only_the_deltas_between(
     held = store.load(handles[2].links[-1].pointer, follower)
     read: list[str] = []
     real = _durable.read
-    monkeypatch.setattr(_durable, "read", lambda path: read.append(path.name) or real(path))
+
+    def recorded(path: Path) -> bytes:
+        read.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(_durable, "read", recorded)
     caught_up = store.catch_up(handles[5].links[-1].pointer, follower, held)
     assert caught_up == handles[5]
     assert sorted(read) == links_of(handles[5])[3:]
@@ -254,7 +259,7 @@ def test_a_disk_that_refuses_a_commit_leaves_the_version_before(
 
     state[99] = b"lost"
     with monkeypatch.context() as patch:
-        patch.setattr(_durable.os, call, refuse)
+        patch.setattr(os, call, refuse)
         with pytest.raises(UnavailableError) as caught:
             store.commit(state, handles[-1])
     assert caught.value.context["reason"] == os.strerror(number)
@@ -280,8 +285,8 @@ def test_a_directory_that_lost_its_write_permission_is_an_error_with_a_hint(
     def refuse(*_: Any) -> Any:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(_durable.os, "open", refuse)
-    with pytest.raises(UnavailableError, match="Permission denied.*Hint"):
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(UnavailableError, match=r"Permission denied.*Hint"):
         store.commit(state, handles[-1])
 
 

@@ -27,7 +27,7 @@ def _refuse(monkeypatch: pytest.MonkeyPatch, call: str, number: int, *, skip: in
         left[0] -= 1
         return real(*arguments, **options)
 
-    monkeypatch.setattr(_durable.os, call, failing)
+    monkeypatch.setattr(os, call, failing)
 
 
 def test_a_published_file_has_its_content_and_is_private(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_file_is_published_once(tmp_path: Path) -> None:
 
 def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
-    monkeypatch.setattr(_durable.os, "write", lambda fd, data: write(fd, data[:3]))
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
     _durable.publish(tmp_path / "f", b"longer than three")
     assert _durable.read(tmp_path / "f") == b"longer than three"
 
@@ -71,7 +71,7 @@ def test_a_file_is_synced_before_it_has_its_name_and_its_directory_after(
         return recorded
 
     for name in ("write", "fsync", "link"):
-        monkeypatch.setattr(_durable.os, name, recorder(name))
+        monkeypatch.setattr(os, name, recorder(name))
     _durable.publish(tmp_path / "f", b"x")
     assert calls == ["write", "fsync", "link", "fsync directory"]
 
@@ -101,7 +101,7 @@ def test_a_disk_that_fills_up_halfway_leaves_nothing_behind(
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(descriptor, data[:5])
 
-    monkeypatch.setattr(_durable.os, "write", filling)
+    monkeypatch.setattr(os, "write", filling)
     with pytest.raises(UnavailableError, match="No space left"):
         _durable.publish(tmp_path / "f", b"0123456789abcdef")
     assert _names(tmp_path) == []
