@@ -85,7 +85,7 @@ class Query:
         codec = KeyCodec([self.output.field(name) for name in self.key])
         object.__setattr__(self, "_codec", codec)
 
-    def run(self, queue: UpdateQueue, served: Served) -> pa.RecordBatch:
+    def run(self, queue: UpdateQueue, served: Served) -> list[pa.RecordBatch]:
         """Return the rows to emit for `served`.
 
         Raises
@@ -98,7 +98,7 @@ class Query:
             staleness = pa.array(served.staleness_us / 1000.0)
             rows = rows.append_column(STALENESS_COLUMN, staleness)
         if self.apply is None:
-            return rows
+            return [rows]
         try:
             result = self.apply(pa.Table.from_batches([rows]))
         except PenstockError:
@@ -110,7 +110,7 @@ class Query:
             ) from error  # fmt: skip
         return self._checked(result, queue, served)
 
-    def _checked(self, result: Any, queue: UpdateQueue, served: Served) -> pa.RecordBatch:
+    def _checked(self, result: Any, queue: UpdateQueue, served: Served) -> list[pa.RecordBatch]:
         if isinstance(result, pa.RecordBatch):
             result = pa.Table.from_batches([result])
         if not isinstance(result, pa.Table):
@@ -133,6 +133,8 @@ class Query:
                 expected=self.output.names,
                 hint="name them in output_schema or drop them",
             )
+        if len(result.column_names) > len(self.output.names):
+            raise InvalidUsageError("apply returned columns whose names repeat", returned=result.column_names)
         try:
             table = result.select(self.output.names).cast(self.output)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
@@ -142,19 +144,19 @@ class Query:
                 returned=got,
                 expected={f.name: str(f.type) for f in self.output},
             ) from error
-        batches = table.combine_chunks().to_batches()
-        if not batches:
-            return pa.RecordBatch.from_pylist([], schema=self.output)
-        columns = [batches[0].column(name) for name in self.key]
-        if any(column.null_count for column in columns):
-            raise InvalidUsageError("apply returned rows with a null key", key=list(self.key))
-        if not np.isin(queue.numbers_of(self._codec.encode(columns)), served.ids).all():
-            raise InvalidUsageError(
-                "apply changed the update key of rows",
-                key=list(self.key),
-                hint="results keep the key of the tuple that they come from",
-            )
-        return batches[0]
+        # Columns of more than 2 GiB of text do not fit into one batch.
+        batches = [batch for batch in table.combine_chunks().to_batches() if batch.num_rows]
+        for batch in batches:
+            columns = [batch.column(name) for name in self.key]
+            if any(column.null_count for column in columns):
+                raise InvalidUsageError("apply returned rows with a null key", key=list(self.key))
+            if not np.isin(queue.numbers_of(self._codec.encode(columns)), served.ids).all():
+                raise InvalidUsageError(
+                    "apply changed the update key of rows",
+                    key=list(self.key),
+                    hint="results keep the key of the tuple that they come from",
+                )
+        return batches
 
 
 def serve(
@@ -192,15 +194,14 @@ def serve(
         if chunk <= 0:
             break
         served = queue.dequeue(chunk, begin)
-        rows = query.run(queue, served)
+        results = query.run(queue, served)
         end = clock()
         if query.apply is not None:
             queue.observe_cost(end - begin, len(served.ids))
         queue.deliver(served, end)
         metrics.emitted += len(served.ids)
-        metrics.rows_out += rows.num_rows
-        if rows.num_rows:
-            batches.append(rows)
+        metrics.rows_out += sum(rows.num_rows for rows in results)
+        batches += results
     finished = clock()
     failpoint("operator.after_apply")
     if query.apply is None and len(queue) and previous is not None:
