@@ -1,0 +1,268 @@
+"""Parcels carry every row to its bucket, once, in bounded pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock._clock import SimulatedClock
+from penstock.errors import InvalidUsageError
+from penstock.operators.arrivals import Arrivals
+from penstock.operators.key_queue import Policy
+from penstock.operators.serve import Budget, Query
+from penstock.spark_ext import bucket_task, packing
+from penstock.spark_ext.bucket_task import BucketTask, Parcel
+from penstock.spark_ext.buckets import bucket_labels
+from penstock.spark_ext.packing import Packer, conform, from_parcel, to_parcels
+from penstock.state_store.bucket_store import Pointer
+from penstock.state_store.cache import StateCache
+from tests.columns import KINDS, sliced
+from tests.naive import Update, bucket_of, key_words
+from tests.streams import STREAM, rows_of, updates_of
+
+
+@pytest.fixture(autouse=True)
+def _no_memory_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_CHOICES", {})
+
+
+def _updates(count: int, keys: int) -> list[Update]:
+    return [Update(i % keys, i, i) for i in range(count)]
+
+
+def _packed(packer: Packer, *batches: pa.RecordBatch) -> list[dict[str, Any]]:
+    return [row for batch in packer(iter(batches)) for row in batch.to_pylist()]
+
+
+def _rows_in(parcel: dict[str, Any]) -> Arrivals:
+    return Arrivals.from_batch(from_parcel(parcel["payload"]), STREAM.schema)
+
+
+@pytest.mark.parametrize("combine", [True, False, None])
+def test_every_row_goes_to_the_bucket_of_its_key(combine: bool | None) -> None:
+    updates = _updates(200, 50)
+    parcels = _packed(Packer(STREAM, 8, "error", combine), rows_of(STREAM, updates))
+    assert sum(int(_rows_in(parcel).count.sum()) for parcel in parcels) == 200
+    for parcel in parcels:
+        bucket = bucket_labels(8).index(parcel["bucket"])
+        keys = {update.key for update in updates_of(_rows_in(parcel).rows)}
+        assert {bucket_of(key_words(key), 8) for key in keys} == {bucket}
+
+
+def test_combining_leaves_one_row_a_key_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_CHUNK_ROWS", 10)
+    batches = [rows_of(STREAM, _updates(100, 5)[i : i + 10]) for i in range(0, 100, 10)]
+    parcels = _packed(Packer(STREAM, 1, "error", combine=True), *batches)
+    assert len(parcels) == 1
+    arrivals = _rows_in(parcels[0])
+    assert sorted(u.value for u in updates_of(arrivals.rows)) == [95, 96, 97, 98, 99]
+    assert arrivals.count.tolist() == [20] * 5
+
+
+def test_the_automatic_choice_combines_where_keys_repeat_and_remembers_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packing, "_CHUNK_ROWS", 50)
+    monkeypatch.setattr(packing, "_REMEMBERED_ROWS", 50)
+    conflations = []
+    real = packing.conflate
+
+    def counted(*arguments: Any) -> Arrivals:
+        conflations.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(packing, "conflate", counted)
+    repeating = Packer(STREAM, 1, "error", None, name="repeating")
+    distinct = Packer(STREAM, 1, "error", None, name="distinct")
+    for _ in range(2):
+        assert (
+            len(_packed(repeating, rows_of(STREAM, _updates(50, 5)), rows_of(STREAM, _updates(50, 5)))) == 1
+        )
+    conflations.clear()
+    for expected in (1, 0):
+        batches = [rows_of(STREAM, _updates(50, 50)), rows_of(STREAM, _updates(50, 50))]
+        assert len(_packed(distinct, *batches)) == 2
+        assert len(conflations) == expected
+        conflations.clear()
+
+
+def test_unusable_rows_are_dropped_and_counted_once() -> None:
+    schema = STREAM.schema
+    columns = [pa.array([1, 2, 3]), pa.array([1, None, 2]), pa.array(["a", "b", "c"]), pa.array([1, 2, None])]
+    bad = pa.RecordBatch.from_arrays(columns, schema=schema)
+    parcels = _packed(Packer(STREAM, 2, "drop", combine=False), bad, bad)
+    assert [parcel["dropped"] for parcel in parcels] == [*[0] * (len(parcels) - 1), 4]
+    assert parcels[-1]["payload"] is None
+    assert parcels[-1]["bucket"] == bucket_labels(2)[0]
+    assert sum(len(_rows_in(parcel)) for parcel in parcels[:-1]) == 2
+    with pytest.raises(InvalidUsageError, match="null"):
+        _packed(Packer(STREAM, 2, "error", combine=False), bad)
+
+
+def test_no_rows_are_no_parcels() -> None:
+    packer = Packer(STREAM, 2, "error", None)
+    assert _packed(packer) == []
+    assert _packed(packer, rows_of(STREAM, [])) == []
+
+
+def test_positions_go_on_across_batches() -> None:
+    parcels = _packed(
+        Packer(STREAM, 1, "error", combine=False),
+        rows_of(STREAM, _updates(3, 3)),
+        rows_of(STREAM, _updates(3, 3)),
+    )
+    first = np.concatenate([_rows_in(parcel).first for parcel in parcels])
+    assert first.tolist() == list(range(6))
+
+
+def test_large_batches_are_cut_into_bounded_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_PARCEL_BYTES", 10_000)
+    batch = pa.RecordBatch.from_pydict({"n": list(range(5000)), "s": ["x" * 20] * 5000})
+    parcels = list(to_parcels([batch]))
+    assert len(parcels) > 10
+    assert max(map(len, parcels)) < 12_000
+    assert pa.Table.from_batches(map(from_parcel, parcels)).to_batches() != []
+    assert pa.Table.from_batches(map(from_parcel, parcels)).combine_chunks().to_batches() == [batch]
+
+
+def test_a_parcel_of_a_slice_does_not_carry_the_whole_batch() -> None:
+    batch = pa.RecordBatch.from_pydict({"n": list(range(100_000)), "s": ["x" * 20] * 100_000})
+    (parcel,) = to_parcels([batch.slice(500, 10)])
+    assert len(parcel) < 2000
+    assert from_parcel(parcel) == batch.slice(500, 10)
+
+
+@pytest.mark.parametrize("kind", list(KINDS), ids=str)
+def test_no_type_is_lost_on_the_way(kind: pa.DataType) -> None:
+    batch = pa.RecordBatch.from_arrays([sliced(pa.nulls(3, kind), 2)], ["c"])
+    (parcel,) = to_parcels([batch])
+    assert from_parcel(parcel).schema == batch.schema
+    assert from_parcel(parcel) == batch
+
+
+def test_batches_conform_to_the_schema_by_position() -> None:
+    schema = pa.schema(
+        [
+            pa.field("t", pa.timestamp("us", "UTC"), nullable=False),
+            ("s", pa.string()),
+            ("l", pa.list_(pa.timestamp("us", "UTC"))),
+        ]
+    )
+    other = pa.RecordBatch.from_arrays(
+        [
+            pa.array([1], pa.timestamp("us", "Europe/Zurich")),
+            pa.array(["x"], pa.large_string()),
+            pa.array([[1]], pa.list_(pa.timestamp("us", "Europe/Zurich"))),
+        ],
+        ["_0", "_1", "_2"],
+    )
+    out = conform(other, schema)
+    assert out.schema == schema
+    assert out.column(0).cast(pa.int64()).to_pylist() == [1]
+    assert conform(out, schema) == out
+
+
+# A bucket's task, without Spark.
+
+
+@pytest.fixture
+def task(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketTask]:
+    monkeypatch.setattr(bucket_task, "_CACHE", StateCache(1 << 24))
+    monkeypatch.setattr(bucket_task, "_CHECKED", set())
+    yield BucketTask(
+        name="op",
+        state_location=str(tmp_path),
+        stream=STREAM,
+        policy=Policy.IN_PLACE,
+        cost_us=None,
+        query=Query(None, STREAM.schema, STREAM.key),
+        budget=Budget(rows=3),
+        buckets=2,
+        parallel=2,
+        schema_json="{}",
+    )
+
+
+def _parcels(updates: list[Update], dropped: int = 0) -> list[Parcel]:
+    packer = Packer(STREAM, 1, "error", combine=False)
+    parcels = [
+        Parcel(0, row["sequence"], 0, from_parcel(row["payload"]))
+        for row in _packed(packer, rows_of(STREAM, updates))
+    ]
+    return parcels + ([Parcel(0, 99, dropped, None)] if dropped else [])
+
+
+def test_every_row_of_a_task_is_accounted_for_also_dropped_ones(task: BucketTask) -> None:
+    pointer: Pointer | None = None
+    clock, waiting = SimulatedClock(1000), 0
+    for batch, (updates, dropped) in enumerate([(_updates(9, 4), 2), ([], 3), ([], 0), (_updates(5, 5), 0)]):
+        pointer, _, metrics = task.run("q", batch, 1, pointer, _parcels(updates, dropped), clock)
+        assert pointer is not None
+        assert pointer.version == batch + 1
+        assert metrics.rows_in == len(updates) + dropped
+        assert metrics.dropped == dropped
+        growth, waiting = metrics.waiting_keys - waiting, metrics.waiting_keys
+        assert (
+            metrics.rows_in == metrics.conflated + metrics.late + metrics.dropped + metrics.emitted + growth
+        )
+        clock.advance(10)
+
+
+def test_an_attempt_that_is_run_again_gives_the_same_rows(task: BucketTask) -> None:
+    clock = SimulatedClock(1000)
+    pointer, _, _ = task.run("q", 0, 0, None, _parcels(_updates(20, 10)), clock)
+    results = []
+    for _ in range(3):
+        again, batches, metrics = task.run("q", 1, 0, pointer, _parcels(_updates(5, 5)), clock)
+        assert again is not None
+        assert again.version == 2
+        results.append(([batch.to_pylist() for batch in batches], metrics.waiting_keys))
+    assert results[0] == results[1] == results[2]
+
+
+def test_shares_of_a_budget_add_up_and_take_turns(task: BucketTask) -> None:
+    for buckets in (1, 2, 3, 5, 8):
+        for rows in (1, 2, 7, 16):
+            these = _with(task, buckets=buckets, budget=Budget(rows=rows))
+            shares = [
+                [these._share(bucket, batch).rows or 0 for bucket in range(buckets)]
+                for batch in range(buckets)
+            ]
+            assert all(sum(of_batch) == rows for of_batch in shares)
+            assert all(sum(of_bucket) == rows for of_bucket in zip(*shares, strict=True))
+            assert max(map(max, shares)) - min(map(min, shares)) <= 1
+
+
+def test_buckets_of_one_partition_divide_its_time(task: BucketTask) -> None:
+    these = _with(task, buckets=8, parallel=2, budget=Budget(duration_us=1000))
+    assert these._share(3, 0).duration_us == 250
+    assert _with(these, parallel=16)._share(3, 0).duration_us == 1000
+    assert _with(these, budget=Budget(duration_us=1))._share(3, 0).duration_us == 1
+
+
+def _with(task: BucketTask, **changes: Any) -> BucketTask:
+    from dataclasses import replace
+
+    return replace(task, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"buckets": 4}, "buckets"),
+        ({"policy": Policy.FIFO}, "policy"),
+        ({"schema_json": '{"other": 1}'}, "schema"),
+    ],
+)
+def test_a_restart_with_other_settings_is_refused(
+    task: BucketTask, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], name: str
+) -> None:
+    pointer, _, _ = task.run("q", 0, 0, None, _parcels(_updates(3, 3)), SimulatedClock(1))
+    monkeypatch.setattr(bucket_task, "_CHECKED", set())
+    with pytest.raises(InvalidUsageError, match=f"another {name}"):
+        _with(task, **changes).run("q", 1, 0, pointer, [], SimulatedClock(2))
+    assert task.run("q", 1, 0, pointer, [], SimulatedClock(2))[0] is not None
