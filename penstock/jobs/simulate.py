@@ -172,7 +172,7 @@ def _pivot(
     value: str,
 ) -> tuple[list[str], list[list[str]]]:
     columns = list(dict.fromkeys(column(row) for row in rows))
-    cells = {(row[by], column(row)): f"{row[value]:.{1 if row[value] >= 100 else 2}f}" for row in rows}
+    cells = {(row[by], column(row)): f"{row[value]:.{0 if row[value] >= 100 else 2}f}" for row in rows}
     lines = [[f"{at:g}", *(cells[at, name] for name in columns)] for at in sorted({row[by] for row in rows})]
     return [head, *columns], lines
 
