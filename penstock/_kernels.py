@@ -3,14 +3,16 @@
 Kernels are compiled at their first call and cached on disk beside the source. Where that directory
 cannot be written (a read-only install, a zip file given to spark-submit), the cache goes to
 ``~/.cache/penstock/kernels`` or, without a usable home, to a private directory below the system's
-temporary one. ``NUMBA_CACHE_DIR`` overrides all of it.
+temporary one. ``NUMBA_CACHE_DIR`` overrides all of it, but for a zip file, where numba knows no other
+place than the user's cache directory (``XDG_CACHE_HOME``); we name ours while it looks for one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,13 +47,31 @@ def _choose_cache(package: Path) -> Path | None:
     return Path(tempfile.mkdtemp(prefix="penstock-kernels-"))
 
 
-if not numba.config.CACHE_DIR:
-    _cache = _choose_cache(Path(__file__).parent)
-    if _cache is not None:
-        numba.config.CACHE_DIR = str(_cache)
+_PACKAGE = Path(__file__).parent
+_ARCHIVED = not _PACKAGE.exists()
+_cache = _choose_cache(_PACKAGE) if _ARCHIVED or not numba.config.CACHE_DIR else None
+if _cache is not None and not numba.config.CACHE_DIR:
+    numba.config.CACHE_DIR = str(_cache)
+
+
+@contextlib.contextmanager
+def _cache_home(directory: Path | None) -> Iterator[None]:
+    """Make `directory` the user's cache directory for a moment; None leaves it."""
+    name = "XDG_CACHE_HOME"
+    before = os.environ.get(name)
+    try:
+        if directory is not None:
+            os.environ[name] = str(directory)
+        yield
+    finally:
+        if before is not None:
+            os.environ[name] = before
+        elif directory is not None:
+            del os.environ[name]
 
 
 def kernel(function: F) -> F:
     """Compile `function` without object mode, free of the GIL, cached on disk."""
-    compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    with _cache_home(_cache if _ARCHIVED else None):
+        compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     return compiled

@@ -11,4 +11,5 @@ settings.register_profile(
     "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=1000)
+settings.register_profile("quick", settings.get_profile("default"), max_examples=15)
 settings.load_profile(os.environ.get("PENSTOCK_HYPOTHESIS_PROFILE", "default"))

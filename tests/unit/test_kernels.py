@@ -1,0 +1,303 @@
+"""Kernels mean what their Python says, are compiled once for all processes, and find a place for it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock import _kernels
+from penstock.operators import arrivals, key_queue, pages, staleness
+from penstock.state_store import key_index, keys
+from tests.naive import Update, conflated, hash_of, staleness_bin
+from tests.streams import STREAM, arrivals_of
+
+PACKAGE = Path(penstock.__file__).parent
+ROOT = PACKAGE.parent
+
+# Which property tests run each kernel against a plain reference, compiled and not.
+KERNELS = {
+    "keys": {"_put_fixed", "_put_bytes", "_get_fixed", "_get_sizes", "_get_bytes", "hash_words"},
+    "key_index": {"_find", "_find_or_add", "_rebuild"},
+    "pages": {"_elp_remove", "_elp_add", "_allocate", "_free"},
+    "arrivals": {"_conflate"},
+    "key_queue": {
+        *("_unlink", "_link_tail", "_link_head", "_pop"),
+        *("_arrive_fifo", "_arrive_in_place", "_arrive_linecutting"),
+    },
+    "staleness": {"_bin", "_add"},
+}
+REFERENCES = {
+    "keys": "test_keys",
+    "key_index": "test_keys",
+    "pages": "test_pages",
+    "arrivals": "test_conflate",
+    "key_queue": "test_update_queue",
+    "staleness": "test_staleness",
+}
+MODULES = [keys, key_index, pages, arrivals, key_queue, staleness]
+
+
+def _compiled() -> dict[str, Any]:
+    """Return all compiled kernels by module and name."""
+    return {
+        f"{module.__name__}.{name}": getattr(module, name)
+        for module in MODULES
+        for name in KERNELS[module.__name__.rpartition(".")[2]]
+    }
+
+
+def test_every_kernel_has_a_plain_reference() -> None:
+    found: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        if "jobs" in path.parts:
+            continue  # the demo's query is an example, not part of the library
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and any(
+                getattr(decorator, "id", "") == "kernel" for decorator in node.decorator_list
+            ):
+                found.setdefault(path.stem, set()).add(node.name)
+    assert found == KERNELS
+    for name in REFERENCES.values():
+        assert (ROOT / "tests" / "property" / f"{name}.py").exists()
+
+
+def test_every_kernel_is_cached_frees_the_gil_and_has_no_object_mode() -> None:
+    for name, function in _compiled().items():
+        options = function.targetoptions
+        assert options.get("nogil"), name
+        assert options.get("nopython"), name
+        assert type(function._cache).__name__ == "FunctionCache", name
+
+
+# Every kernel of the library is called here at least once.
+WORKLOAD = """
+import json, sys
+from tests.unit.test_kernels import _compiled
+from tests.streams import *
+from penstock.operators.key_queue import Policy
+from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.stream import UpdateStream
+from penstock.operators.arrivals import Arrivals
+from tests.naive import Update
+import pyarrow as pa
+
+for policy in Policy:
+    queue = UpdateQueue(ARRIVAL_STREAM, policy, cost_us=1.0)
+    for now_us in (1000, 2000):
+        enqueue(queue, [Update(k, now_us, k, now_us - k) for k in range(100)], now_us)
+        served_of(queue, 70, now_us + 10)
+        queue.settle(now_us + 20)
+    UpdateQueue(ARRIVAL_STREAM, policy).restore([through_bytes(queue.changes(whole=True))])
+schema = pa.schema([("s", pa.string()), ("i", pa.int64()), ("t", pa.int64())])
+stream = UpdateStream(schema, ("s", "i"), "t")
+rows = pa.RecordBatch.from_arrays([pa.array(["a", "bb"]), pa.array([1, 2]), pa.array([1, 2])], schema=schema)
+queue = UpdateQueue(stream, Policy.IN_PLACE)
+queue.enqueue(Arrivals.of(stream, rows), 5)
+queue.dequeue(2, 6)
+queue.numbers_of(stream.keys(rows))
+stats = {name: [sum(f.stats.cache_hits.values()), sum(f.stats.cache_misses.values()), len(f.signatures)]
+         for name, f in _compiled().items()}
+json.dump(stats, sys.stdout)
+"""
+
+
+def _python(program: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_second_process_compiles_nothing() -> None:
+    _python(WORKLOAD)
+    stats = json.loads(_python(WORKLOAD))
+    assert len(stats) == sum(map(len, KERNELS.values()))
+    assert {name: compiled for name, (_, compiled, _) in stats.items() if compiled} == {}
+    inner = {"_unlink", "_link_tail", "_link_head", "_elp_add", "_elp_remove", "_bin"}
+    unused = {name for name, (hits, _, _) in stats.items() if not hits}
+    assert {name.rpartition(".")[2] for name in unused} <= inner
+
+
+def test_the_property_tests_hold_without_the_compiler() -> None:
+    files = [f"tests/property/{name}.py" for name in sorted(set(REFERENCES.values()))]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *("-W", "ignore::RuntimeWarning", *files),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PENSTOCK_HYPOTHESIS_PROFILE": "quick"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+
+
+@pytest.mark.parametrize("form", ["compiled", "plain"])
+def test_hashing_equals_its_reference_in_both_forms(form: str) -> None:
+    function = _form(keys.hash_words, form)
+    words = np.array([0, 1, (1 << 64) - 1, 12345, 1 << 63], np.uint64)
+    starts = np.array([0, 1, 1, 3, 5])
+    with np.errstate(over="ignore"):
+        out = function(words, starts).tolist()
+    assert out == [
+        hash_of(words[a:b].tolist()) for a, b in zip(starts.tolist(), starts.tolist()[1:], strict=False)
+    ]
+
+
+@pytest.mark.parametrize("form", ["compiled", "plain"])
+def test_conflating_equals_its_reference_in_both_forms(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "_conflate", _form(arrivals._conflate, form))
+    batch = [Update(i * 7 % 5, i * 11 % 6, i) for i in range(40)]
+    out = arrivals.conflate(STREAM, arrivals_of(STREAM, batch))
+    groups = conflated(batch)
+    assert out.rows.column("value").to_pylist() == [g.newest.value for g in groups.values()]
+    assert out.count.tolist() == [g.count for g in groups.values()]
+
+
+@pytest.mark.parametrize("form", ["compiled", "plain"])
+def test_bins_of_staleness_equal_their_reference_in_both_forms(form: str) -> None:
+    function = _form(staleness._bin, form)
+    values = [0.0, 0.5, 1.0, 1.01, 1.02, 1.03, 2.0, 999.0, 1e6, 1e9, 3.6e9, 1e14, 1e18]
+    edges = staleness._EDGES
+    assert [function(v, edges) for v in values] == [staleness_bin(v, len(edges) - 1) for v in values]
+    for number in (1, 2, 100, 1000, len(edges) - 1):
+        edge = float(edges[number])
+        assert function(edge, edges) == number
+        assert function(np.nextafter(edge, 0), edges) == number - 1
+
+
+def _form(function: Any, form: str) -> Any:
+    return function if form == "compiled" else getattr(function, "py_func", function)
+
+
+# Where the machine code goes.
+
+
+def test_the_cache_is_beside_the_sources_where_they_can_be_written(tmp_path: Path) -> None:
+    assert _kernels._choose_cache(tmp_path) is None
+
+
+def _read_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Path | None) -> Path:
+    package = tmp_path / "package"
+    package.mkdir()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != package and access(path, mode))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if home is None:
+        monkeypatch.delenv("HOME", raising=False)
+    else:
+        monkeypatch.setenv("HOME", str(home))
+    return package
+
+
+def test_the_cache_goes_home_from_a_read_only_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = _read_only(monkeypatch, tmp_path, tmp_path / "home")
+    chosen = _kernels._choose_cache(package)
+    assert chosen == tmp_path / "home" / ".cache" / "penstock" / "kernels"
+    assert chosen.stat().st_mode & 0o777 == 0o700
+    assert _kernels._choose_cache(package) == chosen
+
+
+@pytest.mark.parametrize("home", [None, Path("/proc/nowhere")], ids=["no home", "unusable home"])
+def test_the_cache_goes_to_a_private_temporary_directory_without_a_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path | None
+) -> None:
+    package = _read_only(monkeypatch, tmp_path, home)
+    assert _kernels._choose_cache(package) == tmp_path / f"penstock-kernels-{os.getuid()}"
+
+
+@pytest.mark.parametrize("spoilt", ["writable by others", "a link", "of another user", "a file"])
+def test_code_is_never_loaded_from_where_others_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: str
+) -> None:
+    package = _read_only(monkeypatch, tmp_path, None)
+    usual = tmp_path / f"penstock-kernels-{os.getuid()}"
+    if spoilt == "writable by others":
+        usual.mkdir()
+        usual.chmod(0o777)
+    elif spoilt == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere").chmod(0o777)
+        usual.symlink_to(tmp_path / "elsewhere")
+    elif spoilt == "a file":
+        usual.write_bytes(b"")
+    else:
+        usual.mkdir(mode=0o700)
+        real = Path.stat
+
+        def of_another(path: Path, **options: Any) -> Any:
+            facts = real(path, **options)
+            if path != usual:
+                return facts
+            return SimpleNamespace(st_uid=os.getuid() + 1, st_mode=facts.st_mode)
+
+        monkeypatch.setattr(Path, "stat", of_another)
+    chosen = _kernels._choose_cache(package)
+    assert chosen is not None
+    assert chosen != usual
+    assert chosen.parent == tmp_path
+    assert chosen.stat().st_mode & 0o777 == 0o700
+
+
+HASH = """
+import os, sys
+package = sys.argv[1] if len(sys.argv) > 1 else "{package}"
+access = os.access
+os.access = lambda path, mode: not (str(path).startswith(package) and mode & os.W_OK) and access(path, mode)
+import numpy
+from penstock.state_store.keys import hash_words
+import penstock
+assert penstock.__file__.startswith(package), penstock.__file__
+print(hash_words(numpy.array([1], numpy.uint64), numpy.array([0, 1]))[0], len(hash_words.stats.cache_hits))
+"""
+
+
+@pytest.mark.parametrize("form", ["directory", "zip"])
+def test_kernels_compile_and_are_cached_from_a_read_only_package_without_a_home(
+    tmp_path: Path, form: str
+) -> None:
+    place = tmp_path / "package"
+    ignore = shutil.ignore_patterns("__pycache__", "jobs", "conf")
+    shutil.copytree(PACKAGE, place / "penstock", ignore=ignore)
+    if form == "zip":
+        shutil.make_archive(str(tmp_path / "archive"), "zip", place)
+        shutil.rmtree(place)
+        place = tmp_path / "archive.zip"
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environment = {
+        "PYTHONPATH": str(place),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": "/proc/nowhere",
+        "TMPDIR": str(temporary),
+    }
+    for process, hits in ((1, 0), (2, 1)):
+        out = _python(HASH.format(package=place), **environment).split()
+        assert out == [str(hash_of([1])), str(hits)], f"process {process}"
+    cached = {path.parents[-len(temporary.parts) - 1].name for path in temporary.rglob("*.nbc")}
+    assert cached == {f"penstock-kernels-{os.getuid()}"}
+    if form == "directory":
+        assert not list(place.rglob("*.nb?"))
