@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from penstock._clock import SimulatedClock
 from penstock.errors import InvalidUsageError
-from penstock.operators.arrivals import Arrivals
+from penstock.operators.arrivals import Arrivals, conflate
 from penstock.operators.key_queue import Policy
 from penstock.operators.serve import Budget, Query
 from penstock.spark_ext import bucket_task, packing
@@ -69,11 +70,10 @@ def test_the_automatic_choice_combines_where_keys_repeat_and_remembers_it(
     monkeypatch.setattr(packing, "_CHUNK_ROWS", 50)
     monkeypatch.setattr(packing, "_REMEMBERED_ROWS", 50)
     conflations = []
-    real = packing.conflate
 
     def counted(*arguments: Any) -> Arrivals:
         conflations.append(1)
-        return real(*arguments)
+        return conflate(*arguments)
 
     monkeypatch.setattr(packing, "conflate", counted)
     repeating = Packer(STREAM, 1, "error", None, name="repeating")
@@ -245,8 +245,6 @@ def test_buckets_of_one_partition_divide_its_time(task: BucketTask) -> None:
 
 
 def _with(task: BucketTask, **changes: Any) -> BucketTask:
-    from dataclasses import replace
-
     return replace(task, **changes)
 
 

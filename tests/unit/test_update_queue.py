@@ -167,7 +167,7 @@ def test_a_payload_of_every_type_comes_through_queue_and_restart(kind: pa.DataTy
 
 
 def _examples(kind: pa.DataType) -> list[Any]:
-    plain = {
+    plain: dict[str, list[Any]] = {
         "bool": [True, False],
         "date32[day]": [date(1, 1, 1), date(9999, 12, 31)],
         "string": ["", "\u00e9"],

@@ -1,0 +1,132 @@
+"""Imports stay light and go one way; fail points are where the list says."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock import _failpoints
+
+PACKAGE = Path(penstock.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+HEAVY = ("pyspark", "numba", "pandas", "numpy", "pyarrow", "matplotlib", "pydantic")
+
+# A package imports from lower levels and its own; what is not named here may be read by all.
+LEVELS = {
+    "jobs": 5,
+    "cli": 5,
+    "spark_ext": 4,
+    "operators": 3,
+    "state_store": 3,
+    "checkpointing": 2,
+    "compression": 1,
+}
+SPARK_SIDE = ("jobs", "cli", "spark_ext")
+
+
+def _package_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Yield the absolute names of what a module imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("module", ["penstock", "penstock.errors", "penstock.units"])
+def test_importing_the_library_loads_nothing_heavy(module: str) -> None:
+    program = f"import sys, {module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert "penstock" in loaded.stdout.split()
+    assert not set(HEAVY) & set(loaded.stdout.split())
+
+
+def test_the_layers_below_spark_do_not_load_it() -> None:
+    names = [
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        for path in MODULES
+        if _package_of(path) in LEVELS and _package_of(path) not in SPARK_SIDE
+    ]
+    program = f"import sys, {', '.join(names)}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert "penstock.operators.serve" in loaded.stdout.split()
+    assert not {"pyspark", "py4j", "pandas"} & set(loaded.stdout.split())
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_one_way(path: Path) -> None:
+    own = _package_of(path)
+    level = LEVELS.get(own, 0)
+    for name in _imports(path):
+        top, _, rest = name.partition(".")
+        if top in ("pyspark", "py4j"):
+            assert own in SPARK_SIDE, f"{own} imports {name}"
+        if top != "penstock":
+            continue
+        imported = rest.partition(".")[0]
+        if path.name == "__init__.py" and own == "__init__":
+            # The package itself offers the Spark side, and loads it when it is used.
+            continue
+        assert imported == own or LEVELS.get(imported, 0) <= level, f"{own} imports {name}"
+        if own in ("operators", "state_store"):
+            # Operators use states, never the other way round.
+            assert (own, imported) != ("state_store", "operators")
+
+
+def test_only_one_module_compiles_kernels() -> None:
+    users = {path.name for path in MODULES for name in _imports(path) if name.partition(".")[0] == "numba"}
+    assert users == {"_kernels.py"}
+
+
+def _fail_points(path: Path) -> Iterator[ast.expr]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "id", getattr(node.func, "attr", "")) == "failpoint"
+        ):
+            yield node.args[0]
+
+
+def test_every_fail_point_is_in_the_code_once_and_no_other_is() -> None:
+    used: Counter[str] = Counter()
+    for path in MODULES:
+        for name in _fail_points(path):
+            assert isinstance(name, ast.Constant), f"{path} has a fail point whose name is computed"
+            used[str(name.value)] += 1
+    assert used == Counter(_failpoints.FAILPOINTS)
+
+
+def test_a_fail_point_does_nothing_until_it_is_armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _failpoints.failpoint("state.before_write")
+    marker = tmp_path / "marker"
+    monkeypatch.setattr(_failpoints, "_ARMED", _failpoints._armed(f"state.before_write=error@{marker}"))
+    _failpoints.failpoint("state.after_write")
+    with pytest.raises(_failpoints.InjectedError, match=r"state\.before_write"):
+        _failpoints.failpoint("state.before_write")
+    assert marker.exists()
+    _failpoints.failpoint("state.before_write")
+
+
+def test_a_fail_point_without_a_marker_fires_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_failpoints, "_ARMED", _failpoints._armed("state.after_write=error;"))
+    for _ in range(2):
+        with pytest.raises(_failpoints.InjectedError):
+            _failpoints.failpoint("state.after_write")
+
+
+def test_an_unknown_fail_point_is_refused() -> None:
+    with pytest.raises(ValueError, match="nowhere"):
+        _failpoints._armed("nowhere=kill")
