@@ -13,6 +13,7 @@ from penstock._clock import Clock
 from penstock._failpoints import failpoint
 from penstock.errors import InvalidUsageError, PenstockError
 from penstock.operators.arrivals import Arrivals
+from penstock.operators.conform import conform
 from penstock.operators.metrics import BatchMetrics
 from penstock.operators.update_queue import Served, UpdateQueue
 from penstock.state_store.keys import KeyCodec
@@ -136,7 +137,8 @@ class Query:
         if len(result.column_names) > len(self.output.names):
             raise InvalidUsageError("apply returned columns whose names repeat", returned=result.column_names)
         try:
-            table = result.select(self.output.names).cast(self.output)
+            chosen = result.select(self.output.names).to_batches()
+            table = pa.Table.from_batches([conform(part, self.output) for part in chosen], self.output)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
             got = {n: str(result.schema.field(n).type) for n in self.output.names}
             raise InvalidUsageError(

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from penstock.operators.arrivals import Arrivals, conflate
+from penstock.operators.conform import conform
 from penstock.operators.stream import UpdateStream
 from penstock.spark_ext.buckets import bucket_labels
 
@@ -61,13 +62,6 @@ def from_parcel(parcel: bytes) -> pa.RecordBatch:
     """Return the batch in `parcel`."""
     with pa.ipc.open_stream(pa.py_buffer(parcel)) as reader:
         return reader.read_next_batch()
-
-
-def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return `batch` with exactly `schema`, whose types may differ in time zone or width of offsets."""
-    if batch.schema.types == schema.types:
-        return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
-    return batch.rename_columns(schema.names).cast(schema)
 
 
 @dataclass(slots=True)

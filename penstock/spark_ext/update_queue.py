@@ -17,14 +17,15 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import DataType, DoubleType, StructField, StructType
 
 from penstock._clock import now_us
-from penstock.errors import InternalError, InvalidUsageError
+from penstock.errors import InternalError, InvalidUsageError, PenstockError
+from penstock.operators.conform import conform
 from penstock.operators.key_queue import Policy
 from penstock.operators.serve import STALENESS_COLUMN, Apply, Budget, Query
 from penstock.operators.stream import UpdateStream
 from penstock.spark_ext.bucket_task import BucketTask, Parcel
 from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.metrics import OBSERVATION_PREFIX
-from penstock.spark_ext.packing import PARCEL_SCHEMA, Packer, conform, from_parcel, to_parcels
+from penstock.spark_ext.packing import PARCEL_SCHEMA, Packer, from_parcel, to_parcels
 from penstock.state_store.bucket_store import FileId, Pointer, Version
 from penstock.units import parse_duration_us
 

@@ -1,0 +1,193 @@
+"""What the tests of streaming queries share: input files, restartable runs, and what a sink holds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+Row = tuple[Any, ...]
+
+PATIENCE_S = 180.0
+SCHEMA = "k string, t long, v double"
+
+
+def quotes(rows: Sequence[tuple[str | None, int | None, float | None]]) -> pa.Table:
+    """Return rows of (k, t, v), the columns of `SCHEMA`."""
+    k, t, v = zip(*rows, strict=True) if rows else ((), (), ())
+    return pa.table(
+        {"k": pa.array(k, pa.string()), "t": pa.array(t, pa.int64()), "v": pa.array(v, pa.float64())}
+    )
+
+
+class Input:
+    """A directory of Parquet files, which a query reads one a micro-batch, in the order of `add`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self._count = len(list(directory.glob("*.parquet")))
+
+    def add(self, *tables: pa.Table) -> None:
+        """Add one file for each table; a file appears whole."""
+        for table in tables:
+            path = self.directory / f"{self._count:06d}.parquet"
+            hidden = path.with_name(f"_{path.name}")
+            pq.write_table(table, hidden)
+            moment = 1_000_000 + self._count  # Spark takes files in the order of their times.
+            os.utime(hidden, (moment, moment))
+            hidden.rename(path)
+            self._count += 1
+
+    def frame(self, spark: SparkSession, schema: Any = SCHEMA) -> DataFrame:
+        """Return the files as a streaming DataFrame."""
+        reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+        return reader.parquet(str(self.directory))
+
+
+class Place:
+    """Where one query lives: input, state, checkpoint and a Parquet sink below one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.input = Input(directory / "input")
+        self.state = directory / "state"
+        self.checkpoint = directory / "checkpoint"
+        self.sink = directory / "sink"
+
+    def start(self, df: DataFrame, **trigger: Any) -> StreamingQuery:
+        """Start or restart the query `df`, into the Parquet sink."""
+        writer = df.writeStream.format("parquet").outputMode("append")
+        writer = writer.option("checkpointLocation", str(self.checkpoint))
+        if trigger:
+            writer = writer.trigger(**trigger)
+        return writer.start(str(self.sink))
+
+    def run(self, df: DataFrame) -> StreamingQuery:
+        """Run `df`, which has no budget, over all the input there is; return the ended query."""
+        query = self.start(df, availableNow=True)
+        try:
+            assert query.awaitTermination(int(PATIENCE_S)), "the query did not end"
+        finally:
+            query.stop()
+        return query
+
+    def run_until(self, df: DataFrame, condition: Callable[[], bool]) -> StreamingQuery:
+        """Run `df` until `condition` holds; return the stopped query."""
+        query = self.start(df)
+        try:
+            wait(query, condition)
+        finally:
+            query.stop()
+        return query
+
+    def run_until_drained(self, df: DataFrame, newest: Mapping[Any, Any]) -> StreamingQuery:
+        """Run `df` until the sink has the newest time of every key, and Spark's progress says so."""
+        query = self.start(df)
+        try:
+            wait(query, lambda: self.newest() == newest)
+            wait(query, lambda: progress_of(query) >= max(self.rows("k")))
+        finally:
+            query.stop()
+        return query
+
+    def batches(self) -> dict[int, pa.Table]:
+        """Return the committed rows of every micro-batch, in the order in which they were emitted."""
+        found = {}
+        logs = [log for log in (self.sink / "_spark_metadata").glob("*") if log.name.isdigit()]
+        for log in sorted(logs, key=lambda log: int(log.name)):
+            entries = [json.loads(line) for line in log.read_text().splitlines()[1:]]
+            paths = sorted(unquote(urlparse(entry["path"]).path) for entry in entries)
+            tables = [pq.ParquetFile(path).read() for path in paths]
+            found[int(log.name)] = pa.concat_tables(tables) if tables else pa.table({})
+        return found
+
+    def rows(self, *columns: str) -> dict[int, list[Row]]:
+        """Return the `columns` (k, t and v by default) of every micro-batch that emitted any."""
+        names = columns or ("k", "t", "v")
+        return {
+            batch: list(zip(*(table.column(name).to_pylist() for name in names), strict=True))
+            for batch, table in self.batches().items()
+            if table.num_rows
+        }
+
+    def sequence(self, *columns: str) -> list[Row]:
+        """Return the `columns` of all emitted rows."""
+        return [row for rows in self.rows(*columns).values() for row in rows]
+
+    def newest(self) -> dict[Any, Any]:
+        """Return the last emitted time of each key."""
+        return dict(self.sequence("k", "t"))
+
+    def state_files(self) -> list[Path]:
+        """Return the files of all buckets' state, oldest version first."""
+        return sorted(self.state.glob("*/*/*/*.punit"), key=lambda path: path.name)
+
+
+def progress_of(query: StreamingQuery) -> int:
+    """Return the last micro-batch that Spark reported, -1 before the first."""
+    progress = query.lastProgress
+    return -1 if progress is None else int(progress["batchId"])
+
+
+def wait(query: StreamingQuery, condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    """Wait until `condition` holds; a query that fails meanwhile raises its error."""
+    end = time.monotonic() + patience_s
+    while not condition():
+        error = query.exception()
+        if error is not None:
+            raise error
+        assert query.isActive, "the query ended early"
+        assert time.monotonic() < end, f"still not so after {patience_s} s: {query.lastProgress}"
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def fresh_workers(spark: SparkSession, **environment: str) -> Iterator[None]:
+    """Let queries that are defined within run in new Python workers, which hold no cached state."""
+    variables = spark.sparkContext.environment
+    before = dict(variables)
+    variables.update(environment, PENSTOCK_TEST_WORKERS=uuid.uuid4().hex)
+    try:
+        yield
+    finally:
+        variables.clear()
+        variables.update(before)
+
+
+@contextlib.contextmanager
+def settings(spark: SparkSession, **values: str) -> Iterator[None]:
+    """Set Spark settings (with ``__`` for dots) and set them back."""
+    names = {name: name.replace("__", ".") for name in values}
+    before = {full: spark.conf.get(full, None) for full in names.values()}
+    for name, value in values.items():
+        spark.conf.set(names[name], value)
+    try:
+        yield
+    finally:
+        for full, old in before.items():
+            if old is None:
+                spark.conf.unset(full)
+            else:
+                spark.conf.set(full, old)
+
+
+def failure(df: DataFrame, place: Place) -> str:
+    """Run `df` until it fails and return the text of its error."""
+    query = place.start(df)
+    try:
+        wait(query, lambda: query.exception() is not None)
+        return str(query.exception())
+    finally:
+        query.stop()
