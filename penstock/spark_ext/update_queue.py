@@ -159,7 +159,9 @@ def update_queue(
     waits = limit != Budget()
     timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
     packer = Packer(stream, task.buckets, nulls, _COMBINE[combine], name)
-    parcels = df.mapInArrow(packer, PARCEL_SCHEMA)
+    # mapInArrow finds columns by name, which fails for dots and for names that differ only in case.
+    numbered = df.toDF(*(f"c{place}" for place in range(len(df.columns))))
+    parcels = numbered.mapInArrow(packer, PARCEL_SCHEMA)
     results = parcels.groupBy("bucket").applyInPandasWithState(
         _BucketFunction(task, waits), _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout
     )
