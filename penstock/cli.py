@@ -7,13 +7,12 @@ starts no JVM. Exit codes: 0 for success, 1 when a run fails, 2 for a wrong comm
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -225,11 +224,6 @@ def examples(
             typer.echo(f"{example:<12} {_title(example_text(example))}")
 
 
-def _job(module: str, **options: Any) -> None:
-    """Run a job whose module is imported only now."""
-    importlib.import_module(f"penstock.jobs.{module}").run(**options)
-
-
 @app.command()
 def demo(
     seconds: Annotated[
@@ -242,7 +236,11 @@ def demo(
 ) -> None:
     """Show an overloaded market through an append queue and through an update queue."""
     with _errors(debug=debug):
-        _job("demo", seconds=seconds, fast=fast, out=out)
+        from penstock.jobs import demo as job
+
+        code = job.run(seconds=seconds, fast=fast, out=out)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command()
@@ -261,7 +259,11 @@ def simulate(
 ) -> None:
     """Draw figures of the UpStream paper with the operators' own code and a simulated clock."""
     with _errors(debug=debug):
-        _job("simulate", figures=figures or [], out=out, fast=fast)
+        from penstock.jobs import simulate as job
+
+        code = job.run(figures or [], out, fast)
+    if code:
+        raise typer.Exit(code)
 
 
 def main() -> None:

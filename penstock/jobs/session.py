@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
 from typing import Final
 
 from pyspark.errors import AnalysisException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidUsageError
@@ -32,6 +34,12 @@ def _configured_elsewhere() -> bool:
 def is_local(spark: SparkSession) -> bool:
     """Whether the session's workers run on this machine, in its directory."""
     return str(spark.sparkContext.master).startswith("local")
+
+
+def _quieten() -> None:
+    """Keep PySpark from logging, with the stack of the JVM, what it also raises."""
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _change(spark: SparkSession, name: str, value: str) -> None:
@@ -85,6 +93,8 @@ def open_session(
     builder = SparkSession.builder.appName(name)
     if not _configured_elsewhere():
         builder = builder.config("spark.log.level", log_level)
+        if log_level in ("FATAL", "OFF"):
+            _quieten()
         for setting, value in _LAPTOP_DEFAULTS.items():
             builder = builder.config(setting, value)
         if settings.get("spark.master", "local").startswith("local") and (

@@ -1,0 +1,206 @@
+"""The data source ``market``: the same rows for the same offsets, whatever happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from penstock import _clock
+from penstock.errors import InvalidUsageError
+from penstock.jobs.failure import root_cause
+from penstock.market import Market
+from penstock.spark_ext.market_source import MarketDataSource
+from penstock.spark_ext.register import register
+
+_START_US = 1_700_000_000_000_000
+
+
+def reader(**options: Any) -> Any:
+    """Return a stream reader, as Spark makes it on the driver."""
+    texts = {name: str(value).lower() for name, value in options.items()}
+    return MarketDataSource(texts).streamReader(StructType())
+
+
+def rows_of(source: Any, start: dict[str, Any], end: dict[str, Any]) -> pa.Table:
+    batches = [batch for part in source.partitions(start, end) for batch in source.read(part)]
+    return pa.Table.from_batches(batches).combine_chunks()
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Give a clock that stands still: change its only element to move it."""
+    moment = [_START_US]
+    monkeypatch.setattr(_clock, "now_us", lambda: moment[0])
+    return moment
+
+
+def test_in_real_time_a_row_is_there_once_its_time_has_come(now: list[int]) -> None:
+    source = reader(rowsPerSecond=10)
+    start = source.initialOffset()
+    assert (start["row"], start["startTime"]) == (0, _START_US)
+    assert source.latestOffset(start, ReadAllAvailable())["row"] == 1
+    now[0] += 1_000_000
+    assert source.latestOffset(start, ReadAllAvailable())["row"] == 11
+    assert source.latestOffset(start, ReadMaxRows(4))["row"] == 4
+    assert source.reportLatestOffset()["row"] == 11
+    now[0] -= 5_000_000
+    later = {**start, "row": 11}
+    assert source.latestOffset(later, ReadAllAvailable()) == later
+
+
+def test_a_restart_goes_on_from_the_first_start(now: list[int]) -> None:
+    first = reader(rowsPerSecond=10)
+    end = first.latestOffset(first.initialOffset(), ReadAllAvailable())
+    now[0] += 2_000_000
+    again = reader(rowsPerSecond=10)
+    later = again.latestOffset(end, ReadAllAvailable())
+    assert (later["row"], later["startTime"]) == (21, _START_US)
+    assert rows_of(again, end, later).equals(
+        pa.Table.from_batches([Market(rate=10, start_us=_START_US).batch(1, 21)])
+    )
+
+
+def test_the_rows_do_not_depend_on_the_partitions() -> None:
+    options = {"rows": 200_001, "startTime": 0, "realTime": False}
+    one, five = reader(numPartitions=1, **options), reader(numPartitions=5, **options)
+    start = one.initialOffset()
+    end = one.latestOffset(start, ReadAllAvailable())
+    assert end["row"] == 200_001
+    assert len(five.partitions(start, end)) == 5
+    assert rows_of(one, start, end).equals(rows_of(five, start, end))
+    assert five.partitions(end, end) == []
+
+
+def test_available_now_ends_at_rows_whatever_the_clock_says(now: list[int]) -> None:
+    source = reader(rows=100, maxRowsPerTrigger=60)
+    source.prepareForTriggerAvailableNow()
+    limit = source.getDefaultReadLimit()
+    offsets = [source.initialOffset()]
+    for _ in range(3):
+        offsets.append(source.latestOffset(offsets[-1], limit))
+    assert [offset["row"] for offset in offsets] == [0, 60, 100, 100]
+
+
+def test_available_now_does_not_see_what_comes_after_its_start(now: list[int]) -> None:
+    source = reader(rowsPerSecond=10, startTime=_START_US)
+    source.prepareForTriggerAvailableNow()
+    now[0] += 1_000_000
+    end = source.latestOffset(source.initialOffset(), ReadAllAvailable())
+    now[0] += 1_000_000
+    assert source.latestOffset(end, ReadAllAvailable()) == end
+
+
+def test_available_now_without_any_row_is_refused(now: list[int]) -> None:
+    source = reader()
+    source.prepareForTriggerAvailableNow()
+    with pytest.raises(InvalidUsageError) as caught:
+        source.latestOffset(source.initialOffset(), ReadAllAvailable())
+    assert str(caught.value) == (
+        "the market has no rows yet that AvailableNow could read: field=rows. "
+        "Hint: set rows, the number to end at."
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"rowz": "3"},
+            "the market source has no option 'rowz'. Hint: the options are rowsPerSecond, symbols, "
+            "skew, seed, "
+            "numPartitions, startTime, maxRowsPerTrigger, rows, realTime.",
+        ),
+        (
+            {"rowsPerSecond": "0"},
+            "the market source's option rowsPerSecond is not a whole number of at least 1: "
+            "field=rowsPerSecond got=0.",
+        ),
+        (
+            {"seed": "x"},
+            "the market source's option seed is not a whole number: field=seed got=x.",
+        ),
+        (
+            {"realTime": "maybe"},
+            "the market source's option realTime is not true or false: field=realTime got=maybe.",
+        ),
+        ({"skew": "x"}, "the market source's option skew is not a number: field=skew got=x."),
+        (
+            {"realTime": "false"},
+            "without real time a micro-batch of the market has no end: field=realTime. "
+            "Hint: set rows or maxRowsPerTrigger.",
+        ),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidUsageError) as caught:
+        reader(**options)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("rowsPerSecond", 11), ("symbols", 5), ("seed", 1), ("skew", 2), ("startTime", 1)]
+)
+def test_a_restart_with_other_rows_is_refused(now: list[int], option: str, value: int) -> None:
+    start = reader(rowsPerSecond=10).initialOffset()
+    changed = reader(**{"rowsPerSecond": 10, option: value})
+    with pytest.raises(InvalidUsageError, match=f"written with another {option} of the market"):
+        changed.latestOffset(start, ReadAllAvailable())
+
+
+@pytest.mark.spark
+def test_a_batch_read_gives_the_rows_of_the_market(spark: SparkSession) -> None:
+    register(spark)
+    frame = spark.read.format("market").options(rows="150000", startTime="0", seed="5").load()
+    table = frame.orderBy("seq").toArrow()
+    expected = pa.Table.from_batches([Market(seed=5).batch(0, 150_000)])
+    assert table.cast(expected.schema).equals(expected)
+
+
+def collect(spark: SparkSession, seen: list[tuple[int, int, int]], checkpoint: Path, **options: Any) -> None:
+    """Run the market with AvailableNow; add (batch, rows, checksum) of each batch to `seen`."""
+
+    def note(frame: DataFrame, batch: int) -> None:
+        count, checksum = frame.selectExpr("count(*)", "sum(hash(*))").collect()[0]
+        seen.append((batch, count, checksum))
+
+    frame = spark.readStream.format("market").options(**options).load()
+    writer = frame.writeStream.foreachBatch(note).option("checkpointLocation", str(checkpoint))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+@pytest.mark.spark
+def test_a_batch_that_runs_again_gets_the_same_rows_and_more_follow(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    register(spark)
+    options: dict[str, Any] = {"rowsPerSecond": 1_000, "maxRowsPerTrigger": 40_000}
+    first: list[tuple[int, int, int]] = []
+    collect(spark, first, tmp_path, rows=100_000, **options)
+    assert [rows for _, rows, _ in first] == [40_000, 40_000, 20_000]
+    # As if the driver had died after the last batch was planned and before it was committed.
+    for name in ("2", ".2.crc"):
+        (tmp_path / "commits" / name).unlink()
+    second: list[tuple[int, int, int]] = []
+    collect(spark, second, tmp_path, rows=120_000, **options)
+    assert second[0] == first[2]
+    assert [rows for _, rows, _ in second] == [20_000, 20_000]
+
+
+@pytest.mark.spark
+def test_a_restart_with_another_rate_fails_the_query(spark: SparkSession, tmp_path: Path) -> None:
+    register(spark)
+    collect(spark, [], tmp_path, rows=10, rowsPerSecond=10)
+    with pytest.raises(StreamingQueryException) as caught:
+        collect(spark, [], tmp_path, rows=20, rowsPerSecond=20)
+    assert root_cause(caught.value) == (
+        "the checkpoint was written with another rowsPerSecond of the market: field=rowsPerSecond "
+        "was=10 got=20. "
+        "Hint: set the old value again, or start with a new checkpoint."
+    )

@@ -1,0 +1,305 @@
+"""Pipelines run from Python, from the command line and by spark-submit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from penstock.conf.pipeline import Pipeline
+from penstock.errors import InvalidUsageError
+from penstock.jobs.failure import root_cause
+from penstock.jobs.run import Batch, run_pipeline, run_to_end
+from penstock.market import Market
+
+pytestmark = pytest.mark.spark
+
+_ROOT = Path(__file__).parents[2]
+
+
+def pipeline(tmp_path: Path, **sections: Any) -> Pipeline:
+    """Return a pipeline of 30,000 trades that ends in the memory table ``trades``."""
+    query = {
+        "name": "trades",
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "trigger": "available_now",
+    }
+    return Pipeline.model_validate(
+        {
+            "source": {"type": "market", "rows": 30_000, "max_rows_per_trigger": 20_000, "symbols": 500},
+            "queue": {"key": "symbol", "time": "time"},
+            "sink": {"type": "memory"},
+            **sections,
+            "query": query | sections.get("query", {}),
+        }
+    )
+
+
+def newest(rows: int) -> dict[str, int]:
+    """Return the number of the newest row of each symbol."""
+    batch = Market(symbols=500).batch(0, rows)
+    return dict(zip(batch["symbol"].to_pylist(), batch["seq"].to_pylist(), strict=True))
+
+
+def table(spark: SparkSession) -> list[Any]:
+    return spark.table("trades").collect()
+
+
+def test_a_run_with_a_budget_ends_when_the_input_is_used_up_and_nothing_waits(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    batches: list[Batch] = []
+    run = pipeline(
+        tmp_path,
+        queue={"key": "symbol", "time": "time", "policy": "linecutting", "budget": 100, "cost": "1ms"},
+        filter="price > 0",
+        projection=["symbol", "time", "seq", "price * volume AS turnover"],
+        query={"metrics": str(tmp_path / "metrics.jsonl")},
+    )
+    totals = run_to_end(run, batches.append, spark)
+    served = table(spark)
+    last = {row["symbol"]: row["seq"] for row in sorted(served, key=lambda row: row["seq"])}
+    assert last == newest(30_000)
+    assert served[0].asDict().keys() == {"symbol", "time", "seq", "turnover"}
+    assert (totals.rows_in, totals.waiting_keys, totals.signal) == (30_000, 0, None)
+    assert totals.emitted == len(served)
+    assert totals.emitted + totals.conflated == 30_000
+    assert [batch.new_input for batch in batches[:3]] == [True, True, False]
+    assert all(0 <= batch.emitted <= 100 for batch in batches)
+    lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["batch_id"] for line in lines[:2]] == [0, 1]
+
+
+def test_without_draining_what_waits_is_served_by_the_next_run(spark: SparkSession, tmp_path: Path) -> None:
+    queue = {"key": "symbol", "time": "time", "policy": "in_place", "budget": 100}
+    sink = {"type": "parquet", "path": str(tmp_path / "out")}
+    keep = pipeline(tmp_path, queue=queue, sink=sink, query={"drain": False})
+    first = run_to_end(keep, spark=spark)
+    assert first.waiting_keys > 0
+    drained = run_to_end(pipeline(tmp_path, queue=queue, sink=sink), spark=spark)
+    assert (drained.rows_in, drained.waiting_keys) == (0, 0)
+    assert drained.emitted >= first.waiting_keys
+    seen = spark.read.parquet(str(tmp_path / "out")).groupBy("symbol").max("seq").collect()
+    assert {row["symbol"]: row["max(seq)"] for row in seen} == newest(30_000)
+
+
+def test_a_pipeline_runs_from_python_and_the_table_is_there(spark: SparkSession, tmp_path: Path) -> None:
+    query = run_pipeline(pipeline(tmp_path), spark)
+    query.awaitTermination()
+    assert query.name == "trades"
+    last = {row["symbol"]: row["seq"] for row in sorted(table(spark), key=lambda row: row["seq"])}
+    assert last == newest(30_000)
+
+
+def test_files_of_each_format_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    frame = spark.createDataFrame(
+        [("a", 1, 10.5), ("b", 1, 20.5), ("a", 2, 11.5)], "k string, t long, v double"
+    )
+    schema = "k STRING, t BIGINT, v DOUBLE"
+    frame.coalesce(1).write.csv(str(tmp_path / "csv"), header=True, sep=";")
+    frame.coalesce(1).write.json(str(tmp_path / "json"))
+    frame.coalesce(1).write.parquet(str(tmp_path / "parquet"))
+    sources: list[dict[str, Any]] = [
+        {"format": "csv", "schema": schema, "options": {"header": True, "sep": ";"}},
+        {"format": "json", "schema": schema},
+        {"format": "parquet"},
+    ]
+    for source in sources:
+        name = source["format"]
+        run = pipeline(
+            tmp_path,
+            source={"type": "files", "path": str(tmp_path / name), **source},
+            queue={"key": "k", "time": "t"},
+            query={"checkpoint": str(tmp_path / f"checkpoint-{name}")},
+        )
+        assert run_to_end(run, spark=spark).emitted == 2
+        assert sorted((row["k"], row["v"]) for row in table(spark)) == [("a", 11.5), ("b", 20.5)]
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"filter": "prize > 3"},
+            "filter: [UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or function parameter with name "
+            "`prize` cannot be resolved. Did you mean one of the following? [`price`, ",
+        ),
+        (
+            {"projection": ["symbol, 'a"]},
+            "projection: [PARSE_SYNTAX_ERROR] Syntax error at or near",
+        ),
+        ({"queue": {"key": "ticker", "time": "time"}}, "ticker"),
+        (
+            {"source": {"type": "files", "format": "parquet", "path": "/nowhere"}},
+            "source: [PATH_NOT_FOUND] Path does not exist: file:/nowhere.",
+        ),
+        (
+            {
+                "source": {
+                    "type": "kafka",
+                    "options": {"kafka.bootstrap.servers": "localhost:1", "subscribe": "t"},
+                },
+                "queue": {"key": "key", "time": "timestamp"},
+            },
+            "source: Spark's connector for Kafka is not there. Hint: set query.spark.spark.jars.packages to "
+            "org.apache.spark:spark-sql-kafka-0-10_2.13:",
+        ),
+        (
+            {"sink": {"type": "kafka", "options": {"kafka.bootstrap.servers": "localhost:1", "topic": "t"}}},
+            "Spark's connector for Kafka is not there.",
+        ),
+        (
+            {
+                "queue": {
+                    "key": "symbol",
+                    "time": "time",
+                    "apply": "no_such:thing",
+                    "output_schema": "symbol STRING",
+                }
+            },
+            "queue.apply: No module named 'no_such'. Hint: the module must be installed, on PYTHONPATH, "
+            "or passed to spark-submit with --py-files.",
+        ),
+        (
+            {"query": {"spark": {"spark.driver.memory": "3g"}}},
+            "a setting of Spark cannot change while its session runs: field=spark.driver.memory. "
+            "Hint: set it before the session starts, or leave it out of query.spark.",
+        ),
+    ],
+)
+def test_what_spark_refuses_names_the_section(
+    spark: SparkSession, tmp_path: Path, sections: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidUsageError) as caught:
+        run_pipeline(pipeline(tmp_path, **sections), spark)
+    assert message in str(caught.value)
+    assert "SQLSTATE" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sections", "cause"),
+    [
+        (
+            # A function that takes two arguments, where apply is called with one.
+            {
+                "queue": {
+                    "key": "symbol",
+                    "time": "time",
+                    "apply": "operator:truediv",
+                    "output_schema": "symbol STRING",
+                }
+            },
+            "truediv expected 2 arguments, got 1",
+        ),
+        (
+            {"projection": ["nullif(symbol, symbol) AS symbol", "time"]},
+            "null",
+        ),
+        (
+            {"projection": ["symbol", "time", "cast(symbol AS INT) AS number"]},
+            "[CAST_INVALID_INPUT]",
+        ),
+    ],
+)
+def test_the_cause_of_a_failed_query_is_one_message(
+    spark: SparkSession, tmp_path: Path, sections: dict[str, Any], cause: str
+) -> None:
+    with pytest.raises(StreamingQueryException) as caught:
+        run_to_end(pipeline(tmp_path, **sections), spark=spark)
+    message = root_cause(caught.value)
+    assert cause in message
+    assert "\tat " not in message
+    assert len(message) < 600
+
+
+def environment() -> dict[str, str]:
+    """Return an environment in which nothing but the project says how Spark runs."""
+    names = ("PYSPARK_PYTHON", "PYTHONPATH", "SPARK_HOME", "SPARK_CONF_DIR")
+    return {name: value for name, value in os.environ.items() if name not in names}
+
+
+def test_a_signal_stops_the_command_cleanly_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.cli",
+        "run",
+        "market",
+        f"--set=query.checkpoint={tmp_path / 'checkpoint'}",
+        f"--set=sink={{type: parquet, path: {tmp_path / 'out'}}}",
+        "--set=query.trigger=null",
+        "--set=query.spark.spark.driver.memory=1g",
+        "--set=queue.policy=in_place",
+    ]
+    lasts = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        child = subprocess.Popen(
+            command,
+            cwd=_ROOT,
+            env=environment() | {"PYTHONPATH": str(_ROOT)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stderr is not None
+        batches = []
+        lines = []
+        for line in child.stderr:
+            lines.append(line)
+            if line.startswith("batch"):
+                batches.append(int(line.split()[1]))
+                if len(batches) == 2:
+                    child.send_signal(number)
+        child.stderr.close()
+        assert child.wait() == 128 + number, "".join(lines)
+        assert f"stopped by {number.name}\n" in lines
+        assert not any("Traceback" in line or "\tat " in line for line in lines), "".join(lines)
+        lasts.append(batches)
+    assert lasts[1][0] > lasts[0][0]
+    served = pq.read_table(tmp_path / "out").to_pydict()
+    assert len(set(zip(served["symbol"], served["time"], strict=True))) == len(served["symbol"])
+
+
+def test_spark_submit_runs_a_pipeline_from_a_zip(tmp_path: Path) -> None:
+    subprocess.run(
+        [_ROOT / "script" / "py-files", tmp_path / "penstock.zip"],
+        env=environment() | {"PYTHON": sys.executable},
+        check=True,
+    )
+    script = tmp_path / "run_pipeline.py"
+    script.write_bytes((_ROOT / "penstock" / "jobs" / "spark_submit.py").read_bytes())
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("spark-submit"),
+            "--master=local[2]",
+            "--driver-memory=1g",
+            "--conf=spark.sql.shuffle.partitions=2",
+            "--conf=spark.ui.enabled=false",
+            f"--py-files={tmp_path / 'penstock.zip'}",
+            script,
+            "market",
+            "--set=source.rows=30000",
+            "--set=query.trigger=available_now",
+            "--set=query.checkpoint=checkpoint",
+            "--set=sink={type: parquet, path: out}",
+        ],
+        cwd=tmp_path,
+        env=environment() | {"PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5_000:]
+    # spark-submit gives its own output both of the streams of the script.
+    assert "30,000 rows in" in done.stdout
+    served = pq.read_table(tmp_path / "out").to_pydict()
+    assert set(served["symbol"]) == set(Market(seed=7).batch(0, 30_000)["symbol"].to_pylist())

@@ -1,0 +1,198 @@
+"""The command line, without Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from penstock import __version__
+from penstock.cli import app
+from penstock.conf.pipeline import Pipeline, load_pipeline
+from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.jobs import run as jobs_run
+from penstock.jobs.run import Batch, Totals
+
+_ROOT = Path(__file__).parents[2]
+
+
+def penstock(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def fake_run(monkeypatch: pytest.MonkeyPatch, body: Callable[..., Totals]) -> list[Pipeline]:
+    """Put `body` in the place of the run; return the pipelines it is called with."""
+    seen: list[Pipeline] = []
+
+    def run_to_end(pipeline: Pipeline, on_batch: Callable[[Batch], None], **options: Any) -> Totals:
+        seen.append(pipeline)
+        return body(on_batch)
+
+    monkeypatch.setattr(jobs_run, "run_to_end", run_to_end)
+    return seen
+
+
+def test_help_names_every_command() -> None:
+    result = penstock("--help")
+    assert result.exit_code == 0
+    for command in ("run", "check", "examples", "demo", "simulate"):
+        assert command in result.stdout
+        assert penstock(command, "--help").exit_code == 0
+
+
+def test_the_version_is_printed() -> None:
+    result = penstock("--version")
+    assert (result.exit_code, result.stdout) == (0, f"penstock {__version__}\n")
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    result = penstock()
+    assert result.exit_code == 2
+    assert "Usage" in result.output
+
+
+def test_an_unknown_command_or_option_is_a_usage_error() -> None:
+    assert penstock("rum").exit_code == 2
+    assert penstock("run", "market", "--sett", "a=b").exit_code == 2
+    assert penstock("run").exit_code == 2
+
+
+def test_help_and_check_import_nothing_heavy(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from penstock.cli import app\n"
+        "for arguments in (['--help'], ['run', '--help'], ['examples'], ['check', 'market'], "
+        "['check', 'no']):\n"
+        "    CliRunner().invoke(app, arguments)\n"
+        "print(sorted({'pyspark', 'py4j', 'numba', 'pandas', 'pyarrow', 'matplotlib'} & "
+        "sys.modules.keys()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=_ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_check_says_what_the_pipeline_does() -> None:
+    result = penstock("check", "market", "--set", "queue.budget=9", "--set", "sink={type: noop}")
+    assert result.exit_code == 0
+    assert result.stdout == "market: valid: market -> linecutting queue of (symbol), budget 9 -> noop\n"
+
+
+def test_check_lists_all_problems_and_ends_with_2(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(
+        "source: {type: rate}\nqueue:\n  key: value\n  tme: timestamp\nsink: {type: noop}\n", encoding="utf-8"
+    )
+    result = penstock("check", "p.yaml", "--set", "query.name=3")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == [
+        "p.yaml:2: queue.time: is required. Hint: name the column whose greatest value is the newest.",
+        "p.yaml:4: queue.tme: unknown field. Hint: did you mean 'time'?",
+        "--set query.name=3: query.name: 3 is not text. Hint: put it in quotes.",
+    ]
+
+
+def test_examples_are_listed_and_printed(tmp_path: Path) -> None:
+    listed = penstock("examples")
+    assert listed.exit_code == 0
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["kafka", "market", "smart_grid"]
+    printed = penstock("examples", "market")
+    (tmp_path / "copy.yaml").write_text(printed.stdout, encoding="utf-8")
+    assert load_pipeline("copy.yaml") == load_pipeline("market")
+    missing = penstock("examples", "nothing")
+    assert (missing.exit_code, missing.stderr) == (
+        2,
+        "there is no example 'nothing'. Hint: the examples are kafka, market, smart_grid.\n",
+    )
+
+
+def test_run_shows_batches_and_totals(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Batch(
+        number=0,
+        rows_in=20_000,
+        emitted=500,
+        conflated=18_380,
+        late=7,
+        dropped=0,
+        waiting_keys=1_120,
+        duration_ms=2_093,
+    )
+
+    def body(on_batch: Callable[[Batch], None]) -> Totals:
+        on_batch(batch)
+        return Totals().plus(batch)
+
+    seen = fake_run(monkeypatch, body)
+    result = penstock("run", "market", "--set", "queue.budget=500")
+    assert result.exit_code == 0
+    assert seen[0].queue.budget == 500
+    assert result.stderr.splitlines() == [
+        "batch 0     in    20,000  emitted      500  conflated    18,380  late 7  waiting   1,120  2,093 ms",
+        "1 batches, 20,000 rows in, 500 emitted, 18,380 conflated, 7 late",
+        "1,120 keys still wait: the newest row of each is gone with the temporary checkpoint; "
+        "set query.checkpoint to keep it.",
+    ]
+    quiet = penstock("run", "market", "--no-progress", "--set", "query.checkpoint=ck")
+    assert quiet.stderr.splitlines()[-1] == (
+        "1,120 keys still wait: the newest row of each is in the state, "
+        "and the next run with this checkpoint serves it."
+    )
+    assert len(quiet.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize(("number", "name", "code"), [(2, "SIGINT", 130), (15, "SIGTERM", 143)])
+def test_a_run_that_a_signal_stopped_says_so(
+    monkeypatch: pytest.MonkeyPatch, number: int, name: str, code: int
+) -> None:
+    fake_run(monkeypatch, lambda on_batch: Totals(batches=2, signal=number))
+    result = penstock("run", "market")
+    assert result.exit_code == code
+    assert result.stderr.splitlines()[0] == f"stopped by {name}"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (InvalidUsageError("filter: no column b", hint="a"), 2, "filter: no column b. Hint: a.\n"),
+        (CorruptDataError("the file is torn", file="/x"), 1, "the file is torn: file=/x.\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_an_error_is_one_message_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, message: str
+) -> None:
+    def body(on_batch: Callable[[Batch], None]) -> Totals:
+        raise error
+
+    fake_run(monkeypatch, body)
+    result = penstock("run", "market")
+    assert (result.exit_code, result.stderr) == (code, message)
+
+
+def test_with_debug_the_traceback_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(on_batch: Callable[[Batch], None]) -> Totals:
+        raise CorruptDataError("the file is torn")
+
+    fake_run(monkeypatch, body)
+    result = penstock("run", "market", "--debug")
+    assert isinstance(result.exception, CorruptDataError)
+
+
+def test_an_error_that_is_not_expected_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(on_batch: Callable[[Batch], None]) -> Totals:
+        raise RuntimeError("a bug")
+
+    fake_run(monkeypatch, body)
+    assert isinstance(penstock("run", "market").exception, RuntimeError)
