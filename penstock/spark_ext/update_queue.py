@@ -198,7 +198,15 @@ class _BucketFunction:
                 frame["part"], frame["sequence"], frame["dropped"], frame["payload"], strict=True
             )
         ]
-        pointer, batches, metrics = self.task.run(query_id, int(batch_id), bucket, pointer, parcels, now_us)
+        try:
+            pointer, batches, metrics = self.task.run(
+                query_id, int(batch_id), bucket, pointer, parcels, now_us
+            )
+        except PenstockError as error:
+            # Spark shows an exception without its cause, but with its notes.
+            if error.__cause__ is not None:
+                error.add_note("Caused by: " + "".join(traceback.format_exception(error.__cause__)).rstrip())
+            raise
         if pointer is None:
             raise InternalError("a commit gave no pointer")
         state.update((pointer.version, pointer.file_id))
