@@ -184,6 +184,8 @@ class BucketTask:
             ) from None
         except ValueError as error:
             raise CorruptDataError("the operator's settings are damaged", file=path) from error
+        if not isinstance(theirs, dict):
+            raise CorruptDataError("the operator's settings are damaged", file=path)
         for name, value in json.loads(ours).items():
             if theirs.get(name) != value:
                 raise InvalidUsageError(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.errors import PySparkTypeError, UnsupportedOperationException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -36,6 +41,7 @@ STATE_LOCATION_SETTING = "spark.penstock.stateLocation"
 
 _RESULT_SCHEMA = "payload binary, metrics string"
 _POINTER_SCHEMA = "version long, file_id string"
+_SCHEME = re.compile("[a-z0-9+.-]+:", re.IGNORECASE)
 _NULLS = ("error", "drop")
 _COMBINE: dict[Any, bool | None] = {"auto": None, True: True, False: False}
 
@@ -55,7 +61,7 @@ def update_queue(
     nulls: str = "error",
     combine: bool | str = "auto",
     staleness_column: bool = False,
-    state_location: str | None = None,
+    state_location: str | os.PathLike[str] | None = None,
     name: str = "update_queue",
 ) -> DataFrame:
     """Keep only the newest tuple of each key, and serve as many keys a trigger as the budget allows.
@@ -97,7 +103,7 @@ def update_queue(
         Whether the map side conflates before the shuffle; ``"auto"`` does where that pays.
     staleness_column : bool
         Add ``queue_staleness_ms``, how long the key had waited when it was served. `apply` sees it.
-    state_location : str, optional
+    state_location : str or path, optional
         The directory for state; by default the Spark setting ``spark.penstock.stateLocation``.
     name : str
         The operator's name in metrics and state, unique within a query and the same at a restart.
@@ -123,19 +129,19 @@ def update_queue(
     spark = df.sparkSession
     if not df.isStreaming:
         raise InvalidUsageError("the DataFrame is not streaming", hint="use spark.readStream")
-    if not name or not all(letter.isalnum() or letter in "_-" for letter in name):
+    if not _is_name(name):
         raise InvalidUsageError(
             "the name is not usable", name=repr(name), hint="use letters, digits, _ and -"
         )
     partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
-    if buckets is not None and (isinstance(buckets, bool) or buckets < 1):
-        raise InvalidUsageError("the number of buckets is not positive", buckets=buckets)
+    if buckets is not None and not _is_positive(buckets):
+        raise InvalidUsageError("the number of buckets is no positive integer", buckets=repr(buckets))
     large = spark.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
 
     def arrow(schema: StructType) -> pa.Schema:
-        return to_arrow_schema(schema, timezone="UTC", prefers_large_types=large)
+        return _arrow_schema(schema, large=large)
 
-    stream = UpdateStream(arrow(df.schema), (key,) if isinstance(key, str) else tuple(key), time, arrival)
+    stream = UpdateStream(arrow(df.schema), _key_columns(key), time, arrival)
     output = _output_schema(df.schema, apply, output_schema, staleness_column=staleness_column)
     limit = _budget(budget, apply)
     task = BucketTask(
@@ -230,7 +236,39 @@ class _Unpacker:
                     yield conform(from_parcel(payload.as_py()), self.schema)
 
 
-def _state_location(df: DataFrame, given: str | None) -> str:
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name != "" and all(c.isalnum() or c in "_-" for c in name)
+
+
+def _is_positive(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number > 0
+
+
+def _key_columns(key: str | Iterable[str]) -> tuple[str, ...]:
+    if isinstance(key, str):
+        return (key,)
+    if not isinstance(key, Iterable):
+        raise InvalidUsageError("the update key is no column name, nor several of them", key=repr(key))
+    return tuple(key)
+
+
+def _arrow_schema(schema: StructType, *, large: bool) -> pa.Schema:
+    fields: list[Any] = []
+    for column in schema:
+        try:
+            one = to_arrow_schema(StructType([column]), timezone="UTC", prefers_large_types=large)
+        except (PySparkTypeError, UnsupportedOperationException) as error:
+            raise InvalidUsageError(
+                "a column of this type cannot go through an update queue",
+                column=column.name,
+                type=column.dataType.simpleString(),
+                hint="cast it or drop it first",
+            ) from error
+        fields += one
+    return pa.schema(fields)
+
+
+def _state_location(df: DataFrame, given: str | os.PathLike[str] | None) -> str:
     location = given or df.sparkSession.conf.get(STATE_LOCATION_SETTING, None)
     if not location:
         raise InvalidUsageError(
@@ -238,11 +276,13 @@ def _state_location(df: DataFrame, given: str | None) -> str:
             hint=f"pass state_location= or set {STATE_LOCATION_SETTING}; it must survive restarts, "
             "as the checkpoint does",
         )
+    location = os.fspath(location)
     if location.startswith("file:"):
         location = "/" + location.removeprefix("file:").lstrip("/")
-    if "://" in location:
+    if _SCHEME.match(location):
         raise InvalidUsageError("state lives on a local file system in this version", state_location=location)
-    return location
+    # Workers, and the next start, may have other working directories.
+    return str(Path(location).absolute())
 
 
 def _budget(budget: int | str | None, apply: Apply | None) -> Budget:
@@ -307,4 +347,7 @@ def _output_schema(
     parsed = DataType.fromDDL(given) if isinstance(given, str) else given
     if not isinstance(parsed, StructType):
         raise InvalidUsageError("output_schema is no list of columns", output_schema=given)
+    repeated = sorted({name for name in parsed.names if parsed.names.count(name) > 1})
+    if repeated:
+        raise InvalidUsageError("column names of output_schema repeat", columns=repeated)
     return parsed

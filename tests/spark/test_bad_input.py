@@ -1,0 +1,231 @@
+"""What is wrong is said when the query is planned, or by an error of `penstock.errors` when it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import penstock
+from penstock.errors import InvalidUsageError
+from tests.spark.queries import SCHEMA, Place, failure, quotes, settings
+
+pytestmark = pytest.mark.spark
+
+
+def _same(table: pa.Table) -> pa.Table:
+    return table
+
+
+WRONG_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"key": "nowhere"}, r"no such column: option=key column=nowhere columns=\['k', 't', 'v'\]"),
+    ({"key": "K"}, "no such column: option=key column=K"),
+    ({"key": ["k", "nowhere"]}, "no such column: option=key column=nowhere"),
+    ({"key": []}, "the update key has no column"),
+    ({"key": ["k", "k"]}, "the update key names a column twice"),
+    ({"key": 5}, "no column name, nor several of them: key=5"),
+    ({"key": ["k", "t"]}, "a time column cannot be part of the update key"),
+    ({"time": "nowhere"}, "no such column: option=time column=nowhere"),
+    ({"time": None}, "no such column: option=time"),
+    ({"time": "k", "key": "t"}, "a column of this type cannot be the time: column=k type=string"),
+    ({"arrival": "nowhere"}, "no such column: option=arrival"),
+    ({"arrival": "t"}, "the arrival column is no timestamp: column=t type=int64"),
+    (
+        {"policy": "lifo"},
+        r"no such option: option=policy got=lifo known=\['fifo', 'in_place', 'linecutting'\]",
+    ),
+    ({"policy": None}, "no such option: option=policy got=None"),
+    ({"budget": 0}, "the budget is not positive: budget=0"),
+    ({"budget": -3}, "the budget is not positive: budget=-3"),
+    ({"budget": True}, "neither rows nor a duration: budget=True"),
+    ({"budget": 2.5}, r"neither rows nor a duration: budget=2\.5"),
+    ({"budget": np.int64(5)}, r"neither rows nor a duration: budget=np\.int64"),
+    ({"budget": "10"}, "has no unit"),
+    ({"budget": "soon"}, "is not a duration"),
+    ({"budget": "-1s", "apply": _same, "output_schema": SCHEMA}, "is negative"),
+    ({"budget": "0ms", "apply": _same, "output_schema": SCHEMA}, "a duration is not positive: option=budget"),
+    ({"budget": "1s"}, "a budget of time needs apply="),
+    ({"apply": _same}, "apply needs output_schema"),
+    ({"apply": 5, "output_schema": SCHEMA}, "apply is not callable: got=int"),
+    ({"output_schema": SCHEMA}, "output_schema is for the results of apply"),
+    ({"apply": _same, "output_schema": "t long, v double"}, r"drops key columns: missing=\['k'\]"),
+    ({"apply": _same, "output_schema": "int"}, "output_schema is no list of columns"),
+    ({"apply": _same, "output_schema": "k string, t long, t long"}, "output_schema repeat: columns=.'t'"),
+    ({"apply": _same, "output_schema": "k interval year"}, "cannot go through an update queue: column=k"),
+    ({"buckets": 0}, "the number of buckets is no positive integer: buckets=0"),
+    ({"buckets": 2.5}, r"the number of buckets is no positive integer: buckets=2\.5"),
+    ({"buckets": "4"}, "the number of buckets is no positive integer: buckets='4'"),
+    ({"buckets": True}, "the number of buckets is no positive integer"),
+    ({"cost": "0s"}, "a duration is not positive: option=cost"),
+    ({"cost": 5}, "5 is not a duration"),
+    ({"nulls": "ignore"}, "no such option: option=nulls got=ignore"),
+    ({"combine": "yes"}, "no such option: option=combine got=yes"),
+    ({"name": ""}, "the name is not usable"),
+    ({"name": "a/b"}, "the name is not usable: name='a/b'"),
+    ({"name": 5}, "the name is not usable: name=5"),
+    ({"state_location": None}, "nothing says where state lives"),
+    ({"state_location": "s3://bucket/state"}, "state lives on a local file system"),
+    ({"state_location": "hdfs:/state"}, "state lives on a local file system"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "text"), WRONG_ARGUMENTS, ids=[str(w) for w, _ in WRONG_ARGUMENTS])
+def test_a_wrong_argument_is_refused_when_the_query_is_planned(
+    spark: SparkSession, tmp_path: Path, wrong: dict[str, Any], text: str
+) -> None:
+    df = Place(tmp_path).input.frame(spark)
+    options = {"key": "k", "time": "t", "state_location": str(tmp_path / "state")} | wrong
+    with pytest.raises(InvalidUsageError, match=text):
+        penstock.update_queue(df, **options)
+    assert not (tmp_path / "state").exists()
+
+
+WRONG_STREAMS: list[tuple[str, Callable[[DataFrame], DataFrame], str]] = [
+    ("reserved", lambda df: df.withColumn("__penstock_x", sf.lit(1)), "names with a reserved prefix"),
+    ("repeated", lambda df: df.select("*", "v"), r"column names repeat: columns=\['v'\]"),
+    ("list key", lambda df: df.withColumn("k", sf.array("k")), "cannot be a key: column=k type=list"),
+    ("map key", lambda df: df.withColumn("k", sf.create_map("k", "v")), "cannot be a key: column=k type=map"),
+    ("struct key", lambda df: df.withColumn("k", sf.struct("k")), "cannot be a key: column=k type=struct"),
+    ("boolean time", lambda df: df.withColumn("t", sf.lit(True)), "cannot be the time: column=t type=bool"),
+    ("decimal time", lambda df: df.withColumn("t", sf.col("t").cast("decimal(9,1)")), "cannot be the time"),
+    ("interval", lambda df: df.withColumn("t", sf.expr("interval '1' day")), "cannot be the time"),
+    ("batch", lambda df: df.sparkSession.range(1).selectExpr("id k", "id t"), "DataFrame is not streaming"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"), [case[1:] for case in WRONG_STREAMS], ids=[case[0] for case in WRONG_STREAMS]
+)
+def test_an_unusable_stream_is_refused_when_the_query_is_planned(
+    spark: SparkSession, tmp_path: Path, change: Callable[[DataFrame], DataFrame], text: str
+) -> None:
+    df = change(Place(tmp_path).input.frame(spark))
+    with pytest.raises(InvalidUsageError, match=text):
+        penstock.update_queue(df, key="k", time="t", state_location=str(tmp_path))
+
+
+def test_the_staleness_column_may_not_be_there_already(spark: SparkSession, tmp_path: Path) -> None:
+    df = Place(tmp_path).input.frame(spark).withColumn("queue_staleness_ms", sf.lit(1.0))
+    with pytest.raises(InvalidUsageError, match="the stream has this column already"):
+        penstock.update_queue(df, key="k", time="t", staleness_column=True, state_location=str(tmp_path))
+
+
+class _GoneError(Exception):
+    """What a query of a user raises."""
+
+
+def _raising(table: pa.Table) -> pa.Table:
+    raise _GoneError("the service of my company is down")
+
+
+def _other_keys(table: pa.Table) -> pa.Table:
+    return table.set_column(0, "k", pa.array(["other"] * table.num_rows))
+
+
+def _null_keys(table: pa.Table) -> pa.Table:
+    return table.set_column(0, "k", pa.nulls(table.num_rows, pa.string()))
+
+
+MISBEHAVIOUR: list[tuple[str, Callable[[pa.Table], Any], str]] = [
+    ("raises", _raising, "apply raised an error: error=_GoneError rows=2"),
+    ("returns no table", lambda table: None, "apply did not return a pyarrow table: returned=NoneType"),
+    (
+        "returns pandas",
+        lambda table: table.to_pandas(),
+        "apply did not return a pyarrow table: returned=DataFrame",
+    ),
+    (
+        "drops a column",
+        lambda table: table.drop_columns(["v"]),
+        "apply returned a table without columns of the output schema: missing=['v']",
+    ),
+    ("drops the key", lambda table: table.drop_columns(["k"]), "apply dropped key columns: missing=['k']"),
+    (
+        "adds a column",
+        lambda table: table.append_column("w", table["v"]),
+        "apply returned columns that the output schema does not have: columns=['w']",
+    ),
+    (
+        "changes a type",
+        lambda table: table.set_column(2, "v", table["k"]),
+        "apply returned columns of other types than the output schema's: returned=",
+    ),
+    ("changes the key", _other_keys, "apply changed the update key of rows: key=['k']"),
+    ("nulls the key", _null_keys, "apply returned rows with a null key: key=['k']"),
+]
+
+
+@pytest.mark.parametrize(
+    ("apply", "text"), [case[1:] for case in MISBEHAVIOUR], ids=[case[0] for case in MISBEHAVIOUR]
+)
+def test_an_apply_that_misbehaves_fails_the_query_and_says_how(
+    spark: SparkSession, tmp_path: Path, apply: Callable[[pa.Table], Any], text: str
+) -> None:
+    place = Place(tmp_path)
+    place.input.add(quotes([("a", 1, 1.5), ("b", 1, 2.5)]))
+    df = penstock.update_queue(
+        place.input.frame(spark), key="k", time="t", buckets=1, apply=apply, output_schema=SCHEMA,
+        state_location=place.state,
+    )  # fmt: skip
+    error = failure(df, place)
+    assert f"penstock.errors.InvalidUsageError: {text}" in error
+    if apply is _raising:
+        assert "_GoneError: the service of my company is down" in error, "the cause is shown"
+        assert "in _raising" in error, "with its traceback"
+    assert place.batches() == {}
+    assert place.state_files() == []
+
+
+def test_a_query_goes_on_after_its_apply_was_repaired(spark: SparkSession, tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.input.add(quotes([("a", 1, 1.5), ("b", 1, 2.5)]))
+    for apply in (_raising, _same):
+        df = penstock.update_queue(
+            place.input.frame(spark), key="k", time="t", buckets=1, apply=apply, output_schema=SCHEMA,
+            state_location=place.state,
+        )  # fmt: skip
+        if apply is _raising:
+            failure(df, place)
+        else:
+            place.run(df)
+    assert place.sequence() == [("a", 1, 1.5), ("b", 1, 2.5)]
+
+
+@pytest.mark.parametrize("where", ["below a file", "where nothing can be made"])
+def test_a_state_location_that_cannot_be_written_is_named(
+    spark: SparkSession, tmp_path: Path, where: str
+) -> None:
+    place = Place(tmp_path)
+    place.input.add(quotes([("a", 1, 1.5)]))
+    (tmp_path / "file").write_text("")
+    location = tmp_path / "file" / "state" if where == "below a file" else Path("/proc/penstock")
+    df = penstock.update_queue(place.input.frame(spark), key="k", time="t", state_location=location)
+    error = failure(df, place)
+    assert "penstock.errors.UnavailableError: " in error
+    assert str(location.parent) in error
+    assert "Hint: choose a state_location that this user may write" in error
+
+
+@pytest.mark.parametrize("form", ["relative", "file:", "file://", "setting"])
+def test_a_state_location_may_be_written_in_several_ways(
+    spark: SparkSession, tmp_path: Path, form: str
+) -> None:
+    place = Place(tmp_path)
+    place.input.add(quotes([("a", 1, 1.5)]))
+    location = {
+        "relative": os.path.relpath(place.state),
+        "file:": f"file:{place.state}",
+        "file://": f"file://{place.state}",
+        "setting": None,
+    }[form]
+    with settings(spark, spark__penstock__stateLocation=str(place.state if form == "setting" else tmp_path)):
+        df = penstock.update_queue(place.input.frame(spark), key="k", time="t", state_location=location)
+    place.run(df)
+    assert len(place.state_files()) == 1
