@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from penstock._version import __version__
 
 if TYPE_CHECKING:
-    from penstock.spark_ext import metrics, register, update_queue
+    from penstock.spark_ext.metrics import metrics
+    from penstock.spark_ext.register import register
+    from penstock.spark_ext.update_queue import update_queue
 
 __all__ = ["__version__", "metrics", "register", "update_queue"]
 
