@@ -147,6 +147,7 @@ class NaiveQueue:
     policy: str
     cost_us: float | None = None
     order: list[int] = field(default_factory=list)
+    cut: set[int] = field(default_factory=set)
     cells: dict[int, _Cell] = field(default_factory=dict)
     birth_us: int | None = None
 
@@ -196,11 +197,13 @@ class NaiveQueue:
         elif (
             self.policy == "linecutting"
             and self.cost_us is not None
-            and cell.interval_us > self.cost_us * len(self.order)
+            and cell.interval_us > self.cost_us * (len(self.order) + (not waits))
         ):
-            if waits:
-                self.order.remove(key)
-            self.order.insert(0, key)
+            if key not in self.cut:
+                if waits:
+                    self.order.remove(key)
+                self.order.insert(len(self.cut), key)
+                self.cut.add(key)
         elif not waits:
             self.order.append(key)
 
@@ -212,6 +215,7 @@ class NaiveQueue:
             assert cell.waiting is not None
             served.append((cell.waiting, max(now_us - cell.arrived_us, 0)))
             cell.emitted, cell.waiting = cell.waiting.time, None
+        self.cut.difference_update(self.order[:limit])
         del self.order[:limit]
         return served
 

@@ -146,14 +146,16 @@ class AppendQueue:
             missing = 0
         if not parts:
             nothing = np.zeros(0, np.int64)
-            return Served(pa.RecordBatch.from_pylist([], self.stream.schema), nothing, nothing, nothing)
+            return Served(
+                pa.RecordBatch.from_pylist([], self.stream.schema), nothing, nothing, nothing, nothing
+            )
         rows = concat([part.rows for part in parts])
         ids = np.concatenate([part.ids for part in parts])
         since = np.concatenate([part.since_us for part in parts])
         self._size -= len(ids)
         self._book(self._queue_meter, self._queue_booked, ids, since, now_us)
         np.add.at(self._in_service, ids, 1)
-        return Served(rows, ids, since, np.maximum(now_us - since, 0))
+        return Served(rows, ids, since, np.maximum(now_us - since, 0), self._application_booked[ids])
 
     def deliver(self, served: Served, now_us: int) -> None:
         """Note that the results of `served`, dequeued before, have reached the application."""

@@ -155,7 +155,7 @@ def conflate(stream: UpdateStream, arrivals: Arrivals, keys: Keys | None = None)
     keys : Keys, optional
         The keys of `arrivals`, where they are known already.
     """
-    if not len(arrivals):
+    if len(arrivals) <= 1:
         return arrivals
     index = KeyIndex()
     ids = index.find_or_add(stream.keys(arrivals.rows) if keys is None else keys)

@@ -1,8 +1,8 @@
 """The queue of keys (QoK) and the three key schedulers (UpStream §5.2, §5.3, §7).
 
 The queue is a doubly-linked list over key numbers, in arrays. Every place also has a rank: ranks grow
-from head to tail, a new tail takes the next higher one, a key that cuts in front the next lower one.
-Ranks are what is stored; the list is rebuilt from them.
+from head to tail. Keys that cut the line have negative ranks and stand before all others, in the order in
+which they cut. Ranks are what is stored; the list is rebuilt from them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ __all__ = ["KeyQueue", "Policy"]
 
 _NONE = -1
 # Places in the array of registers that the kernels share.
-_HEAD, _TAIL, _RESIDENTS, _HEAD_RANK, _TAIL_RANK = 0, 1, 2, 3, 4
+_HEAD, _TAIL, _RESIDENTS, _LAST_CUT, _CUT_RANK, _TAIL_RANK = 0, 1, 2, 3, 4, 5
+_FIRST_CUT_RANK = -(1 << 62)
 
 
 class Policy(StrEnum):
@@ -33,7 +34,9 @@ class Policy(StrEnum):
         (UpStream §5.2).
     LINECUTTING
         As IN_PLACE, but an update of a slow key, one with ``u_k < 1 / (c * n)``, goes to the front
-        (UpStream §5.3).
+        (UpStream §5.3). n counts the key itself, the others that wait and those being served: so many
+        services pass until all of them had their turn. Those that cut keep their order and places among
+        themselves, so the queue is IN_PLACE where all keys are slow.
     """
 
     FIFO = "fifo"
@@ -52,6 +55,8 @@ def _unlink(k: int, registers: Integers, before: Integers, after: Integers) -> N
         before[n] = p
     else:
         registers[_TAIL] = p
+    if registers[_LAST_CUT] == k:
+        registers[_LAST_CUT] = p
     registers[_RESIDENTS] -= 1
 
 
@@ -70,17 +75,25 @@ def _link_tail(k: int, registers: Integers, before: Integers, after: Integers, r
 
 
 @kernel
-def _link_head(k: int, registers: Integers, before: Integers, after: Integers, rank: Integers) -> None:
-    head = registers[_HEAD]
-    before[k], after[k] = _NONE, head
-    if head >= 0:
-        before[head] = k
+def _link_cut(k: int, registers: Integers, before: Integers, after: Integers, rank: Integers) -> None:
+    """Link k behind the last key that cut."""
+    p = registers[_LAST_CUT]
+    if p >= 0:
+        n = after[p]
+        after[p] = k
+    else:
+        n = registers[_HEAD]
+        registers[_HEAD] = k
+        registers[_CUT_RANK] = _FIRST_CUT_RANK
+    before[k], after[k] = p, n
+    if n >= 0:
+        before[n] = k
     else:
         registers[_TAIL] = k
-    registers[_HEAD] = k
+    registers[_LAST_CUT] = k
     registers[_RESIDENTS] += 1
-    registers[_HEAD_RANK] -= 1
-    rank[k] = registers[_HEAD_RANK]
+    registers[_CUT_RANK] += 1
+    rank[k] = registers[_CUT_RANK]
 
 
 @kernel
@@ -119,6 +132,7 @@ def _arrive_linecutting(
     resident: Any,
     interval_us: Any,
     cost_us: float,
+    in_service: int,
     registers: Integers,
     before: Integers,
     after: Integers,
@@ -126,11 +140,16 @@ def _arrive_linecutting(
 ) -> None:
     for i in range(ids.shape[0]):
         k = ids[i]
+        n = registers[_RESIDENTS] + in_service
+        if not resident[i]:
+            n += 1
         # u_k < 1 / (c n), with u_k = 1 / interval.
-        if interval_us[i] > cost_us * registers[_RESIDENTS]:
+        if interval_us[i] > cost_us * n:
             if resident[i]:
+                if rank[k] < 0:
+                    continue
                 _unlink(k, registers, before, after)
-            _link_head(k, registers, before, after, rank)
+            _link_cut(k, registers, before, after, rank)
         elif not resident[i]:
             _link_tail(k, registers, before, after, rank)
 
@@ -151,7 +170,7 @@ class KeyQueue:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._registers = np.array([_NONE, _NONE, 0, 0, 0], np.int64)
+        self._registers = np.array([_NONE, _NONE, 0, _NONE, 0, 0], np.int64)
         self._before = np.zeros(0, np.int64)
         self._after = np.zeros(0, np.int64)
         self._rank = np.zeros(0, np.int64)
@@ -171,7 +190,9 @@ class KeyQueue:
         self._after = grown(self._after, keys)
         self._rank = grown(self._rank, keys)
 
-    def arrive(self, ids: Integers, resident: Any, interval_us: Any, cost_us: float) -> None:
+    def arrive(
+        self, ids: Integers, resident: Any, interval_us: Any, cost_us: float, in_service: int = 0
+    ) -> None:
         """Give each arriving key its place, one after the other.
 
         Parameters
@@ -184,6 +205,8 @@ class KeyQueue:
             ``1 / u_k``: the mean time between updates of the key; used by linecutting only.
         cost_us : float
             ``c``: the time that serving one tuple takes; used by linecutting only.
+        in_service : int
+            Tuples that were dequeued and are not delivered yet; used by linecutting only.
         """
         links = (self._registers, self._before, self._after, self._rank)
         if self.policy is Policy.FIFO:
@@ -191,7 +214,7 @@ class KeyQueue:
         elif self.policy is Policy.IN_PLACE:
             _arrive_in_place(ids, resident, *links)
         else:
-            _arrive_linecutting(ids, resident, interval_us, cost_us, *links)
+            _arrive_linecutting(ids, resident, interval_us, cost_us, in_service, *links)
 
     def pop(self, limit: int) -> Integers:
         """Remove and return up to `limit` keys from the head."""
@@ -204,7 +227,9 @@ class KeyQueue:
         self._registers[_HEAD] = sorted_ids[0] if len(ids) else _NONE
         self._registers[_TAIL] = sorted_ids[-1] if len(ids) else _NONE
         self._registers[_RESIDENTS] = len(ids)
-        self._registers[_HEAD_RANK] = min(int(ranks.min()), 0) if len(ids) else 0
+        cut = int(np.count_nonzero(ranks < 0))
+        self._registers[_LAST_CUT] = sorted_ids[cut - 1] if cut else _NONE
+        self._registers[_CUT_RANK] = ranks[order[cut - 1]] if cut else _FIRST_CUT_RANK
         self._registers[_TAIL_RANK] = max(int(ranks.max()), 0) if len(ids) else 0
         if len(ids):
             self._before[sorted_ids] = np.concatenate([[_NONE], sorted_ids[:-1]])

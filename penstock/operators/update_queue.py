@@ -71,12 +71,15 @@ class Served:
         The numbers of their keys.
     staleness_us : int64 array
         The queue staleness of each key when it was dequeued.
+    booked_us : int64 array
+        Up to when the application staleness of each key was booked at its dequeue.
     """
 
     rows: pa.RecordBatch
     ids: Integers
     arrived_us: Integers
     staleness_us: Integers
+    booked_us: Integers
 
 
 class UpdateQueue:
@@ -120,6 +123,7 @@ class UpdateQueue:
         self._settled_at: int | None = None
         self._queue_meter = StalenessMeter()
         self._application_meter = StalenessMeter()
+        self._in_service = 0
         self._dirty = np.zeros(0, np.bool_)
         # One element per key; those from "location" on mean something only while the key waits.
         self._cells: dict[str, npt.NDArray[Any]] = {
@@ -133,6 +137,7 @@ class UpdateQueue:
             "arrived_us": np.zeros(0, np.int64),
             "queue_booked_us": np.zeros(0, np.int64),
             "application_booked_us": np.zeros(0, np.int64),
+            "in_service": np.zeros(0, np.int64),
         }
         self._stored = ["emitted"]
         if policy is Policy.LINECUTTING:
@@ -204,7 +209,9 @@ class UpdateQueue:
         cells["waiting"][ids] = times[chosen]
         self._rows.put(cells["location"][ids], self._payload_of(arrivals.rows, chosen))
         cost = self.cost_us
-        self._queue.arrive(ids, resident, interval[newest[accepted]], np.inf if cost is None else cost)
+        self._queue.arrive(
+            ids, resident, interval[newest[accepted]], np.inf if cost is None else cost, self._in_service
+        )
         self._dirty[ids] = True
         return Enqueued(total, conflated, late)
 
@@ -220,14 +227,22 @@ class UpdateQueue:
         cells["location"][ids] = _NOWHERE
         cells["emitted"][ids] = cells["waiting"][ids]
         cells["dequeued_us"][ids] = now_us
+        cells["in_service"][ids] += 1
+        self._in_service += len(ids)
         self._dirty[ids] = True
-        return Served(rows, ids, arrived, np.maximum(now_us - arrived, 0))
+        booked = cells["application_booked_us"][ids]
+        return Served(rows, ids, arrived, np.maximum(now_us - arrived, 0), booked)
 
     def deliver(self, served: Served, now_us: int) -> None:
         """Note that the results of `served`, dequeued before, have reached the application."""
-        booked = self._cells["application_booked_us"][served.ids]
-        self._application_meter.add(served.arrived_us, booked, now_us)
-        self._cells["delivered_us"][served.ids] = now_us
+        ids, cells = served.ids, self._cells
+        begin = np.maximum(served.booked_us, cells["delivered_us"][ids])
+        self._application_meter.add(served.arrived_us, begin, now_us)
+        cells["delivered_us"][ids] = now_us
+        # An update that came meanwhile is the oldest pending one from now on.
+        cells["application_booked_us"][ids] = np.maximum(cells["application_booked_us"][ids], now_us)
+        cells["in_service"][ids] -= 1
+        self._in_service -= len(ids)
 
     def observe_cost(self, elapsed_us: float, tuples: int) -> None:
         """Note that serving `tuples` tuples took `elapsed_us`."""
@@ -245,11 +260,13 @@ class UpdateQueue:
         over all calls is exact even where it belongs in part to an earlier one.
         """
         begin = now_us if self._settled_at is None else self._settled_at
-        ids = self._waiting()
+        waiting = self._waiting()
         cells = self._cells
-        for meter, booked in (
-            (self._queue_meter, "queue_booked_us"),
-            (self._application_meter, "application_booked_us"),
+        # A key in service has an older pending update than the waiting one: `deliver` books it whole.
+        delivered = waiting[cells["in_service"][waiting] == 0]
+        for meter, booked, ids in (
+            (self._queue_meter, "queue_booked_us", waiting),
+            (self._application_meter, "application_booked_us", delivered),
         ):
             meter.add(cells["arrived_us"][ids], cells[booked][ids], now_us)
             cells[booked][ids] = np.maximum(cells[booked][ids], now_us)
@@ -304,6 +321,8 @@ class UpdateQueue:
         self._queue.rebuild(waiting, self._queue.ranks[waiting].copy())
         for booked in ("queue_booked_us", "application_booked_us"):
             self._cells[booked][waiting] = self._settled_at or 0
+        self._cells["in_service"][:] = 0
+        self._in_service = 0
         self._dirty[:] = False
 
     def _apply(self, unit: PUnit) -> None:

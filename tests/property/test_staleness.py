@@ -145,13 +145,13 @@ def check_run(make: Callable[[], Queue], taken: Sequence[Step]) -> None:
 
 
 @pytest.mark.parametrize("policy", Policy)
-@given(taken=steps(1, meanwhile=False))
+@given(taken=steps(1, meanwhile=True))
 def test_an_update_queue_measures_the_staleness_of_one_key(policy: Policy, taken: list[Step]) -> None:
     check_run(lambda: UpdateQueue(STREAM, policy, cost_us=2_000.0), taken)
 
 
 @pytest.mark.parametrize("policy", Policy)
-@given(taken=steps(5, meanwhile=False))
+@given(taken=steps(5, meanwhile=True))
 def test_an_update_queue_measures_the_staleness_of_many_keys(policy: Policy, taken: list[Step]) -> None:
     check_run(lambda: UpdateQueue(STREAM, policy, cost_us=2_000.0), taken)
 

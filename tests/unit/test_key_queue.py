@@ -118,11 +118,34 @@ def test_linecutting_uses_the_measured_cost_until_one_is_given() -> None:
     assert _queue(Policy.LINECUTTING, cost_us=7).cost_us == 7
 
 
-def test_several_slow_keys_of_one_moment_stand_before_each_other_in_turn() -> None:
+def test_slow_keys_cut_behind_those_that_cut_before_and_keep_their_places() -> None:
     queue = _queue(Policy.LINECUTTING, cost_us=1)
     _arrive(queue, 0, "A1")
     _arrive(queue, 1000, "B1", "C1")
-    assert _serve(queue) == ["C1", "B1", "A1"]
+    _arrive(queue, 2000, "D1", "B2")
+    assert _serve(queue) == ["B2", "C1", "D1", "A1"]
+
+
+def test_a_key_that_was_served_cuts_anew() -> None:
+    queue = _queue(Policy.LINECUTTING, cost_us=1)
+    _arrive(queue, 0, "A1")
+    _arrive(queue, 1000, "B1", "C1")
+    assert _serve(queue, 1) == ["B1"]
+    _arrive(queue, 2000, "B2")
+    assert _serve(queue) == ["C1", "B2", "A1"]
+    _arrive(queue, 3000, "A2")
+    _arrive(queue, 4000, "C2")
+    assert _serve(queue) == ["A2", "C2"]
+
+
+def test_linecutting_waits_for_tuples_in_service() -> None:
+    for in_service, expected in ((0, [1, 0]), (1, [0, 1])):
+        queue = KeyQueue(Policy.LINECUTTING)
+        queue.reserve(2)
+        queue.arrive(np.array([0]), np.zeros(1, np.bool_), np.zeros(1), 10.0)
+        # Served, the other one and the key itself: 20 or 30 µs until all had their turn.
+        queue.arrive(np.array([1]), np.zeros(1, np.bool_), np.array([25.0]), 10.0, in_service)
+        assert queue.pop(2).tolist() == expected
 
 
 @pytest.mark.parametrize("cost_us", [0, -1.0])
@@ -147,7 +170,7 @@ def test_a_rebuilt_queue_goes_on_at_both_ends() -> None:
     queue.reserve(6)
     queue.rebuild(np.array([0, 2, 4]), np.array([7, -5, 3]))
     queue.arrive(np.array([1, 3]), np.zeros(2, np.bool_), np.array([100.0, 0.0]), 1.0)
-    assert queue.ranks[[1, 3]].tolist() == [-6, 8]
-    assert queue.pop(10).tolist() == [1, 2, 4, 0, 3]
+    assert queue.ranks[[1, 3]].tolist() == [-4, 8]
+    assert queue.pop(10).tolist() == [2, 1, 4, 0, 3]
     queue.rebuild(np.array([], np.int64), np.array([], np.int64))
     assert queue.pop(10).tolist() == []

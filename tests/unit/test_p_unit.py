@@ -159,7 +159,7 @@ def test_the_golden_state_of_every_past_format_is_read_and_goes_on() -> None:
             step(expected)
             assert_same_state(loaded, expected)
             assert loaded.cost_us == 5.0
-        assert order_of(expected) == [1, 2, 3]
+        assert order_of(expected) == [7, 2, 3]
 
 
 def test_what_a_p_unit_says_of_itself_is_plain_json() -> None:

@@ -86,7 +86,6 @@ def test_ten_keys_are_as_much_staler_as_they_wait_for_one_another(
         assert row["application_staleness"] - row["queue_staleness"] == pytest.approx(6.0, rel=0.2)
 
 
-@pytest.mark.xfail(reason="fast keys that cut in front of each other starve", strict=True)
 def test_linecutting_gains_most_with_about_eight_slow_keys_of_ten() -> None:
     table = rows("9")
     for cost in ("given", "measured"):

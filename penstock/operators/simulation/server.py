@@ -122,13 +122,13 @@ def simulate(
         count += 1
         watch()
         free += cost_us
-        queue.deliver(taken, free)
-        served(1)
         until = int(np.searchsorted(times, free, side="left"))
         if until > arriving:
             _enter(queue, stream, trace, arriving, until)
             arriving = until
             watch()
+        queue.deliver(taken, free)
+        served(1)
         if free >= trace.end_us:
             break
     waiting, application = queue.settle(max(free, trace.end_us) if deliveries is None else free)
