@@ -35,7 +35,7 @@ from penstock.jobs.session import is_local
 from penstock.spark_ext.update_queue import update_queue
 from penstock.units import parse_duration_us
 
-__all__ = ["start", "writer"]
+__all__ = ["pack_values", "start", "unpack_values", "writer"]
 
 
 @contextmanager
@@ -104,13 +104,42 @@ def _files(spark: SparkSession, source: FilesSource) -> DataFrame:
 
 
 def _kafka(spark: SparkSession, source: KafkaSource) -> DataFrame:
-    rows = spark.readStream.format("kafka").options(**source.options).load()
-    if source.columns is None:
-        return rows
-    value = sf.from_json(sf.col("value").cast("string"), source.columns).alias("value")
-    return rows.select(value, sf.col("timestamp").alias("kafka_timestamp")).select(
+    records = spark.readStream.format("kafka").options(**source.options).load()
+    return records if source.columns is None else unpack_values(records, source.columns)
+
+
+def unpack_values(records: DataFrame, columns: str) -> DataFrame:
+    """Return the columns of Kafka records whose values are JSON, and ``kafka_timestamp``.
+
+    A value that is not JSON, or not of these columns, has nulls in its columns.
+
+    Parameters
+    ----------
+    records : pyspark.sql.DataFrame
+        With the columns of Spark's connector for Kafka, of which ``value`` and ``timestamp`` are read.
+    columns : str
+        Names and types, as DDL.
+    """
+    value = sf.from_json(sf.col("value").cast("string"), columns).alias("value")
+    return records.select(value, sf.col("timestamp").alias("kafka_timestamp")).select(
         "value.*", "kafka_timestamp"
     )
+
+
+def pack_values(rows: DataFrame, key: tuple[str, ...]) -> DataFrame:
+    """Return Kafka records of rows.
+
+    Parameters
+    ----------
+    rows : pyspark.sql.DataFrame
+        What to send; the record's value is all columns as JSON.
+    key : tuple of str
+        The columns of the record's key: one as text, several as JSON.
+    """
+    columns = [sf.col(f"`{name}`") for name in rows.columns]
+    keys = [sf.col(f"`{name}`") for name in key]
+    name = keys[0].cast("string") if len(keys) == 1 else sf.to_json(sf.struct(*keys))
+    return rows.select(name.alias("key"), sf.to_json(sf.struct(*columns)).alias("value"))
 
 
 def _read(spark: SparkSession, source: Source) -> DataFrame:
@@ -175,8 +204,7 @@ def _write(spark: SparkSession, rows: DataFrame, sink: Sink, key: tuple[str, ...
         writer = rows.writeStream.format("parquet").options(**sink.options)
         return writer.option("path", _resolve(spark, sink.path))
     if isinstance(sink, KafkaSink):
-        name = sf.col(key[0]).cast("string") if len(key) == 1 else sf.to_json(sf.struct(*key))
-        records = rows.select(name.alias("key"), sf.to_json(sf.struct(*rows.columns)).alias("value"))
+        records = pack_values(rows, key)
         return records.writeStream.format("kafka").options(**sink.options)
     return rows.writeStream.format("memory" if isinstance(sink, MemorySink) else "noop")
 

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkRuntimeError
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, UnavailableError
 
 __all__ = ["is_local", "open_session"]
 
@@ -84,6 +84,8 @@ def open_session(
     ------
     InvalidUsageError
         If a session runs and a setting cannot change any more.
+    UnavailableError
+        If Spark's JVM does not start.
     """
     active = spark or SparkSession.getActiveSession()
     if active is not None:
@@ -104,7 +106,15 @@ def open_session(
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for setting, value in settings.items():
         builder = builder.config(setting, value)
-    spark = builder.getOrCreate()
+    try:
+        spark = builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        if error.getCondition() != "JAVA_GATEWAY_EXITED":
+            raise
+        raise UnavailableError(
+            "Spark's JVM did not start",
+            hint="its output above says why; it needs Java 17 or newer, and what spark.jars.packages names",
+        ) from error
     given = spark.sparkContext.getConf()
     for setting, value in _DEFAULTS.items():
         if not given.contains(setting):

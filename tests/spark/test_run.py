@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
+from penstock.jobs.build import pack_values, unpack_values
 from penstock.jobs.failure import root_cause
 from penstock.jobs.run import Batch, run_pipeline, run_to_end
 from penstock.market import Market
@@ -60,7 +61,7 @@ def test_a_run_with_a_budget_ends_when_the_input_is_used_up_and_nothing_waits(
     batches: list[Batch] = []
     run = pipeline(
         tmp_path,
-        queue={"key": "symbol", "time": "time", "policy": "linecutting", "budget": 100, "cost": "1ms"},
+        queue={"key": "symbol", "time": "time", "policy": "linecutting", "budget": 200, "cost": "1ms"},
         filter="price > 0",
         projection=["symbol", "time", "seq", "price * volume AS turnover"],
         query={"metrics": str(tmp_path / "metrics.jsonl")},
@@ -74,13 +75,13 @@ def test_a_run_with_a_budget_ends_when_the_input_is_used_up_and_nothing_waits(
     assert totals.emitted == len(served)
     assert totals.emitted + totals.conflated == 30_000
     assert [batch.new_input for batch in batches[:3]] == [True, True, False]
-    assert all(0 <= batch.emitted <= 100 for batch in batches)
+    assert all(0 <= batch.emitted <= 200 for batch in batches)
     lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["batch_id"] for line in lines[:2]] == [0, 1]
 
 
 def test_without_draining_what_waits_is_served_by_the_next_run(spark: SparkSession, tmp_path: Path) -> None:
-    queue = {"key": "symbol", "time": "time", "policy": "in_place", "budget": 100}
+    queue = {"key": "symbol", "time": "time", "policy": "in_place", "budget": 200}
     sink = {"type": "parquet", "path": str(tmp_path / "out")}
     keep = pipeline(tmp_path, queue=queue, sink=sink, query={"drain": False})
     first = run_to_end(keep, spark=spark)
@@ -123,6 +124,21 @@ def test_files_of_each_format_are_read(spark: SparkSession, tmp_path: Path) -> N
         )
         assert run_to_end(run, spark=spark).emitted == 2
         assert sorted((row["k"], row["v"]) for row in table(spark)) == [("a", 11.5), ("b", 20.5)]
+
+
+def test_values_of_kafka_are_unpacked_and_packed(spark: SparkSession) -> None:
+    records = spark.sql(
+        """SELECT CAST(value AS BINARY) AS value, TIMESTAMP '2024-01-31 09:30:00' AS timestamp FROM VALUES
+        ('{"symbol": "A", "price": 1.5, "venue": "X"}'), ('nonsense'), (NULL) AS records(value)"""
+    )
+    rows = unpack_values(records, "symbol STRING, price DOUBLE")
+    assert rows.columns == ["symbol", "price", "kafka_timestamp"]
+    assert [tuple(row)[:2] for row in rows.collect()] == [("A", 1.5), (None, None), (None, None)]
+    quotes = spark.createDataFrame([("A", 1, 1.5)], "symbol STRING, `v.1` INT, price DOUBLE")
+    one = pack_values(quotes, ("symbol",)).collect()[0]
+    assert (one["key"], json.loads(one["value"])) == ("A", {"symbol": "A", "v.1": 1, "price": 1.5})
+    two = pack_values(quotes, ("symbol", "v.1")).collect()[0]
+    assert json.loads(two["key"]) == {"symbol": "A", "v.1": 1}
 
 
 @pytest.mark.parametrize(
