@@ -78,8 +78,8 @@ def test_every_version_is_what_was_committed_and_the_last_ones_stay(
             committed.append((winner.pointer, content))
             if len(winner.links) == 1 and len(committed) > 1:
                 superseded = {p.file_name for p, _ in committed[:-1]}
-            # Of all that was deleted nothing is needed.
-            for pointer, expected in committed[-RETAIN_VERSIONS:]:
+            # The arrived version, those before it that are retained, and the new one.
+            for pointer, expected in committed[-RETAIN_VERSIONS - 1 :]:
                 assert content_of(store, pointer) == expected
             assert orphans <= names_of(store)
             missing = {p.file_name for p, _ in committed} - names_of(store)

@@ -37,7 +37,9 @@ def _check(store: RowStore, model: dict[int, dict[str, Any]], order: list[int]) 
     assert taken.to_pylist() == [model[location] for location in order]
 
 
-@given(st.data(), _schemas(), st.lists(st.sampled_from(["put", "drop", "compact", "resize"]), max_size=12))
+@given(
+    st.data(), _schemas(), st.lists(st.sampled_from(["put", "put", "drop", "compact", "resize"]), max_size=15)
+)
 def test_rows_come_back_after_overwriting_compacting_and_resizing(
     data: st.DataObject, schema: pa.Schema, steps: list[str]
 ) -> None:
@@ -47,7 +49,7 @@ def test_rows_come_back_after_overwriting_compacting_and_resizing(
         patch.setattr(row_store, "_MOST_CHUNKS", data.draw(st.integers(1, 4)))
         for step in steps:
             if step == "put":
-                locations = data.draw(st.lists(st.integers(0, 15), unique=True, max_size=8))
+                locations = data.draw(st.lists(st.integers(0, 7), unique=True, max_size=8))
                 capacity = max([capacity, *(location + 1 for location in locations)])
                 store.resize(capacity)
                 rows = _rows(data.draw, schema, len(locations))

@@ -57,6 +57,13 @@ def _copy(queue: UpdateQueue, units: list[Any]) -> UpdateQueue:
     return copy
 
 
+def _intervals(queue: UpdateQueue) -> dict[int, float]:
+    """Return each key's mean time between updates."""
+    cells = queue_content(queue).blocks["cells"]
+    intervals = cells.column("__penstock_interval_us").to_pylist()
+    return dict(zip(cells.column("key").to_pylist(), intervals, strict=True))
+
+
 @given(POLICIES, STEPS, st.booleans(), st.sampled_from([None, 0.5, 20.0, 300.0]))
 def test_every_policy_serves_in_the_order_of_a_list_also_across_reloads(
     policy: Policy, steps: list[tuple[str, Any]], arrival: bool, cost_us: float | None
@@ -86,6 +93,8 @@ def test_every_policy_serves_in_the_order_of_a_list_also_across_reloads(
         assert queue.keys == len(model.cells)
         assert_invariants(queue)
     assert order_of(queue) == model.order
+    if policy is Policy.LINECUTTING:
+        assert _intervals(queue) == {key: pytest.approx(c.interval_us) for key, c in model.cells.items()}
     assert served_of(queue, 100, now_us) == model.dequeue(100, now_us)
 
 

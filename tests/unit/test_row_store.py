@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock.operators import row_store
 from penstock.operators.row_store import RowStore
 from tests.columns import KINDS
 
@@ -59,6 +60,21 @@ def test_garbage_of_varying_width_is_let_go() -> None:
         store.compact(_at(*range(100)))
     assert store.size_bytes < 5000 * 120
     assert store.take(_at(5)).to_pylist() == [{"time": 299, "text": "x" * 100}]
+
+
+def test_compacting_moves_rows_and_keeps_each_at_its_location(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_store, "_LEAST_GARBAGE", 1)
+    schema = pa.schema([("time", pa.int64()), ("text", pa.string())])
+    store = RowStore(schema)
+    store.resize(20)
+    for i in range(4):
+        store.put(_at(*range(20)), _batch(schema, *[(i, f"{i} at {location}") for location in range(20)]))
+    left = _at(19, 3, 7, 8, 0)
+    store.compact(left)
+    assert store._heap_rows == 5
+    assert store.take(_at(3, 19, 0)).column("text").to_pylist() == ["3 at 3", "3 at 19", "3 at 0"]
+    store.put(_at(1), _batch(schema, (4, "new")))
+    assert store.take(_at(8, 1)).column("text").to_pylist() == ["3 at 8", "new"]
 
 
 def test_garbage_is_bounded_in_bytes_where_rows_are_large() -> None:

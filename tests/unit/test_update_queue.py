@@ -134,6 +134,30 @@ def test_a_delta_holds_only_the_keys_that_changed() -> None:
     assert delta.blocks["rows"].column("value").to_pylist() == [70]
 
 
+def test_a_tuple_that_is_conflated_away_still_changes_the_rate_of_its_key() -> None:
+    queue, again = _queue(Policy.LINECUTTING), _queue(Policy.LINECUTTING)
+    enqueue(queue, [Update(1, 5, 10)], 0)
+    again.restore([through_bytes(queue.changes(whole=True))])
+    enqueue(queue, [Update(1, 4, 11)], 1000)
+    delta = queue.changes()
+    assert delta.blocks["cells"].column("__penstock_interval_us").to_pylist() == [pytest.approx(100)]
+    again.restore([through_bytes(delta)])
+    assert_same_state(again, queue)
+
+
+def test_several_updates_at_once_count_as_that_many_equal_intervals() -> None:
+    together, apart = _queue(Policy.LINECUTTING), _queue(Policy.LINECUTTING)
+    for queue in (together, apart):
+        enqueue(queue, [Update(1, 0, 0)], 0)
+        enqueue(queue, [Update(1, 1, 0)], 5000)
+    enqueue(together, [Update(1, 2 + i, i) for i in range(4)], 9000)
+    for i in range(4):
+        enqueue(apart, [Update(1, 2 + i, i)], 6000 + 1000 * i)
+    intervals = [queue._cells["interval_us"][0] for queue in (together, apart)]
+    assert intervals[0] == pytest.approx(intervals[1])
+    assert intervals[0] == pytest.approx(500 * 0.9**4 + 1000 * (1 - 0.9**4))
+
+
 def test_emitted_times_survive_a_restart() -> None:
     queue, again = _queue(), _queue()
     enqueue(queue, [Update(1, 5, 10)], 0)
