@@ -51,8 +51,8 @@ def _moved(batch: list[Update], now_us: int) -> list[Update]:
     return [Update(u.key, u.time, u.value, now_us + u.value % 41 - 35) for u in batch]
 
 
-def _copy(queue: UpdateQueue, units: list[Any]) -> UpdateQueue:
-    copy = UpdateQueue(queue.stream, queue.policy, cost_us=queue._given_cost_us, page_rows=3)
+def _copy(queue: UpdateQueue, units: list[Any], cost_us: float | None) -> UpdateQueue:
+    copy = UpdateQueue(queue.stream, queue.policy, cost_us=cost_us, page_rows=3)
     copy.restore([through_bytes(unit) for unit in units])
     return copy
 
@@ -84,7 +84,7 @@ def test_every_policy_serves_in_the_order_of_a_list_also_across_reloads(
             stored.append(queue.changes(whole=not stored))
         elif step == "reload":
             stored.append(queue.changes(whole=not stored))
-            copy = _copy(queue, stored)
+            copy = _copy(queue, stored, cost_us)
             assert_same_state(copy, queue)
             queue = copy
         else:
@@ -199,7 +199,7 @@ def test_catching_up_by_deltas_equals_loading_everything(
     queue = UpdateQueue(ARRIVAL_STREAM, policy, cost_us=20.0, page_rows=3)
     now_us = 1_000_000
     units = [queue.changes(whole=True)]
-    follower = _copy(queue, units)
+    follower = _copy(queue, units, 20.0)
     for step, value in steps:
         now_us += 10
         if step == "enqueue":
@@ -212,5 +212,5 @@ def test_catching_up_by_deltas_equals_loading_everything(
             units.append(queue.changes())
             follower.restore([through_bytes(units[-1])])
             assert_same_state(follower, queue)
-            assert_same_state(_copy(queue, units), queue)
-            assert_same_state(_copy(queue, [queue_content(queue)]), queue)
+            assert_same_state(_copy(queue, units, 20.0), queue)
+            assert_same_state(_copy(queue, [queue_content(queue)], 20.0), queue)

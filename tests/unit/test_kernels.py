@@ -33,7 +33,7 @@ KERNELS = {
     "pages": {"_elp_remove", "_elp_add", "_allocate", "_free"},
     "arrivals": {"_conflate"},
     "key_queue": {
-        *("_unlink", "_link_tail", "_link_head", "_pop"),
+        *("_unlink", "_link_tail", "_link_cut", "_pop"),
         *("_arrive_fifo", "_arrive_in_place", "_arrive_linecutting"),
     },
     "staleness": {"_bin", "_add"},
@@ -131,7 +131,7 @@ def test_a_second_process_compiles_nothing() -> None:
     stats = json.loads(_python(WORKLOAD))
     assert len(stats) == sum(map(len, KERNELS.values()))
     assert {name: compiled for name, (_, compiled, _) in stats.items() if compiled} == {}
-    inner = {"_unlink", "_link_tail", "_link_head", "_elp_add", "_elp_remove", "_bin"}
+    inner = {"_unlink", "_link_tail", "_link_cut", "_elp_add", "_elp_remove", "_bin"}
     unused = {name for name, (hits, _, _) in stats.items() if not hits}
     assert {name.rpartition(".")[2] for name in unused} <= inner
 
