@@ -81,13 +81,11 @@ def main() -> None:
             rows = batches(share, seed)
             for combine in (True, False):
                 results[combine].append(run(rows, combine))
-        pack, operate = (
-            {c: median([r[i] for r in results[c][1:]]) for c in (True, False)} for i in (0, 1)
-        )
+        pack, operate = ({c: median([r[i] for r in results[c][1:]]) for c in (True, False)} for i in (0, 1))
         ratio = (pack[True] + operate[True]) / (pack[False] + operate[False])
         size = {c: results[c][-1][2] / 1e6 for c in (True, False)}
-        print(f"{share:6.2f} {pack[True]:10.3f} {pack[False]:9.3f} {operate[True]:10.3f} {operate[False]:9.3f} "
-              f"{ratio:11.2f} {size[True]:7.1f} {size[False]:6.1f}", flush=True)  # fmt: skip
+        print(f"{share:6.2f} {pack[True]:10.3f} {pack[False]:9.3f} "
+              f"{operate[True]:10.3f} {operate[False]:9.3f} {ratio:11.2f} {size[True]:7.1f} {size[False]:6.1f}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -129,9 +129,9 @@ def descendants(root: int) -> list[int]:
 
 
 def batch_seconds(query: Any) -> list[float]:
-    """Return how long each micro-batch with data took, in seconds, the first one left out."""
+    """Return how long each micro-batch with data took, in seconds, without the first ones (warm-up)."""
     took = [p.durationMs["triggerExecution"] / 1000 for p in query.recentProgress if p.numInputRows]
-    return took[1:]
+    return took[min(3, len(took) - 1) :]
 
 
 def run_contender(script: str, *arguments: str, timeout_s: int = 1800) -> dict[str, Any]:
@@ -139,8 +139,7 @@ def run_contender(script: str, *arguments: str, timeout_s: int = 1800) -> dict[s
     command = [sys.executable, "-m", f"benchmarks.{script}", *arguments]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     result = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, timeout=timeout_s, check=False,
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False,
     )  # fmt: skip
     if result.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{result.stdout}\n{result.stderr}")

@@ -181,10 +181,11 @@ class NaiveQueue:
 
     def _observe_rate(self, cell: _Cell, count: int, now_us: int) -> None:
         assert self.birth_us is not None
-        if cell.seen_us is None:
-            cell.interval_us = (now_us - self.birth_us) / count
+        since = self.birth_us if cell.seen_us is None else cell.seen_us
+        gap = max(now_us - since, 0) / count
+        if cell.interval_us == 0:  # unknown so far
+            cell.interval_us = gap
         else:
-            gap = (now_us - cell.seen_us) / count
             cell.interval_us += (1 - 0.9**count) * (gap - cell.interval_us)
         cell.seen_us = now_us
 

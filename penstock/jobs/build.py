@@ -43,6 +43,8 @@ def _section(name: str) -> Iterator[None]:
     """Say which section an error of Spark is about."""
     try:
         yield
+    except InvalidUsageError as error:
+        raise InvalidUsageError(f"{name}: {error.fact}", hint=error.hint, **error.context) from error
     except (AnalysisException, IllegalArgumentException, ParseException) as error:
         text = str(error)
         if "PYTHON_DATA_SOURCE_ERROR" in text:
@@ -167,11 +169,11 @@ def _function(name: str) -> Callable[..., Any]:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise InvalidUsageError(
-            f"queue.apply: {error}",
+            f"apply: {error}",
             hint="the module must be installed, on PYTHONPATH, or passed to spark-submit with --py-files",
         ) from error
     if not callable(found):
-        raise InvalidUsageError(f"queue.apply: {name} is not a function")
+        raise InvalidUsageError(f"apply: {name} is not a function")
     return found
 
 

@@ -12,10 +12,9 @@ cores together can serve them. Both queries may spend the same time a trigger on
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,10 +28,12 @@ from rich.table import Table
 
 from penstock._clock import monotonic_s, now_us
 from penstock._kernels import kernel
+from penstock.errors import InternalError
 from penstock.jobs.observer import Observer, Sample
 from penstock.jobs.session import open_session
 from penstock.market import NYSE_SKEW, NYSE_SYMBOLS, Market
-from penstock.spark_ext import metrics, register, update_queue
+from penstock.spark_ext import register, update_queue
+from penstock.spark_ext.metrics import ProgressReader, batch_metrics
 
 __all__ = ["LOAD", "run"]
 
@@ -47,6 +48,7 @@ _SECONDS: Final = 22
 _FAST_SECONDS: Final = 8
 _LEAD_US: Final = 1_500_000
 _GRID_US: Final = 50_000
+_QUERIES: Final = ("append queue", "update queue")
 _RESULT: Final = "symbol string, seq bigint, price double, option_value double"
 
 
@@ -87,18 +89,31 @@ class _Valuation:
             yield from self(pa.Table.from_batches([batch])).to_batches()
 
 
-def _calibrate() -> _Valuation:
-    """Return the query with as many paths as cost `_COST_US` a tuple on this machine."""
-    prices = np.full(20, 100.0)
-    out = np.empty(20)
-    _option_values(prices, 1, out)
-    paths = 1_000
-    for _ in range(5):
+@dataclass(frozen=True)
+class _Probe:
+    """Measures in a worker what a path of the query costs. Also loads there what the queries need."""
+
+    paths: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        prices, out = np.full(25, 100.0), np.empty(25)
+        _option_values(prices, 1, out)
         begin = monotonic_s()
-        _option_values(prices, paths, out)
-        cost_us = (monotonic_s() - begin) * 1e6 / len(prices)
-        paths = max(round(paths * _COST_US / cost_us), 1)
-    return _Valuation(paths)
+        _option_values(prices, self.paths, out)
+        nanoseconds = (monotonic_s() - begin) * 1e9 / len(prices) / self.paths
+        yield pa.RecordBatch.from_pydict({"nanoseconds": pa.array([nanoseconds])})
+
+
+def _calibrate(spark: SparkSession) -> _Valuation:
+    """Return the query with as many paths as cost `_COST_US` a tuple when all cores are busy with it."""
+    cores = spark.range(_CORES, numPartitions=_CORES)
+    nanoseconds = 0.0
+    for paths in (1_000, 10_000, 50_000):
+        measured = cores.mapInArrow(_Probe(paths), "nanoseconds double").toArrow()
+        nanoseconds = float(np.mean(measured.column("nanoseconds").to_numpy()))
+    return _Valuation(max(round(_COST_US * 1_000 / nanoseconds), 1))
 
 
 @dataclass(slots=True)
@@ -112,7 +127,8 @@ class _Outcome:
     end_us: int
     conflated: int | None = None
     waiting: int = 0
-    batch_ms: float = 0.0
+    read: int = 0
+    batch_ms: list[int] = field(default_factory=list)
     cost_us: float | None = None
 
     def samples(self) -> list[Sample]:
@@ -144,45 +160,83 @@ def run(*, seconds: int | None = None, fast: bool = False, out: Path = Path("pen
         f"least; {_RATE:,} trades a second, {LOAD:g} times what {_CORES} cores can serve."
     )
     with console.status("calibrating the query and starting Spark"):
-        valuation = _calibrate()
         settings = {
             "spark.master": f"local[{_CORES}]",
             "spark.sql.shuffle.partitions": str(_CORES),
             "spark.driver.memory": "1g",
             "spark.log.level": "OFF",
+            # Spark searches the text of a stopped foreachBatch's error with a deeply recursive pattern.
+            "spark.driver.extraJavaOptions": "-Xss64m",
         }
         spark, ours = open_session("penstock demo", settings)
         register(spark)
-        _warm_up(spark, valuation)
-    work = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+        valuation = _calibrate(spark)
     try:
-        outcomes = [
-            _watch(console, spark, valuation, "append queue", duration, work),
-            _watch(console, spark, valuation, "update queue", duration, work),
-        ]
+        with tempfile.TemporaryDirectory(prefix="penstock-demo-", ignore_cleanup_errors=True) as work:
+            outcomes = [
+                _watch(console, spark, valuation, name, duration, Path(work) / name.split()[0])
+                for name in _QUERIES
+            ]
     finally:
         if ours:
             spark.stop()
-        shutil.rmtree(work, ignore_errors=True)
     _report(console, outcomes)
     paths = _plot(outcomes, out)
     console.print("Plot: " + ", ".join(str(path) for path in paths))
     return 0
 
 
-def _warm_up(spark: SparkSession, valuation: _Valuation) -> None:
-    """Start Spark's Python workers and load what they need, so that both queries start alike."""
-    rows = spark.range(4 * _CORES, numPartitions=_CORES).selectExpr(
-        "'A' AS symbol", "id AS seq", "100.0D AS price"
+def _start(
+    spark: SparkSession,
+    valuation: _Valuation,
+    name: str,
+    start_us: int,
+    deliver: Callable[[DataFrame, int], None],
+    work: Path,
+) -> StreamingQuery:
+    """Start one of the two queries on the market that opens at `start_us`."""
+    source = spark.readStream.format("market").options(
+        rowsPerSecond=_RATE, symbols=NYSE_SYMBOLS, startTime=start_us, numPartitions=_CORES
     )
-    rows.mapInArrow(_Valuation(1).each, _RESULT).collect()
-    del valuation
+    if name == "append queue":
+        a_trigger = round(_BUDGET_US * _CORES / _COST_US)
+        df = source.option("maxRowsPerTrigger", a_trigger).load().mapInArrow(valuation.each, _RESULT)
+    else:
+        df = update_queue(
+            source.load(), "symbol", "time", policy="linecutting", budget=f"{_BUDGET_US}us",
+            apply=valuation, output_schema=_RESULT, arrival="time", state_location=str(work / "state"),
+        )  # fmt: skip
+    writer = df.writeStream.queryName(name).foreachBatch(deliver)
+    return writer.option("checkpointLocation", str(work / "checkpoint")).start()
+
+
+def _warm_up(spark: SparkSession, valuation: _Valuation, name: str, work: Path) -> None:
+    """Run a query's first batch, during which Spark starts Python workers and Java compiles."""
+    query = _start(spark, valuation, name, now_us(), _discard, work)
+    try:
+        while query.isActive and not any(progress.numInputRows for progress in query.recentProgress):
+            query.awaitTermination(1)
+    finally:
+        query.stop()
+    _raise_failure(query)
+
+
+def _discard(df: DataFrame, _batch: int) -> None:
+    df.toArrow()
+
+
+def _raise_failure(query: StreamingQuery) -> None:
+    failure = query.exception()
+    if failure is not None:
+        raise failure
 
 
 def _watch(
     console: Console, spark: SparkSession, valuation: _Valuation, name: str, seconds: int, work: Path
 ) -> _Outcome:
     """Run one query on the stream from its start for `seconds`, with a live view."""
+    with console.status(f"warming up: {name}"):
+        _warm_up(spark, valuation, name, work / "warm")
     start_us = now_us() + _LEAD_US
     end_us = start_us + seconds * 1_000_000
     market = Market(symbols=NYSE_SYMBOLS, rate=_RATE, start_us=start_us)
@@ -197,51 +251,37 @@ def _watch(
 
     def deliver(df: DataFrame, _batch: int) -> None:
         sequences = df.select("seq").toArrow().column("seq").to_numpy()
-        observer.deliver(sequences, now_us())
+        observer.deliver(sequences[sequences < rows.num_rows], now_us())
 
-    source = spark.readStream.format("market").options(
-        rowsPerSecond=_RATE, symbols=NYSE_SYMBOLS, startTime=start_us, numPartitions=_CORES
-    )
-    if name == "append queue":
-        a_trigger = round(_BUDGET_US * _CORES / _COST_US)
-        df = source.option("maxRowsPerTrigger", a_trigger).load().mapInArrow(valuation.each, _RESULT)
-    else:
-        df = update_queue(
-            source.load(), "symbol", "time", policy="linecutting", budget=f"{_BUDGET_US}us",
-            apply=valuation, output_schema=_RESULT, arrival="time", state_location=str(work / "state"),
-        )  # fmt: skip
-    checkpoint = str(work / name.replace(" ", "-"))
-    writer = df.writeStream.foreachBatch(deliver).option("checkpointLocation", checkpoint)
-    query = writer.queryName(name).start()
+    query = _start(spark, valuation, name, start_us, deliver, work)
+    reader = ProgressReader(query)
     try:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
             while (moment := now_us()) < end_us and query.isActive:
-                _note(outcome, query, moment)
+                _note(outcome, reader, moment)
                 live.update(_view(outcome, moment))
-                query.awaitTermination(0.25)
+                query.awaitTermination(0.25)  # type: ignore[arg-type]  # a fraction works
     finally:
         query.stop()
-    failure = query.exception()
-    if failure is not None:
-        raise failure
-    _note(outcome, query, end_us)
+    _raise_failure(query)
+    if moment < end_us:
+        raise InternalError("the query ended before its time", query=name)
+    _note(outcome, reader, end_us)
     return outcome
 
 
-def _note(outcome: _Outcome, query: StreamingQuery, moment: int) -> None:
-    """Take the query's newest metrics into the outcome."""
-    progress = query.recentProgress
-    took = [p.durationMs["triggerExecution"] for p in progress if p.numInputRows]
-    outcome.batch_ms = float(np.median(took)) if took else 0.0
+def _note(outcome: _Outcome, reader: ProgressReader, moment: int) -> None:
+    """Take the query's new metrics into the outcome."""
+    for progress in reader.new():
+        if progress.numInputRows:
+            outcome.batch_ms.append(progress.durationMs["triggerExecution"])
+        outcome.read += progress.numInputRows
+        for batch in batch_metrics(progress):
+            outcome.conflated = (outcome.conflated or 0) + batch["conflated"]
+            outcome.waiting = batch["waiting_keys"]
+            outcome.cost_us = batch["cost_us"]
     if outcome.name == "append queue":
-        read = sum(p.numInputRows for p in progress)
-        outcome.waiting = max(outcome.observer.arrived(moment) - read, 0)
-        return
-    batches = metrics(query)
-    if batches:
-        outcome.conflated = sum(batch["conflated"] for batch in batches)
-        outcome.waiting = batches[-1]["waiting_keys"]
-        outcome.cost_us = batches[-1]["cost_us"]
+        outcome.waiting = max(outcome.observer.arrived(moment) - outcome.read, 0)
 
 
 def _view(outcome: _Outcome, moment: int) -> Table:
@@ -250,13 +290,13 @@ def _view(outcome: _Outcome, moment: int) -> Table:
     sample = observer.samples(np.array([moment]))[0]
     elapsed = max(moment - outcome.start_us, 0) / 1e6
     table = Table(title=f"{outcome.name}, {elapsed:.0f} of {outcome.seconds:.0f} s")
-    waiting = "waiting tuples" if outcome.conflated is None else "waiting keys"
+    waiting = "waiting tuples" if outcome.name == "append queue" else "waiting keys"
     columns = {
         "rows in": f"{observer.arrived(moment):,}",
         "delivered": f"{observer.delivered:,}",
-        "conflated": "-" if outcome.conflated is None else f"{outcome.conflated:,}",
+        "conflated": _count(outcome.conflated),
         waiting: f"{outcome.waiting:,}",
-        "batch": f"{outcome.batch_ms:,.0f} ms",
+        "batch": f"{np.median(outcome.batch_ms or [0]):,.0f} ms",
         "staleness avg": f"{sample.average_ms / 1000:.2f} s",
         "p95": f"{sample.p95_ms / 1000:.2f} s",
     }
@@ -264,6 +304,10 @@ def _view(outcome: _Outcome, moment: int) -> Table:
         table.add_column(column, justify="right")
     table.add_row(*columns.values())
     return table
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
 
 
 def _report(console: Console, outcomes: list[_Outcome]) -> None:
@@ -280,8 +324,8 @@ def _report(console: Console, outcomes: list[_Outcome]) -> None:
             outcome.name,
             f"{outcome.observer.arrived(outcome.end_us):,}",
             f"{outcome.observer.delivered:,}",
-            "-" if outcome.conflated is None else f"{outcome.conflated:,}",
-            f"{outcome.waiting:,} " + ("tuples" if outcome.conflated is None else "keys"),
+            _count(outcome.conflated),
+            f"{outcome.waiting:,} " + ("tuples" if outcome.name == "append queue" else "keys"),
             f"{averages[-1] / 1000:.2f} s",
             f"{p95 / 1000:.2f} s",
             f"{samples[-1].average_ms / 1000:.2f} s",

@@ -6,7 +6,9 @@ import re
 
 __all__ = ["root_cause", "spark_message"]
 
-_PENSTOCK = re.compile(r"penstock\.[\w.]*?(\w+Error): (.+?)(?=\n\s*\n|\n\s+at |\n\s*SQLSTATE|\Z)", re.DOTALL)
+_PENSTOCK = re.compile(
+    r"penstock\.[\w.]*?\w+Error: (.+?)(?=\n\s*\n|\n\s+at |\nCaused by: |\s*SQLSTATE|\Z)", re.DOTALL
+)
 _TRACEBACK = "Traceback (most recent call last):\n"
 _PYTHON = re.compile(r"^(?P<error>[A-Za-z_][\w.]*(?:: .*)?)$")
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
@@ -47,13 +49,17 @@ def root_cause(error: BaseException) -> str:
     Returns
     -------
     str
-        The last error of Penstock's own in the text; or else the line that ends the last Python traceback;
-        or else the message of Spark, of its last cause where that is given.
+        The last error of Penstock's own in the text, with the Python error that caused it; or else the line
+        that ends the last Python traceback; or else the message of Spark, of its last cause where that is
+        given.
     """
     text = str(error)
-    own = _PENSTOCK.findall(text)
+    own = list(_PENSTOCK.finditer(text))
     if own:
-        return " ".join(_STATE.sub("", own[-1][1]).split())
+        message = " ".join(own[-1][1].split())
+        rest = text[own[-1].end() :]
+        cause = _python_error(rest) if rest.startswith("\nCaused by: ") else None
+        return message if cause is None else f"{message} Caused by {cause}"
     python = _python_error(text)
     if python is not None:
         return python

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import signal
 import tempfile
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -16,15 +17,17 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock._clock import monotonic_s
 from penstock.conf.pipeline import Pipeline, Query, load_pipeline
 from penstock.jobs.build import start, writer
 from penstock.jobs.session import open_session
-from penstock.spark_ext.metrics import batch_metrics
+from penstock.spark_ext.metrics import ProgressReader, batch_metrics
 from penstock.spark_ext.register import register
 
 __all__ = ["Batch", "StopSignals", "Totals", "follow", "run_pipeline", "run_to_end"]
 
 _POLL_S = 0.25
+_SETTLE_S = 10.0
 _COUNTS = ("rows_in", "emitted", "conflated", "late", "dropped", "waiting_keys")
 
 
@@ -159,7 +162,7 @@ def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = N
 
 
 def _start(pipeline: Pipeline, spark: SparkSession) -> StreamingQuery:
-    register(spark, metrics_file=pipeline.query.metrics)
+    register(spark, metrics_file=pipeline.query.metrics, metrics_query=pipeline.query.name)
     checkpoint = pipeline.query.checkpoint
     if checkpoint is None:
         # The query may outlive its handle, so the directory goes only when the process does.
@@ -169,13 +172,10 @@ def _start(pipeline: Pipeline, spark: SparkSession) -> StreamingQuery:
     return start(writer(spark, pipeline, checkpoint))
 
 
-def _new_batches(query: StreamingQuery, after: int) -> list[Batch]:
-    """Return the batches that ended since batch `after`, in order."""
+def _new_batches(reader: ProgressReader) -> list[Batch]:
+    """Return the batches that ended since the last call, in order."""
     batches = []
-    for progress in query.recentProgress:
-        # A trigger that found nothing to do reports progress too, but runs no batch.
-        if progress.batchId <= after or "addBatch" not in progress.durationMs:
-            continue
+    for progress in reader.new():
         served = dict.fromkeys(_COUNTS, 0) | {
             name: entry[name] for entry in batch_metrics(progress) for name in _COUNTS
         }
@@ -190,8 +190,25 @@ def _new_batches(query: StreamingQuery, after: int) -> list[Batch]:
     return batches
 
 
+def _stop(query: StreamingQuery, spark: SparkSession) -> None:
+    """Stop a query and wait for its tasks, which end a moment later and remove the files they began."""
+    query.stop()
+    tracker = spark.sparkContext.statusTracker()
+
+    def busy() -> bool:
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(str(query.runId))]
+        stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+        return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
+
+    pause = threading.Event()
+    deadline = monotonic_s() + _SETTLE_S
+    while busy() and monotonic_s() < deadline:
+        pause.wait(0.02)
+
+
 def follow(
     query: StreamingQuery,
+    spark: SparkSession,
     on_batch: Callable[[Batch], None],
     signals: StopSignals,
     ends: Callable[[Batch], bool] = lambda batch: False,
@@ -205,6 +222,8 @@ def follow(
     ----------
     query : pyspark.sql.streaming.StreamingQuery
         The running query.
+    spark : pyspark.sql.SparkSession
+        The session in which it runs.
     on_batch : callable
         Called with each batch that ended, in order, within a quarter of a second of its end.
     signals : StopSignals
@@ -218,7 +237,7 @@ def follow(
         If the query failed.
     """
     totals = Totals()
-    last = -1
+    reader = ProgressReader(query)
     ended = False
     while True:
         failure: StreamingQueryException | None = None
@@ -228,13 +247,12 @@ def follow(
         except StreamingQueryException as error:
             failure = error
         if signals.received is not None:
-            query.stop()
-        for batch in _new_batches(query, last):
+            _stop(query, spark)
+        for batch in _new_batches(reader):
             totals = totals.plus(batch)
-            last = batch.number
             on_batch(batch)
             if ends(batch):
-                query.stop()
+                _stop(query, spark)
                 return totals
         if failure is not None:
             raise failure
@@ -289,7 +307,12 @@ def run_to_end(
             signals.take()
             if signals.received is not None:
                 return Totals(signal=signals.received)
-            return follow(_start(pipeline, spark), on_batch, signals, lambda batch: _is_last(query, batch))
+            running = _start(pipeline, spark)
+            try:
+                return follow(running, spark, on_batch, signals, lambda batch: _is_last(query, batch))
+            except BaseException:
+                running.stop()
+                raise
         finally:
             if made:
                 spark.stop()

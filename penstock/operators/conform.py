@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["conform"]
+__all__ = ["conform", "fits"]
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -27,6 +27,49 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         if not field.nullable and column.null_count:
             raise ValueError(f"the column {field.name} has nulls where none may be")
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def fits(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Say whether values of one type mean the same as values of the other.
+
+    They do if the types differ in the width of integers or offsets, the unit or zone of timestamps, the
+    precision of decimals, what is nullable, or if numbers become floats or floats integers (pandas makes
+    floats of integers with nulls). Whether each value fits is for the cast to say.
+    """
+    for same in (pa.types.is_integer, pa.types.is_decimal, _is_text, _is_bytes, pa.types.is_date):
+        if same(given) and same(wanted):
+            return True
+    if pa.types.is_floating(given) and pa.types.is_integer(wanted):
+        return True
+    if pa.types.is_floating(wanted):
+        shorter = pa.types.is_floating(given) and given.bit_width <= wanted.bit_width
+        return shorter or pa.types.is_integer(given)
+    if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
+        return (given.tz is None) == (wanted.tz is None)
+    if pa.types.is_dictionary(given):
+        return fits(given.value_type, wanted)
+    if _is_list(given) and _is_list(wanted):
+        return fits(given.value_type, wanted.value_type)
+    if pa.types.is_map(given) and pa.types.is_map(wanted):
+        return fits(given.key_type, wanted.key_type) and fits(given.item_type, wanted.item_type)
+    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+        names = [given.field(i).name for i in range(given.num_fields)]
+        return names == [wanted.field(i).name for i in range(wanted.num_fields)] and all(
+            fits(given.field(i).type, wanted.field(i).type) for i in range(given.num_fields)
+        )
+    return pa.types.is_null(given) or given.equals(wanted)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 
 def _as(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:

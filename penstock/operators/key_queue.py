@@ -184,6 +184,11 @@ class KeyQueue:
         """The rank of each waiting key, by number; meaningless for others."""
         return self._rank
 
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the list holds."""
+        return self._before.nbytes + self._after.nbytes + self._rank.nbytes
+
     def reserve(self, keys: int) -> None:
         """Make room for key numbers below `keys`."""
         self._before = grown(self._before, keys)

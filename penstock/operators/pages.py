@@ -159,6 +159,11 @@ class PagedMemory:
         """All locations of all pages, in use or not."""
         return self.page_capacity * self.page_rows
 
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the pools' lists hold."""
+        return sum(array.nbytes for array in self._arrays()[1:])
+
     def allocate(self, count: int) -> Integers:
         """Return `count` locations that nobody else has."""
         out = np.empty(count, np.int64)

@@ -13,7 +13,7 @@ from penstock._clock import Clock
 from penstock._failpoints import failpoint
 from penstock.errors import InvalidUsageError, PenstockError
 from penstock.operators.arrivals import Arrivals
-from penstock.operators.conform import conform
+from penstock.operators.conform import conform, fits
 from penstock.operators.metrics import BatchMetrics
 from penstock.operators.update_queue import Served, UpdateQueue
 from penstock.state_store.keys import KeyCodec
@@ -40,7 +40,7 @@ class Budget:
     rows : int, optional
         At most so many tuples.
     duration_us : int, optional
-        Start no chunk of tuples after so much time; at least one is served.
+        Start no chunk of tuples after serving for so long; at least one is served.
     """
 
     rows: int | None = None
@@ -111,6 +111,13 @@ class Query:
             ) from error  # fmt: skip
         return self._checked(result, queue, served)
 
+    def _wrong_types(self, got: dict[str, pa.DataType]) -> InvalidUsageError:
+        return InvalidUsageError(
+            "apply returned columns of other types than the output schema's",
+            returned={name: str(kind) for name, kind in got.items()},
+            expected={field.name: str(field.type) for field in self.output},
+        )
+
     def _checked(self, result: Any, queue: UpdateQueue, served: Served) -> list[pa.RecordBatch]:
         if isinstance(result, pa.RecordBatch):
             result = pa.Table.from_batches([result])
@@ -136,16 +143,14 @@ class Query:
             )
         if len(result.column_names) > len(self.output.names):
             raise InvalidUsageError("apply returned columns whose names repeat", returned=result.column_names)
+        got = {field.name: result.schema.field(field.name).type for field in self.output}
+        if not all(fits(got[field.name], field.type) for field in self.output):
+            raise self._wrong_types(got)
         try:
             chosen = result.select(self.output.names).to_batches()
             table = pa.Table.from_batches([conform(part, self.output) for part in chosen], self.output)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-            got = {n: str(result.schema.field(n).type) for n in self.output.names}
-            raise InvalidUsageError(
-                "apply returned columns of other types than the output schema's",
-                returned=got,
-                expected={f.name: str(f.type) for f in self.output},
-            ) from error
+            raise self._wrong_types(got) from error
         # Columns of more than 2 GiB of text do not fit into one batch.
         batches = [batch for batch in table.combine_chunks().to_batches() if batch.num_rows]
         for batch in batches:
@@ -168,8 +173,15 @@ def serve(
     query: Query,
     budget: Budget,
     clock: Clock,
+    turns: int = 1,
 ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
     """Run one micro-batch on `queue`: enqueue, serve within the budget, settle.
+
+    Parameters
+    ----------
+    turns : int
+        How many queues take turns on the processor that serves this one. For its scheduler a tuple costs
+        that many times the time of `query`.
 
     Returns
     -------
@@ -179,7 +191,8 @@ def serve(
         What happened; the caller adds what it knows of state and dropped rows.
     """
     started = clock()
-    previous = queue.settled_at_us
+    waited = len(queue) > 0
+    served_at = queue.served_at_us
     metrics = BatchMetrics()
     if arrivals is not None and len(arrivals):
         entered = queue.enqueue(arrivals, started)
@@ -192,23 +205,23 @@ def serve(
     chunk = 0
     while len(queue) and (budget.rows is None or metrics.emitted < budget.rows):
         begin = clock()
-        chunk = _chunk_rows(queue, budget, metrics.emitted, begin - started, chunk)
+        chunk = _chunk_rows(queue, budget, metrics.emitted, begin - enqueued, chunk, turns)
         if chunk <= 0:
             break
         served = queue.dequeue(chunk, begin)
         results = query.run(queue, served)
         end = clock()
         if query.apply is not None:
-            queue.observe_cost(end - begin, len(served.ids))
+            queue.observe_cost((end - begin) * turns, len(served.ids))
         queue.deliver(served, end)
         metrics.emitted += len(served.ids)
         metrics.rows_out += sum(rows.num_rows for rows in results)
         batches += results
     finished = clock()
     failpoint("operator.after_apply")
-    if query.apply is None and len(queue) and previous is not None:
-        # Without a query the cost of a tuple is what the budget makes of it: the time per served one.
-        queue.observe_cost(finished - previous, metrics.emitted)
+    if query.apply is None and waited and served_at is not None:
+        # Without a query a tuple costs what the budget makes of it: the time between services.
+        queue.observe_cost(finished - served_at, metrics.emitted)
     metrics.queue_staleness, metrics.application_staleness = queue.settle(finished)
     metrics.waiting_keys = len(queue)
     metrics.keys = queue.keys
@@ -222,7 +235,9 @@ def serve(
     return batches, metrics
 
 
-def _chunk_rows(queue: UpdateQueue, budget: Budget, emitted: int, elapsed_us: int, previous: int) -> int:
+def _chunk_rows(
+    queue: UpdateQueue, budget: Budget, emitted: int, elapsed_us: int, previous: int, turns: int
+) -> int:
     """Return how many tuples to serve at once; 0 when the budget is used up."""
     most = _CHUNK_ROWS if budget.rows is None else min(_CHUNK_ROWS, budget.rows - emitted)
     if budget.duration_us is None:
@@ -230,9 +245,9 @@ def _chunk_rows(queue: UpdateQueue, budget: Budget, emitted: int, elapsed_us: in
     left = budget.duration_us - elapsed_us
     if left <= 0:
         return 0 if previous else 1
-    cost = queue.cost_us
-    if cost is None:
+    measured = queue.measured_cost_us
+    if measured is None:
         return 1
     share = min(left, budget.duration_us // _CHUNKS_PER_BUDGET)
-    wanted = max(int(share / cost), 1)
+    wanted = max(int(share * turns / measured), 1)
     return min(wanted, most, previous * _GROWTH if previous else wanted)

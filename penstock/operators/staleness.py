@@ -121,18 +121,22 @@ class Staleness:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return the parts as plain JSON values."""
+        """Return the parts as plain JSON values, short ones: time in bins is rounded to 1 µs."""
+        first = min(self.mass, default=0)
+        numbers = range(first, max(self.mass, default=-1) + 1)
         return {
             "area": self.area,
             "key_time": self.key_time,
             "longest_us": self.longest_us,
-            "mass": {str(number): amount for number, amount in self.mass.items()},
+            "first_bin": first,
+            "mass": [round(self.mass.get(number, 0.0)) for number in numbers],
         }
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Staleness:
         """Return what `to_json` gave."""
-        mass = {int(number): amount for number, amount in value["mass"].items()}
+        numbered = enumerate(value["mass"], value["first_bin"])
+        mass = {number: float(amount) for number, amount in numbered if amount}
         return Staleness(value["area"], value["key_time"], value["longest_us"], mass)
 
     @staticmethod

@@ -33,6 +33,7 @@ _RATE_WEIGHT = 0.1
 """Weight of the newest interval in a key's mean time between updates."""
 _COST_WEIGHT = 0.2
 """Weight of the newest measurement in the mean cost of a tuple."""
+_COST_JUMP = 4.0
 _PAGE_ROWS = 256
 
 _CELL = f"{RESERVED_PREFIX}cell"
@@ -71,6 +72,8 @@ class Served:
         The numbers of their keys.
     staleness_us : int64 array
         The queue staleness of each key when it was dequeued.
+    arrived_us : int64 array
+        When the oldest pending update of each key arrived.
     booked_us : int64 array
         Up to when the application staleness of each key was booked at its dequeue.
     """
@@ -113,14 +116,15 @@ class UpdateQueue:
         self.stream = stream
         self.policy = policy
         self.memory = PagedMemory(page_rows)
-        self._given_cost_us = cost_us
-        self._measured_cost_us: float | None = None
+        self.given_cost_us = cost_us
+        self.measured_cost_us: float | None = None
         self._index = KeyIndex()
         self._queue = KeyQueue(policy)
         self._payload = pa.schema([stream.schema.field(name) for name in stream.payload])
         self._rows = RowStore(self._payload)
         self._birth_us: int | None = None
         self._settled_at: int | None = None
+        self._served_at: int | None = None
         self._queue_meter = StalenessMeter()
         self._application_meter = StalenessMeter()
         self._in_service = 0
@@ -161,14 +165,20 @@ class UpdateQueue:
 
     @property
     def cost_us(self) -> float | None:
-        """The cost of a tuple, given or measured; None while unknown."""
-        return self._measured_cost_us if self._given_cost_us is None else self._given_cost_us
+        """The cost of a tuple for linecutting, given or measured; None while unknown."""
+        return self.measured_cost_us if self.given_cost_us is None else self.given_cost_us
+
+    @property
+    def served_at_us(self) -> int | None:
+        """When a tuple was dequeued last, or the first one came to an empty queue, if that was later."""
+        return self._served_at
 
     @property
     def size_bytes(self) -> int:
         """How much memory the state holds, roughly."""
-        cells = sum(array.nbytes for array in self._cells.values())
-        return cells + self._index.size_bytes + self._rows.size_bytes
+        cells = sum(array.nbytes for array in self._cells.values()) + self._dirty.nbytes
+        parts = (self._index, self._queue, self.memory, self._rows)
+        return cells + sum(part.size_bytes for part in parts)
 
     def numbers_of(self, keys: Keys) -> Integers:
         """Return the number of each key, -1 for one that was never seen."""
@@ -183,6 +193,8 @@ class UpdateQueue:
         total = int(arrivals.count.sum())
         if not total:
             return Enqueued()
+        if not len(self):
+            self._served_at = now_us
         arrivals = self._in_order(conflate(self.stream, arrivals))
         arrived = np.full(len(arrivals), now_us, np.int64)
         if arrivals.first_arrival_us is not None:
@@ -227,6 +239,8 @@ class UpdateQueue:
         cells["location"][ids] = _NOWHERE
         cells["emitted"][ids] = cells["waiting"][ids]
         cells["dequeued_us"][ids] = now_us
+        if len(ids):
+            self._served_at = now_us
         cells["in_service"][ids] += 1
         self._in_service += len(ids)
         self._dirty[ids] = True
@@ -245,13 +259,20 @@ class UpdateQueue:
         self._in_service -= len(ids)
 
     def observe_cost(self, elapsed_us: float, tuples: int) -> None:
-        """Note that serving `tuples` tuples took `elapsed_us`."""
+        """Note that serving `tuples` tuples took `elapsed_us`.
+
+        One measurement counts for at most `_COST_JUMP` times the mean so far, so that an outlier (the
+        time a query was down, a pause of the machine) passes quickly.
+        """
         if tuples <= 0:
             return
         sample = max(elapsed_us, 1.0) / tuples
-        known = self._measured_cost_us
-        weight = 1.0 if known is None else _COST_WEIGHT
-        self._measured_cost_us = weight * sample + (1.0 - weight) * (known or 0.0)
+        known = self.measured_cost_us
+        if known is None:
+            self.measured_cost_us = sample
+        else:
+            sample = min(sample, _COST_JUMP * known)
+            self.measured_cost_us = _COST_WEIGHT * sample + (1.0 - _COST_WEIGHT) * known
 
     def settle(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Book the staleness up to now and return queue and application staleness since last time.
@@ -291,7 +312,8 @@ class UpdateQueue:
             meta={
                 "birth_us": self._birth_us,
                 "settled_at_us": self._settled_at,
-                "cost_us": self._measured_cost_us,
+                "served_at_us": self._served_at,
+                "cost_us": self.measured_cost_us,
             },
             blocks={
                 "cells": pa.RecordBatch.from_arrays([*key_columns, *stored], [*self.stream.key, *prefix]),
@@ -316,7 +338,8 @@ class UpdateQueue:
         meta = units[-1].meta
         self._birth_us = meta["birth_us"]
         self._settled_at = meta["settled_at_us"]
-        self._measured_cost_us = meta["cost_us"]
+        self._served_at = meta["served_at_us"]
+        self.measured_cost_us = meta["cost_us"]
         waiting = self._waiting()
         self._queue.rebuild(waiting, self._queue.ranks[waiting].copy())
         for booked in ("queue_booked_us", "application_booked_us"):
@@ -397,11 +420,11 @@ class UpdateQueue:
         if self.policy is not Policy.LINECUTTING:
             return np.zeros(len(ids), np.float64)
         seen = cells["seen_us"][ids]
-        first = seen == _NEVER
         birth = now_us if self._birth_us is None else self._birth_us
-        gap = (now_us - np.where(first, birth, seen)) / count
-        weight = np.where(first, 1.0, 1.0 - (1.0 - _RATE_WEIGHT) ** count)
+        gap = np.maximum(now_us - np.where(seen == _NEVER, birth, seen), 0) / count
         interval = cells["interval_us"][ids]
+        # An interval of zero is unknown: all that was seen of the key came in the queue's first moment.
+        weight = np.where(interval == 0.0, 1.0, 1.0 - (1.0 - _RATE_WEIGHT) ** count)
         interval += weight * (gap - interval)
         cells["interval_us"][ids] = interval
         cells["seen_us"][ids] = now_us

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ import pyarrow as pa
 from penstock import _durable
 from penstock._clock import Clock, monotonic_s
 from penstock._failpoints import failpoint
+from penstock.checkpointing import PUnit, decode, encode
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
-from penstock.operators.arrivals import Arrivals
+from penstock.operators.arrivals import Arrivals, conflate
 from penstock.operators.key_queue import Policy
 from penstock.operators.metrics import BatchMetrics
 from penstock.operators.serve import Budget, Query, serve
@@ -35,17 +36,24 @@ from penstock.state_store.cache import StateCache
 __all__ = ["BucketTask", "Parcel"]
 
 _CACHE_BYTES = 1 << 30
+_HELD_BYTES = 256 << 20
 _CACHE: StateCache[UpdateQueue] = StateCache(_CACHE_BYTES)
-_SPECIFICATION_FILE = "operator.json"
+_SPECIFICATION_FILE = "operator.punit"
 _CHECKED: set[tuple[str, str]] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Rows of one bucket from one place of the map side, in the order (part, sequence)."""
+    """Rows of one bucket, as one task of the map side packed them.
 
-    part: int
-    sequence: int
+    Attributes
+    ----------
+    dropped : int
+        Unusable rows that this parcel stands for.
+    batch : pyarrow.RecordBatch or None
+        Arrivals (`penstock.operators.arrivals`), if there are any.
+    """
+
     dropped: int
     batch: pa.RecordBatch | None
 
@@ -66,8 +74,8 @@ class BucketTask:
         Number of buckets.
     parallel : int
         How many buckets are served at the same time: Spark's shuffle partitions.
-    schema_json : str
-        Spark's JSON of the input schema, for the check at a restart.
+    columns : tuple of str
+        Names and Spark types of the input's columns, for the check at a restart.
     """
 
     name: str
@@ -79,7 +87,7 @@ class BucketTask:
     budget: Budget
     buckets: int
     parallel: int
-    schema_json: str
+    columns: tuple[str, ...]
 
     def run(
         self,
@@ -87,7 +95,7 @@ class BucketTask:
         batch_id: int,
         bucket: int,
         pointer: Pointer | None,
-        parcels: Sequence[Parcel],
+        parcels: Iterable[Parcel],
         clock: Clock,
     ) -> tuple[Pointer | None, list[pa.RecordBatch], BatchMetrics]:
         """Run one bucket of one micro-batch; return its new pointer, the rows to emit and metrics.
@@ -109,12 +117,14 @@ class BucketTask:
         store.release(found.handle)
         loaded = monotonic_s()
         queue = found.state
+        queue.given_cost_us = self._cost_us()
+        arrivals, dropped = self._arrivals(parcels)
         batches, metrics = serve(
-            queue, self._arrivals(parcels), query=self.query,
-            budget=self._share(bucket, batch_id), clock=clock,
+            queue, arrivals, query=self.query, budget=self._share(bucket, batch_id), clock=clock,
+            turns=self._turns(),
         )  # fmt: skip
-        metrics.dropped = sum(parcel.dropped for parcel in parcels)
-        metrics.rows_in += metrics.dropped
+        metrics.dropped = dropped
+        metrics.rows_in += dropped
         served = monotonic_s()
         handle = store.commit(queue, found.handle)
         failpoint("operator.after_commit")
@@ -127,16 +137,32 @@ class BucketTask:
         return handle.pointer, batches, metrics
 
     def _new_queue(self) -> UpdateQueue:
-        return UpdateQueue(self.stream, self.policy, cost_us=self.cost_us)
+        return UpdateQueue(self.stream, self.policy)
 
-    def _arrivals(self, parcels: Sequence[Parcel]) -> Arrivals | None:
-        ordered = sorted(parcels, key=lambda parcel: (parcel.part, parcel.sequence))
-        parts = [
-            Arrivals.from_batch(parcel.batch, self.stream.schema)
-            for parcel in ordered
-            if parcel.batch is not None
-        ]
-        return Arrivals.concat(parts) if parts else None
+    def _turns(self) -> int:
+        """Return how many buckets share one of Spark's parallel tasks."""
+        return -(-self.buckets // min(self.parallel, self.buckets))
+
+    def _cost_us(self) -> float | None:
+        """Return the given cost of a tuple as one bucket sees it, which waits for the others' turns."""
+        return None if self.cost_us is None else self.cost_us * self._turns()
+
+    def _arrivals(self, parcels: Iterable[Parcel]) -> tuple[Arrivals | None, int]:
+        """Return what arrives, conflated as far as memory asks for it, and how many rows were dropped.
+
+        Parcels come in any order: their rows carry their positions.
+        """
+        dropped = size_bytes = 0
+        held: list[Arrivals] = []
+        for parcel in parcels:
+            dropped += parcel.dropped
+            if parcel.batch is None:
+                continue
+            held.append(Arrivals.from_batch(parcel.batch, self.stream.schema))
+            size_bytes += parcel.batch.nbytes
+            if size_bytes > _HELD_BYTES:
+                held, size_bytes = [conflate(self.stream, Arrivals.concat(held))], 0
+        return (Arrivals.concat(held) if held else None), dropped
 
     def _share(self, bucket: int, batch_id: int) -> Budget:
         """Return the bucket's share of the budget.
@@ -159,7 +185,9 @@ class BucketTask:
             "time": self.stream.time,
             "arrival": self.stream.arrival,
             "policy": str(self.policy),
-            "schema": json.loads(self.schema_json),
+            "schema": list(self.columns),
+            # Spark's own state has another schema with timeouts, which a budget needs.
+            "budget": "some" if self.budget != Budget() else "none",
         }
 
     def _check_specification(self, directory: Path, pointer: Pointer | None) -> None:
@@ -173,26 +201,23 @@ class BucketTask:
             _durable.make_directory(directory)
             # If another task was faster, we compare with what it wrote.
             with contextlib.suppress(ConflictError):
-                _durable.publish(path, ours.encode())
+                _durable.publish(path, encode(PUnit("operator", self._specification())))
         try:
-            theirs = json.loads(_durable.read(path))
+            theirs = decode(_durable.read(path), path).meta
         except FileNotFoundError:
             raise CorruptDataError(
                 "the state of this checkpoint is missing",
                 file=path,
                 hint="restore the state location, or start with a new checkpoint",
             ) from None
-        except ValueError as error:
-            raise CorruptDataError("the operator's settings are damaged", file=path) from error
-        if not isinstance(theirs, dict):
-            raise CorruptDataError("the operator's settings are damaged", file=path)
-        for name, value in json.loads(ours).items():
+        for name, value in self._specification().items():
             if theirs.get(name) != value:
                 raise InvalidUsageError(
                     f"the checkpoint was made with another {name}",
                     operator=self.name,
                     was=json.dumps(theirs.get(name)),
                     now=json.dumps(value),
+                    file=path,
                     hint="set it back, or start with a new checkpoint",
                 )
         _CHECKED.add(mark)

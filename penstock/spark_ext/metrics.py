@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.operators.metrics import BatchMetrics
 
-__all__ = ["OBSERVATION_PREFIX", "MetricsFile", "batch_metrics", "metrics"]
+__all__ = ["OBSERVATION_PREFIX", "MetricsFile", "ProgressReader", "batch_metrics", "metrics"]
 
 OBSERVATION_PREFIX = "penstock."
 """An update queue's metrics are observed under this prefix and its name."""
@@ -66,6 +66,32 @@ def batch_metrics(progress: StreamingQueryProgress) -> list[dict[str, Any]]:
     return entries
 
 
+class ProgressReader:
+    """Reads each progress report of a query once.
+
+    Spark hands over all recent reports at once, which takes time where many buckets report; so that is
+    asked for only when there is more than one new batch.
+    """
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query
+        self._last = -1
+
+    def new(self) -> list[StreamingQueryProgress]:
+        """Return the reports of micro-batches that ended since the last call, oldest first."""
+        last = self._query.lastProgress
+        if last is None or last.batchId <= self._last:
+            return []
+        reports = [last] if last.batchId == self._last + 1 else self._query.recentProgress
+        # A trigger that found nothing to do reports progress too, but runs no batch.
+        new = [
+            report for report in reports if report.batchId > self._last and "addBatch" in report.durationMs
+        ]
+        if new:
+            self._last = new[-1].batchId
+        return new
+
+
 class MetricsFile(StreamingQueryListener):
     """Appends the metrics of every micro-batch to a file, one JSON object a line.
 
@@ -73,18 +99,23 @@ class MetricsFile(StreamingQueryListener):
     ----------
     path : str
         The file; made if missing, private to the user.
+    query : str, optional
+        The name of the query to write; by default all of the session are.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, query: str | None = None) -> None:
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.touch(mode=0o600)
+        self._query = query
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Nothing is written before the first batch."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Append the batch's metrics."""
+        if self._query is not None and event.progress.name != self._query:
+            return
         lines = [json.dumps(entry) + "\n" for entry in batch_metrics(event.progress)]
         if lines:
             with self._path.open("a", encoding="utf-8") as file:

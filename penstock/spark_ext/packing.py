@@ -23,21 +23,19 @@ from penstock.spark_ext.buckets import bucket_labels
 
 __all__ = ["PARCEL_SCHEMA", "Packer", "conform", "from_parcel", "to_parcels"]
 
-PARCEL_SCHEMA = "bucket int, part int, sequence int, dropped long, payload binary"
+PARCEL_SCHEMA = "bucket int, dropped long, payload binary"
 """Spark's schema of what the packer gives; `bucket` is a label (`bucket_labels`)."""
 
 _CHUNK_ROWS = 1_000_000
 _CHUNK_BYTES = 64 << 20
 _HELD_BYTES = 256 << 20
 _REMEMBERED_ROWS = 100_000
-_REMEMBERED_BATCHES = 16
+_REMEMBERED_PARTITIONS = 16
 _PARCEL_BYTES = 16 << 20
 
 _ARROW_PARCEL_SCHEMA = pa.schema(
     [
         pa.field("bucket", pa.int32()),
-        pa.field("part", pa.int32()),
-        pa.field("sequence", pa.int32()),
         pa.field("dropped", pa.int64()),
         pa.field("payload", pa.binary()),
     ]
@@ -66,7 +64,9 @@ def from_parcel(parcel: bytes) -> pa.RecordBatch:
 
 @dataclass(slots=True)
 class _Choice:
-    """Whether conflating paid for an operator, as this worker measured it last; asked again in time.
+    """Whether conflating paid for an operator, as this worker measured it last.
+
+    The answer holds for the next `_REMEMBERED_PARTITIONS` partitions that the worker packs.
 
     Measuring costs a conflation of one chunk, which is wasted where keys hardly repeat.
     """
@@ -82,8 +82,8 @@ class _Choice:
         return self.combine
 
     def remember(self, *, combine: bool) -> None:
-        """Keep an answer for the next batches."""
-        self.combine, self.uses_left = combine, _REMEMBERED_BATCHES
+        """Keep an answer for the next partitions."""
+        self.combine, self.uses_left = combine, _REMEMBERED_PARTITIONS
 
 
 _CHOICES: dict[tuple[str, str], _Choice] = {}
@@ -96,8 +96,8 @@ class _Drops:
     rows: int = 0
 
 
-def _parcel_row(label: int, part: int, sequence: int, dropped: int, payload: bytes | None) -> pa.RecordBatch:
-    values = (label, part, sequence, dropped, payload)
+def _parcel_row(label: int, dropped: int, payload: bytes | None) -> pa.RecordBatch:
+    values = (label, dropped, payload)
     arrays = [
         pa.array([value], column.type) for value, column in zip(values, _ARROW_PARCEL_SCHEMA, strict=True)
     ]
@@ -136,15 +136,13 @@ class Packer:
         context = TaskContext.get()
         part = context.partitionId() if context else 0
         drops = _Drops()
-        sequence = 0
         query_id = (context.getLocalProperty("sql.streaming.queryId") if context else None) or ""
         choice = _CHOICES.setdefault((query_id, self.name), _Choice())
         for arrivals in self._conflated(self._chunks(batches, part, drops), choice):
             for label, payload in self._by_bucket(arrivals):
-                yield _parcel_row(label, part, sequence, 0, payload)
-                sequence += 1
+                yield _parcel_row(label, 0, payload)
         if drops.rows:
-            yield _parcel_row(bucket_labels(self.buckets)[0], part, sequence, drops.rows, None)
+            yield _parcel_row(bucket_labels(self.buckets)[0], drops.rows, None)
 
     def _chunks(self, batches: Iterable[pa.RecordBatch], part: int, drops: _Drops) -> Iterator[Arrivals]:
         """Gather batches to chunks, without unusable rows."""

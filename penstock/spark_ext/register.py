@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 from pyspark.sql import SparkSession
 
 from penstock.spark_ext.market_source import MarketDataSource
@@ -10,7 +12,12 @@ from penstock.spark_ext.metrics import MetricsFile
 __all__ = ["register"]
 
 
-def register(spark: SparkSession, *, metrics_file: str | None = None) -> None:
+_files: WeakKeyDictionary[SparkSession, set[tuple[str, str | None]]] = WeakKeyDictionary()
+
+
+def register(
+    spark: SparkSession, *, metrics_file: str | None = None, metrics_query: str | None = None
+) -> None:
     """Register Penstock's data sources with `spark` and, if asked, write metrics to a file.
 
     `update_queue` works without it; ``spark.readStream.format("market")`` does not.
@@ -21,8 +28,12 @@ def register(spark: SparkSession, *, metrics_file: str | None = None) -> None:
         The session; registering twice is harmless.
     metrics_file : str, optional
         A file to which the metrics of every micro-batch of the session's queries are appended, one
-        JSON object a line (see `penstock.metrics`). Each call with a file adds one.
+        JSON object a line (see `penstock.metrics`). Calls with other files add them.
+    metrics_query : str, optional
+        The name of the query whose metrics the file gets; by default those of all.
     """
     spark.dataSource.register(MarketDataSource)
-    if metrics_file is not None:
-        spark.streams.addListener(MetricsFile(metrics_file))
+    known = _files.setdefault(spark, set())
+    if metrics_file is not None and (metrics_file, metrics_query) not in known:
+        known.add((metrics_file, metrics_query))
+        spark.streams.addListener(MetricsFile(metrics_file, metrics_query))

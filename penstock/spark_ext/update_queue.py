@@ -154,7 +154,7 @@ def update_queue(
         budget=limit,
         buckets=buckets or partitions,
         parallel=partitions,
-        schema_json=json.dumps(df.schema.jsonValue()),
+        columns=tuple(f"{column.name} {column.dataType.simpleString()}" for column in df.schema),
     )
     if nulls not in _NULLS:
         raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=_NULLS)
@@ -197,13 +197,11 @@ class _BucketFunction:
         if state.exists:
             version, file_id = state.get
             pointer = Pointer(Version(int(version)), FileId(str(file_id)))
-        parcels = [
-            Parcel(int(part), int(sequence), int(dropped), from_parcel(payload) if payload else None)
+        parcels = (
+            Parcel(int(dropped), from_parcel(payload) if payload else None)
             for frame in frames
-            for part, sequence, dropped, payload in zip(
-                frame["part"], frame["sequence"], frame["dropped"], frame["payload"], strict=True
-            )
-        ]
+            for dropped, payload in zip(frame["dropped"], frame["payload"], strict=True)
+        )
         try:
             pointer, batches, metrics = self.task.run(
                 query_id, int(batch_id), bucket, pointer, parcels, now_us
@@ -218,9 +216,9 @@ class _BucketFunction:
         state.update((pointer.version, pointer.file_id))
         if self.waits and metrics.waiting_keys:
             state.setTimeoutDuration(1)
-        payloads: list[bytes | None] = [*to_parcels(batches)]
-        reports = [None] * len(payloads) + [json.dumps(metrics.to_json())]
-        yield pd.DataFrame({"payload": [*payloads, None], "metrics": reports}, dtype=object)
+        for payload in to_parcels(batches):
+            yield pd.DataFrame({"payload": [payload], "metrics": [None]}, dtype=object)
+        yield pd.DataFrame({"payload": [None], "metrics": [json.dumps(metrics.to_json())]}, dtype=object)
 
 
 @dataclass(frozen=True)

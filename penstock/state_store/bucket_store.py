@@ -44,6 +44,7 @@ _LEAST_CHAIN_BYTES = 256 * 1024
 """Below so many bytes of deltas a chain gets no new snapshot, unless it is longer than the limit."""
 
 _LONGEST_CHAIN = 64
+_SUFFIX = ".punit"
 
 
 class State(Protocol):
@@ -66,7 +67,7 @@ class Pointer:
     @property
     def file_name(self) -> str:
         """The name of the file within the bucket's directory."""
-        return f"{self.version:012d}-{self.file_id}.punit"
+        return f"{self.version:012d}-{self.file_id}{_SUFFIX}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,8 @@ class BucketStore:
         before = tuple(_Link.from_json(value) for value in newest.meta["chain"])
         links = (*before, _Link(pointer, size_bytes))
         superseded = tuple((Version(version), str(name)) for version, name in newest.meta["superseded"])
+        if any(Path(name).name != name or not name.endswith(_SUFFIX) for _, name in superseded):
+            raise CorruptDataError("the file names others outside its directory", file=pointer.file_name)
         return newest, Handle(links, superseded)
 
     def _replay(self, state: State, newest: PUnit, handle: Handle, begin: int) -> Handle:

@@ -80,7 +80,9 @@ class StateCache(Generic[S]):
         return Found(state, store.load(pointer, state), loads=1)
 
     def put(self, store: BucketStore, state: S, handle: Handle) -> None:
-        """Keep `state`, which stands at `handle`."""
+        """Keep `state`, which stands at `handle`; one that is too large alone is let go."""
+        if state.size_bytes > self.capacity_bytes:
+            return
         self._entries[str(store.directory)] = (state, handle)
         self._entries.move_to_end(str(store.directory))
         while self._entries and self.size_bytes > self.capacity_bytes:

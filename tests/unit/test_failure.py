@@ -59,3 +59,16 @@ def test_an_error_of_spark_is_its_message_without_state_and_plan() -> None:
     assert spark_message(Exception("[PATH] There is no such path: /x. SQLSTATE: 42K03")) == (
         "[PATH] There is no such path: /x"
     )
+
+
+def test_an_error_of_penstock_names_the_python_error_that_caused_it() -> None:
+    text = (
+        "Traceback (most recent call last):\n"
+        "penstock.errors.InvalidUsageError: apply raised an error: error=TypeError.\n"
+        "Caused by: Traceback (most recent call last):\n"
+        '  File "c.py", line 3, in f\n'
+        "TypeError: f expected 2 arguments, got 1\n SQLSTATE: 38000 SQLSTATE: XXKST"
+    )
+    assert root_cause(Exception(text)) == (
+        "apply raised an error: error=TypeError. Caused by TypeError: f expected 2 arguments, got 1"
+    )

@@ -183,17 +183,14 @@ def task(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketTask]
         budget=Budget(rows=3),
         buckets=2,
         parallel=2,
-        schema_json="{}",
+        columns=("k bigint",),
     )
 
 
 def _parcels(updates: list[Update], dropped: int = 0) -> list[Parcel]:
     packer = Packer(STREAM, 1, "error", combine=False)
-    parcels = [
-        Parcel(0, row["sequence"], 0, from_parcel(row["payload"]))
-        for row in _packed(packer, rows_of(STREAM, updates))
-    ]
-    return parcels + ([Parcel(0, 99, dropped, None)] if dropped else [])
+    parcels = [Parcel(0, from_parcel(row["payload"])) for row in _packed(packer, rows_of(STREAM, updates))]
+    return parcels + ([Parcel(dropped, None)] if dropped else [])
 
 
 def test_every_row_of_a_task_is_accounted_for_also_dropped_ones(task: BucketTask) -> None:
@@ -253,7 +250,8 @@ def _with(task: BucketTask, **changes: Any) -> BucketTask:
     [
         ({"buckets": 4}, "buckets"),
         ({"policy": Policy.FIFO}, "policy"),
-        ({"schema_json": '{"other": 1}'}, "schema"),
+        ({"budget": Budget()}, "budget"),
+        ({"columns": ("k string",)}, "schema"),
     ],
 )
 def test_a_restart_with_other_settings_is_refused(

@@ -338,8 +338,7 @@ def test_no_python_is_one_clear_line(machine: Machine) -> None:
     result = machine.run("demo")
     assert result.code == 1
     assert result.err == (
-        "script/demo: no Python 3.11 or newer found: "
-        "install one, or name it with PYTHON=/path/to/python3\n"
+        "script/demo: no Python 3.11 or newer found: install one, or name it with PYTHON=/path/to/python3\n"
     )
 
 
@@ -441,9 +440,7 @@ def test_an_installed_java_that_is_not_on_path_is_found(machine: Machine) -> Non
         (["default-jre-headless"], "default-jre-headless"),
     ],
 )
-def test_root_gets_the_java_that_debian_has(
-    machine: Machine, candidates: list[str], chosen: str
-) -> None:
+def test_root_gets_the_java_that_debian_has(machine: Machine, candidates: list[str], chosen: str) -> None:
     machine.debian(*candidates)
     machine.remove("java")
     result = machine.run("demo", FAKE_UID="0")

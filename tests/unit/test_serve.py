@@ -311,6 +311,33 @@ def test_a_query_may_filter_multiply_and_reorder(apply: Callable[[pa.Table], Any
     assert metrics.waiting_keys == 0
 
 
+@pytest.mark.parametrize(
+    ("returned", "declared"),
+    [
+        (pa.array([1, 2]), pa.timestamp("us", tz="UTC")),
+        (pa.array(["12", "13"]), pa.int64()),
+        (pa.array([1.5, 2.5]), pa.string()),
+        (pa.array([2, 0]), pa.bool_()),
+        (pa.array(["2024-01-01", "2024-01-02"]), pa.date32()),
+        (pa.array([1.5, 2.0]), pa.int64()),
+        (pa.array([2**40, 1]), pa.int32()),
+        (pa.array([0.1, 0.2]), pa.float32()),
+        (pa.array([[1], [2]]), pa.list_(pa.string())),
+        (pa.array([0, 1], pa.timestamp("us")), pa.timestamp("us", tz="UTC")),
+    ],
+    ids=lambda value: str(getattr(value, "type", value)),
+)
+def test_a_query_whose_types_mean_something_else_is_refused(
+    returned: pa.Array[Any], declared: pa.DataType
+) -> None:
+    schema = pa.schema([("key", pa.int64()), ("result", declared)])
+    query = _plain(lambda t: t.select(["key"]).append_column("result", returned), schema)
+    with pytest.raises(InvalidUsageError, match="columns of other types than the output schema's"):
+        serve(
+            _queue(), arrivals_of(STREAM, _updates(2)), query=query, budget=Budget(), clock=SimulatedClock()
+        )
+
+
 def test_an_output_schema_without_the_key_is_refused_before_anything_runs() -> None:
     with pytest.raises(InvalidUsageError, match=r"missing=\['key'\]"):
         _plain(lambda t: t, pa.schema([("value", pa.int64())]))

@@ -140,7 +140,7 @@ def test_a_tuple_that_is_conflated_away_still_changes_the_rate_of_its_key() -> N
     again.restore([through_bytes(queue.changes(whole=True))])
     enqueue(queue, [Update(1, 4, 11)], 1000)
     delta = queue.changes()
-    assert delta.blocks["cells"].column("__penstock_interval_us").to_pylist() == [pytest.approx(100)]
+    assert delta.blocks["cells"].column("__penstock_interval_us").to_pylist() == [pytest.approx(1000)]
     again.restore([through_bytes(delta)])
     assert_same_state(again, queue)
 
@@ -155,7 +155,7 @@ def test_several_updates_at_once_count_as_that_many_equal_intervals() -> None:
         enqueue(apart, [Update(1, 2 + i, i)], 6000 + 1000 * i)
     intervals = [queue._cells["interval_us"][0] for queue in (together, apart)]
     assert intervals[0] == pytest.approx(intervals[1])
-    assert intervals[0] == pytest.approx(500 * 0.9**4 + 1000 * (1 - 0.9**4))
+    assert intervals[0] == pytest.approx(5000 * 0.9**4 + 1000 * (1 - 0.9**4))
 
 
 def test_emitted_times_survive_a_restart() -> None:
