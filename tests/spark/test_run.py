@@ -153,7 +153,10 @@ def test_values_of_kafka_are_unpacked_and_packed(spark: SparkSession) -> None:
             {"projection": ["symbol, 'a"]},
             "projection: [PARSE_SYNTAX_ERROR] Syntax error at or near",
         ),
-        ({"queue": {"key": "ticker", "time": "time"}}, "ticker"),
+        (
+            {"queue": {"key": "ticker", "time": "time"}},
+            "queue: there is no such column: option=key column=ticker",
+        ),
         (
             {"source": {"type": "files", "format": "parquet", "path": "/nowhere"}},
             "source: [PATH_NOT_FOUND] Path does not exist: file:/nowhere.",
@@ -182,7 +185,7 @@ def test_values_of_kafka_are_unpacked_and_packed(spark: SparkSession) -> None:
                     "output_schema": "symbol STRING",
                 }
             },
-            "queue.apply: No module named 'no_such'. Hint: the module must be installed, on PYTHONPATH, "
+            "queue: apply: No module named 'no_such'. Hint: the module must be installed, on PYTHONPATH, "
             "or passed to spark-submit with --py-files.",
         ),
         (
@@ -215,11 +218,11 @@ def test_what_spark_refuses_names_the_section(
                     "output_schema": "symbol STRING",
                 }
             },
-            "truediv expected 2 arguments, got 1",
+            "Caused by TypeError: truediv expected 2 arguments, got 1",
         ),
         (
             {"projection": ["nullif(symbol, symbol) AS symbol", "time"]},
-            "null",
+            "rows with a null (or NaN) key, time or arrival",
         ),
         (
             {"projection": ["symbol", "time", "cast(symbol AS INT) AS number"]},
