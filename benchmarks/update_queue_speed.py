@@ -14,7 +14,7 @@ in a process of its own, in turn, for several rounds. The figure is the median t
   every column is of fixed width.
 - ``by-bucket``: rows shuffled as they are to ``applyInPandasWithState`` grouped by bucket.
 - ``per-key``: the ``applyInPandasWithState`` program grouped by the update key. It calls Python once a
-  key, so it gets batches of 10,000 rows over 10,000 keys.
+  key, so it gets smaller batches: 100,000 rows over 10,000 keys.
 - ``stateful-empty`` and ``penstock-empty``: micro-batches without new data, in which a minimal
   ``applyInPandasWithState`` or Penstock's queue runs by timeout in both buckets and commits its state.
 """
@@ -41,7 +41,7 @@ from benchmarks.harness import (
 
 MAIN = Workload("5 M rows a batch, 100 k keys, Zipf 0.9", 5_000_000, 100_000, 0.9, 10)
 UNIQUE = Workload("2 M rows a batch, 4 M keys, uniform", 2_000_000, 4_000_000, 0.0, 8)
-PER_KEY = Workload("10 k rows a batch, 10 k keys", 10_000, 10_000_000, 0.0, 6)
+PER_KEY = Workload("100 k rows a batch, 10 k keys", 100_000, 10_000, 0.0, 6)
 QUICK = Workload("20 k rows a batch, 1 k keys, Zipf 0.9", 20_000, 1_000, 0.9, 3)
 
 

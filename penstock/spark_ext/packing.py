@@ -165,7 +165,8 @@ class Packer:
     def _conflated(self, chunks: Iterable[Arrivals], choice: _Choice) -> Iterator[Arrivals]:
         """Conflate chunks, alone and with each other, as long as that pays."""
         combine = self.combine if self.combine is not None else choice.remembered()
-        held: Arrivals | None = None
+        held: list[Arrivals] = []
+        size_bytes = 0
         for chunk in chunks:
             if combine is False:
                 yield chunk
@@ -178,12 +179,16 @@ class Packer:
             if not combine:
                 yield left
                 continue
-            held = left if held is None else conflate(self.stream, Arrivals.concat([held, left]))
-            if held.rows.nbytes > _HELD_BYTES:
-                yield held
-                held = None
-        if held is not None:
-            yield held
+            held.append(left)
+            size_bytes += left.rows.nbytes
+            if size_bytes > _HELD_BYTES:
+                merged = conflate(self.stream, Arrivals.concat(held))
+                held, size_bytes = [merged], merged.rows.nbytes
+                if size_bytes > _HELD_BYTES // 2:
+                    yield merged
+                    held, size_bytes = [], 0
+        if held:
+            yield conflate(self.stream, Arrivals.concat(held))
 
     def _by_bucket(self, arrivals: Arrivals) -> Iterator[tuple[int, bytes]]:
         """Cut arrivals into parcels, each for one bucket's label."""

@@ -165,9 +165,7 @@ def update_queue(
     waits = limit != Budget()
     timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
     packer = Packer(stream, task.buckets, nulls, _COMBINE[combine], name)
-    # mapInArrow finds columns by name, which fails for dots and for names that differ only in case.
-    numbered = df.toDF(*(f"c{place}" for place in range(len(df.columns))))
-    parcels = numbered.mapInArrow(packer, PARCEL_SCHEMA)
+    parcels = _findable(df).mapInArrow(packer, PARCEL_SCHEMA)
     results = parcels.groupBy("bucket").applyInPandasWithState(
         _BucketFunction(task, waits), _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout
     )
@@ -264,6 +262,18 @@ def _arrow_schema(schema: StructType, *, large: bool) -> pa.Schema:
             ) from error
         fields += one
     return pa.schema(fields)
+
+
+def _findable(df: DataFrame) -> DataFrame:
+    """Return `df` with columns that mapInArrow, which looks them up by name, finds.
+
+    It does not find names with dots, nor tell apart those that differ only in case. Other names stay, for
+    new ones cost a copy of each row.
+    """
+    names = df.columns
+    if len({name.lower() for name in names}) == len(names) and all(name.isidentifier() for name in names):
+        return df
+    return df.toDF(*(f"c{place}" for place in range(len(names))))
 
 
 def _state_location(df: DataFrame, given: str | os.PathLike[str] | None) -> str:
