@@ -85,7 +85,8 @@ def main() -> None:
         ratio = (pack[True] + operate[True]) / (pack[False] + operate[False])
         size = {c: results[c][-1][2] / 1e6 for c in (True, False)}
         print(f"{share:6.2f} {pack[True]:10.3f} {pack[False]:9.3f} "
-              f"{operate[True]:10.3f} {operate[False]:9.3f} {ratio:11.2f} {size[True]:7.1f} {size[False]:6.1f}", flush=True)  # fmt: skip
+              f"{operate[True]:10.3f} {operate[False]:9.3f} {ratio:11.2f} "
+              f"{size[True]:7.1f} {size[False]:6.1f}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

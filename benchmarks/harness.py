@@ -139,8 +139,14 @@ def run_contender(script: str, *arguments: str, timeout_s: int = 1800) -> dict[s
     command = [sys.executable, "-m", f"benchmarks.{script}", *arguments]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     result = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False,
-    )  # fmt: skip
+        command,
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
     if result.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{result.stdout}\n{result.stderr}")
     value: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
