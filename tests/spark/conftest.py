@@ -14,11 +14,13 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
-def lean_session(directory: Path, master: str = "local[2]") -> SparkSession:
-    """Return a small session that keeps its files in `directory`."""
+def lean_session(directory: Path, master: str = "local[2]", **options: str) -> SparkSession:
+    """Return a small session that keeps its files in `directory`; `options` have ``__`` for dots."""
+    builder = SparkSession.builder.master(master)
+    for name, value in options.items():
+        builder = builder.config(name.replace("__", "."), value)
     session = (
-        SparkSession.builder.master(master)
-        .appName("penstock-tests")
+        builder.appName("penstock-tests")
         .config("spark.driver.memory", "1g")
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .config("spark.ui.enabled", "false")

@@ -23,7 +23,7 @@ def updates_table(updates: Sequence[Update]) -> pa.Table:
 
 
 def random_batches(seed: int, batches: int, rows: int, keys: int) -> list[list[Update]]:
-    """Return micro-batches of updates, some late, some with equal times, some of them empty."""
+    """Return micro-batches of updates, some late, some with equal times."""
     draw = random.Random(seed)
     return [
         [
@@ -32,7 +32,7 @@ def random_batches(seed: int, batches: int, rows: int, keys: int) -> list[list[U
                 max(batch * 10 + draw.randint(-15, 10), 0),
                 draw.randint(0, 999),
             )
-            for _ in range(draw.randint(0, rows))
+            for _ in range(draw.randint(1, rows))
         ]
         for batch in range(batches)
     ]

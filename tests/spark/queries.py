@@ -7,15 +7,18 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock.spark_ext.metrics import batch_metrics
 
 Row = tuple[Any, ...]
 
@@ -92,15 +95,20 @@ class Place:
             query.stop()
         return query
 
-    def run_until_drained(self, df: DataFrame, newest: Mapping[Any, Any]) -> StreamingQuery:
-        """Run `df` until the sink has the newest time of every key, and Spark's progress says so."""
+    def run_until_drained(self, df: DataFrame) -> StreamingQuery:
+        """Run `df`, which has a budget, until all input is read and nothing waits."""
         query = self.start(df)
         try:
-            wait(query, lambda: self.newest() == newest)
-            wait(query, lambda: progress_of(query) >= max(self.rows("k")))
+            wait_until_drained(query, self)
         finally:
             query.stop()
         return query
+
+    @property
+    def next_batch(self) -> int:
+        """The id of the first micro-batch that will read input which is not there yet."""
+        offsets = [int(log.name) for log in (self.checkpoint / "offsets").glob("*") if log.name.isdigit()]
+        return max(offsets, default=-1) + 1
 
     def batches(self) -> dict[int, pa.Table]:
         """Return the committed rows of every micro-batch, in the order in which they were emitted."""
@@ -112,6 +120,18 @@ class Place:
             tables = [pq.ParquetFile(path).read() for path in paths]
             found[int(log.name)] = pa.concat_tables(tables) if tables else pa.table({})
         return found
+
+    def forget(self, batch: int) -> None:
+        """Let checkpoint and sink forget that `batch` and what followed were committed, as a crash does."""
+        for directory, first in (
+            (self.checkpoint / "offsets", batch + 1),
+            (self.checkpoint / "commits", batch),
+            (self.sink / "_spark_metadata", batch),
+        ):
+            for path in directory.iterdir():
+                number = path.name.strip(".").removesuffix(".crc")
+                if number.isdigit() and int(number) >= first:
+                    path.unlink()
 
     def rows(self, *columns: str) -> dict[int, list[Row]]:
         """Return the `columns` (k, t and v by default) of every micro-batch that emitted any."""
@@ -135,12 +155,6 @@ class Place:
         return sorted(self.state.glob("*/*/*/*.punit"), key=lambda path: path.name)
 
 
-def progress_of(query: StreamingQuery) -> int:
-    """Return the last micro-batch that Spark reported, -1 before the first."""
-    progress = query.lastProgress
-    return -1 if progress is None else int(progress["batchId"])
-
-
 def wait(query: StreamingQuery, condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
     """Wait until `condition` holds; a query that fails meanwhile raises its error."""
     end = time.monotonic() + patience_s
@@ -151,6 +165,22 @@ def wait(query: StreamingQuery, condition: Callable[[], bool], patience_s: float
         assert query.isActive, "the query ended early"
         assert time.monotonic() < end, f"still not so after {patience_s} s: {query.lastProgress}"
         time.sleep(0.05)
+
+
+def wait_until_drained(running: StreamingQuery, place: Place) -> None:
+    """Wait until `running` has read all input and nothing waits; raise what it fails with."""
+    files = len(list(place.input.directory.glob("*.parquet")))
+
+    def drained() -> bool:
+        progress = running.lastProgress
+        if progress is None:
+            return False
+        end = progress.sources[0].endOffset
+        read_all = bool(end) and json.loads(end)["logOffset"] == files - 1
+        # A trigger after the last file, in which no bucket had anything to do.
+        return read_all and progress.numInputRows == 0 and not batch_metrics(progress)
+
+    wait(running, drained)
 
 
 @contextlib.contextmanager
@@ -187,7 +217,9 @@ def failure(df: DataFrame, place: Place) -> str:
     """Run `df` until it fails and return the text of its error."""
     query = place.start(df)
     try:
-        wait(query, lambda: query.exception() is not None)
-        return str(query.exception())
+        ended = query.awaitTermination(int(PATIENCE_S))
+        raise AssertionError("the query ended well" if ended else "the query did not fail")
+    except StreamingQueryException as error:
+        return str(error)
     finally:
         query.stop()

@@ -86,7 +86,7 @@ def test_one_bucket_serves_keys_in_the_order_of_the_policy_and_within_the_budget
     expected = model.run_all(batches)
     assert max(expected) >= len(batches), "some keys wait until there is no input any more"
     df = queue(place, place.input.frame(spark, LONGS), buckets=1, budget=5, policy=policy, cost=cost)
-    query = place.run_until_drained(df, newest_of(batches))
+    query = place.run_until_drained(df)
     assert {batch: model.by_bucket(rows) for batch, rows in place.rows().items()} == expected
     metrics = penstock.metrics(query)
     assert [m["emitted"] for m in metrics if m["emitted"]] == [len(b[0]) for b in expected.values()]
@@ -104,7 +104,7 @@ def test_a_budget_smaller_than_the_number_of_buckets_starves_none_of_them(
     assert len({model.bucket(key) for key in range(12)}) == 4
     expected = model.run_all(batches)
     df = queue(place, place.input.frame(spark, LONGS), buckets=4, budget=1)
-    place.run_until_drained(df, newest_of(batches))
+    place.run_until_drained(df)
     assert {batch: model.by_bucket(rows) for batch, rows in place.rows().items()} == expected
     assert all(len(rows) == 1 for rows in place.rows().values())
 
@@ -125,7 +125,7 @@ def test_a_time_budget_serves_a_part_of_the_waiting_keys_a_trigger(
         apply=_slow, output_schema="k string, t long, v2 double",
     )  # fmt: skip
     assert df.columns == ["k", "t", "v2"]
-    query = place.run_until_drained(df, {f"k{i:02d}": i for i in range(30)})
+    query = place.run_until_drained(df)
     assert place.sequence("k", "v2") == [(f"k{i:02d}", 2.0 * i) for i in range(30)]
     assert len(place.rows("k")) >= 3, "20 ms each: more than two triggers of 200 ms"
     served = [m for m in penstock.metrics(query) if m["emitted"]]
@@ -245,7 +245,7 @@ def test_metrics_conserve_rows_and_say_how_state_was_found(spark: SparkSession, 
     batches = random_batches(seed=3, batches=3, rows=60, keys=20)
     place.input.add(*map(updates_table, batches))
     df = queue(place, place.input.frame(spark, LONGS), buckets=2, budget=6, name="quotes")
-    query = place.run_until_drained(df, newest_of(batches))
+    query = place.run_until_drained(df)
     entries = penstock.metrics(query)
     known = set(BatchMetrics().summary())
     waited = 0

@@ -1,0 +1,127 @@
+"""Kill a whole job - driver, JVM and Python workers - again and again, and see that nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.crash.workload import add_steps, steps, verify
+from tests.spark.queries import Place
+
+ROOT = Path(__file__).parents[2]
+
+_RUN_S = 300.0
+
+
+def processes_of(session: int) -> list[int]:
+    """Return the processes of a session (of ``start_new_session``), however they are grouped."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] not in "ZX":
+                found.append(int(path.parent.name))
+    return found
+
+
+def kill_all(job: subprocess.Popen[str]) -> list[int]:
+    """Kill everything that `job` started, at once; return what was killed."""
+    killed: set[int] = set()
+    while alive := processes_of(job.pid):
+        for process in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        killed.update(alive)
+        time.sleep(0.01)
+    job.wait()
+    return sorted(killed)
+
+
+@contextlib.contextmanager
+def started(place: Place, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Start the job, in a session of its own, until its query runs; afterwards none of it is left."""
+    log = (place.directory / "job.log").open("a")
+    job = subprocess.Popen(
+        [sys.executable, str(ROOT / "tests" / "crash" / "job.py"), str(place.directory)],
+        stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, cwd=place.directory,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable} | environment,
+    )  # fmt: skip
+    assert job.stdout is not None
+    try:
+        assert job.stdout.readline() == "started\n", _why(job, place)
+        yield job
+    finally:
+        kill_all(job)
+        job.stdout.close()
+        log.close()
+
+
+def until(condition: Callable[[], bool], patience_s: float) -> bool:
+    """Wait until `condition` holds; say whether it did."""
+    end = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def commits(place: Place) -> int:
+    """Return how many micro-batches the checkpoint has committed."""
+    return len(list((place.checkpoint / "commits").glob("[0-9]*")))
+
+
+def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str], None] = print) -> None:
+    """Kill the job `kills` times at moments drawn from `seed`, each time after some progress; verify.
+
+    Input comes in steps, one or two before each start. After each kill the sink is checked, and at the
+    end that it holds the newest update of every key.
+
+    Raises
+    ------
+    AssertionError
+        If anything was lost, went back, came twice, or the job failed by itself.
+    """
+    draw = random.Random(seed)
+    place = Place(directory)
+    plan = [draw.randint(1, 2) for _ in range(kills + 1)]
+    batches = steps(seed, sum(plan))
+    added = 0
+    for kill, count in enumerate(plan[:-1], 1):
+        add_steps(place, batches[added : added + count])
+        added += count
+        goal = commits(place) + draw.choice([0, 1, 1, 2])
+        begin = time.monotonic()
+        with started(place) as job:
+            up = time.monotonic() - begin
+            _run_to(job, place, goal)
+            time.sleep(draw.uniform(0.0, 1.0))
+            killed = kill_all(job)
+        committed = commits(place)
+        say(f"kill {kill} of {kills}: {len(killed)} processes after batch {committed - 1}; up in {up:.1f} s")
+        verify(place, batches[:added], drained=False)
+    add_steps(place, batches[added:])
+    with started(place) as job:
+        assert until(lambda: job.poll() is not None, _RUN_S), "the last run did not end"
+        assert job.returncode == 0, _why(job, place)
+    verify(place, batches, drained=True)
+
+
+def _run_to(job: subprocess.Popen[str], place: Place, goal: int) -> None:
+    """Let `job` run until the checkpoint has `goal` commits, or all is done."""
+    assert until(lambda: commits(place) >= goal or job.poll() is not None, _RUN_S), "no progress"
+    assert job.poll() in (None, 0), _why(job, place)
+
+
+def _why(job: subprocess.Popen[str], place: Place) -> str:
+    kill_all(job)
+    assert job.stdout is not None
+    tail = (place.directory / "job.log").read_text()[-2000:]
+    return f"the job ended by itself: {job.stdout.read()[-3000:]}\n{tail}"

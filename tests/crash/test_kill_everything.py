@@ -1,0 +1,21 @@
+"""A job that is killed whole, at random moments, and started again, ends as if it had not been."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.crash.harness import run_with_kills
+
+pytestmark = [pytest.mark.crash, pytest.mark.spark]
+
+_SEED = int(os.environ.get("PENSTOCK_CRASH_SEED") or time.time_ns() % 10**6)
+_KILLS = int(os.environ.get("PENSTOCK_CRASH_KILLS") or 6)
+
+
+def test_a_job_killed_at_random_moments_ends_with_the_newest_update_of_every_key(tmp_path: Path) -> None:
+    print(f"replay: script/crash {_KILLS} {_SEED}")
+    run_with_kills(tmp_path, _SEED, _KILLS)

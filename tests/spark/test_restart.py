@@ -1,0 +1,232 @@
+"""An update queue stops and starts again from its checkpoint, or says clearly why it does not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import penstock
+from tests.naive import Update
+from tests.spark.model import LONGS, Model, random_batches, updates_table
+from tests.spark.queries import Place, failure, fresh_workers, quotes, settings
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize("policy", ["in_place", "fifo", "linecutting"])
+def test_a_restart_goes_on_where_the_query_stopped(spark: SparkSession, tmp_path: Path, policy: str) -> None:
+    place = Place(tmp_path)
+    batches = random_batches(seed=5, batches=4, rows=30, keys=15)
+    # A late tuple that arrives after the restart: its key was emitted with a later time before it.
+    batches[0] = [Update(99, 10**6, 1), *batches[0]]
+    batches[2] = [*batches[2], Update(99, 10**6 - 1, 2)]
+    model = Model(buckets=2, budget=4, policy=policy, cost_us=1 if policy == "linecutting" else None)
+    cost = "1us" if policy == "linecutting" else None
+    expected = model.run_all(batches)
+
+    def run(begin: int, end: int) -> list[dict[str, Any]]:
+        place.input.add(*map(updates_table, batches[begin:end]))
+        df = penstock.update_queue(
+            place.input.frame(spark, LONGS), key="k", time="t", buckets=2, budget=4, policy=policy,
+            cost=cost, state_location=place.state,
+        )  # fmt: skip
+        if end == len(batches):
+            return penstock.metrics(place.run_until_drained(df))
+        return penstock.metrics(place.run_until(df, lambda: len(place.batches()) >= end))
+
+    run(0, 2)
+    # Without input there would be a varying number of triggers between: as if stopped right in time.
+    place.forget(2)
+    with settings(spark, spark__sql__shuffle__partitions="5"), fresh_workers(spark):
+        metrics = run(2, 4)
+    assert {batch: model.by_bucket(rows) for batch, rows in place.rows().items()} == expected
+    assert sum(entry["loads"] for entry in metrics) >= 2, "new workers read the state"
+    assert (99, 10**6 - 1, 2) not in place.sequence()
+
+
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"buckets": 3}, "another buckets: operator=update_queue was=2 now=3"),
+    ({"key": ["k", "v"]}, "another key: operator=update_queue was=['k'] now=['k', 'v']"),
+    ({"time": "v"}, "another time: operator=update_queue was='t' now='v'"),
+    ({"policy": "fifo"}, "another policy: operator=update_queue was='in_place' now='fifo'"),
+    ({"schema": "k string, t long, v double, w int"}, "another schema: operator=update_queue was=["),
+    ({"schema": "k string, t long"}, "another schema: operator=update_queue was=["),
+    ({"arrival": "at"}, "another "),
+]
+
+
+@pytest.mark.parametrize(("change", "text"), CHANGES, ids=[str(change) for change, _ in CHANGES])
+def test_a_restart_with_another_setting_is_refused_and_nothing_is_lost(
+    spark: SparkSession, ran: Callable[[Path], Place], tmp_path: Path, change: dict[str, Any], text: str
+) -> None:
+    place = ran(tmp_path)
+    place.input.add(quotes([("z", 9, 9.0)]))
+    df = place.input.frame(spark, change.get("schema", "k string, t long, v double"))
+    if "arrival" in change:
+        df = df.withColumn("at", sf.current_timestamp())
+    options: dict[str, Any] = {"key": "k", "time": "t", "buckets": 2, "state_location": place.state}
+    options |= {name: value for name, value in change.items() if name != "schema"}
+    error = failure(penstock.update_queue(df, **options), place)
+    assert f"penstock.errors.InvalidUsageError: the checkpoint was made with {text}" in error.replace(
+        '"', "'"
+    )
+    place.run(queue(spark, place))
+    assert place.sequence() == [("a", 1, 1.0), ("z", 9, 9.0)]
+
+
+def queue(spark: SparkSession, place: Place, **options: Any) -> Any:
+    """Return the update queue that `ran` ran."""
+    source = place.input.frame(spark)
+    return penstock.update_queue(source, key="k", time="t", buckets=2, state_location=place.state, **options)
+
+
+@pytest.fixture(scope="module")
+def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Place]:
+    """Give copies of a query that ran one micro-batch and stopped."""
+    original = Place(tmp_path_factory.mktemp("ran"))
+    original.input.add(quotes([("a", 1, 1.0)]))
+    original.run(queue(spark, original))
+
+    def copy(directory: Path) -> Place:
+        shutil.copytree(original.directory, directory, dirs_exist_ok=True)
+        for log in [*(directory / "checkpoint").rglob("*"), *(directory / "sink").rglob("*")]:
+            if log.is_file() and str(original.directory).encode() in log.read_bytes():
+                log.write_bytes(log.read_bytes().replace(bytes(original.directory), bytes(directory)))
+                log.with_name(f".{log.name}.crc").unlink(missing_ok=True)
+        place = Place(directory)
+        for i, path in enumerate(sorted(place.input.directory.iterdir())):
+            shutil.copystat(original.input.directory / path.name, path)
+            assert i == 0
+        return place
+
+    return copy
+
+
+def _flip(path: Path, at: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(at * (len(content) - 1))] ^= 0x10
+    path.write_bytes(content)
+
+
+def _state_file(place: Place) -> Path:
+    (path,) = place.state_files()
+    return path
+
+
+def _settings_file(place: Place) -> Path:
+    return next(place.state.glob("*/*/operator.punit"))
+
+
+DAMAGES: list[tuple[str, Callable[[Place], Path], str]] = [
+    ("the state location is gone", lambda p: _removed(p.state, "*/*/operator.punit"), "state of this"),
+    ("a state file is gone", lambda p: _removed(_state_file(p)), "a state file is missing"),
+    ("a state file is empty", lambda p: _cut(_state_file(p), 0), "the file is too short for a p-unit"),
+    ("a state file is torn", lambda p: _cut(_state_file(p), 0.6), "the file is cut"),
+    ("a bit of the header flipped", lambda p: _flipped(_state_file(p), 0.02), "checksum is wrong"),
+    ("a bit in the middle flipped", lambda p: _flipped(_state_file(p), 0.5), ""),
+    ("a bit at the end flipped", lambda p: _flipped(_state_file(p), 1.0), ""),
+    ("the settings are gone", lambda p: _removed(_settings_file(p)), "is missing"),
+    ("the settings are torn", lambda p: _cut(_settings_file(p), 0.5), "the file is cut"),
+    ("the settings are no object", lambda p: _written(_settings_file(p)), "too short for a p-unit"),
+]  # fmt: skip
+
+
+def _removed(path: Path, named: str = "") -> Path:
+    named_path = next(path.glob(named)) if named else path
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return named_path
+
+
+def _cut(path: Path, share: float) -> Path:
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    return path
+
+
+def _flipped(path: Path, at: float) -> Path:
+    _flip(path, at)
+    return path
+
+
+def _written(path: Path) -> Path:
+    path.write_text(json.dumps([1]))
+    return path
+
+
+@pytest.mark.parametrize(("damage", "text"), [d[1:] for d in DAMAGES], ids=[d[0] for d in DAMAGES])
+def test_damaged_state_fails_the_query_with_the_name_of_the_file(
+    spark: SparkSession,
+    ran: Callable[[Path], Place],
+    tmp_path: Path,
+    damage: Callable[[Place], Path],
+    text: str,
+) -> None:
+    place = ran(tmp_path)
+    place.input.add(quotes([("a", 9, 9.0)]))
+    before = place.rows()
+    path = damage(place)
+    error = failure(queue(spark, place), place)
+    assert "penstock.errors.CorruptDataError: " in error
+    assert text in error
+    assert str(path) in error
+    assert place.rows() == before
+
+
+def test_waiting_keys_survive_the_deletion_of_old_versions(spark: SparkSession, tmp_path: Path) -> None:
+    """Deltas that outgrow the snapshot become a new one; then what it supersedes is deleted."""
+    place = Place(tmp_path)
+    batches = [[Update(key, batch, batch) for key in range(100)] for batch in range(7)]
+    place.input.add(*map(updates_table, batches))
+    model = Model(buckets=1, budget=30)
+    expected = model.run_all(batches)
+
+    def wide() -> DataFrame:
+        text = sf.array_join(
+            sf.transform(sf.sequence(sf.lit(1), sf.lit(40)), lambda i: sf.sha2(sf.concat("k", "t", i), 256)),
+            "",
+        )
+        df = place.input.frame(spark, LONGS).withColumn("text", text)
+        return penstock.update_queue(df, key="k", time="t", buckets=1, budget=30, state_location=place.state)
+
+    query = place.run_until_drained(wide())
+    assert {batch: model.by_bucket(rows) for batch, rows in place.rows().items()} == expected
+    versions = [int(path.name.split("-")[0]) for path in place.state_files()]
+    committed = len(penstock.metrics(query))
+    assert versions == list(range(versions[0], committed + 1)), "what is left is one chain"
+    assert versions[0] > 1, "the first versions are gone"
+    place.input.add(updates_table([Update(0, -1, 1), Update(7, 9, 1)]))
+    with fresh_workers(spark):
+        query = place.run_until_drained(wide())
+    assert place.sequence()[-1] == (7, 9, 1)
+    assert sum(entry["late"] for entry in penstock.metrics(query)) == 1
+    assert penstock.metrics(query)[0]["loads"] == 1
+
+
+@pytest.mark.parametrize("policy", ["in_place", "fifo", "linecutting"])
+def test_a_replayed_micro_batch_emits_what_it_emitted_before(
+    spark: SparkSession, tmp_path: Path, policy: str
+) -> None:
+    """A sink drops the second output of a micro-batch, so it has to be the first one again."""
+    place = Place(tmp_path)
+    batches = random_batches(seed=6, batches=3, rows=40, keys=30)
+    place.input.add(*map(updates_table, batches))
+
+    def run() -> dict[int, list[Any]]:
+        df = penstock.update_queue(
+            place.input.frame(spark, LONGS), key="k", time="t", buckets=2, budget=5, policy=policy,
+            cost="1us", state_location=place.state,
+        )  # fmt: skip
+        place.run_until(df, lambda: len(place.batches()) >= 3)
+        return {batch: rows for batch, rows in place.rows().items() if batch < 3}
+
+    first = run()
+    place.forget(2)
+    assert sorted(place.rows()) == [0, 1]
+    assert run() == first

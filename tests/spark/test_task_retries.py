@@ -1,0 +1,60 @@
+"""A task that fails after it committed state, and is tried again, changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock
+from tests.spark.conftest import lean_session
+from tests.spark.model import LONGS, Model, random_batches, updates_table
+from tests.spark.queries import Place, fresh_workers
+
+pytestmark = pytest.mark.spark
+
+_COUNTED = ("batch_id", "rows_in", "conflated", "late", "emitted", "waiting_keys", "buckets")
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Give a session in which a task is tried up to four times."""
+    session = lean_session(tmp_path_factory.mktemp("spark"), master="local[2,4]")
+    yield session
+    session.stop()
+
+
+@pytest.mark.parametrize("action", ["error", "kill"])
+def test_a_task_that_fails_after_its_commit_leaves_an_orphan_file_and_nothing_else(
+    spark: SparkSession, tmp_path: Path, action: str
+) -> None:
+    batches = random_batches(seed=8, batches=3, rows=40, keys=20)
+    model = Model(buckets=2, budget=6)
+    expected = model.run_all(batches)
+    counted = {}
+    marker = tmp_path / "failed"
+    for name, points in (("calm", ""), ("failing", f"operator.after_commit={action}@{marker}")):
+        place = Place(tmp_path / name)
+        place.input.add(*map(updates_table, batches))
+        with fresh_workers(spark, PENSTOCK_FAILPOINTS=points):
+            df = penstock.update_queue(
+                place.input.frame(spark, LONGS), key="k", time="t", buckets=2, budget=6,
+                state_location=place.state,
+            )  # fmt: skip
+            query = place.run_until_drained(df)
+        assert {batch: model.by_bucket(rows) for batch, rows in place.rows().items()} == expected
+        counted[name] = [
+            {
+                field: entry[field]
+                for field in ("batch_id", "rows_in", "conflated", "late", "emitted", "buckets")
+            }
+            for entry in penstock.metrics(query)
+        ]
+        # Each bucket has one file a version, but for the attempt that failed.
+        versions = [(path.parent.name, path.name.split("-")[0]) for path in place.state_files()]
+        assert len(versions) - len(set(versions)) == (name == "failing")
+        assert len(list(place.state.rglob("*"))) == len(versions) + 2 + 3, "two buckets, and their parents"
+    assert marker.exists()
+    assert counted["failing"] == counted["calm"]
