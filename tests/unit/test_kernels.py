@@ -293,6 +293,7 @@ def test_kernels_compile_and_are_cached_from_a_read_only_package_without_a_home(
         "PYTHONDONTWRITEBYTECODE": "1",
         "HOME": "/proc/nowhere",
         "TMPDIR": str(temporary),
+        "NUMBA_CACHE_DIR": "",
     }
     for process, hits in ((1, 0), (2, 1)):
         out = _python(HASH.format(package=place), **environment).split()
