@@ -27,6 +27,7 @@ from penstock.operators.conform import conform
 from penstock.operators.key_queue import Policy
 from penstock.operators.serve import STALENESS_COLUMN, Apply, Budget, Query
 from penstock.operators.stream import UpdateStream
+from penstock.spark_ext.arrow_settings import skip_size_of_each_row
 from penstock.spark_ext.bucket_task import BucketTask, Parcel
 from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.metrics import OBSERVATION_PREFIX
@@ -162,6 +163,7 @@ def update_queue(
         raise InvalidUsageError(
             "there is no such option", option="combine", got=combine, known=list(_COMBINE)
         )
+    skip_size_of_each_row(spark)
     waits = limit != Budget()
     timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
     packer = Packer(stream, task.buckets, nulls, _COMBINE[combine], name)
