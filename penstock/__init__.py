@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "metrics", "register", "update_queue"]
 
-_LAZY = {"metrics", "register", "update_queue"}
+_LAZY = {
+    "metrics": "penstock.spark_ext.metrics",
+    "register": "penstock.spark_ext.register",
+    "update_queue": "penstock.spark_ext.update_queue",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import the Spark side only when it is used, so that ``import penstock`` stays light."""
     if name in _LAZY:
-        return getattr(importlib.import_module("penstock.spark_ext"), name)
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")

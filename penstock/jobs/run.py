@@ -28,6 +28,8 @@ __all__ = ["Batch", "StopSignals", "Totals", "follow", "run_pipeline", "run_to_e
 
 _POLL_S = 0.25
 _SETTLE_S = 10.0
+_BATCH_END_S = 10.0
+"""How long a stop waits for the batch that runs."""
 _COUNTS = ("rows_in", "emitted", "conflated", "late", "dropped", "waiting_keys")
 
 
@@ -191,7 +193,18 @@ def _new_batches(reader: ProgressReader) -> list[Batch]:
 
 
 def _stop(query: StreamingQuery, spark: SparkSession) -> None:
-    """Stop a query and wait for its tasks, which end a moment later and remove the files they began."""
+    """Stop a query, between two batches if it can be, and wait for its tasks.
+
+    Tasks of a batch that is given up end a moment later, remove the files they began, and complain.
+    Right after a batch there are none, as planning the next one takes a moment.
+    """
+    pause = threading.Event()
+    last = _last_batch(query)
+    deadline = monotonic_s() + _BATCH_END_S
+    while query.isActive and query.status["isTriggerActive"] and monotonic_s() < deadline:
+        if _last_batch(query) != last:
+            break
+        pause.wait(0.01)
     query.stop()
     tracker = spark.sparkContext.statusTracker()
 
@@ -200,10 +213,14 @@ def _stop(query: StreamingQuery, spark: SparkSession) -> None:
         stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
         return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
 
-    pause = threading.Event()
     deadline = monotonic_s() + _SETTLE_S
     while busy() and monotonic_s() < deadline:
         pause.wait(0.02)
+
+
+def _last_batch(query: StreamingQuery) -> int | None:
+    progress = query.lastProgress
+    return None if progress is None else progress.batchId
 
 
 def follow(
@@ -215,8 +232,8 @@ def follow(
 ) -> Totals:
     """Wait for a query to end, and tell of each of its batches.
 
-    Called on the driver's main thread. A signal stops the query: the batch that runs is given up, and a
-    restart from the checkpoint runs it again.
+    Called on the driver's main thread. A signal stops the query once the batch that runs has ended, for
+    which it waits a few seconds. A batch that is given up a restart from the checkpoint runs again.
 
     Parameters
     ----------
@@ -257,6 +274,7 @@ def follow(
         if failure is not None:
             raise failure
         if ended or signals.received is not None:
+            query.stop()  # joins its thread, which may still be tidying up
             return replace(totals, signal=signals.received)
 
 

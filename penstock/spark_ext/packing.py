@@ -20,18 +20,15 @@ from penstock.operators.arrivals import Arrivals, conflate
 from penstock.operators.conform import conform
 from penstock.operators.stream import UpdateStream
 from penstock.spark_ext.buckets import bucket_labels
+from penstock.spark_ext.parcels import to_parcels
 
-__all__ = ["PARCEL_SCHEMA", "Packer", "conform", "from_parcel", "to_parcels"]
-
-PARCEL_SCHEMA = "bucket int, dropped long, payload binary"
-"""Spark's schema of what the packer gives; `bucket` is a label (`bucket_labels`)."""
+__all__ = ["Packer"]
 
 _CHUNK_ROWS = 1_000_000
 _CHUNK_BYTES = 64 << 20
 _HELD_BYTES = 256 << 20
 _REMEMBERED_ROWS = 100_000
 _REMEMBERED_PARTITIONS = 16
-_PARCEL_BYTES = 16 << 20
 
 _ARROW_PARCEL_SCHEMA = pa.schema(
     [
@@ -40,26 +37,6 @@ _ARROW_PARCEL_SCHEMA = pa.schema(
         pa.field("payload", pa.binary()),
     ]
 )
-
-
-def to_parcels(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """Return `batches` as parcels of bounded size."""
-    for batch in batches:
-        size = max(batch.nbytes, 1)
-        pieces = max(-(-size // _PARCEL_BYTES), 1)
-        rows = max(-(-batch.num_rows // pieces), 1)
-        for begin in range(0, batch.num_rows, rows):
-            sink = pa.BufferOutputStream()
-            piece = batch.slice(begin, rows)
-            with pa.ipc.new_stream(sink, piece.schema) as writer:
-                writer.write_batch(piece)
-            yield sink.getvalue().to_pybytes()
-
-
-def from_parcel(parcel: bytes) -> pa.RecordBatch:
-    """Return the batch in `parcel`."""
-    with pa.ipc.open_stream(pa.py_buffer(parcel)) as reader:
-        return reader.read_next_batch()
 
 
 @dataclass(slots=True)

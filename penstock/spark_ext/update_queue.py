@@ -23,7 +23,6 @@ from pyspark.sql.types import DataType, DoubleType, StructField, StructType
 
 from penstock._clock import now_us
 from penstock.errors import InternalError, InvalidUsageError, PenstockError
-from penstock.operators.conform import conform
 from penstock.operators.key_queue import Policy
 from penstock.operators.serve import STALENESS_COLUMN, Apply, Budget, Query
 from penstock.operators.stream import UpdateStream
@@ -31,7 +30,9 @@ from penstock.spark_ext.arrow_settings import skip_size_of_each_row
 from penstock.spark_ext.bucket_task import BucketTask, Parcel
 from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.metrics import OBSERVATION_PREFIX
-from penstock.spark_ext.packing import PARCEL_SCHEMA, Packer, from_parcel, to_parcels
+from penstock.spark_ext.packing import Packer
+from penstock.spark_ext.parcels import PARCEL_SCHEMA, Unpacker, from_parcel, to_parcels
+from penstock.spark_ext.wake_source import with_wake
 from penstock.state_store.bucket_store import FileId, Pointer, Version
 from penstock.units import parse_duration_us
 
@@ -168,13 +169,15 @@ def update_queue(
     timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
     packer = Packer(stream, task.buckets, nulls, _COMBINE[combine], name)
     parcels = _findable(df).mapInArrow(packer, PARCEL_SCHEMA)
+    if waits:
+        parcels = with_wake(parcels)
     results = parcels.groupBy("bucket").applyInPandasWithState(
         _BucketFunction(task, waits), _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout
     )
     observed = results.observe(
         OBSERVATION_PREFIX + name, sf.listagg("metrics", sf.lit("\n")).alias("metrics")
     )
-    return observed.mapInArrow(_Unpacker(arrow(output)), output)
+    return observed.mapInArrow(Unpacker(arrow(output)), output)
 
 
 @dataclass(frozen=True)
@@ -219,19 +222,6 @@ class _BucketFunction:
         for payload in to_parcels(batches):
             yield pd.DataFrame({"payload": [payload], "metrics": [None]}, dtype=object)
         yield pd.DataFrame({"payload": [None], "metrics": [json.dumps(metrics.to_json())]}, dtype=object)
-
-
-@dataclass(frozen=True)
-class _Unpacker:
-    """The function of ``mapInArrow`` that turns parcels back into rows."""
-
-    schema: pa.Schema
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for payload in batch.column(0):
-                if payload.is_valid:
-                    yield conform(from_parcel(payload.as_py()), self.schema)
 
 
 def _is_name(name: object) -> bool:

@@ -12,7 +12,7 @@ from penstock.operators.arrivals import Arrivals, conflate
 from penstock.operators.key_queue import Policy
 from penstock.operators.stream import UpdateStream
 from penstock.operators.update_queue import UpdateQueue
-from penstock.spark_ext import packing
+from penstock.spark_ext import packing, parcels
 from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.packing import Packer
 from tests.naive import Update, bucket_of, conflated, key_words
@@ -135,14 +135,14 @@ def test_the_packer_changes_nothing_for_the_operator(
         patch.setattr(packing, "TaskContext", _Context)
         patch.setattr(packing, "_CHOICES", {})
         for name in limited:
-            patch.setattr(packing, name, LIMITS[name])
+            patch.setattr(parcels if name == "_PARCEL_BYTES" else packing, name, LIMITS[name])
         for part, of_part in enumerate(_split(data, batch, 2)):
             patch.setattr(_Context, "partition", part)
             chunks = [rows_of(stream, chunk) for chunk in _split(data, of_part, 3)]
             for row in packer(chunks):
                 (values,) = row.to_pylist()
                 assert values["dropped"] == 0
-                parcel = packing.from_parcel(values["payload"])
+                parcel = parcels.from_parcel(values["payload"])
                 bucket = bucket_labels(buckets).index(values["bucket"])
                 received.setdefault(bucket, []).append(Arrivals.from_batch(parcel, stream.schema))
     for bucket in range(buckets):
@@ -170,10 +170,10 @@ def test_combining_only_where_it_pays_keeps_every_count(batch: list[Update], mos
         rows = list(
             Packer(stream, 1, "error", None, most_left=most_left)([rows_of(stream, [u]) for u in batch])
         )
-    parcels = [
-        Arrivals.from_batch(packing.from_parcel(row.column("payload")[0].as_py()), stream.schema)
+    sent = [
+        Arrivals.from_batch(parcels.from_parcel(row.column("payload")[0].as_py()), stream.schema)
         for row in rows
     ]
-    assert sum(int(parcel.count.sum()) for parcel in parcels) == len(batch)
+    assert sum(int(parcel.count.sum()) for parcel in sent) == len(batch)
     if most_left == 1.0:
-        assert len(parcels) <= 1
+        assert len(sent) <= 1

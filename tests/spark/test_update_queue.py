@@ -289,7 +289,6 @@ def test_a_metrics_file_has_one_line_per_micro_batch(spark: SparkSession, tmp_pa
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.xfail(strict=True, reason="Spark plans no trigger after a restart until there is new input")
 def test_waiting_keys_are_served_after_a_restart_without_new_input(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.operators.arrivals import Arrivals, conflate
 from penstock.operators.stream import UpdateStream
-from penstock.spark_ext.packing import from_parcel, to_parcels
+from penstock.spark_ext.parcels import from_parcel, to_parcels
 from tests.naive import Update
 from tests.streams import ARRIVAL_STREAM, STREAM, arrivals_of, updates_of
 

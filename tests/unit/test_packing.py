@@ -13,12 +13,14 @@ import pytest
 from penstock._clock import SimulatedClock
 from penstock.errors import InvalidUsageError
 from penstock.operators.arrivals import Arrivals, conflate
+from penstock.operators.conform import conform
 from penstock.operators.key_queue import Policy
 from penstock.operators.serve import Budget, Query
-from penstock.spark_ext import bucket_task, packing
+from penstock.spark_ext import bucket_task, packing, parcels
 from penstock.spark_ext.bucket_task import BucketTask, Parcel
 from penstock.spark_ext.buckets import bucket_labels
-from penstock.spark_ext.packing import Packer, conform, from_parcel, to_parcels
+from penstock.spark_ext.packing import Packer
+from penstock.spark_ext.parcels import from_parcel, to_parcels
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.cache import StateCache
 from tests.columns import KINDS, sliced
@@ -120,13 +122,13 @@ def test_positions_go_on_across_batches() -> None:
 
 
 def test_large_batches_are_cut_into_bounded_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "_PARCEL_BYTES", 10_000)
+    monkeypatch.setattr(parcels, "_PARCEL_BYTES", 10_000)
     batch = pa.RecordBatch.from_pydict({"n": list(range(5000)), "s": ["x" * 20] * 5000})
-    parcels = list(to_parcels([batch]))
-    assert len(parcels) > 10
-    assert max(map(len, parcels)) < 12_000
-    assert pa.Table.from_batches(map(from_parcel, parcels)).to_batches() != []
-    assert pa.Table.from_batches(map(from_parcel, parcels)).combine_chunks().to_batches() == [batch]
+    pieces = list(to_parcels([batch]))
+    assert len(pieces) > 10
+    assert max(map(len, pieces)) < 12_000
+    assert pa.Table.from_batches(map(from_parcel, pieces)).to_batches() != []
+    assert pa.Table.from_batches(map(from_parcel, pieces)).combine_chunks().to_batches() == [batch]
 
 
 def test_a_parcel_of_a_slice_does_not_carry_the_whole_batch() -> None:

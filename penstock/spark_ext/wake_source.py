@@ -1,0 +1,66 @@
+"""A source without rows that makes Spark plan one micro-batch whenever a query starts.
+
+Spark plans a micro-batch for an expired timeout only after one that ran in the same process. So what
+waits in an operator when its query stops would wait, after a restart, until there is new input. Union
+with this source ends that: its offset is another one at each start, and new offsets are new input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from penstock._clock import new_id
+
+__all__ = ["WakeSource", "with_wake"]
+
+
+def with_wake(df: DataFrame) -> DataFrame:
+    """Return `df`, whose query will run one micro-batch at each start also without new input."""
+    spark = df.sparkSession
+    spark.dataSource.register(WakeSource)
+    return df.union(spark.readStream.format(WakeSource.name()).schema(df.schema).load())
+
+
+class WakeSource(DataSource):
+    """The data source ``penstock_wake``: no rows of whatever schema it is given."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name to pass to ``format()``."""
+        return "penstock_wake"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return the reader, which is made once at each start of a query."""
+        return _WakeReader()
+
+
+class _WakeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
+    """Its offset is an id of its own."""
+
+    def __init__(self) -> None:
+        self._start = {"start": new_id()}
+
+    def initialOffset(self) -> dict[str, str]:
+        return {"start": ""}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """There is nothing to prepare: the offset does not change in a run."""
+
+    def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:
+        return self._start
+
+    def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
+        return []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return iter(())
