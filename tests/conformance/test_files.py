@@ -1,0 +1,683 @@
+"""Every implementation of `Files` keeps the same promises; and what each promises beyond them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import fs
+
+from penstock.checkpointing import PUnit, decode, encode, files
+from penstock.checkpointing.files import FileFacts, Files, LocalFiles, RemoteFiles, open_files
+from penstock.errors import ConflictError, InvalidUsageError, UnavailableError
+from tests.s3 import SECRET, Request, S3Server
+
+LARGE = 11 * 1024 * 1024
+"""More than pyarrow uploads to S3 in one request."""
+
+ONE_PUT = int(pa.__version__.split(".")[0]) >= 19
+"""Whether this pyarrow can upload to S3 in one request."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with S3Server() as started:
+        yield started
+
+
+@pytest.fixture
+def s3(server: S3Server) -> Iterator[S3Server]:
+    server.requests.clear()
+    yield server
+    server.refuse = None
+
+
+def _fresh(server: S3Server) -> Files:
+    return open_files(server.uri(f"state/{uuid.uuid4().hex}"))
+
+
+def _like_hdfs(root: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    """Return files that are written and moved, as on HDFS, by pyarrow's file system of this machine."""
+    monkeypatch.setattr(files, "_connect", lambda _: (fs.LocalFileSystem(), str(root)))
+    return open_files(f"hdfs://{uuid.uuid4().hex}/state")
+
+
+def _like_azure(root: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    monkeypatch.setattr(files, "_connect", lambda _: (fs.LocalFileSystem(), str(root)))
+    root.mkdir()
+    return open_files(f"abfss://container@{uuid.uuid4().hex}.dfs.core.windows.net/state")
+
+
+@pytest.fixture(params=["local", "s3", "like hdfs"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    if request.param == "s3":
+        return _fresh(request.getfixturevalue("server"))
+    if request.param == "like hdfs":
+        return _like_hdfs(tmp_path / "state", monkeypatch)
+    return open_files(tmp_path / "state")
+
+
+@pytest.fixture(params=["local", "like hdfs"])
+def exclusive(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    """Files that tell when a name is taken."""
+    if request.param == "like hdfs":
+        return _like_hdfs(tmp_path / "state", monkeypatch)
+    return open_files(tmp_path / "state")
+
+
+# ------------------------------------------------------------------------------------- all of them
+
+
+@pytest.mark.parametrize("size", [1, 3, 100_000, LARGE])
+@pytest.mark.parametrize("wrap", [bytes, memoryview, pa.py_buffer], ids=["bytes", "memoryview", "buffer"])
+def test_what_was_published_is_read(directory: Files, size: int, wrap: Callable[[bytes], Any]) -> None:
+    content = os.urandom(size)
+    directory.publish("f", memoryview(wrap(content)))
+    assert bytes(directory.read("f")) == content
+
+
+def test_a_p_unit_is_decoded_from_what_is_read(directory: Files) -> None:
+    unit = PUnit("kind", {"n": 1}, {"rows": pa.RecordBatch.from_pydict({"a": [1, 2, 3]})})
+    directory.publish("unit.punit", encode(unit))
+    read = decode(directory.read("unit.punit"), directory.path_of("unit.punit"))
+    assert read.blocks["rows"].equals(unit.blocks["rows"])
+
+
+def test_names_that_look_compressed_or_encoded_are_taken_as_they_are(directory: Files) -> None:
+    for name in ("a.gz", "b%20b", "c c", "d?e=f", "g#h", "ü", "000000000001-abc.punit"):
+        directory.publish(name, name.encode())
+    for name in ("a.gz", "b%20b", "c c", "d?e=f", "g#h", "ü", "000000000001-abc.punit"):
+        assert bytes(directory.read(name)) == name.encode()
+    assert len(directory.list()) == 7
+
+
+def test_a_file_that_is_not_there_is_not_found(directory: Files) -> None:
+    for below in (directory, directory.child("none")):
+        with pytest.raises(FileNotFoundError) as caught:
+            below.read("f")
+        assert below.path_of("f") in str(caught.value)
+    directory.publish("f", b"x")
+    with pytest.raises(FileNotFoundError):
+        directory.read("g")
+
+
+def test_deleting_removes_one_file_and_twice_is_no_error(directory: Files) -> None:
+    directory.delete("f")
+    directory.publish("f", b"x")
+    directory.publish("g", b"y")
+    directory.delete("f")
+    directory.delete("f")
+    assert directory.list() == [FileFacts("g", 1)]
+    directory.publish("f", b"z")
+    assert bytes(directory.read("f")) == b"z"
+
+
+def test_a_list_holds_the_direct_children_by_name(directory: Files) -> None:
+    assert directory.list() == []
+    directory.child("sub").child("deep").publish("below", b"not listed")
+    directory.publish("b", b"22")
+    directory.publish("a", b"1")
+    assert directory.list() == [FileFacts("a", 1), FileFacts("b", 2), FileFacts("sub", 0, is_directory=True)]
+    assert directory.child("sub").list() == [FileFacts("deep", 0, is_directory=True)]
+    assert directory.child("absent").list() == []
+
+
+def test_a_child_is_a_directory_of_its_own_and_names_its_place(directory: Files) -> None:
+    child = directory.child("query").child("operator")
+    child.publish("f", b"below")
+    directory.publish("f", b"above")
+    assert bytes(child.read("f")) == b"below"
+    assert bytes(directory.read("f")) == b"above"
+    assert child.path_of("f").endswith("/query/operator/f")
+    assert child.location.partition("?")[0] == f"{directory.location.partition('?')[0]}/query/operator"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../f", "/f", "a\\b", "a\0b"], ids=repr)
+def test_a_name_does_not_lead_elsewhere(directory: Files, name: str) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: directory.publish(name, b"x"),
+        lambda: directory.read(name),
+        lambda: directory.delete(name),
+        lambda: directory.child(name),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidUsageError, match="leads elsewhere"):
+            call()
+    assert directory.list() == []
+
+
+def test_an_empty_file_is_refused(directory: Files) -> None:
+    with pytest.raises(InvalidUsageError, match="at least one byte"):
+        directory.publish("f", b"")
+    assert directory.list() == []
+
+
+def test_a_pickled_directory_is_the_same_one(directory: Files) -> None:
+    child = directory.child("c")
+    child.publish("f", b"x")
+    copy = pickle.loads(pickle.dumps(child))
+    assert copy == child
+    assert bytes(copy.read("f")) == b"x"
+
+
+def test_many_threads_publish_read_and_delete_at_once(directory: Files) -> None:
+    def work(number: int) -> bytes:
+        mine = directory.child(f"bucket-{number % 3}")
+        for name in (f"{number}-a", f"{number}-b"):
+            mine.publish(name, f"{name}".encode() * 1000)
+        content = bytes(mine.read(f"{number}-b"))
+        mine.delete(f"{number}-a")
+        return content
+
+    with ThreadPoolExecutor(8) as pool:
+        contents = list(pool.map(work, range(24)))
+    assert contents == [f"{number}-b".encode() * 1000 for number in range(24)]
+    left = {fact.name for place in range(3) for fact in directory.child(f"bucket-{place}").list()}
+    assert left == {f"{number}-b" for number in range(24)}
+
+
+# ------------------------------------------------------------------------------- names that are taken
+
+
+def test_a_name_is_given_once(exclusive: Files) -> None:
+    exclusive.publish("f", b"first")
+    with pytest.raises(ConflictError) as caught:
+        exclusive.publish("f", b"second")
+    assert str(caught.value.context["file"]) == exclusive.path_of("f")
+    assert bytes(exclusive.read("f")) == b"first"
+    assert exclusive.list() == [FileFacts("f", 5)]
+
+
+def test_of_two_that_publish_one_name_on_a_disk_exactly_one_is_refused(tmp_path: Path) -> None:
+    directory = open_files(tmp_path / "state")
+    for round_ in range(50):
+        barrier = threading.Barrier(2)
+
+        def publish(content: bytes, name: str = f"f{round_}", barrier: threading.Barrier = barrier) -> bytes:
+            barrier.wait()
+            try:
+                directory.publish(name, content)
+            except ConflictError:
+                return b"refused"
+            return content
+
+        with ThreadPoolExecutor(2) as pool:
+            outcomes = list(pool.map(publish, [b"one", b"two"]))
+        assert outcomes.count(b"refused") == 1
+        assert bytes(directory.read(f"f{round_}")) in outcomes
+    assert not [fact for fact in directory.list() if fact.is_unfinished]
+
+
+def test_an_object_of_a_name_that_is_taken_is_replaced_as_a_whole(s3: S3Server) -> None:
+    directory = _fresh(s3)
+    directory.publish("f", b"first and longer")
+    directory.publish("f", b"second")
+    assert bytes(directory.read("f")) == b"second"
+
+
+# ------------------------------------------------------------------------------------------ a disk
+
+
+def test_local_files_and_directories_are_private(tmp_path: Path) -> None:
+    open_files(tmp_path / "state").child("query").publish("f", b"x")
+    assert (tmp_path / "state" / "query" / "f").stat().st_mode & 0o777 == 0o600
+    for made in (tmp_path / "state", tmp_path / "state" / "query"):
+        assert made.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_an_io_error_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    directory = open_files(tmp_path / "state")
+    directory.publish("before", b"x")
+
+    def failing(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, call, failing)
+    with pytest.raises(UnavailableError) as caught:
+        directory.publish("f", b"content")
+    monkeypatch.undo()
+    assert str(caught.value.context["file"]) == directory.path_of("f")
+    assert caught.value.context["reason"] == "Input/output error"
+    assert directory.list() == [FileFacts("before", 1)]
+    directory.publish("f", b"content")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Return a file system of one MiB."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("only root can mount a small file system to fill up")
+    mounted = tmp_path / "disk"
+    mounted.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mounted],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
+    yield mounted
+    subprocess.run(["umount", mounted], check=True)
+
+
+def test_a_full_disk_is_named_and_harms_no_earlier_file(small_disk: Path) -> None:
+    directory = open_files(small_disk / "state")
+    before = os.urandom(300_000)
+    directory.publish("before", before)
+    with pytest.raises(UnavailableError) as caught:
+        directory.publish("f", bytes(2_000_000))
+    assert str(caught.value.context["file"]) == directory.path_of("f")
+    assert caught.value.context["reason"] == "No space left on device"
+    assert directory.list() == [FileFacts("before", len(before))]
+    assert bytes(directory.read("before")) == before
+    directory.publish("f", bytes(300_000))
+
+
+def test_a_read_of_a_disk_that_fails_is_no_missing_file(tmp_path: Path) -> None:
+    directory = open_files(tmp_path / "state")
+    directory.child("sub").publish("f", b"x")
+    with pytest.raises(UnavailableError):
+        directory.read("sub")
+    with pytest.raises(UnavailableError):
+        directory.delete("sub")
+    with pytest.raises(UnavailableError, match="cannot list state"):
+        directory.child("sub").child("f").list()
+
+
+# ------------------------------------------------------------------------------------------ S3
+
+
+@pytest.mark.skipif(not ONE_PUT, reason="pyarrow before 19 uploads in parts")
+def test_a_small_object_takes_one_request(s3: S3Server) -> None:
+    directory = _fresh(s3)
+    for size in (1, 200_000, 10 * 1024 * 1024 - 1):
+        s3.requests.clear()
+        directory.publish(f"f{size}", bytes(size))
+        assert s3.operations == ["PUT"]
+
+
+def test_the_requests_of_every_call_are_few_and_known(s3: S3Server) -> None:
+    directory = _fresh(s3)
+    directory.publish("large", bytes(LARGE))
+    uploads = Counter(s3.operations)
+    assert uploads == {"CreateMultipartUpload": 1, "UploadPart": 2, "CompleteMultipartUpload": 1}
+    s3.requests.clear()
+    directory.read("large")
+    assert s3.operations == ["HEAD", "GET"]
+    s3.requests.clear()
+    directory.list()
+    assert s3.operations == ["List"]
+    s3.requests.clear()
+    directory.delete("large")
+    assert s3.operations == ["HEAD", "DELETE", "PUT"]
+    s3.requests.clear()
+    directory.delete("large")
+    assert s3.operations == ["HEAD"]
+
+
+def test_opening_and_naming_ask_nothing(s3: S3Server) -> None:
+    directory = _fresh(s3).child("c")
+    pickle.loads(pickle.dumps(directory))
+    assert directory.location
+    assert directory.path_of("f")
+    assert s3.operations == []
+
+
+@pytest.mark.parametrize("size", [1000, LARGE])
+@pytest.mark.parametrize("status", [400, 403])
+@pytest.mark.parametrize("place", [1, 2, 3, 4])
+def test_an_upload_that_fails_anywhere_leaves_no_object(
+    s3: S3Server, size: int, status: int, place: int
+) -> None:
+    directory = _fresh(s3)
+    directory.publish("before", b"x")
+    s3.requests.clear()
+    left = [place]
+
+    def refuse(_: Request) -> int | None:
+        left[0] -= 1
+        return status if left[0] == 0 else None
+
+    s3.refuse = refuse
+    try:
+        directory.publish("f", bytes(size))
+    except UnavailableError as refused:
+        assert left[0] <= 0
+        assert refused.context["file"] == directory.path_of("f")
+        assert SECRET not in str(refused)
+        s3.refuse = None
+        assert directory.list() == [FileFacts("before", 1)]
+        directory.publish("f", bytes(size))
+    else:
+        assert left[0] > 0, "a failed request was not reported"
+    s3.refuse = None
+    assert len(directory.read("f")) == size
+
+
+def test_an_upload_in_parts_that_cannot_begin_creates_nothing_even_for_a_moment(s3: S3Server) -> None:
+    directory = _fresh(s3)
+    failures = [403]
+    s3.refuse = lambda _: failures.pop() if failures else None
+    with pytest.raises(UnavailableError):
+        directory.publish("f", bytes(LARGE))
+    assert s3.operations == ["CreateMultipartUpload"]
+
+
+def test_a_request_that_fails_for_a_moment_is_repeated(s3: S3Server) -> None:
+    directory = _fresh(s3)
+    failures = [503]
+    s3.refuse = lambda _: failures.pop() if failures else None
+    directory.publish("f", b"content")
+    assert not failures
+    assert bytes(directory.read("f")) == b"content"
+
+
+def test_a_refusal_of_s3_is_unavailable_and_tells_no_secret(s3: S3Server) -> None:
+    directory = _fresh(s3)
+    directory.publish("f", b"content")
+    s3.refuse = lambda _: 403
+    calls: list[Callable[[], object]] = [
+        lambda: directory.publish("g", b"x"),
+        lambda: directory.read("f"),
+        lambda: directory.delete("f"),
+        directory.list,
+    ]
+    for call in calls:
+        with pytest.raises(UnavailableError) as caught:
+            call()
+        assert caught.value.context["file"] in {
+            directory.path_of("f"),
+            directory.path_of("g"),
+            directory.location,
+        }
+        assert "403" in caught.value.context["reason"] or "ACCESS_DENIED" in caught.value.context["reason"]
+        assert SECRET not in str(caught.value)
+        assert SECRET not in repr(directory)
+    s3.refuse = None
+    assert bytes(directory.read("f")) == b"content"
+
+
+def test_a_bucket_that_is_not_there_refuses_what_is_published(s3: S3Server) -> None:
+    directory = open_files(s3.uri("state", bucket="none"))
+    with pytest.raises(UnavailableError, match="NO_SUCH_BUCKET"):
+        directory.publish("f", b"x")
+    with pytest.raises(FileNotFoundError):
+        directory.read("f")
+
+
+def test_a_server_that_does_not_answer_is_unavailable() -> None:
+    with S3Server() as gone:
+        directory = _fresh(gone)
+        directory.publish("f", b"x")
+    # pyarrow tries for six seconds.
+    with pytest.raises(UnavailableError) as caught:
+        directory.publish("g", b"x")
+    assert "NETWORK_CONNECTION" in caught.value.context["reason"]
+
+
+_FORK = """
+import os, sys
+from penstock.checkpointing.files import open_files
+
+directory = open_files(sys.argv[1])
+directory.publish("parent", b"p" * int(sys.argv[2]))
+children = []
+for number in range(3):
+    child = os.fork()
+    if child == 0:
+        directory.publish(f"child{number}", b"c" * int(sys.argv[2]))
+        os._exit(0 if bytes(directory.read("parent"))[:1] == b"p" else 1)
+    children.append(child)
+assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+directory.publish("after", b"a")
+"""
+
+
+@pytest.mark.parametrize("size", [100, LARGE])
+def test_a_process_that_used_s3_may_fork_and_ends(s3: S3Server, size: int) -> None:
+    directory = _fresh(s3)
+    assert isinstance(directory, RemoteFiles)
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _FORK, directory.uri, str(size)],
+        check=False, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (run.returncode, run.stderr) == (0, "")
+    assert [fact.name for fact in directory.list()] == ["after", "child0", "child1", "child2", "parent"]
+
+
+def test_each_process_makes_its_own_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def connect(_: str) -> tuple[Any, str]:
+        made.append(os.getpid())
+        return fs.LocalFileSystem(), str(tmp_path)
+
+    monkeypatch.setattr(files, "_connect", connect)
+    directory = open_files(f"gs://{uuid.uuid4().hex}/state")
+    directory.list()
+    directory.child("c").list()
+    assert len(made) == 1
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    directory.list()
+    assert made[1:] == [-1]
+
+
+# ---------------------------------------------------------------------------------- HDFS and Azure
+
+
+class _Failing:
+    """pyarrow's file system of this machine, of which one call fails."""
+
+    def __init__(self, call: str) -> None:
+        self._call, self._real = call, fs.LocalFileSystem()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._call:
+
+            def fail(*_: object, **__: object) -> None:
+                raise OSError(errno.EIO, "Input/output error")
+
+            return fail
+        return getattr(self._real, name)
+
+
+@pytest.mark.parametrize("call", ["get_file_info", "create_dir", "open_output_stream", "move"])
+def test_a_move_or_write_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(files, "_connect", lambda _: (_Failing(call), str(tmp_path / "state")))
+    directory = open_files(f"hdfs://{uuid.uuid4().hex}/state")
+    with pytest.raises(UnavailableError) as caught:
+        directory.publish("f", b"x")
+    assert caught.value.context["file"] == directory.path_of("f")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_file_of_hdfs_is_not_seen_under_its_name_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = _like_hdfs(tmp_path / "state", monkeypatch)
+    seen: list[list[FileFacts]] = []
+    real = files._write
+
+    def write(system: Any, path: str, view: memoryview) -> None:
+        real(system, path, view)
+        seen.append(directory.list())
+
+    monkeypatch.setattr(files, "_write", write)
+    directory.publish("f", b"content")
+    ((unfinished,),) = seen
+    assert unfinished.is_unfinished
+    assert unfinished.name.startswith(".f.")
+    assert directory.list() == [FileFacts("f", 7)]
+
+
+def test_an_object_of_azure_whose_upload_did_not_end_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = _like_azure(tmp_path / "state", monkeypatch)
+    (tmp_path / "state" / "f").touch()
+    with pytest.raises(FileNotFoundError):
+        directory.read("f")
+    directory.publish("f", b"x")
+    assert bytes(directory.read("f")) == b"x"
+
+
+def test_a_read_that_ends_early_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Short:
+        def __enter__(self) -> Short:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def size(self) -> int:
+            return 10
+
+        def read_buffer(self, _: int) -> pa.Buffer:
+            return pa.py_buffer(b"123")
+
+    class System:
+        def open_input_file(self, _: str) -> Short:
+            return Short()
+
+    monkeypatch.setattr(files, "_connect", lambda _: (System(), str(tmp_path)))
+    with pytest.raises(UnavailableError, match="ended early"):
+        open_files(f"gs://{uuid.uuid4().hex}/state").read("f")
+
+
+def test_a_write_that_fails_halfway_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        def __init__(self, path: str) -> None:
+            self.path = Path(path)
+
+        def write(self, view: memoryview) -> None:
+            self.path.write_bytes(view[:3])
+            raise pa.ArrowMemoryError("malloc of size 10 failed")
+
+        def close(self) -> None: ...
+
+    class System:
+        def open_output_stream(self, path: str, compression: None) -> Stream:
+            return Stream(path)
+
+        def delete_file(self, path: str) -> None:
+            Path(path).unlink()
+
+    monkeypatch.setattr(files, "_connect", lambda _: (System(), str(tmp_path)))
+    with pytest.raises(UnavailableError):
+        open_files(f"gs://{uuid.uuid4().hex}/state").publish("f", b"content")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --------------------------------------------------------------------------------------- locations
+
+
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [
+        ("/a/b", "/a/b"),
+        ("/a/b/", "/a/b"),
+        (Path("/a/b"), "/a/b"),
+        ("file:///a/b", "/a/b"),
+        ("file:/a/b", "/a/b"),
+        ("file://localhost/a/b", "/a/b"),
+        ("FILE:///a/b%20c", "/a/b c"),
+        ("/a/b%20c", "/a/b%20c"),
+        ("relative", f"{Path.cwd()}/relative"),
+        ("/a/c:/b", "/a/c:/b"),
+    ],
+    ids=str,
+)
+def test_a_path_and_a_file_uri_are_of_this_machine(location: str | Path, path: str) -> None:
+    directory = open_files(location)
+    assert isinstance(directory, LocalFiles)
+    assert directory.location == path
+    assert directory.path_of("f") == f"{path}/f"
+
+
+@pytest.mark.parametrize(
+    ("location", "hint"),
+    [
+        ("", "a path or a URI"),
+        ("s3a://bucket/state", "write s3://"),
+        ("wasbs://c@a.blob.core.windows.net/s", "write abfss://"),
+        ("dbfs:/state", "begins with file://"),
+        ("http://host/state", "begins with file://"),
+        ("nonsense://host/state", "begins with file://"),
+        ("s3:///state", "no bucket"),
+        ("s3:/bucket/state", "no bucket"),
+        ("s3://bucket/state#1", "%23"),
+        ("file://host/state", "file:///absolute"),
+        ("file:///state?x=y", "file:///absolute"),
+        (Path("s3://bucket/state"), "as text"),
+    ],
+    ids=str,
+)
+def test_a_location_that_cannot_be_is_refused_with_a_hint(location: str | Path, hint: str) -> None:
+    with pytest.raises(InvalidUsageError, match=hint):
+        open_files(location)
+
+
+def test_a_mistake_in_the_rest_of_a_uri_is_found_by_the_first_use() -> None:
+    directory = open_files(f"s3://key:{SECRET}@bucket/state?regoin=eu-central-1")
+    calls: list[Callable[[], object]] = [
+        lambda: directory.publish("f", b"x"),
+        lambda: directory.read("f"),
+        lambda: directory.delete("f"),
+        directory.list,
+    ]
+    for call in calls:
+        with pytest.raises(InvalidUsageError, match="regoin") as caught:
+            call()
+        assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("s3://bucket/p?region=eu-1", "s3://bucket/p?region=eu-1"),
+        ("s3://key:secret@bucket/p?region=eu-1&x=secret", "s3://***@bucket/p?region=eu-1&x=***"),
+        ("s3://key:sec/ret@bucket/p", "s3://***@bucket/p"),
+        ("abfss://container@account.dfs.core.windows.net/p?client_secret=secret",
+         "abfss://container@account.dfs.core.windows.net/p?client_secret=***"),
+        ("abfss://:secret@account.dfs.core.windows.net/container/p",
+         "abfss://***@account.dfs.core.windows.net/container/p"),
+        ("gs://anonymous@bucket/p?scheme=http", "gs://anonymous@bucket/p?scheme=http"),
+        ("hdfs://user@host:8020/p/", "hdfs://user@host:8020/p/"),
+    ],
+)  # fmt: skip
+def test_a_location_shows_what_it_is_but_no_secret(uri: str, shown: str) -> None:
+    directory = open_files(uri)
+    assert directory.location.rstrip("/") == shown.rstrip("/")
+    assert "secret@" not in repr(directory)
+    child = directory.child("c")
+    assert child.location.partition("?")[0] == f"{shown.partition('?')[0].rstrip('/')}/c"
+    assert child.path_of("f") == f"{shown.partition('?')[0].rstrip('/')}/c/f"
+
+
+@pytest.mark.parametrize("bad", ["s3://key:not-to-be-seen@bucket/a b", "s3://key:not/to/be/seen@bucket/a b"])
+def test_a_uri_that_cannot_be_parsed_shows_no_secret(bad: str) -> None:
+    with pytest.raises(InvalidUsageError) as caught:
+        open_files(bad).list()
+    assert "seen" not in str(caught.value)
+
+
+def test_hdfs_without_its_libraries_is_unavailable_in_one_line() -> None:
+    with pytest.raises(UnavailableError) as caught:
+        open_files("hdfs://127.0.0.1:1/state").list()
+    assert "\n" not in str(caught.value)

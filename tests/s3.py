@@ -1,0 +1,97 @@
+"""A real S3 server on the loopback address, which counts what it is asked and fails when told to."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import urllib.request
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Self
+from urllib.parse import parse_qs
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+BUCKET = "bucket"
+KEY, SECRET = "penstock", "not-to-be-seen"
+
+_CODES = {400: "InvalidRequest", 403: "AccessDenied", 500: "InternalError", 503: "SlowDown"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request: what S3 calls it, and the path it is for."""
+
+    operation: str
+    path: str
+
+
+@dataclass
+class S3Server:
+    """Starts with one empty bucket, and keeps all in memory.
+
+    Attributes
+    ----------
+    requests : list of Request
+        All since the start, or since the list was cleared.
+    refuse : callable, optional
+        Given a request, returns the HTTP status to fail it with, or None to serve it.
+    """
+
+    requests: list[Request] = field(default_factory=list)
+    refuse: Callable[[Request], int | None] | None = None
+
+    def __enter__(self) -> Self:
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._server = make_server("127.0.0.1", 0, self._serve, threaded=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        self.port = self._server.port
+        created = urllib.request.Request(f"http://127.0.0.1:{self.port}/{BUCKET}", method="PUT")
+        urllib.request.urlopen(created).close()
+        self.requests.clear()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def uri(self, prefix: str, bucket: str = BUCKET) -> str:
+        """Return the location of `prefix`, with a key and its secret."""
+        return (
+            f"s3://{KEY}:{SECRET}@{bucket}/{prefix}?scheme=http&endpoint_override=127.0.0.1:{self.port}"
+            "&region=us-east-1"
+        )
+
+    @property
+    def operations(self) -> list[str]:
+        """What was asked, in order."""
+        return [request.operation for request in self.requests]
+
+    def _serve(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
+        request = Request(_operation(environ["REQUEST_METHOD"], query), environ["PATH_INFO"])
+        self.requests.append(request)
+        status = self.refuse(request) if self.refuse else None
+        if status is None:
+            answer: Iterable[bytes] = self._app(environ, start_response)
+            return answer
+        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        body = f"<Error><Code>{_CODES[status]}</Code><Message>refused by the test</Message></Error>".encode()
+        start_response(
+            f"{status} Refused", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))]
+        )
+        return [b"" if environ["REQUEST_METHOD"] == "HEAD" else body]
+
+
+def _operation(method: str, query: dict[str, list[str]]) -> str:
+    if "uploads" in query:
+        return "CreateMultipartUpload"
+    if "partNumber" in query:
+        return "UploadPart"
+    if "uploadId" in query:
+        return "CompleteMultipartUpload" if method == "POST" else "AbortMultipartUpload"
+    return "List" if "list-type" in query else method
