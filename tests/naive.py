@@ -7,14 +7,18 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import Any
 
 __all__ = [
+    "NaiveHeap",
     "NaivePages",
     "NaiveQueue",
     "Update",
     "conflated",
     "hash_of",
     "key_words",
+    "last_of_each",
+    "row_bytes",
     "staleness_bin",
 ]
 
@@ -227,3 +231,57 @@ def staleness_bin(value: float, bins: int) -> int:
     while number < bins and value >= math.exp(math.log(1.02) * number):
         number += 1
     return number
+
+
+@dataclass
+class NaiveHeap:
+    """Bytes at locations: overwritten in place where they fit, appended otherwise."""
+
+    content: bytearray = field(default_factory=bytearray)
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        return len(self.content)
+
+    def missing(self, locations: Sequence[int], values: Sequence[bytes]) -> int:
+        """Return how many bytes do not fit where their locations have theirs."""
+        pairs = zip(locations, values, strict=True)
+        return sum(len(value) for at, value in pairs if len(value) > self.places.get(at, (0, 0))[1])
+
+    def write(self, locations: Sequence[int], values: Sequence[bytes]) -> None:
+        for at, value in zip(locations, values, strict=True):
+            start, size = self.places.get(at, (0, 0))
+            if len(value) > size:
+                start = len(self.content)
+                self.content += bytes(len(value))
+            self.content[start : start + len(value)] = value
+            self.places[at] = (start, len(value))
+
+
+def row_bytes(kinds: Sequence[str], row: Sequence[object]) -> bytes:
+    """Return a row's bytes; a kind is "i8" (int64), "s" (string), "[i8" (list) or "n" (null)."""
+    out = b""
+    for kind, value in zip(kinds, row, strict=True):
+        out += _column_bytes(kind, [value])
+    return out
+
+
+def _column_bytes(kind: str, values: Sequence[Any]) -> bytes:
+    out = bytes(value is not None for value in values)
+    if kind == "i8":
+        return out + b"".join(struct.pack("<q", value or 0) for value in values)
+    if kind == "s":
+        texts = [(value or "").encode() for value in values]
+        return out + b"".join(struct.pack("<i", len(text)) for text in texts) + b"".join(texts)
+    if kind == "n":
+        return out
+    assert kind.startswith("[")
+    lists = [value or [] for value in values]
+    lengths = b"".join(struct.pack("<i", len(value)) for value in lists)
+    return out + lengths + _column_bytes(kind[1:], [element for value in lists for element in value])
+
+
+def last_of_each(numbers: Sequence[int]) -> list[bool]:
+    """Say of each position whether its number does not come again."""
+    return [number not in numbers[i + 1 :] for i, number in enumerate(numbers)]

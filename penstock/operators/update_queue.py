@@ -19,11 +19,11 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.arrivals import Arrivals, conflate
 from penstock.operators.key_queue import KeyQueue, Policy
 from penstock.operators.pages import PagedMemory
-from penstock.operators.row_store import RowStore
 from penstock.operators.staleness import Staleness, StalenessMeter
 from penstock.operators.stream import RESERVED_PREFIX, Integers, UpdateStream, as_int64, as_micros
 from penstock.state_store.key_index import KeyIndex, grown
 from penstock.state_store.keys import Keys
+from penstock.state_store.row_store import RowStore
 
 __all__ = ["Enqueued", "Served", "UpdateQueue"]
 

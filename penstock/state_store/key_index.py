@@ -125,6 +125,14 @@ def _rebuild(table: Any, hashes: Words, count: int) -> None:
         table[probe] = number
 
 
+@kernel
+def _gather_words(words: Words, from_starts: Positions, starts: Positions, out: Words) -> None:
+    for i in range(from_starts.shape[0]):
+        first = from_starts[i]
+        for w in range(starts[i], starts[i + 1]):
+            out[w] = words[first + w - starts[i]]
+
+
 class KeyIndex:
     """Numbers keys densely in order of first appearance; open addressing, linear probing."""
 
@@ -175,6 +183,40 @@ class KeyIndex:
             if begin == len(keys):
                 return out
             self._grow(int(keys.starts[begin + 1] - keys.starts[begin]))
+
+    def reserve(self, count: int, words: int) -> None:
+        """Make room for `count` keys of `words` words in all, so that adding them moves nothing."""
+        if 2 * count > len(self._table):
+            self._table = np.full(1 << (2 * count - 1).bit_length(), _ABSENT, np.int32)
+            _rebuild(self._table, self._hashes, self._count)
+        for name, needed, used in (
+            ("_hashes", count, self._count),
+            ("_starts", count + 1, self._count + 1),
+            ("_words", words, int(self._starts[self._count])),
+        ):
+            array = getattr(self, name)
+            if needed > len(array):
+                larger = np.zeros(needed, array.dtype)
+                larger[:used] = array[:used]
+                setattr(self, name, larger)
+
+    def subset(self, numbers: Positions) -> KeyIndex:
+        """Return an index of only the keys with these numbers, which differ; they become 0, 1, 2, ..."""
+        other = KeyIndex()
+        count = len(numbers)
+        starts = np.zeros(count + 1, np.int64)
+        np.cumsum(self.sizes(numbers), out=starts[1:])
+        other.reserve(count, int(starts[-1]))
+        other._count = count
+        other._hashes[:count] = self._hashes[numbers]
+        other._starts[: count + 1] = starts
+        _gather_words(self._words, self._starts[numbers], starts, other._words)
+        _rebuild(other._table, other._hashes, count)
+        return other
+
+    def sizes(self, numbers: Positions) -> Positions:
+        """Return how many words each of the keys with these numbers has."""
+        return self._starts[numbers + 1] - self._starts[numbers]
 
     def _grow(self, next_words: int) -> None:
         if 2 * (self._count + 1) > len(self._table):

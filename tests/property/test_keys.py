@@ -146,6 +146,23 @@ def test_the_index_numbers_keys_as_a_dictionary_does_whatever_their_hashes(
         assert index.words[start : start + len(key)].tolist() == list(key), number
 
 
+@given(st.lists(st.text(max_size=20), max_size=20, unique=True), st.data())
+def test_a_subset_of_an_index_numbers_its_keys_anew(texts: list[str], data: st.DataObject) -> None:
+    codec = KeyCodec([pa.field("k", pa.string())])
+    keys = codec.encode([pa.array(texts, pa.string())])
+    index = KeyIndex()
+    index.reserve(data.draw(st.integers(0, 30)), data.draw(st.integers(0, 30)))
+    index.find_or_add(keys)
+    numbers = data.draw(st.lists(st.sampled_from(range(len(texts))), unique=True)) if texts else []
+    other = index.subset(np.array(numbers, np.int64))
+    expected = [numbers.index(number) if number in numbers else -1 for number in range(len(texts))]
+    assert other.find(keys).tolist() == expected
+    decoded = codec.decode(other.words, other.starts(np.arange(len(other))))
+    assert decoded[0].to_pylist() == [texts[number] for number in numbers]
+    more = other.find_or_add(keys)
+    assert sorted(more.tolist()) == list(range(len(texts)))
+
+
 def _with_hashes(batch: list[list[int]], modulus: int) -> Keys:
     """Return keys whose hashes collide modulo `modulus`."""
     starts = np.cumsum([0, *map(len, batch)]).astype(np.int64)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operators import row_store
-from penstock.operators.row_store import RowStore
+from penstock.state_store import row_store
+from penstock.state_store.row_store import RowStore
 from tests.columns import KINDS, Draw, arrays
+from tests.naive import NaiveHeap
 
 
 @st.composite
@@ -45,8 +46,7 @@ def test_rows_come_back_after_overwriting_compacting_and_resizing(
 ) -> None:
     store, model, capacity = RowStore(schema), dict[int, dict[str, Any]](), 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_store, "_LEAST_GARBAGE", data.draw(st.integers(0, 3)))
-        patch.setattr(row_store, "_MOST_CHUNKS", data.draw(st.integers(1, 4)))
+        patch.setattr(row_store, "_LEAST_GARBAGE_BYTES", data.draw(st.integers(1, 30)))
         for step in steps:
             if step == "put":
                 locations = data.draw(st.lists(st.integers(0, 7), unique=True, max_size=8))
@@ -64,4 +64,49 @@ def test_rows_come_back_after_overwriting_compacting_and_resizing(
                 capacity = max(model, default=-1) + 1 + data.draw(st.integers(0, 20))
                 store.resize(capacity)
             _check(store, model, data.draw(st.permutations(sorted(model))))
-    _check(store, model, sorted(model))
+        copy, then = store.copy(), dict(model)
+        again = _rows(data.draw, schema, len(model))
+        store.put(np.array(sorted(model), np.int64), again)
+        _check(store, dict(zip(sorted(model), again.to_pylist(), strict=True)), sorted(model))
+    _check(copy, then, sorted(then))
+
+
+@given(st.data(), _schemas(), st.lists(st.booleans(), max_size=8))
+def test_rows_that_are_not_found_are_nulls(data: st.DataObject, schema: pa.Schema, found: list[bool]) -> None:
+    store = RowStore(schema)
+    rows = _rows(data.draw, schema, len(found))
+    store.resize(len(found))
+    store.put(np.arange(len(found)), rows)
+    taken = store.take(np.where(found, np.arange(len(found)), -1), np.array(found, np.bool_))
+    taken.validate(full=True)
+    nothing = dict.fromkeys(schema.names)
+    assert taken.to_pylist() == [
+        row if here else nothing for row, here in zip(rows.to_pylist(), found, strict=True)
+    ]
+
+
+_RANGES = st.lists(st.binary(max_size=20), max_size=8)
+
+
+@given(_RANGES, _RANGES)
+def test_heaps_equal_their_reference_and_reuse_the_room_of_what_they_overwrite(
+    first: list[bytes], second: list[bytes]
+) -> None:
+    heap, model = NaiveHeap(), dict[int, bytes]()
+    starts, sizes, data, end = np.zeros(8, np.int64), np.zeros(8, np.int64), np.zeros(400, np.uint8), 0
+    for values, offset in ((first, 0), (second, 3)):
+        locations = [(i * 3 + offset) % 8 for i in range(len(values))]
+        bounds = np.cumsum([0, *map(len, values)])
+        source = np.frombuffer(b"".join(values), np.uint8)
+        at = np.array(locations, np.int64)
+        assert row_store._missing_room(sizes, at, bounds) == heap.missing(locations, values)
+        end = row_store._write(starts, sizes, data, end, at, bounds, source)
+        heap.write(locations, values)
+        model |= dict(zip(locations, values, strict=True))
+        assert end == heap.end
+        assert data[:end].tobytes() == bytes(heap.content)
+    order = np.array(sorted(model), np.int64)
+    bounds = np.cumsum([0, *sizes[order].tolist()])
+    out = np.empty(int(bounds[-1]), np.uint8)
+    row_store._gather(starts, data, order, bounds, out)
+    assert out.tobytes() == b"".join(model[location] for location in order.tolist())

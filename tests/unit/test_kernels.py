@@ -19,7 +19,7 @@ import pytest
 import penstock
 from penstock import _kernels
 from penstock.operators import arrivals, key_queue, pages, staleness
-from penstock.state_store import key_index, keys
+from penstock.state_store import key_index, keys, memory_table, row_codec, row_store
 from tests.naive import Update, conflated, hash_of, staleness_bin
 from tests.streams import STREAM, arrivals_of
 
@@ -29,7 +29,10 @@ ROOT = PACKAGE.parent
 # Which property tests run each kernel against a plain reference, compiled and not.
 KERNELS = {
     "keys": {"_put_fixed", "_put_bytes", "_get_fixed", "_get_sizes", "_get_bytes", "hash_words"},
-    "key_index": {"_find", "_find_or_add", "_rebuild"},
+    "key_index": {"_find", "_find_or_add", "_rebuild", "_gather_words"},
+    "row_codec": {"_append", "_extract"},
+    "row_store": {"_missing_room", "_write", "_gather"},
+    "memory_table": {"_mark_last"},
     "pages": {"_elp_remove", "_elp_add", "_allocate", "_free"},
     "arrivals": {"_conflate"},
     "key_queue": {
@@ -41,12 +44,18 @@ KERNELS = {
 REFERENCES = {
     "keys": "test_keys",
     "key_index": "test_keys",
+    "row_codec": "test_row_codec",
+    "row_store": "test_row_store",
+    "memory_table": "test_table",
     "pages": "test_pages",
     "arrivals": "test_conflate",
     "key_queue": "test_update_queue",
     "staleness": "test_staleness",
 }
-MODULES = [keys, key_index, pages, arrivals, key_queue, staleness]
+MODULES = [
+    *(keys, key_index, row_codec, row_store, memory_table),
+    *(pages, arrivals, key_queue, staleness),
+]
 
 
 def _compiled() -> dict[str, Any]:
@@ -90,6 +99,7 @@ from penstock.operators.key_queue import Policy
 from penstock.operators.update_queue import UpdateQueue
 from penstock.operators.stream import UpdateStream
 from penstock.operators.arrivals import Arrivals
+from penstock.state_store.memory_table import MemoryTable
 from tests.naive import Update
 import pyarrow as pa
 
@@ -107,6 +117,15 @@ queue = UpdateQueue(stream, Policy.IN_PLACE)
 queue.enqueue(Arrivals.of(stream, rows), 5)
 queue.dequeue(2, 6)
 queue.numbers_of(stream.keys(rows))
+schema = pa.schema([("k", pa.int64()), ("s", pa.string()), ("l", pa.list_(pa.int8()))])
+table = MemoryTable(schema, ("k",))
+columns = [pa.array(range(3000)), pa.array(["x"] * 3000), pa.array([[1]] * 3000, schema.field("l").type)]
+rows = pa.RecordBatch.from_arrays(columns, schema=schema)
+for batch in (rows, rows.take(pa.array([3, 1, 3]))):
+    table.put(batch)
+list(table.scan())
+table.delete(rows.slice(5))
+table.delta()
 stats = {name: [sum(f.stats.cache_hits.values()), sum(f.stats.cache_misses.values()), len(f.signatures)]
          for name, f in _compiled().items()}
 json.dump(stats, sys.stdout)

@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.operators import row_store
-from penstock.operators.row_store import RowStore
+from penstock.errors import InvalidUsageError
+from penstock.state_store import row_store
+from penstock.state_store.row_store import RowStore
 from tests.columns import KINDS
 
 
@@ -63,18 +64,54 @@ def test_garbage_of_varying_width_is_let_go() -> None:
 
 
 def test_compacting_moves_rows_and_keeps_each_at_its_location(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_store, "_LEAST_GARBAGE", 1)
+    monkeypatch.setattr(row_store, "_LEAST_GARBAGE_BYTES", 1)
     schema = pa.schema([("time", pa.int64()), ("text", pa.string())])
     store = RowStore(schema)
     store.resize(20)
     for i in range(4):
-        store.put(_at(*range(20)), _batch(schema, *[(i, f"{i} at {location}") for location in range(20)]))
+        store.put(
+            _at(*range(20)), _batch(schema, *[(i, f"{i}{'.' * i} at {location}") for location in range(20)])
+        )
     left = _at(19, 3, 7, 8, 0)
     store.compact(left)
-    assert store._heap_rows == 5
-    assert store.take(_at(3, 19, 0)).column("text").to_pylist() == ["3 at 3", "3 at 19", "3 at 0"]
+    assert store.size_bytes < 20 * (8 + 8 + 8) + 5 * len("3... at 19") + 1
+    assert store.take(_at(3, 19, 0)).column("text").to_pylist() == ["3... at 3", "3... at 19", "3... at 0"]
     store.put(_at(1), _batch(schema, (4, "new")))
-    assert store.take(_at(8, 1)).column("text").to_pylist() == ["3 at 8", "new"]
+    assert store.take(_at(8, 1, 7)).column("text").to_pylist() == ["3... at 8", "new", "3... at 7"]
+
+
+def test_what_is_overwritten_in_place_leaves_no_garbage() -> None:
+    schema = pa.schema([("text", pa.string())])
+    store = RowStore(schema)
+    store.resize(1000)
+    for i in range(50):
+        store.put(_at(*range(999, -1, -1)), _batch(schema, *[(f"{i:4}" * 4,)] * 1000))
+        assert not store.may_compact
+    assert store.size_bytes < 1000 * (8 + 8) + 2 * 16_000 + 1
+
+
+def test_a_row_of_no_columns_can_be_stored() -> None:
+    store = RowStore(pa.schema([]))
+    store.resize(3)
+    store.put(_at(0, 2), store.take(_at(0, 2)))
+    assert store.take(_at(0, 2, 1)).num_rows == 3
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.dictionary(pa.int8(), pa.string()), pa.list_(pa.int8(), 2), pa.string_view()]
+)
+def test_a_type_that_spark_does_not_have_is_refused(kind: pa.DataType) -> None:
+    with pytest.raises(InvalidUsageError, match="cannot hold"):
+        RowStore(pa.schema([("c", kind)]))
+
+
+def test_more_text_than_a_column_holds_is_refused() -> None:
+    store = RowStore(pa.schema([("c", pa.binary())]))
+    store.resize(1)
+    store.put(_at(0), pa.RecordBatch.from_arrays([pa.array([bytes(1 << 20)])], ["c"]))
+    with pytest.raises(InvalidUsageError, match="too large"):
+        store.take(np.zeros(2048, np.int64))
+    assert store.take(np.zeros(3, np.int64)).nbytes > 3 << 20
 
 
 def test_garbage_is_bounded_in_bytes_where_rows_are_large() -> None:
