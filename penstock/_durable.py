@@ -79,6 +79,8 @@ def read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         raise
+    except NotADirectoryError as error:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
     except OSError as error:
         raise UnavailableError("cannot read state", file=path, reason=error.strerror) from error
 

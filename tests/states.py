@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
 
@@ -13,7 +13,9 @@ __all__ = ["DictState", "content_of", "links_of", "names_of"]
 
 
 class DictState:
-    """Maps numbers to bytes; a deleted number is an upsert of None."""
+    """Maps numbers to bytes; a deleted number is an upsert of None. Its snapshots have parts of `part`."""
+
+    part = 1000
 
     def __init__(self, content: Mapping[int, bytes] | None = None) -> None:
         self.content = dict(content or {})
@@ -30,20 +32,31 @@ class DictState:
         else:
             self.content[key] = value
 
-    def changes(self, *, whole: bool = False) -> PUnit:
-        changed = self.content if whole else self._changed
-        self._changed = {}
-        block = pa.RecordBatch.from_arrays(
-            [pa.array(list(changed), pa.int64()), pa.array(list(changed.values()), pa.binary())], ["k", "v"]
-        )
-        return PUnit("snapshot" if whole else "delta", {"keys": len(self.content)}, {"changes": block})
+    def delta(self) -> PUnit:
+        changed, self._changed = self._changed, {}
+        return _unit("delta", changed, len(self.content))
 
-    def restore(self, units: list[PUnit]) -> None:
+    def snapshot(self) -> Iterator[PUnit]:
+        entries = list(self.content.items())
+        parts = [
+            dict(entries[begin : begin + self.part]) for begin in range(0, max(len(entries), 1), self.part)
+        ]
+        counts = [min(self.part * (number + 1), len(entries)) for number in range(len(parts))]
+        return iter([_unit("snapshot", part, count) for part, count in zip(parts, counts, strict=True)])
+
+    def restore(self, units: Iterable[PUnit]) -> None:
         for unit in units:
             for row in unit.blocks["changes"].to_pylist():
                 self[row["k"]] = row["v"]
             assert len(self.content) == unit.meta["keys"]
         self._changed = {}
+
+
+def _unit(kind: str, changed: Mapping[int, bytes | None], keys: int) -> PUnit:
+    block = pa.RecordBatch.from_arrays(
+        [pa.array(list(changed), pa.int64()), pa.array(list(changed.values()), pa.binary())], ["k", "v"]
+    )
+    return PUnit(kind, {"keys": keys}, {"changes": block})
 
 
 def content_of(store: BucketStore, pointer: Pointer) -> dict[int, bytes]:
@@ -55,7 +68,7 @@ def content_of(store: BucketStore, pointer: Pointer) -> dict[int, bytes]:
 
 def names_of(store: BucketStore) -> set[str]:
     """Return the names of the bucket's files."""
-    return {path.name for path in store.directory.iterdir()}
+    return {facts.name for facts in store.files.list()}
 
 
 def links_of(handle: Handle) -> list[str]:

@@ -100,7 +100,7 @@ def order_of(queue: UpdateQueue) -> list[int]:
 def queue_content(queue: UpdateQueue) -> PUnit:
     """Return the whole state without marking it as stored."""
     dirty = queue._dirty.copy()
-    unit = queue.changes(whole=True)
+    unit = next(queue.snapshot())
     queue._dirty[:] = dirty
     return unit
 

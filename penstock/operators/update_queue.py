@@ -7,6 +7,7 @@ updates), the *queue of keys* that wait (`key_queue`), and their tuples in *page
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,8 @@ _COST_WEIGHT = 0.2
 """Weight of the newest measurement in the mean cost of a tuple."""
 _COST_JUMP = 4.0
 _PAGE_ROWS = 256
+_UNIT_KEYS = 1 << 20
+"""How many keys a unit of a snapshot has at most."""
 
 _CELL = f"{RESERVED_PREFIX}cell"
 _RANK = f"{RESERVED_PREFIX}rank"
@@ -89,7 +92,7 @@ class UpdateQueue:
     """One update queue; in Spark, the part of it that one bucket holds.
 
     Not thread-safe. Used by one task at a time: `enqueue`, then `dequeue` and `deliver` any number of
-    times, then `settle`, then `changes`.
+    times, then `settle`, then `delta`.
 
     Parameters
     ----------
@@ -296,10 +299,20 @@ class UpdateQueue:
         self._compact()
         return self._queue_meter.take(key_time), self._application_meter.take(key_time)
 
-    def changes(self, *, whole: bool = False) -> PUnit:
-        """Return what changed since the last call, or the `whole` state, to be stored."""
-        ids = np.arange(self.keys) if whole else np.flatnonzero(self._dirty[: self.keys])
+    def delta(self) -> PUnit:
+        """Return what changed since the last call, to be stored."""
+        ids = np.flatnonzero(self._dirty[: self.keys])
         self._dirty[: self.keys] = False
+        return self._unit("delta", ids)
+
+    def snapshot(self) -> Iterator[PUnit]:
+        """Return the whole state of this moment, in units of at most `_UNIT_KEYS` keys."""
+        begins = range(0, max(self.keys, 1), _UNIT_KEYS)
+        ids = np.arange(self.keys)
+        # Made here and now, for the queue goes on changing while they are written.
+        return iter([self._unit("snapshot", ids[begin : begin + _UNIT_KEYS]) for begin in begins])
+
+    def _unit(self, kind: str, ids: Integers) -> PUnit:
         cells = self._cells
         key_columns = self.stream.codec.decode(self._index.words, self._index.starts(ids))
         stored = [pa.array(cells[name][ids]) for name in self._stored]
@@ -308,8 +321,10 @@ class UpdateQueue:
         payload = self._rows.take(cells["location"][waiting])
         prefix = [f"{RESERVED_PREFIX}{name}" for name in self._stored]
         return PUnit(
-            kind="snapshot" if whole else "delta",
+            kind=kind,
             meta={
+                "rows": self.keys,
+                "waiting": len(self),
                 "birth_us": self._birth_us,
                 "settled_at_us": self._settled_at,
                 "served_at_us": self._served_at,
@@ -329,13 +344,14 @@ class UpdateQueue:
             },
         )
 
-    def restore(self, units: list[PUnit]) -> None:
+    def restore(self, units: Iterable[PUnit]) -> None:
         """Apply stored `units` in their order: to an empty queue, or to catch up."""
-        if not units:
-            return
+        meta: Mapping[str, Any] | None = None
         for unit in units:
             self._apply(unit)
-        meta = units[-1].meta
+            meta = unit.meta
+        if meta is None:
+            return
         self._birth_us = meta["birth_us"]
         self._settled_at = meta["settled_at_us"]
         self._served_at = meta["served_at_us"]

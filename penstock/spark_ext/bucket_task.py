@@ -10,19 +10,20 @@ Spark commits wins; the files of others are orphans that no pointer reaches.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from penstock import _durable
 from penstock._clock import Clock, monotonic_s
 from penstock._failpoints import failpoint
 from penstock.checkpointing import PUnit, decode, encode
+from penstock.checkpointing.files import Files, open_files
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
 from penstock.operators.arrivals import Arrivals, conflate
 from penstock.operators.key_queue import Policy
@@ -30,16 +31,32 @@ from penstock.operators.metrics import BatchMetrics
 from penstock.operators.serve import Budget, Query, serve
 from penstock.operators.stream import UpdateStream
 from penstock.operators.update_queue import UpdateQueue
-from penstock.state_store.bucket_store import BucketStore, Pointer
+from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Pointer
 from penstock.state_store.cache import StateCache
 
-__all__ = ["BucketTask", "Parcel"]
+__all__ = ["SPECIFICATION_FILE", "BucketTask", "Parcel"]
 
 _CACHE_BYTES = 1 << 30
 _HELD_BYTES = 256 << 20
 _CACHE: StateCache[UpdateQueue] = StateCache(_CACHE_BYTES)
-_SPECIFICATION_FILE = "operator.punit"
+SPECIFICATION_FILE = "operator.punit"
+"""The file of an operator that says what must not change while its checkpoint lives."""
+
 _CHECKED: set[tuple[str, str]] = set()
+
+
+@functools.cache
+def _background() -> Executor:
+    """Return the thread that writes snapshots and sweeps: one a worker, made by the first task."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-state")
+
+
+def _specification_in(files: Files) -> Mapping[str, Any] | None:
+    try:
+        content = files.read(SPECIFICATION_FILE)
+    except FileNotFoundError:
+        return None
+    return decode(content, files.path_of(SPECIFICATION_FILE)).meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +84,7 @@ class BucketTask:
     name : str
         The operator's name, the same at every restart.
     state_location : str
-        The directory that holds the state of all queries.
+        The directory that holds the state of all queries: an absolute path or a URI.
     stream, policy, cost_us, query, budget
         See `UpdateQueue` and `serve`; the budget is that of all buckets together.
     buckets : int
@@ -76,6 +93,8 @@ class BucketTask:
         How many buckets are served at the same time: Spark's shuffle partitions.
     columns : tuple of str
         Names and Spark types of the input's columns, for the check at a restart.
+    retain_versions : int
+        How many versions of the state stay loadable.
     """
 
     name: str
@@ -88,6 +107,7 @@ class BucketTask:
     buckets: int
     parallel: int
     columns: tuple[str, ...]
+    retain_versions: int = RETAIN_VERSIONS
 
     def run(
         self,
@@ -110,11 +130,15 @@ class BucketTask:
             If the state cannot be read or written.
         """
         begin = monotonic_s()
-        directory = Path(self.state_location) / query_id / self.name
-        self._check_specification(directory, pointer)
-        store = BucketStore(directory / f"{bucket:05d}")
+        files = open_files(self.state_location).child(query_id).child(self.name)
+        self._check_specification(files, pointer)
+        store = BucketStore(
+            files.child(f"{bucket:05d}"), retain_versions=self.retain_versions, background=_background()
+        )
         found = _CACHE.take(store, pointer, self._new_queue)
-        store.release(found.handle)
+        if not store.release(found.handle) and found.loads:
+            # Whoever had the bucket before may have died and left something.
+            store.sweep_later(found.handle)
         loaded = monotonic_s()
         queue = found.state
         queue.given_cost_us = self._cost_us()
@@ -131,7 +155,7 @@ class BucketTask:
         _CACHE.put(store, queue, handle)
         metrics.duration_ms["load"] = 1000 * (loaded - begin)
         metrics.duration_ms["commit"] = 1000 * (monotonic_s() - served)
-        metrics.state_bytes_written = handle.links[-1].size_bytes
+        metrics.state_bytes_written = handle.written_since(found.handle)
         metrics.state_bytes = queue.size_bytes
         metrics.hits, metrics.catch_ups, metrics.loads = found.hits, found.catch_ups, found.loads
         return handle.pointer, batches, metrics
@@ -190,26 +214,25 @@ class BucketTask:
             "budget": "some" if self.budget != Budget() else "none",
         }
 
-    def _check_specification(self, directory: Path, pointer: Pointer | None) -> None:
+    def _check_specification(self, files: Files, pointer: Pointer | None) -> None:
         """Compare these settings with those that the checkpoint was made with, once per process."""
         ours = json.dumps(self._specification(), sort_keys=True)
-        mark = (str(directory), hashlib.sha256(ours.encode()).hexdigest())
+        mark = (files.location, hashlib.sha256(ours.encode()).hexdigest())
         if mark in _CHECKED:
             return
-        path = directory / _SPECIFICATION_FILE
-        if pointer is None and not path.exists():
-            _durable.make_directory(directory)
+        path = files.path_of(SPECIFICATION_FILE)
+        theirs = _specification_in(files)
+        if theirs is None and pointer is None:
             # If another task was faster, we compare with what it wrote.
             with contextlib.suppress(ConflictError):
-                _durable.publish(path, encode(PUnit("operator", self._specification())))
-        try:
-            theirs = decode(_durable.read(path), path).meta
-        except FileNotFoundError:
+                files.publish(SPECIFICATION_FILE, encode(PUnit("operator", self._specification())))
+            theirs = _specification_in(files)
+        if theirs is None:
             raise CorruptDataError(
                 "the state of this checkpoint is missing",
                 file=path,
                 hint="restore the state location, or start with a new checkpoint",
-            ) from None
+            )
         for name, value in self._specification().items():
             if theirs.get(name) != value:
                 raise InvalidUsageError(

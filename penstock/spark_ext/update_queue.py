@@ -22,6 +22,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import DataType, DoubleType, StructField, StructType
 
 from penstock._clock import now_us
+from penstock.checkpointing.files import open_files
 from penstock.errors import InternalError, InvalidUsageError, PenstockError
 from penstock.operators.key_queue import Policy
 from penstock.operators.serve import STALENESS_COLUMN, Apply, Budget, Query
@@ -33,7 +34,7 @@ from penstock.spark_ext.metrics import OBSERVATION_PREFIX
 from penstock.spark_ext.packing import Packer
 from penstock.spark_ext.parcels import PARCEL_SCHEMA, Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.wake_source import with_wake
-from penstock.state_store.bucket_store import FileId, Pointer, Version
+from penstock.state_store.bucket_store import RETAIN_VERSIONS, FileId, Pointer, Version
 from penstock.units import parse_duration_us
 
 __all__ = ["STATE_LOCATION_SETTING", "update_queue"]
@@ -64,6 +65,7 @@ def update_queue(
     combine: bool | str = "auto",
     staleness_column: bool = False,
     state_location: str | os.PathLike[str] | None = None,
+    retain_versions: int = RETAIN_VERSIONS,
     name: str = "update_queue",
 ) -> DataFrame:
     """Keep only the newest tuple of each key, and serve as many keys a trigger as the budget allows.
@@ -106,7 +108,10 @@ def update_queue(
     staleness_column : bool
         Add ``queue_staleness_ms``, how long the key had waited when it was served. `apply` sees it.
     state_location : str or path, optional
-        The directory for state; by default the Spark setting ``spark.penstock.stateLocation``.
+        The directory for state: a path, or a URI of a file system that pyarrow knows (``s3://``, ``gs://``,
+        ``abfss://``, ``hdfs://``); by default the Spark setting ``spark.penstock.stateLocation``.
+    retain_versions : int
+        How many versions of each bucket's state stay loadable.
     name : str
         The operator's name in metrics and state, unique within a query and the same at a restart.
 
@@ -138,6 +143,10 @@ def update_queue(
     partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
     if buckets is not None and not _is_positive(buckets):
         raise InvalidUsageError("the number of buckets is no positive integer", buckets=repr(buckets))
+    if not _is_positive(retain_versions):
+        raise InvalidUsageError(
+            "the number of retained versions is no positive integer", retain_versions=repr(retain_versions)
+        )
     large = spark.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
 
     def arrow(schema: StructType) -> pa.Schema:
@@ -157,6 +166,7 @@ def update_queue(
         buckets=buckets or partitions,
         parallel=partitions,
         columns=tuple(f"{column.name} {column.dataType.simpleString()}" for column in df.schema),
+        retain_versions=retain_versions,
     )
     if nulls not in _NULLS:
         raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=_NULLS)
@@ -276,13 +286,11 @@ def _state_location(df: DataFrame, given: str | os.PathLike[str] | None) -> str:
             hint=f"pass state_location= or set {STATE_LOCATION_SETTING}; it must survive restarts, "
             "as the checkpoint does",
         )
-    location = os.fspath(location)
-    if location.startswith("file:"):
-        location = "/" + location.removeprefix("file:").lstrip("/")
-    if _SCHEME.match(location):
-        raise InvalidUsageError("state lives on a local file system in this version", state_location=location)
-    # Workers, and the next start, may have other working directories.
-    return str(Path(location).absolute())
+    if not _SCHEME.match(os.fspath(location)):
+        # Workers, and the next start, may have other working directories.
+        location = Path(location).absolute()
+    open_files(location)
+    return os.fspath(location)
 
 
 def _budget(budget: int | str | None, apply: Apply | None) -> Budget:

@@ -40,7 +40,7 @@ class Found(Generic[S]):
 
 
 class StateCache(Generic[S]):
-    """Loaded states by directory, bounded in bytes, the least recently used out first.
+    """Loaded states by location, bounded in bytes, the least recently used out first.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class StateCache(Generic[S]):
         new : callable
             Makes an empty state.
         """
-        entry = self._entries.pop(str(store.directory), None)
+        entry = self._entries.pop(store.files.location, None)
         if pointer is None:
             return Found(new(), Handle(), hits=1)
         if entry is not None:
@@ -83,8 +83,8 @@ class StateCache(Generic[S]):
         """Keep `state`, which stands at `handle`; one that is too large alone is let go."""
         if state.size_bytes > self.capacity_bytes:
             return
-        self._entries[str(store.directory)] = (state, handle)
-        self._entries.move_to_end(str(store.directory))
+        self._entries[store.files.location] = (state, handle)
+        self._entries.move_to_end(store.files.location)
         while self._entries and self.size_bytes > self.capacity_bytes:
             self._entries.popitem(last=False)
 

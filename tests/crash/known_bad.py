@@ -13,8 +13,15 @@ from pathlib import Path
 from penstock import _durable
 from penstock.checkpointing import PUnit, decode
 from penstock.errors import CorruptDataError
+from penstock.operators.update_queue import UpdateQueue
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer, State
+
+
+def _whole_at_each_commit() -> None:
+    """Let each file stand alone, so that none before it is needed."""
+    _patch(UpdateQueue, "delta", lambda queue: next(queue.snapshot()))
+    _patch(bucket_store, "_adopted", lambda held, version: Handle())
 
 
 def overwrites_in_place() -> None:
@@ -24,14 +31,14 @@ def overwrites_in_place() -> None:
         path.write_bytes(content)
 
     def trusting_read(self: BucketStore, pointer: Pointer) -> tuple[PUnit, int]:
-        path = self.directory / pointer.file_name
+        path = Path(self.files.path_of(pointer.file_name))
         content = _durable.read(path)
         return decode(content, path), len(content)
 
     _patch(_durable, "publish", publish)
     _patch(Pointer, "file_name", property(lambda self: "state.punit"))
     _patch(BucketStore, "_read", trusting_read)
-    _patch(bucket_store, "_snapshot_is_due", lambda held: True)
+    _whole_at_each_commit()
 
 
 def releases_before_the_commit() -> None:
@@ -41,10 +48,10 @@ def releases_before_the_commit() -> None:
     def eager(self: BucketStore, state: State, held: Handle) -> Handle:
         handle = commit(self, state, held)
         for link in held.links:
-            _durable.delete(self.directory / link.pointer.file_name)
+            _durable.delete(Path(self.files.path_of(link.pointer.file_name)))
         return handle
 
-    _patch(bucket_store, "_snapshot_is_due", lambda held: True)
+    _whole_at_each_commit()
     _patch(BucketStore, "commit", eager)
 
 

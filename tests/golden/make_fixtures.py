@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.checkpointing import FORMAT_VERSION, PUnit, encode
+from penstock.checkpointing.files import LocalFiles
 from penstock.operators.key_queue import Policy
 from penstock.operators.stream import UpdateStream
 from penstock.operators.update_queue import UpdateQueue
@@ -77,7 +78,7 @@ def main() -> None:
         P_UNIT.write_bytes(encode(p_unit()))
     if not STATE.exists():
         STATE.mkdir()
-        store, queue, handle = BucketStore(STATE), golden_queue(), Handle()
+        store, queue, handle = BucketStore(LocalFiles(STATE)), golden_queue(), Handle()
         for step in (first_version, second_version):
             step(queue)
             handle = store.commit(queue, handle)

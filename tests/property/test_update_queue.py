@@ -81,9 +81,9 @@ def test_every_policy_serves_in_the_order_of_a_list_also_across_reloads(
         elif step == "settle":
             queue.settle(now_us)
         elif step == "stored":
-            stored.append(queue.changes(whole=not stored))
+            stored.append(queue.delta())
         elif step == "reload":
-            stored.append(queue.changes(whole=not stored))
+            stored.append(queue.delta())
             copy = _copy(queue, stored, cost_us)
             assert_same_state(copy, queue)
             queue = copy
@@ -198,7 +198,7 @@ def test_catching_up_by_deltas_equals_loading_everything(
 ) -> None:
     queue = UpdateQueue(ARRIVAL_STREAM, policy, cost_us=20.0, page_rows=3)
     now_us = 1_000_000
-    units = [queue.changes(whole=True)]
+    units = [next(queue.snapshot())]
     follower = _copy(queue, units, 20.0)
     for step, value in steps:
         now_us += 10
@@ -209,7 +209,7 @@ def test_catching_up_by_deltas_equals_loading_everything(
         elif step == "settle":
             queue.settle(now_us)
         else:
-            units.append(queue.changes())
+            units.append(queue.delta())
             follower.restore([through_bytes(units[-1])])
             assert_same_state(follower, queue)
             assert_same_state(_copy(queue, units, 20.0), queue)

@@ -71,8 +71,9 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"name": "a/b"}, "the name is not usable: name='a/b'"),
     ({"name": 5}, "the name is not usable: name=5"),
     ({"state_location": None}, "nothing says where state lives"),
-    ({"state_location": "s3://bucket/state"}, "state lives on a local file system"),
-    ({"state_location": "hdfs:/state"}, "state lives on a local file system"),
+    ({"state_location": "nosuch://bucket/state"}, "no file system is known for this location"),
+    ({"state_location": "s3a://bucket/state"}, "write s3:// instead of s3a://"),
+    ({"retain_versions": 0}, "the number of retained versions is no positive integer"),
 ]
 
 

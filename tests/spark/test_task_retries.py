@@ -27,7 +27,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.mark.parametrize("action", ["error", "kill"])
-def test_a_task_that_fails_after_its_commit_leaves_an_orphan_file_and_nothing_else(
+def test_a_task_that_fails_after_its_commit_leaves_at_most_an_orphan_file(
     spark: SparkSession, tmp_path: Path, action: str
 ) -> None:
     batches = random_batches(seed=8, batches=3, rows=40, keys=20)
@@ -52,9 +52,9 @@ def test_a_task_that_fails_after_its_commit_leaves_an_orphan_file_and_nothing_el
             }
             for entry in penstock.metrics(query)
         ]
-        # Each bucket has one file a version, but for the attempt that failed.
+        # Each bucket has one file a version, but for that of the attempt that failed, until it is swept.
         versions = [(path.parent.name, path.name.split("-")[0]) for path in place.state_files()]
-        assert len(versions) - len(set(versions)) == (name == "failing")
+        assert len(versions) - len(set(versions)) in ((0, 1) if name == "failing" else (0,))
         assert len(list(place.state.rglob("*"))) == len(versions) + 2 + 3, "two buckets, and their parents"
     assert marker.exists()
     assert counted["failing"] == counted["calm"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,35 @@ import pytest
 
 from penstock import _durable
 from penstock.checkpointing import PUnit, decode, encode
-from penstock.errors import CorruptDataError, UnavailableError
+from penstock.checkpointing.files import LocalFiles
+from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, UnavailableError
 from penstock.state_store import bucket_store
-from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, FileId, Handle, Pointer, Version
+from penstock.state_store.bucket_store import (
+    RETAIN_VERSIONS,
+    BucketStore,
+    FileId,
+    Handle,
+    Pointer,
+    Version,
+    number_of,
+)
 from tests.golden import make_fixtures
 from tests.states import DictState, content_of, links_of, names_of
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> BucketStore:
-    return BucketStore(tmp_path / "query" / "operator" / "00000")
+    return BucketStore(LocalFiles(tmp_path / "query" / "operator" / "00000"))
+
+
+def _directory(store: BucketStore) -> Path:
+    return Path(store.files.location)
+
+
+def _ahead(store: BucketStore, handle: Handle) -> set[str]:
+    """Return the files that an attempt or a snapshot in flight may have written."""
+    version = handle.links[-1].pointer.version
+    return {name for name in names_of(store) if (number_of(name) or 0) > version}
 
 
 def _commits(store: BucketStore, count: int, size: int = 10) -> tuple[DictState, list[Handle]]:
@@ -34,15 +55,16 @@ def _commits(store: BucketStore, count: int, size: int = 10) -> tuple[DictState,
 
 
 def _header(store: BucketStore, handle: Handle) -> PUnit:
-    path = store.directory / links_of(handle)[-1]
+    path = _directory(store) / links_of(handle)[-1]
     return decode(path.read_bytes(), path)
 
 
-def test_the_first_version_is_a_snapshot_and_the_next_are_deltas(store: BucketStore) -> None:
+def test_versions_are_deltas_each_upon_those_before(store: BucketStore) -> None:
     _, handles = _commits(store, 3)
-    assert [_header(store, handle).kind for handle in handles] == ["snapshot", "delta", "delta"]
+    assert [_header(store, handle).kind for handle in handles] == ["delta", "delta", "delta"]
     assert [handle.pointer.version for handle in handles if handle.pointer] == [1, 2, 3]
     assert [len(links_of(handle)) for handle in handles] == [1, 2, 3]
+    assert [handle.parent for handle in handles] == [None, *(handle.pointer for handle in handles[:2])]
 
 
 def test_the_chain_is_in_every_header_with_sizes(store: BucketStore) -> None:
@@ -54,7 +76,7 @@ def test_the_chain_is_in_every_header_with_sizes(store: BucketStore) -> None:
         [2, second.pointer.file_id, second.size_bytes],
     ]
     for handle in handles:
-        path = store.directory / links_of(handle)[-1]
+        path = _directory(store) / links_of(handle)[-1]
         assert path.stat().st_size == handle.links[-1].size_bytes
 
 
@@ -69,24 +91,27 @@ def test_a_loaded_handle_equals_the_committed_one(store: BucketStore) -> None:
 def test_the_empty_state_has_no_file_and_no_pointer(store: BucketStore) -> None:
     assert Handle().pointer is None
     assert store.release(Handle()) == 0
-    assert not store.directory.exists()
+    assert not _directory(store).exists()
 
 
-def test_a_snapshot_is_due_when_the_deltas_outgrow_the_last(
+def test_a_snapshot_takes_the_place_of_the_chain_when_the_deltas_outgrow_the_base(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_store, "_LEAST_CHAIN_BYTES", 0)
+    monkeypatch.setattr(DictState, "part", 2)
     state = DictState({0: b"x" * 10_000})
     handle = store.commit(state, Handle())
     for number in range(1, 4):
         state[number] = b"y" * 4_000
         handle = store.commit(state, handle)
         assert len(handle.links) == number + 1
+    assert handle.snapshot is not None
+    shown = dict(state.content)
     state[4] = b"z"
     handle = store.commit(state, handle)
-    assert len(handle.links) == 1
-    assert _header(store, handle).kind == "snapshot"
-    assert content_of(store, handle.links[-1].pointer) == state.content
+    assert (len(handle.links), handle.base) == (3, 2), "two parts, and the delta since"
+    assert _header(store, handle).kind == "delta"
+    assert content_of(store, handle.links[-1].pointer) == shown | {4: b"z"}
 
 
 def test_small_states_get_no_snapshot_until_the_chain_is_long(
@@ -94,56 +119,162 @@ def test_small_states_get_no_snapshot_until_the_chain_is_long(
 ) -> None:
     monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 5)
     _, handles = _commits(store, 14)
-    assert [len(handle.links) for handle in handles] == [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2]
+    assert [len(handle.links) for handle in handles] == [1, 2, 3, 4, 5, 6, 7, 2, 3, 4, 5, 6, 7, 2]
 
 
-def test_release_deletes_what_a_snapshot_superseded_and_nothing_else(
+class _Later(Executor):
+    """Does nothing before it is told to."""
+
+    def __init__(self) -> None:
+        self.work: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, work: Callable[..., Any], /, *_: Any, **__: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.work.append((future, work))
+        return future
+
+    def run(self) -> None:
+        for future, work in self.work:
+            try:
+                future.set_result(work())
+            except PenstockError as error:
+                future.set_exception(error)
+        self.work = []
+
+
+@pytest.mark.parametrize("commits", [0, 1, 5, 15, 16, 20])
+def test_a_snapshot_may_be_written_while_commits_go_on(
+    store: BucketStore, monkeypatch: pytest.MonkeyPatch, commits: int
+) -> None:
+    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
+    later = _Later()
+    store = BucketStore(store.files, background=later)
+    state, handles = _commits(store, 5)
+    assert len(later.work) == 1
+    handle = handles[-1]
+    for number in range(commits):
+        store.release(handle)
+        state[100 + number] = b"meanwhile"
+        handle = store.commit(state, handle)
+        assert len(handle.links) == 6 + number
+    assert len(later.work) == 1, "one snapshot at a time"
+    later.run()
+    state[99] = b"after"
+    handle = store.commit(state, handle)
+    assert handle.pointer is not None
+    # The snapshot of version 5 is of use to versions up to 5 + 16.
+    adopted = commits < 16
+    assert len(handle.links) == (2 + commits if adopted else 6 + commits)
+    assert content_of(store, handle.pointer) == state.content
+    store.release(handle)
+    for _ in range(20):
+        store.sweep(handle)
+        assert content_of(store, handle.links[-1].pointer) == state.content
+        handle = store.commit(state, handle)
+        later.run()
+    store.sweep(handle)
+    assert names_of(store) == handle.needed(RETAIN_VERSIONS) | _ahead(store, handle)
+
+
+def test_a_snapshot_that_cannot_be_written_fails_no_commit_and_leaves_nothing(
+    store: BucketStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
+    monkeypatch.setattr(DictState, "part", 2)
+    later = _Later()
+    store = BucketStore(store.files, background=later)
+    state, handles = _commits(store, 5)
+    names, link = names_of(store), os.link
+    calls: list[Any] = []
+
+    def refuse(*paths: Any) -> Any:
+        calls.append(paths)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return link(*paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", refuse)
+        later.run()
+    assert len(calls) == 2
+    assert names_of(store) == names
+    assert "No space left" in caplog.text
+    handle = store.commit(state, handles[-1])
+    assert len(handle.links) == 6
+    assert len(later.work) == 1, "it is tried again"
+    later.run()
+    assert store.commit(state, handle).base == 3
+
+
+def test_release_deletes_what_a_snapshot_superseded_and_what_no_attempt_can_need(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
-    state, handles = _commits(store, 5)
-    old = set(links_of(handles[3]))
-    assert len(handles[4].links) == 1
-    orphan = store.commit(DictState({99: b"other attempt"}), handles[4])
-    handle = handles[4]
-    for version in range(6, 12):
+    state, handles = _commits(store, 6)
+    old = set(links_of(handles[4]))
+    assert len(handles[5].links) == 2
+    handle = handles[5]
+    orphan = links_of(store.commit(DictState({99: b"other attempt"}), handle))[-1]
+    assert number_of(orphan) == 7
+    for version in range(6, 11):
+        late = links_of(store.commit(DictState({99: b"in flight"}), handle))[-1]
         released = store.release(handle)
-        expected = len(old) if version == 5 + RETAIN_VERSIONS + 1 else 0
-        assert released == expected, version
+        assert released == (len(old) if version == 6 + RETAIN_VERSIONS - 1 else 0), version
         if released:
             assert not old & names_of(store)
+            assert orphan not in names_of(store), "version 7 arrived, and this is another file of it"
             assert store.release(handle) == len(old), "a task that is tried again may release again"
+        assert late in names_of(store)
         handle = store.commit(state, handle)
         assert set(links_of(handle)) <= names_of(store)
-    assert links_of(orphan)[-1] in names_of(store)
+    store.sweep(handle)
+    assert names_of(store) == handle.needed(RETAIN_VERSIONS) | _ahead(store, handle)
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
-def test_snapshots_in_quick_succession_leave_no_file_behind(
-    store: BucketStore, monkeypatch: pytest.MonkeyPatch, every: int
+def test_a_sweep_takes_unfinished_files_and_leaves_what_it_does_not_know(store: BucketStore) -> None:
+    _, handles = _commits(store, 4)
+    directory = _directory(store)
+    name = f"{3:012d}-{'a' * 32}.punit"
+    (directory / f".{name}.{'b' * 32}.tmp").write_bytes(b"torn")
+    (directory / name).write_bytes(b"torn")
+    kept = {
+        "notes.txt",
+        "3-x.punit",
+        f".{5:012d}-{'a' * 32}.punit.{'b' * 32}.tmp",
+        f"{5:012d}-{'a' * 32}.punit",
+    }
+    for other in kept:
+        (directory / other).write_bytes(b"")
+    assert sorted(store.garbage(handles[-1])) == sorted([name, f".{name}.{'b' * 32}.tmp"])
+    assert store.sweep(handles[-1]) == 2
+    assert names_of(store) == set(links_of(handles[-1])) | kept
+    assert store.garbage(Handle()) == []
+
+
+@pytest.mark.parametrize("retain", [1, 2, 3, 5])
+@pytest.mark.parametrize("every", [0, 1, 2, 7])
+def test_exactly_the_retained_versions_stay_loadable_after_each_sweep(
+    store: BucketStore, monkeypatch: pytest.MonkeyPatch, retain: int, every: int
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", every - 1)
-    _, handles = _commits(store, 30)
-    assert {len(handle.links) for handle in handles} == set(range(1, every + 1))
-    assert len(names_of(store)) <= RETAIN_VERSIONS + 1 + every
-    for handle in handles[-RETAIN_VERSIONS:]:
-        assert set(links_of(handle)) <= names_of(store)
-
-
-def test_the_versions_that_are_retained_stay_loadable_after_each_release(
-    store: BucketStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 2)
+    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", every)
+    store = BucketStore(store.files, retain_versions=retain)
     state, handle = DictState(), Handle()
-    expected: list[tuple[Pointer, dict[int, bytes]]] = []
+    expected: list[tuple[Handle, dict[int, bytes]]] = []
     for number in range(20):
         store.release(handle)
-        for pointer, content in expected[-RETAIN_VERSIONS:]:
-            assert content_of(store, pointer) == content
+        store.sweep(handle)
+        for version, content in expected[-retain:]:
+            assert content_of(store, version.links[-1].pointer) == content
+        needed = {name for version, _ in expected[-retain:] for name in links_of(version)}
+        assert names_of(store) == needed | (_ahead(store, handle) if number else set())
         state[number % 7] = bytes([number])
         handle = store.commit(state, handle)
-        assert handle.pointer is not None
-        expected.append((handle.pointer, dict(state.content)))
+        expected.append((handle, dict(state.content)))
+
+
+def test_less_than_one_retained_version_is_refused(store: BucketStore) -> None:
+    with pytest.raises(InvalidUsageError, match="retain_versions"):
+        BucketStore(store.files, retain_versions=0)
 
 
 @pytest.mark.parametrize("winner", [0, 1])
@@ -190,9 +321,9 @@ def test_catching_up_reads_only_the_deltas_between(
 def test_catching_up_to_a_chain_without_the_held_version_changes_nothing(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 2)
+    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 1)
     _, handles = _commits(store, 4)
-    assert len(handles[3].links) == 1
+    assert len(handles[3].links) == 2
     follower = DictState()
     held = store.load(handles[1].links[-1].pointer, follower)
     before = dict(follower.content)
@@ -212,11 +343,11 @@ def test_a_damaged_delta_leaves_the_state_that_should_catch_up_untouched(store: 
     follower = DictState()
     held = store.load(handles[0].links[-1].pointer, follower)
     before = dict(follower.content)
-    path = store.directory / links_of(handles[3])[2]
+    path = _directory(store) / links_of(handles[3])[2]
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptDataError) as caught:
         store.catch_up(handles[3].links[-1].pointer, follower, held)
-    assert caught.value.context["file"] == path
+    assert caught.value.context["file"] == str(path)
     assert follower.content == before
 
 
@@ -224,26 +355,26 @@ def test_a_missing_file_is_named_with_a_hint(store: BucketStore) -> None:
     pointer = Pointer(Version(7), FileId("0" * 32))
     with pytest.raises(CorruptDataError, match="Hint") as caught:
         store.load(pointer, DictState())
-    assert caught.value.context["file"] == store.directory / f"000000000007-{'0' * 32}.punit"
+    assert caught.value.context["file"] == str(_directory(store) / f"000000000007-{'0' * 32}.punit")
 
 
 def test_a_renamed_file_is_not_taken_for_another(store: BucketStore) -> None:
     _, handles = _commits(store, 2)
     pointer = Pointer(Version(2), FileId("f" * 32))
-    (store.directory / links_of(handles[1])[-1]).rename(store.directory / pointer.file_name)
+    (_directory(store) / links_of(handles[1])[-1]).rename(_directory(store) / pointer.file_name)
     with pytest.raises(CorruptDataError, match="another version") as caught:
         store.load(pointer, DictState())
-    assert caught.value.context["file"] == store.directory / pointer.file_name
+    assert caught.value.context["file"] == str(_directory(store) / pointer.file_name)
 
 
 def test_a_p_unit_of_another_kind_is_not_taken_for_state(store: BucketStore) -> None:
     _, handles = _commits(store, 2)
-    path = store.directory / links_of(handles[1])[0]
+    path = _directory(store) / links_of(handles[1])[0]
     for unit in (PUnit("other", {}), make_fixtures.p_unit(), PUnit("other", {"version": 1, "file_id": 5})):
         path.write_bytes(encode(unit))
         with pytest.raises(CorruptDataError) as caught:
             store.load(handles[1].links[-1].pointer, DictState())
-        assert caught.value.context["file"] == path
+        assert caught.value.context["file"] == str(path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
@@ -272,7 +403,7 @@ def test_a_disk_that_refuses_a_commit_leaves_the_version_before(
 
 def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    store = BucketStore(tmp_path / "file" / "bucket")
+    store = BucketStore(LocalFiles(tmp_path / "file" / "bucket"))
     with pytest.raises(UnavailableError, match="state_location"):
         store.commit(DictState(), Handle())
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.checkpointing.files import LocalFiles
 from penstock.errors import CorruptDataError
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
 from penstock.state_store.cache import Found, StateCache
@@ -16,7 +17,7 @@ Cache = StateCache[DictState]
 
 @pytest.fixture
 def store(tmp_path: Path) -> BucketStore:
-    return BucketStore(tmp_path / "00000")
+    return BucketStore(LocalFiles(tmp_path / "00000"))
 
 
 def _counts(found: Found[DictState]) -> tuple[int, int, int]:
@@ -110,7 +111,7 @@ def test_a_damaged_delta_is_an_error_and_not_a_reset(store: BucketStore) -> None
     handle, _ = _advance(ours, store, None, 1)
     for key in (2, 3):
         handle, _ = _advance(theirs, store, _pointer(handle), key)
-    (store.directory / links_of(handle)[1]).write_bytes(b"torn")
+    (Path(store.files.location) / links_of(handle)[1]).write_bytes(b"torn")
     for _ in range(2):
         with pytest.raises(CorruptDataError):
             ours.take(store, _pointer(handle), DictState)
@@ -118,11 +119,11 @@ def test_a_damaged_delta_is_an_error_and_not_a_reset(store: BucketStore) -> None
 
 
 def _stores(tmp_path: Path, count: int) -> list[BucketStore]:
-    return [BucketStore(tmp_path / f"{number:05d}") for number in range(count)]
+    return [BucketStore(LocalFiles(tmp_path / f"{number:05d}")) for number in range(count)]
 
 
 def _kept(cache: Cache, stores: list[BucketStore]) -> list[int]:
-    return [number for number, store in enumerate(stores) if str(store.directory) in cache._entries]
+    return [number for number, store in enumerate(stores) if store.files.location in cache._entries]
 
 
 def test_the_least_recently_used_state_goes_first(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ for policy in Policy:
         enqueue(queue, [Update(k, now_us, k, now_us - k) for k in range(100)], now_us)
         served_of(queue, 70, now_us + 10)
         queue.settle(now_us + 20)
-    UpdateQueue(ARRIVAL_STREAM, policy).restore([through_bytes(queue.changes(whole=True))])
+    UpdateQueue(ARRIVAL_STREAM, policy).restore([through_bytes(next(queue.snapshot()))])
 schema = pa.schema([("s", pa.string()), ("i", pa.int64()), ("t", pa.int64())])
 stream = UpdateStream(schema, ("s", "i"), "t")
 rows = pa.RecordBatch.from_arrays([pa.array(["a", "bb"]), pa.array([1, 2]), pa.array([1, 2])], schema=schema)

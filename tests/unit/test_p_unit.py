@@ -11,6 +11,7 @@ import pytest
 import xxhash
 
 from penstock.checkpointing import FORMAT_VERSION, PUnit, decode, encode
+from penstock.checkpointing.files import LocalFiles
 from penstock.errors import CorruptDataError
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
 from tests.golden import make_fixtures
@@ -155,7 +156,7 @@ def test_the_golden_state_of_every_past_format_is_read_and_goes_on() -> None:
         ):
             number, _, file_id = name.removesuffix(".punit").partition("-")
             loaded = make_fixtures.golden_queue()
-            BucketStore(directory).load(Pointer(Version(int(number)), FileId(file_id)), loaded)
+            BucketStore(LocalFiles(directory)).load(Pointer(Version(int(number)), FileId(file_id)), loaded)
             step(expected)
             assert_same_state(loaded, expected)
             assert loaded.cost_us == 5.0

@@ -117,19 +117,19 @@ def test_keys_that_keep_coming_do_not_make_the_tuples_memory_grow() -> None:
 def test_nothing_changed_is_an_empty_delta() -> None:
     queue = _queue()
     enqueue(queue, [Update(1, 5, 10)], 0)
-    assert queue.changes().blocks["cells"].num_rows == 1
-    assert queue.changes().blocks["cells"].num_rows == 0
-    assert queue.changes(whole=True).blocks["cells"].num_rows == 1
-    assert queue.changes().blocks["cells"].num_rows == 0
+    assert queue.delta().blocks["cells"].num_rows == 1
+    assert queue.delta().blocks["cells"].num_rows == 0
+    assert next(queue.snapshot()).blocks["cells"].num_rows == 1
+    assert queue.delta().blocks["cells"].num_rows == 0
 
 
 def test_a_delta_holds_only_the_keys_that_changed() -> None:
     queue = _queue()
     enqueue(queue, [Update(k, 5, k) for k in range(50)], 0)
-    queue.changes()
+    queue.delta()
     enqueue(queue, [Update(7, 6, 70)], 1)
     _values(queue, 1)
-    delta = queue.changes()
+    delta = queue.delta()
     assert sorted(delta.blocks["cells"].column("key").to_pylist()) == [0, 7]
     assert delta.blocks["rows"].column("value").to_pylist() == [70]
 
@@ -137,9 +137,9 @@ def test_a_delta_holds_only_the_keys_that_changed() -> None:
 def test_a_tuple_that_is_conflated_away_still_changes_the_rate_of_its_key() -> None:
     queue, again = _queue(Policy.LINECUTTING), _queue(Policy.LINECUTTING)
     enqueue(queue, [Update(1, 5, 10)], 0)
-    again.restore([through_bytes(queue.changes(whole=True))])
+    again.restore([through_bytes(next(queue.snapshot()))])
     enqueue(queue, [Update(1, 4, 11)], 1000)
-    delta = queue.changes()
+    delta = queue.delta()
     assert delta.blocks["cells"].column("__penstock_interval_us").to_pylist() == [pytest.approx(1000)]
     again.restore([through_bytes(delta)])
     assert_same_state(again, queue)
@@ -162,7 +162,7 @@ def test_emitted_times_survive_a_restart() -> None:
     queue, again = _queue(), _queue()
     enqueue(queue, [Update(1, 5, 10)], 0)
     _values(queue)
-    again.restore([through_bytes(queue.changes(whole=True))])
+    again.restore([through_bytes(next(queue.snapshot()))])
     assert enqueue(again, [Update(1, 4, 11)], 1) == (1, 0, 1)
 
 
@@ -182,7 +182,7 @@ def test_a_payload_of_every_type_comes_through_queue_and_restart(kind: pa.DataTy
     stream = UpdateStream(schema, ("k",), "t")
     queue, again = UpdateQueue(stream, Policy.FIFO), UpdateQueue(stream, Policy.FIFO)
     queue.enqueue(Arrivals.of(stream, rows), 0)
-    again.restore([through_bytes(queue.changes(whole=True))])
+    again.restore([through_bytes(next(queue.snapshot()))])
     for each in (queue, again):
         served = each.dequeue(100, 1).rows
         served.validate(full=True)
@@ -251,7 +251,7 @@ def test_catching_up_equals_staying() -> None:
         enqueue(queue, [Update((now_us * 7 + k) % 11, now_us, 100 * now_us + k) for k in range(5)], now_us)
         _values(queue, 3, now_us)
         queue.settle(now_us)
-        other.restore([through_bytes(queue.changes())])
+        other.restore([through_bytes(queue.delta())])
         assert_same_state(other, queue)
         assert_invariants(other)
 
