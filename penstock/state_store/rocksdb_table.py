@@ -13,6 +13,7 @@ database; so a delta needs no reading back.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import tempfile
@@ -95,6 +96,17 @@ def _options() -> Any:
     return options
 
 
+@contextlib.contextmanager
+def _refusals(fact: str, path: Path) -> Iterator[None]:
+    """Turn what rocksdict and the file system raise into errors of Penstock."""
+    try:
+        yield
+    except Exception as error:  # rocksdict raises plain exceptions
+        raise UnavailableError(
+            fact, path=path, reason=str(error), hint="check space and permissions of the scratch directory"
+        ) from error
+
+
 class _Database:
     """A RocksDB database in a private temporary directory: sorted batches of entries, raw bytes.
 
@@ -111,25 +123,21 @@ class _Database:
 
     def __init__(self, scratch: Path | None) -> None:
         rocksdict = _rocksdict()
-        try:
+        with _refusals("cannot open a working copy on local disk", scratch or Path(tempfile.gettempdir())):
             self._directory = tempfile.TemporaryDirectory(
                 prefix="penstock-rocksdb-", dir=scratch, ignore_cleanup_errors=True
             )
             self.path = Path(self._directory.name)
             self._db = rocksdict.Rdict(str(self.path / "db"), _options())
-        except Exception as error:  # rocksdict raises plain exceptions
-            raise UnavailableError(
-                "cannot open a working copy on local disk",
-                scratch=scratch or tempfile.gettempdir(),
-                reason=str(error),
-                hint="check space and permissions, or name another scratch directory",
-            ) from error
         # rocksdict has lost table options silently before; without the shared cache memory is unbounded.
         capacity = self._db.property_value("rocksdb.block-cache-capacity")
         if capacity != str(_CACHE_BYTES):
+            self.close()
             raise InternalError("RocksDB does not use the block cache it was given", capacity=capacity)
         self._writing = rocksdict.WriteOptions()
         self._writing.disable_wal = True
+        self._scanning = rocksdict.ReadOptions()
+        self._scanning.fill_cache(False)
         self._batch = functools.partial(rocksdict.WriteBatch, raw_mode=True)
 
     @property
@@ -139,7 +147,8 @@ class _Database:
         return sum(self._db.property_int_value(name) or 0 for name in names)
 
     def get(self, keys: list[bytes]) -> list[bytes | None]:
-        return self._db.get(keys) if keys else []
+        with _refusals("cannot read a working copy on local disk", self.path):
+            return self._db.get(keys) if keys else []
 
     def put(self, keys: list[bytes], values: Iterable[bytes]) -> None:
         batch = self._batch()
@@ -153,7 +162,7 @@ class _Database:
 
     def entries(self) -> Iterator[tuple[bytes, bytes]]:
         """Return all entries as of this call, also where another thread consumes them later."""
-        items: Iterator[tuple[bytes, bytes]] = self._db.snapshot().items()
+        items: Iterator[tuple[bytes, bytes]] = self._db.snapshot().items(read_opt=self._scanning)
         return items
 
     def close(self) -> None:
@@ -161,15 +170,8 @@ class _Database:
         self._directory.cleanup()
 
     def _write(self, batch: Any) -> None:
-        try:
+        with _refusals("cannot write to a working copy on local disk", self.path):
             self._db.write(batch, self._writing)
-        except Exception as error:  # rocksdict raises plain exceptions
-            raise UnavailableError(
-                "cannot write to a working copy on local disk",
-                path=self.path,
-                reason=str(error),
-                hint="check the space left in the scratch directory",
-            ) from error
 
 
 class RocksdbTable:
@@ -388,7 +390,8 @@ class RocksdbTable:
         if self._changes.size_bytes <= _CHANGES_BYTES:
             return
         path = self._open.path / f"changes-{len(self._spilled)}.punit"
-        path.write_bytes(encode(self._changes.delta()))
+        with _refusals("cannot write changes beside a working copy on local disk", path):
+            path.write_bytes(encode(self._changes.delta()))
         self._spilled.append(path)
         self._changes = MemoryTable(self.schema, self.key)
 
