@@ -19,6 +19,7 @@ __all__ = [
     "key_words",
     "last_of_each",
     "row_bytes",
+    "second_hash_of",
     "staleness_bin",
 ]
 
@@ -285,3 +286,14 @@ def _column_bytes(kind: str, values: Sequence[Any]) -> bytes:
 def last_of_each(numbers: Sequence[int]) -> list[bool]:
     """Say of each position whether its number does not come again."""
     return [number not in numbers[i + 1 :] for i, number in enumerate(numbers)]
+
+
+def second_hash_of(words: Sequence[int], secret: int) -> int:
+    """Return the other hash of a key's words, by which a set of keys tells keys apart."""
+    step = 0xD6E8FEB86659FD93
+    h = secret
+    for word in words:
+        h = (h + word) * step & _64
+        h = (h ^ h >> 29) + secret & _64
+    h = (h ^ h >> 32) * step & _64
+    return (h ^ h >> 29) | 1

@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 from penstock import _durable
 from penstock.checkpointing import PUnit, decode, encode
 from penstock.errors import InternalError, InvalidUsageError, UnavailableError
+from penstock.state_store.key_set import KeySet
 from penstock.state_store.keys import Keys, Positions, Words
 from penstock.state_store.memory_table import MemoryTable
 from penstock.state_store.row_codec import RowCodec, is_bytes
@@ -45,6 +46,7 @@ _MEMTABLES_BYTES = 128 << 20
 """What is not flushed yet, of all tables of a process."""
 
 _MEMTABLE_BYTES = 32 << 20
+_KEY_SET_BYTES = 512 << 20
 _CHANGES_BYTES = 64 << 20
 _BLOOM_BITS = 10
 _CHUNK = 128
@@ -177,7 +179,9 @@ class _Database:
 class RocksdbTable:
     """A `penstock.state_store.table.Table` on local disk.
 
-    `put` and `delete` look their keys up, because the table knows exactly how many rows it has.
+    The table knows exactly how many rows it has, so `put` and `delete` must know which keys are there. A
+    `KeySet` in memory says it, in 11 to 16 bytes a key of one word and twice that of another, as long as it
+    takes no more than `_KEY_SET_BYTES`; beyond that the database is asked, which is several times slower.
 
     Parameters
     ----------
@@ -205,7 +209,10 @@ class RocksdbTable:
         self._values = RowCodec(self._layout.value_schema.types)
         self._big_endian = not any(is_bytes(kind) for kind in self._layout.key_schema.types)
         self._scratch = scratch
+        first = self._layout.key_schema.types[0]
+        self._one_word = len(self.key) == 1 and not is_bytes(first) and not pa.types.is_decimal(first)
         self._count = 0
+        self._known: KeySet | None = KeySet(one_word=self._one_word)
         self._spilled: list[Path] = []
         self._changes = MemoryTable(schema, self.key)
         self._database: _Database | None = _Database(scratch)
@@ -218,7 +225,8 @@ class RocksdbTable:
     def size_bytes(self) -> int:
         """How much memory the table holds, beside the process's block cache."""
         database = 0 if self._database is None else self._database.size_bytes
-        return database + self._changes.size_bytes
+        known = 0 if self._known is None else self._known.size_bytes
+        return database + known + self._changes.size_bytes
 
     def get(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, Found]:
         """Return the values of `keys`, nulls where absent, and which of them are there."""
@@ -280,6 +288,7 @@ class RocksdbTable:
         """Remove the working directory."""
         self._changes.close()
         self._count = 0
+        self._known = None
         self._spilled = []
         if self._database is not None:
             self._database.close()
@@ -291,24 +300,33 @@ class RocksdbTable:
             raise InvalidUsageError("the table is closed")
         return self._database
 
-    def _put(self, rows: pa.RecordBatch, *, new: bool = False) -> None:
-        """Write rows; `new` ones have keys that are not there."""
+    def _put(self, rows: pa.RecordBatch) -> None:
         values = self._layout.values_of(rows)
-        order, keys = self._sorted(self._layout.keys_of(rows), last=True)
-        if not keys:
+        keys = self._layout.keys_of(rows)
+        order, sorted_keys = self._sorted(keys, last=True)
+        if not sorted_keys:
             return
-        present = 0 if new else len(keys) - self._open.get(keys).count(None)
         encoded: Iterable[bytes] = repeat(b"")
         if len(self._layout.value_schema):
             columns = values.take(pa.array(order)).columns
             encoded = _slices(*self._values.encode(columns))
-        self._open.put(keys, encoded)
-        self._count += len(keys) - present
+        if self._known is None:
+            self._count += self._open.get(sorted_keys).count(None)
+        else:
+            self._count += self._known.add(keys)
+        self._open.put(sorted_keys, encoded)
+        if self._known is not None and self._known.size_bytes > _KEY_SET_BYTES:
+            self._known = None
 
-    def _delete(self, keys: pa.RecordBatch) -> Positions:
+    def _delete(self, batch: pa.RecordBatch) -> Positions:
         """Delete keys; return the positions of those that were there, each once."""
-        order, sorted_keys = self._sorted(self._layout.keys_of(keys), last=True)
-        there = _not_none(self._open.get(sorted_keys))
+        keys = self._layout.keys_of(batch)
+        order, sorted_keys = self._sorted(keys, last=True)
+        if self._known is None:
+            there = _not_none(self._open.get(sorted_keys))
+        else:
+            there = self._known.contains(keys)[order]
+            self._known.remove(keys)
         if there.any():
             self._open.delete(compress(sorted_keys, there))
         self._count -= int(np.count_nonzero(there))
@@ -419,12 +437,13 @@ class _Replay:
 
     def clear(self) -> None:
         table = self._table
-        if len(table):
+        if len(table) or table._known is None:
             table.close()
             table._database = _Database(table._scratch)
+            table._known = KeySet(one_word=table._one_word)
 
     def load(self, rows: pa.RecordBatch, total: int) -> None:
-        self._table._put(rows, new=True)
+        self._table._put(rows)
 
     def apply(self, upserts: pa.RecordBatch, tombstones: pa.RecordBatch) -> None:
         self._table._delete(tombstones)

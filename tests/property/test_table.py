@@ -81,8 +81,8 @@ class Tables(RuleBasedStateMachine):
         self.model: Model = {}
         self.stored: Model = {}
 
-    @initialize(name=st.sampled_from(list(TABLES)), small=st.booleans())
-    def open(self, name: str, small: bool) -> None:
+    @initialize(name=st.sampled_from(list(TABLES)), small=st.booleans(), forgets=st.booleans())
+    def open(self, name: str, small: bool, forgets: bool) -> None:
         columns, self.key = TABLES[name]
         self.schema = pa.schema([pa.field(n, kind) for n, kind in columns])
         if small:  # so that everything happens with a few rows
@@ -94,6 +94,8 @@ class Tables(RuleBasedStateMachine):
             self.patch.setattr(memory_table, "_LEAST_DEAD", 1)
             self.patch.setattr(row_store, "_LEAST_GARBAGE_BYTES", 10)
             self.patch.setattr(key_index, "_LEAST", 1)
+        if forgets:  # so that the database is asked which keys there are
+            self.patch.setattr(rocksdb_table, "_KEY_SET_BYTES", 0)
         self.tables = [self.new("memory"), self.new("rocksdb")]
         self.followers = [self.new("rocksdb"), self.new("memory")]
 

@@ -19,7 +19,7 @@ import pytest
 import penstock
 from penstock import _kernels
 from penstock.operators import arrivals, key_queue, pages, staleness
-from penstock.state_store import key_index, keys, memory_table, row_codec, row_store
+from penstock.state_store import key_index, key_set, keys, memory_table, row_codec, row_store
 from tests.naive import Update, conflated, hash_of, staleness_bin
 from tests.streams import STREAM, arrivals_of
 
@@ -30,6 +30,7 @@ ROOT = PACKAGE.parent
 KERNELS = {
     "keys": {"_put_fixed", "_put_bytes", "_get_fixed", "_get_sizes", "_get_bytes", "hash_words"},
     "key_index": {"_find", "_find_or_add", "_rebuild", "_gather_words"},
+    "key_set": {"_second_hash", "_home", "_add", "_contains", "_remove"},
     "row_codec": {"_append", "_extract"},
     "row_store": {"_missing_room", "_write", "_gather"},
     "memory_table": {"_mark_last"},
@@ -44,6 +45,7 @@ KERNELS = {
 REFERENCES = {
     "keys": "test_keys",
     "key_index": "test_keys",
+    "key_set": "test_key_set",
     "row_codec": "test_row_codec",
     "row_store": "test_row_store",
     "memory_table": "test_table",
@@ -53,7 +55,7 @@ REFERENCES = {
     "staleness": "test_staleness",
 }
 MODULES = [
-    *(keys, key_index, row_codec, row_store, memory_table),
+    *(keys, key_index, key_set, row_codec, row_store, memory_table),
     *(pages, arrivals, key_queue, staleness),
 ]
 
@@ -99,6 +101,7 @@ from penstock.operators.key_queue import Policy
 from penstock.operators.update_queue import UpdateQueue
 from penstock.operators.stream import UpdateStream
 from penstock.operators.arrivals import Arrivals
+from penstock.state_store.key_set import KeySet
 from penstock.state_store.memory_table import MemoryTable
 from tests.naive import Update
 import pyarrow as pa
@@ -126,6 +129,11 @@ for batch in (rows, rows.take(pa.array([3, 1, 3]))):
 list(table.scan())
 table.delete(rows.slice(5))
 table.delta()
+for known in (KeySet(one_word=True), KeySet(one_word=False)):
+    some = stream.keys(pa.RecordBatch.from_arrays([pa.array(["a"]), pa.array([1])], ["s", "i"]))
+    known.add(some)
+    known.contains(some)
+    known.remove(some)
 stats = {name: [sum(f.stats.cache_hits.values()), sum(f.stats.cache_misses.values()), len(f.signatures)]
          for name, f in _compiled().items()}
 json.dump(stats, sys.stdout)
@@ -150,7 +158,7 @@ def test_a_second_process_compiles_nothing() -> None:
     stats = json.loads(_python(WORKLOAD))
     assert len(stats) == sum(map(len, KERNELS.values()))
     assert {name: compiled for name, (_, compiled, _) in stats.items() if compiled} == {}
-    inner = {"_unlink", "_link_tail", "_link_cut", "_elp_add", "_elp_remove", "_bin"}
+    inner = {"_unlink", "_link_tail", "_link_cut", "_elp_add", "_elp_remove", "_bin", "_home"}
     unused = {name for name, (hits, _, _) in stats.items() if not hits}
     assert {name.rpartition(".")[2] for name in unused} <= inner
 
