@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from typing import Any
 
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit
+from penstock.errors import PenstockError
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
 
-__all__ = ["DictState", "content_of", "links_of", "names_of"]
+__all__ = ["DictState", "Later", "content_of", "links_of", "names_of"]
 
 
 class DictState:
@@ -57,6 +60,26 @@ def _unit(kind: str, changed: Mapping[int, bytes | None], keys: int) -> PUnit:
         [pa.array(list(changed), pa.int64()), pa.array(list(changed.values()), pa.binary())], ["k", "v"]
     )
     return PUnit(kind, {"keys": keys}, {"changes": block})
+
+
+class Later(Executor):
+    """A thread in the background that does nothing before it is told to."""
+
+    def __init__(self) -> None:
+        self.work: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, work: Callable[..., Any], /, *_: Any, **__: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.work.append((future, work))
+        return future
+
+    def run(self) -> None:
+        for future, work in self.work:
+            try:
+                future.set_result(work())
+            except PenstockError as error:
+                future.set_exception(error)
+        self.work = []
 
 
 def content_of(store: BucketStore, pointer: Pointer) -> dict[int, bytes]:

@@ -100,7 +100,7 @@ def test_heaps_equal_their_reference_and_reuse_the_room_of_what_they_overwrite(
         source = np.frombuffer(b"".join(values), np.uint8)
         at = np.array(locations, np.int64)
         assert row_store._missing_room(sizes, at, bounds) == heap.missing(locations, values)
-        end = row_store._write(starts, sizes, data, end, at, bounds, source)
+        end, _ = row_store._write(starts, sizes, data, end, at, bounds, source)
         heap.write(locations, values)
         model |= dict(zip(locations, values, strict=True))
         assert end == heap.end
@@ -108,5 +108,5 @@ def test_heaps_equal_their_reference_and_reuse_the_room_of_what_they_overwrite(
     order = np.array(sorted(model), np.int64)
     bounds = np.cumsum([0, *sizes[order].tolist()])
     out = np.empty(int(bounds[-1]), np.uint8)
-    row_store._gather(starts, data, order, bounds, out)
+    row_store._gather(starts, sizes, data, order, bounds, out)
     assert out.tobytes() == b"".join(model[location] for location in order.tolist())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 from penstock import _durable
 from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import LocalFiles
-from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, UnavailableError
+from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import (
     RETAIN_VERSIONS,
@@ -26,7 +24,7 @@ from penstock.state_store.bucket_store import (
     number_of,
 )
 from tests.golden import make_fixtures
-from tests.states import DictState, content_of, links_of, names_of
+from tests.states import DictState, Later, content_of, links_of, names_of
 
 
 @pytest.fixture
@@ -122,32 +120,12 @@ def test_small_states_get_no_snapshot_until_the_chain_is_long(
     assert [len(handle.links) for handle in handles] == [1, 2, 3, 4, 5, 6, 7, 2, 3, 4, 5, 6, 7, 2]
 
 
-class _Later(Executor):
-    """Does nothing before it is told to."""
-
-    def __init__(self) -> None:
-        self.work: list[tuple[Future[Any], Callable[[], Any]]] = []
-
-    def submit(self, work: Callable[..., Any], /, *_: Any, **__: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.work.append((future, work))
-        return future
-
-    def run(self) -> None:
-        for future, work in self.work:
-            try:
-                future.set_result(work())
-            except PenstockError as error:
-                future.set_exception(error)
-        self.work = []
-
-
 @pytest.mark.parametrize("commits", [0, 1, 5, 15, 16, 20])
 def test_a_snapshot_may_be_written_while_commits_go_on(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch, commits: int
 ) -> None:
     monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
-    later = _Later()
+    later = Later()
     store = BucketStore(store.files, background=later)
     state, handles = _commits(store, 5)
     assert len(later.work) == 1
@@ -181,7 +159,7 @@ def test_a_snapshot_that_cannot_be_written_fails_no_commit_and_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
     monkeypatch.setattr(DictState, "part", 2)
-    later = _Later()
+    later = Later()
     store = BucketStore(store.files, background=later)
     state, handles = _commits(store, 5)
     names, link = names_of(store), os.link

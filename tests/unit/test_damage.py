@@ -1,0 +1,79 @@
+"""Every flipped byte and every cut of a small store's files: an error that names it, or the right data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.checkpointing.files import LocalFiles
+from penstock.errors import CorruptDataError
+from penstock.state_store import bucket_store
+from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
+from penstock.state_store.memory_table import MemoryTable
+
+SCHEMA = pa.schema([("k", pa.int64()), ("text", pa.string()), ("list", pa.list_(pa.int16()))])
+
+
+def _rows(*keys: int) -> pa.RecordBatch:
+    rows = [{"k": key, "text": f"text {key}" if key % 2 else None, "list": [key]} for key in keys]
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+
+def _content(table: MemoryTable) -> list[Any]:
+    return sorted((row for batch in table.scan() for row in batch.to_pylist()), key=lambda row: row["k"])
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[BucketStore, Handle, list[Any]]:
+    """Give a store whose chain has a snapshot and two deltas, one with tombstones."""
+    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 0)
+    store, table, handle = BucketStore(LocalFiles(tmp_path)), MemoryTable(SCHEMA, ("k",)), Handle()
+    for keys in ((1, 2, 3, 4), (5,)):
+        table.put(_rows(*keys))
+        handle = store.commit(table, handle)
+    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 64)
+    for keys in ((6, 1), (7,)):
+        table.put(_rows(*keys))
+        table.delete(_rows(2, keys[0] - 1))
+        handle = store.commit(table, handle)
+    assert (handle.base, len(handle.links)) == (1, 3)
+    return store, handle, _content(table)
+
+
+def _flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :]
+
+
+def _cut(content: bytes, at: int) -> bytes:
+    return content[:at]
+
+
+def _longer(content: bytes, at: int) -> bytes:
+    return content[:at] + b"\0" + content[at:]
+
+
+@pytest.mark.parametrize("damage", [_flipped, _cut, _longer])
+def test_no_damage_of_any_byte_gives_wrong_data(
+    stored: tuple[BucketStore, Handle, list[Any]], damage: Callable[[bytes, int], bytes]
+) -> None:
+    store, handle, expected = stored
+    pointer: Pointer = handle.links[-1].pointer
+    found = 0
+    for link in handle.links:
+        path = Path(store.files.path_of(link.pointer.file_name))
+        content = path.read_bytes()
+        for at in range(len(content)):
+            path.write_bytes(damage(content, at))
+            table = MemoryTable(SCHEMA, ("k",))
+            try:
+                store.load(pointer, table)
+            except CorruptDataError as error:
+                found += error.context["file"] == str(path)
+            else:
+                assert _content(table) == expected, f"{path.name} at {at}"
+        path.write_bytes(content)
+    assert found == sum(link.size_bytes for link in handle.links), "each is found, and the file named"
