@@ -20,6 +20,9 @@ _DTYPES: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uin
 _LEAST_GARBAGE_BYTES = 64 * 1024
 """A heap with less garbage is left as it is."""
 
+_AHEAD = 64
+"""How many values are looked up before the first of them is copied."""
+
 _Where = Positions | slice
 
 
@@ -35,6 +38,22 @@ def _missing_room(sizes: Positions, locations: Positions, bounds: Positions) -> 
 
 
 @kernel
+def _touch(
+    starts: Positions, sizes: Positions, heap: Bytes, locations: Positions, begin: int, end: int
+) -> int:
+    """Read where some locations have their bytes, all at once, so that the copies after it find them cached.
+
+    Each read depends on none before it, so the processor waits for many of them together. Returns a number
+    of no meaning, without which the compiler would leave the reads out.
+    """
+    read = 0
+    for i in range(begin, end):
+        if sizes[locations[i]] > 0:
+            read += heap[starts[locations[i]]]
+    return read
+
+
+@kernel
 def _write(
     starts: Positions,
     sizes: Positions,
@@ -43,31 +62,50 @@ def _write(
     locations: Positions,
     bounds: Positions,
     data: Bytes,
-) -> int:
-    """Put range i of `data` at ``locations[i]``, in place where it fits; return the heap's new end."""
-    for i in range(locations.shape[0]):
-        location, begin = locations[i], bounds[i]
-        size = bounds[i + 1] - begin
-        if size > sizes[location]:
-            starts[location] = end
-            end += size
-        sizes[location] = size
-        start = starts[location]
-        for b in range(size):
-            heap[start + b] = data[begin + b]
-    return end
+) -> tuple[int, int]:
+    """Put range i of `data` at ``locations[i]``, in place where it fits.
+
+    Returns the heap's new end, and a number of no meaning (see `_touch`).
+    """
+    count = locations.shape[0]
+    read = 0
+    for first in range(0, count, _AHEAD):
+        last = min(first + _AHEAD, count)
+        read += _touch(starts, sizes, heap, locations, first, last)
+        for i in range(first, last):
+            location, begin = locations[i], bounds[i]
+            size = bounds[i + 1] - begin
+            if size > sizes[location]:
+                starts[location] = end
+                end += size
+            sizes[location] = size
+            start = starts[location]
+            for b in range(size):
+                heap[start + b] = data[begin + b]
+    return end, read
 
 
 @kernel
-def _gather(starts: Positions, heap: Bytes, locations: Positions, bounds: Positions, out: Bytes) -> None:
-    """Copy the bytes at ``locations[i]`` to range i of `out`; an empty range reads nothing."""
-    for i in range(locations.shape[0]):
-        begin = bounds[i]
-        size = bounds[i + 1] - begin
-        if size > 0:
-            start = starts[locations[i]]
-            for b in range(size):
-                out[begin + b] = heap[start + b]
+def _gather(
+    starts: Positions, sizes: Positions, heap: Bytes, locations: Positions, bounds: Positions, out: Bytes
+) -> int:
+    """Copy the bytes at ``locations[i]`` to range i of `out`; an empty range reads nothing.
+
+    Returns a number of no meaning (see `_touch`).
+    """
+    count = locations.shape[0]
+    read = 0
+    for first in range(0, count, _AHEAD):
+        last = min(first + _AHEAD, count)
+        read += _touch(starts, sizes, heap, locations, first, last)
+        for i in range(first, last):
+            begin = bounds[i]
+            size = bounds[i + 1] - begin
+            if size > 0:
+                start = starts[locations[i]]
+                for b in range(size):
+                    out[begin + b] = heap[start + b]
+    return read
 
 
 class RowStore:
@@ -300,7 +338,7 @@ class _HeapColumn(_Column):
             where = np.arange(where.start, where.stop)
         missing = _missing_room(self._sizes, where, bounds)
         self._heap = grown(self._heap, self._end + missing, used=self._end)
-        self._end = _write(self._starts, self._sizes, self._heap, self._end, where, bounds, data)
+        self._end, _ = _write(self._starts, self._sizes, self._heap, self._end, where, bounds, data)
 
     def take(self, where: _Where, count: int, found: npt.NDArray[np.bool_] | None) -> pa.Array[Any]:
         bounds = np.zeros(count + 1, np.int64)
@@ -308,7 +346,7 @@ class _HeapColumn(_Column):
         np.cumsum(sizes if found is None else sizes * found, out=bounds[1:])
         out = np.empty(int(bounds[-1]), np.uint8)
         locations = np.arange(where.start, where.stop) if isinstance(where, slice) else where
-        _gather(self._starts, self._heap, locations, bounds, out)
+        _gather(self._starts, self._sizes, self._heap, locations, bounds, out)
         if self._codec is None:
             return from_byte_ranges(self.type, bounds, out, self._validity(where, found))
         if found is None:
@@ -334,7 +372,7 @@ class _HeapColumn(_Column):
         if not self.may_compact:
             return
         heap = np.empty(self._used, np.uint8)
-        _gather(self._starts, self._heap, locations, bounds, heap)
+        _gather(self._starts, self._sizes, self._heap, locations, bounds, heap)
         # Other locations have no bytes from now on: what is put there must not go over what moved.
         self._starts[:] = 0
         self._sizes[:] = 0
