@@ -268,13 +268,17 @@ def follow(
         for batch in _new_batches(reader):
             totals = totals.plus(batch)
             on_batch(batch)
-            if ends(batch):
+            if ends(batch) and not ended:
+                # The next batch may have begun, and ends before the query stops.
                 _stop(query, spark)
-                return totals
+                ended = True
         if failure is not None:
             raise failure
         if ended or signals.received is not None:
             query.stop()  # joins its thread, which may still be tidying up
+            for batch in _new_batches(reader):
+                totals = totals.plus(batch)
+                on_batch(batch)
             return replace(totals, signal=signals.received)
 
 

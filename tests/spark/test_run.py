@@ -81,7 +81,7 @@ def test_a_run_with_a_budget_ends_when_the_input_is_used_up_and_nothing_waits(
 
 
 def test_without_draining_what_waits_is_served_by_the_next_run(spark: SparkSession, tmp_path: Path) -> None:
-    queue = {"key": "symbol", "time": "time", "policy": "in_place", "budget": 200}
+    queue = {"key": "symbol", "time": "time", "policy": "in_place", "budget": 100}
     sink = {"type": "parquet", "path": str(tmp_path / "out")}
     keep = pipeline(tmp_path, queue=queue, sink=sink, query={"drain": False})
     first = run_to_end(keep, spark=spark)
