@@ -22,6 +22,7 @@ class DictState:
 
     def __init__(self, content: Mapping[int, bytes] | None = None) -> None:
         self.content = dict(content or {})
+        self.closed = False
         self._changed: dict[int, bytes | None] = dict(self.content)
 
     @property
@@ -34,6 +35,9 @@ class DictState:
             self.content.pop(key, None)
         else:
             self.content[key] = value
+
+    def close(self) -> None:
+        self.closed = True
 
     def delta(self) -> PUnit:
         changed, self._changed = self._changed, {}

@@ -299,6 +299,9 @@ class UpdateQueue:
         self._compact()
         return self._queue_meter.take(key_time), self._application_meter.take(key_time)
 
+    def close(self) -> None:
+        """Do nothing: memory goes with the object."""
+
     def delta(self) -> PUnit:
         """Return what changed since the last call, to be stored."""
         ids = np.flatnonzero(self._dirty[: self.keys])

@@ -349,7 +349,7 @@ class BucketStore:
                 content = encode(PUnit(unit.kind, _meta(pointer, unit, Handle(base=0), None), unit.blocks))
                 self.files.publish(pointer.file_name, content)
                 links.append(Link(pointer, len(content)))
-        except PenstockError as error:
+        except Exception as error:  # of whatever kind: this thread is the only one to see it
             _log.warning("no snapshot was written [location=%s error=%s]", self.files.location, error)
             for link in links:
                 with contextlib.suppress(PenstockError):

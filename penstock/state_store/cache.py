@@ -24,6 +24,9 @@ class CachedState(State, Protocol):
     def size_bytes(self) -> int:
         """How much memory the state holds."""
 
+    def close(self) -> None:
+        """Let go of memory and files; the state is not used afterwards."""
+
 
 S = TypeVar("S", bound=CachedState)
 
@@ -68,6 +71,8 @@ class StateCache(Generic[S]):
         """
         entry = self._entries.pop(store.files.location, None)
         if pointer is None:
+            if entry is not None:
+                entry[0].close()
             return Found(new(), Handle(), hits=1)
         if entry is not None:
             state, held = entry
@@ -76,17 +81,20 @@ class StateCache(Generic[S]):
             handle = store.catch_up(pointer, state, held)
             if handle is not None:
                 return Found(state, handle, catch_ups=1)
+            state.close()
         state = new()
         return Found(state, store.load(pointer, state), loads=1)
 
     def put(self, store: BucketStore, state: S, handle: Handle) -> None:
         """Keep `state`, which stands at `handle`; one that is too large alone is let go."""
         if state.size_bytes > self.capacity_bytes:
+            state.close()
             return
         self._entries[store.files.location] = (state, handle)
         self._entries.move_to_end(store.files.location)
         while self._entries and self.size_bytes > self.capacity_bytes:
-            self._entries.popitem(last=False)
+            _, (oldest, _) = self._entries.popitem(last=False)
+            oldest.close()
 
     @property
     def size_bytes(self) -> int:

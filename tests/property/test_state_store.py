@@ -196,6 +196,9 @@ class Workers(RuleBasedStateMachine):
         self.scratch.cleanup()
 
 
-TestWorkers = Workers.TestCase
+@pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")
+class TestWorkers(Workers.TestCase):  # type: ignore[misc,valid-type]  # made by hypothesis
+    """Runs the machine. Tables of attempts that died are cleaned up with their objects."""
+
+
 TestWorkers.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
-TestWorkers.pytestmark = [pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")]

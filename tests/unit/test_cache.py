@@ -166,3 +166,22 @@ def test_states_of_different_buckets_do_not_mix(tmp_path: Path) -> None:
     second, _ = _advance(cache, two, None, 2)
     assert cache.take(one, _pointer(first), DictState).state.content == {1: b"x"}
     assert cache.take(two, _pointer(second), DictState).state.content == {2: b"x"}
+
+
+def test_states_that_are_let_go_are_closed(store: BucketStore, tmp_path: Path) -> None:
+    ours, theirs = Cache(1 << 20), Cache(1 << 20)
+    handle, found = _advance(ours, store, None, 1)
+    _advance(ours, store, _pointer(handle), 2)
+    winner, _ = _advance(theirs, store, _pointer(handle), 3)
+    ours.take(store, _pointer(winner), DictState)
+    assert found.state.closed, "its lineage was lost"
+    _, found = _advance(theirs, store, _pointer(winner), 4)
+    theirs.take(store, None, DictState)
+    assert found.state.closed, "its bucket began anew"
+    small = Cache(10)
+    (first, second) = _stores(tmp_path / "more", 2)
+    _, found = _advance(small, first, None, 1)
+    _, other = _advance(small, second, None, 1)
+    _, another = _advance(small, first, None, 1)
+    assert (found.state.closed, other.state.closed, another.state.closed) == (True, True, False)
+    assert len(small) == 1

@@ -32,11 +32,11 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[BucketStore
     """Give a store whose chain has a snapshot and two deltas, one with tombstones."""
     monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 0)
     store, table, handle = BucketStore(LocalFiles(tmp_path)), MemoryTable(SCHEMA, ("k",)), Handle()
-    for keys in ((1, 2, 3, 4), (5,)):
+    for keys in ([1, 2, 3, 4], [5]):
         table.put(_rows(*keys))
         handle = store.commit(table, handle)
     monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 64)
-    for keys in ((6, 1), (7,)):
+    for keys in ([6, 1], [7]):
         table.put(_rows(*keys))
         table.delete(_rows(2, keys[0] - 1))
         handle = store.commit(table, handle)
