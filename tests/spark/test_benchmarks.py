@@ -1,0 +1,31 @@
+"""Every benchmark still runs: tiny inputs, one round, times of no interest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.spark
+
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "only"),
+    [
+        ("update_queue_speed", ["penstock", "per-key"]),
+        ("state_in_spark", ["penstock-rows"]),
+        ("state_store", ["memory", "rocksdb"]),
+    ],
+)
+def test_a_benchmark_runs_and_prints_a_row_for_each_contender(name: str, only: list[str]) -> None:
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--only", *only]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    result = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    for contender in only:
+        assert any(contender in line.split() for line in result.stdout.splitlines()), result.stdout
