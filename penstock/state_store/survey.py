@@ -1,0 +1,506 @@
+"""What lies in a state location: versions, chains, sizes, damage and garbage, told without Spark.
+
+State lies in ``<location>/<query id>/<operator>/<bucket>/``. `find_operators` takes a directory at any of
+these levels, `survey` looks into one bucket, and `delete_garbage` deletes what it found needless.
+
+What is proven without Spark. A task writes version w only after the pointer to w - 1 has arrived, which
+proves that w - 1 was committed (`bucket_store`), and a version's header names that pointer as its parent.
+So the newest *proven* pointer is the parent of any file of the highest version. The files of that version
+themselves may be committed, in flight or lost; they prove nothing of themselves.
+
+Invariants:
+
+1. Only what the newest proven pointer proves needless is garbage, as in `BucketStore.garbage`: a number that
+   is at most the pointer's version, and in neither its chain nor those of the retained versions before it.
+2. A file that is garbage stays garbage, for versions after the proven one name only files that it names, or
+   files with higher numbers. So it may be deleted at any later time, also while the query runs, and whatever
+   attempts in flight write stays.
+3. Nothing is deleted from a bucket in which attempts of one version name different parents. That is what a
+   checkpoint leaves that was set back to older batches, or copied: then the highest version need not be
+   that of the checkpoint. Nor is anything deleted where the proven version cannot be loaded.
+
+Files alone cannot always tell that a checkpoint was set back: the first version after that looks like an
+attempt that lost. Let the query run on before garbage is collected by hand; its own collection goes by the
+pointers that arrive, and is always right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.checkpointing import PUnit, decode
+from penstock.checkpointing.files import FileFacts, Files
+from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.state_store.bucket_store import (
+    RETAIN_VERSIONS,
+    BucketStore,
+    FileId,
+    Handle,
+    Pointer,
+    Version,
+    number_of,
+)
+
+__all__ = [
+    "BucketSurvey",
+    "Chain",
+    "Damage",
+    "Operator",
+    "delete_garbage",
+    "find_operators",
+    "likely_pointer",
+    "survey",
+]
+
+_BUCKET = re.compile("[0-9]{5,}")
+_SUFFIX = ".punit"
+_TRIES = 5
+"""How often a bucket is looked at anew when its query deletes files meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A file that cannot be read, and what is wrong with it."""
+
+    file: str
+    fact: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator's part of a state location.
+
+    Attributes
+    ----------
+    location : str
+        Its directory, for messages.
+    query, name : str
+        The last two names of that directory.
+    files : Files or None
+        Its directory; None if the survey began at one of its buckets.
+    buckets : tuple of Files
+        The directories of its buckets, by name.
+    damage : tuple of Damage
+        Of the files that all buckets share.
+    """
+
+    location: str
+    query: str
+    name: str
+    files: Files | None
+    buckets: tuple[Files, ...]
+    damage: tuple[Damage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What a load of one version reads.
+
+    Attributes
+    ----------
+    base_files, base_bytes : int
+        The base: the parts of a snapshot, or the first delta of all.
+    deltas, delta_bytes : int
+        The deltas since, the version's own file included.
+    """
+
+    base_files: int
+    base_bytes: int
+    deltas: int
+    delta_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSurvey:
+    """What was found in one bucket.
+
+    Attributes
+    ----------
+    location : str
+        Its directory, for messages.
+    files, size_bytes : int
+        All files on disk, unfinished ones too.
+    newest : tuple of Pointer
+        The readable files of the highest version: one for each attempt that wrote it.
+    proven : Pointer or None
+        The newest pointer that is certain to have been committed; None if there is no proof of any.
+    likely : Pointer or None
+        Where the bucket most likely stands: the file of the highest version if there is only one, else
+        `proven`. `chain`, `rows` and `waiting` are of this version.
+    chain : Chain or None
+        What a load of it reads.
+    rows, waiting : int or None
+        How many keys it holds, and how many of them wait, if the operator says so.
+    versions : tuple of Version
+        The versions up to `proven` that can be loaded and that garbage collection keeps, oldest first.
+    garbage : tuple of FileFacts
+        What garbage collection deletes.
+    withheld : str or None
+        Why garbage collection deletes nothing, if that is not for want of garbage.
+    damage : tuple of Damage
+        Files that cannot be read, and files that are missing.
+    """
+
+    location: str
+    files: int = 0
+    size_bytes: int = 0
+    newest: tuple[Pointer, ...] = ()
+    proven: Pointer | None = None
+    likely: Pointer | None = None
+    chain: Chain | None = None
+    rows: int | None = None
+    waiting: int | None = None
+    versions: tuple[Version, ...] = ()
+    garbage: tuple[FileFacts, ...] = ()
+    withheld: str | None = None
+    damage: tuple[Damage, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The bucket's directory without those above."""
+        return _names_in(self.location)[-1]
+
+    @property
+    def garbage_bytes(self) -> int:
+        """What garbage collection frees."""
+        return sum(facts.size_bytes for facts in self.garbage)
+
+
+def find_operators(place: Files) -> list[Operator]:
+    """Return the operators whose state lies in `place`, in the order of their names.
+
+    Parameters
+    ----------
+    place : Files
+        A state location, or the directory of a query, an operator or a bucket in one.
+
+    Raises
+    ------
+    InvalidUsageError
+        If no state lies there.
+    UnavailableError
+        If the file system refuses.
+    """
+    entries = place.list()
+    if _is_bucket(entries):
+        *above, query, name, _ = ["", "", *_names_in(place.location)]
+        return [Operator("/".join([*above[2:], query, name]), query, name, None, (place,))]
+    found = list(_operators(place, entries, 2))
+    if not found:
+        raise InvalidUsageError(
+            "there is no state at this location",
+            location=place.location,
+            hint="give a state_location, or the directory of a query, an operator or a bucket in one",
+        )
+    return found
+
+
+def survey(bucket: Files, *, retain_versions: int = RETAIN_VERSIONS) -> BucketSurvey:
+    """Look into one bucket; every file in it is read and checked, one after the other.
+
+    Damage is a finding and no error. The query may run meanwhile: what it deletes is not missed.
+
+    Parameters
+    ----------
+    bucket : Files
+        The bucket's directory.
+    retain_versions : int
+        How many versions garbage collection keeps loadable; it is stored nowhere.
+
+    Raises
+    ------
+    InvalidUsageError
+        If less than one version is retained.
+    UnavailableError
+        If the file system refuses.
+    """
+    store = BucketStore(bucket, retain_versions=retain_versions)
+    sight = _look(store, _listed(bucket))
+    for _ in range(_TRIES):
+        if not sight.unreadable:
+            break
+        after = _listed(bucket)
+        if sight.unreadable.keys() <= after.keys() or after.keys() == sight.facts.keys():
+            break
+        sight = _look(store, after)
+    else:
+        # The query is too quick for us. What is gone by now, it has deleted.
+        present = _listed(bucket)
+        sight.unreadable = {name: error for name, error in sight.unreadable.items() if name in present}
+    return _surveyed(store, sight)
+
+
+def delete_garbage(bucket: Files, found: BucketSurvey) -> Iterator[FileFacts]:
+    """Delete the garbage that `found` names, and give each file once it is gone.
+
+    `found` need not be fresh, and the query may run: see the module. Whoever stops early has deleted what
+    was given, and the rest stays.
+
+    Raises
+    ------
+    UnavailableError
+        If the file system refuses.
+    """
+    for facts in found.garbage:
+        bucket.delete(facts.name)
+        yield facts
+
+
+def likely_pointer(bucket: Files) -> Pointer | None:
+    """Return where `bucket` most likely stands; None if it is empty as far as is proven.
+
+    That is the file of the highest version if only one attempt wrote it, else the newest proven pointer.
+    Only the files with the highest numbers are read.
+
+    Raises
+    ------
+    CorruptDataError
+        If one of them is damaged.
+    InvalidUsageError
+        If the attempts of the highest version follow different ones.
+    UnavailableError
+        If the file system refuses.
+    """
+    store = BucketStore(bucket)
+    for _ in range(_TRIES):
+        found, damaged = _newest(store, _listed(bucket))
+        if damaged is None:
+            break
+        name, error = damaged
+        if name in _listed(bucket):
+            raise error
+    else:
+        raise CorruptDataError(
+            "the bucket changes faster than it can be read", file=bucket.location, hint="try again"
+        )
+    if len(found) == 1:
+        return next(iter(found))
+    parents = {handle.parent for handle in found.values()}
+    if len(parents) > 1:
+        raise InvalidUsageError(
+            "the attempts of the newest version follow different ones",
+            location=bucket.location,
+            hint="pass the checkpoint, which says what was committed",
+        )
+    return parents.pop() if parents else None
+
+
+@dataclass(slots=True)
+class _Sight:
+    """What one look at all files of a bucket has shown."""
+
+    facts: dict[str, FileFacts]
+    unreadable: dict[str, CorruptDataError] = field(default_factory=dict)
+    handles: dict[Pointer, Handle] = field(default_factory=dict)
+    """Where each version stands."""
+    meta: dict[Pointer, Mapping[str, Any]] = field(default_factory=dict)
+    """What each version's own unit says of it."""
+
+
+def _listed(bucket: Files) -> dict[str, FileFacts]:
+    return {facts.name: facts for facts in bucket.list() if not facts.is_directory}
+
+
+def _opened(store: BucketStore, pointer: Pointer) -> tuple[Handle, PUnit]:
+    """Return where the version at `pointer` stands, and its own unit; of a part of a snapshot too."""
+    handle, unit = store.look(pointer)
+    if handle.parent is not None and handle.parent.version != pointer.version - 1:
+        path = store.files.path_of(pointer.file_name)
+        raise CorruptDataError("the file names a parent that is not the version before", file=path)
+    return handle, unit
+
+
+def _look(store: BucketStore, facts: dict[str, FileFacts]) -> _Sight:
+    sight = _Sight(facts)
+    for name in facts:
+        pointer = _pointer_of(name)
+        if pointer is None:
+            continue
+        try:
+            handle, unit = _opened(store, pointer)
+        except CorruptDataError as error:
+            sight.unreadable[name] = error
+            continue
+        if handle.base:
+            sight.handles[pointer] = handle
+            sight.meta[pointer] = unit.meta
+    proven = _proven(sight.handles)
+    known = {pointer for pointer in (proven, *_highest(sight.handles)) if pointer in sight.handles}
+    if proven is not None and proven not in sight.handles:
+        _miss(store, sight, [proven.file_name])
+    for pointer in known:
+        _miss(store, sight, [link.pointer.file_name for link in sight.handles[pointer].links])
+    return sight
+
+
+def _miss(store: BucketStore, sight: _Sight, names: list[str]) -> None:
+    """Note which of `names` are not there."""
+    for name in names:
+        if name not in sight.facts and name not in sight.unreadable:
+            path = store.files.path_of(name)
+            sight.unreadable[name] = CorruptDataError("a state file is missing", file=path)
+
+
+def _surveyed(store: BucketStore, sight: _Sight) -> BucketSurvey:
+    newest = _highest(sight.handles)
+    proven = _proven(sight.handles)
+    likely = newest[0] if len(newest) == 1 else proven
+    there = sight.handles.get(likely) if likely else None
+    meta = sight.meta[likely] if likely and there else {}
+    garbage, withheld = _garbage(store, sight, proven)
+    return BucketSurvey(
+        location=store.files.location,
+        files=len(sight.facts),
+        size_bytes=sum(facts.size_bytes for facts in sight.facts.values()),
+        newest=tuple(newest),
+        proven=proven,
+        likely=likely,
+        chain=_chain(there) if there else None,
+        rows=_count(meta, "rows"),
+        waiting=_count(meta, "waiting"),
+        versions=tuple(_loadable(sight, proven, store.retain_versions)),
+        garbage=garbage,
+        withheld=withheld,
+        damage=tuple(
+            Damage(store.files.path_of(name), error.fact) for name, error in sorted(sight.unreadable.items())
+        ),
+    )
+
+
+def _garbage(
+    store: BucketStore, sight: _Sight, proven: Pointer | None
+) -> tuple[tuple[FileFacts, ...], str | None]:
+    """Return what garbage collection deletes, or why it deletes nothing."""
+    forked = _forked(sight.handles)
+    if forked is not None:
+        return (), (
+            f"attempts of version {forked} follow different ones, as after a checkpoint that was set back "
+            "or copied; the query collects its garbage itself when it runs"
+        )
+    if proven is None:
+        return (), None
+    handle = sight.handles.get(proven)
+    if handle is None or any(link.pointer.file_name in sight.unreadable for link in handle.links):
+        return (), f"the newest proven version, {proven.version}, cannot be loaded"
+    names = store.garbage(handle)
+    return tuple(sight.facts[name] for name in names if name in sight.facts), None
+
+
+def _loadable(sight: _Sight, proven: Pointer | None, retain_versions: int) -> list[Version]:
+    handle = sight.handles.get(proven) if proven else None
+    if handle is None:
+        return []
+    kept, there = handle.needed(retain_versions), sight.facts.keys() - sight.unreadable.keys()
+    return sorted(
+        pointer.version
+        for pointer, at in sight.handles.items()
+        if pointer.file_name in kept and all(link.pointer.file_name in there & kept for link in at.links)
+    )
+
+
+def _highest(handles: Mapping[Pointer, Handle]) -> list[Pointer]:
+    """Return the pointers of the highest version."""
+    highest = max((pointer.version for pointer in handles), default=0)
+    return sorted((p for p in handles if p.version == highest), key=lambda pointer: pointer.file_id)
+
+
+def _parents(handles: Mapping[Pointer, Handle]) -> dict[Version, set[Pointer | None]]:
+    """Return for each version what its files name as their parents."""
+    parents: dict[Version, set[Pointer | None]] = {}
+    for pointer, handle in handles.items():
+        # The first files of the format named no parent, which says nothing.
+        if handle.parent is not None or pointer.version == 1:
+            parents.setdefault(pointer.version, set()).add(handle.parent)
+    return parents
+
+
+def _proven(handles: Mapping[Pointer, Handle]) -> Pointer | None:
+    """Return the newest pointer whose commit the files prove; None also if they contradict each other."""
+    parents = _parents(handles)
+    newest = parents[max(parents)] if parents else set()
+    return next(iter(newest)) if len(newest) == 1 else None
+
+
+def _forked(handles: Mapping[Pointer, Handle]) -> Version | None:
+    """Return the first version whose attempts follow different ones; None if there is none."""
+    return min((version for version, parents in _parents(handles).items() if len(parents) > 1), default=None)
+
+
+def _newest(
+    store: BucketStore, facts: Mapping[str, FileFacts]
+) -> tuple[dict[Pointer, Handle], tuple[str, CorruptDataError] | None]:
+    """Return the files of the highest version, and the first file met that cannot be read."""
+    pointers = [pointer for name in facts if (pointer := _pointer_of(name)) is not None]
+    found: dict[Pointer, Handle] = {}
+    for pointer in sorted(pointers, key=lambda pointer: pointer.version, reverse=True):
+        if found and pointer.version < next(iter(found)).version:
+            break
+        try:
+            handle, _ = _opened(store, pointer)
+        except CorruptDataError as error:
+            return found, (pointer.file_name, error)
+        if handle.base:
+            found[pointer] = handle
+    return found, None
+
+
+def _chain(handle: Handle) -> Chain:
+    base, deltas = handle.links[: handle.base], handle.links[handle.base :]
+    return Chain(
+        len(base),
+        sum(link.size_bytes for link in base),
+        len(deltas),
+        sum(link.size_bytes for link in deltas),
+    )
+
+
+def _count(meta: Mapping[str, Any], name: str) -> int | None:
+    value = meta.get(name)
+    return value if isinstance(value, int) else None
+
+
+def _pointer_of(name: str) -> Pointer | None:
+    """Return the pointer to a finished file; None if `name` is not that of one."""
+    number = number_of(name)
+    if number is None or name.startswith("."):
+        return None
+    _, _, rest = name.partition("-")
+    pointer = Pointer(number, FileId(rest.removesuffix(_SUFFIX)))
+    return pointer if pointer.file_name == name else None
+
+
+def _is_bucket(entries: Sequence[FileFacts]) -> bool:
+    return any(not facts.is_directory and number_of(facts.name) is not None for facts in entries)
+
+
+def _operators(place: Files, entries: Sequence[FileFacts], depth: int) -> Iterator[Operator]:
+    """Yield the operators in `place` and up to `depth` levels below it."""
+    directories = [facts.name for facts in entries if facts.is_directory]
+    buckets = tuple(place.child(name) for name in directories if _BUCKET.fullmatch(name))
+    if any(_is_bucket(bucket.list()) for bucket in buckets):
+        query, name = ["", "", *_names_in(place.location)][-2:]
+        yield Operator(place.location, query, name, place, buckets, tuple(_damage_in(place, entries)))
+    elif depth:
+        for name in directories:
+            child = place.child(name)
+            yield from _operators(child, child.list(), depth - 1)
+
+
+def _damage_in(place: Files, entries: Sequence[FileFacts]) -> Iterator[Damage]:
+    for facts in entries:
+        if facts.is_directory or facts.is_unfinished or not facts.name.endswith(_SUFFIX):
+            continue
+        try:
+            decode(place.read(facts.name), place.path_of(facts.name))
+        except CorruptDataError as error:
+            yield Damage(place.path_of(facts.name), error.fact)
+        except FileNotFoundError:
+            continue
+
+
+def _names_in(location: str) -> list[str]:
+    """Return the parts of a location between its slashes."""
+    return location.partition("?")[0].split("/")

@@ -1,0 +1,280 @@
+"""The commands that look at state, without Spark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from penstock import cli
+from penstock.checkpointing import PUnit, encode
+from penstock.checkpointing.files import LocalFiles, open_files
+from penstock.cli import app
+from penstock.operators.key_queue import Policy
+from penstock.operators.update_queue import UpdateQueue
+from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, FileId, Handle, Pointer, Version
+from tests.naive import Update
+from tests.s3 import SECRET, S3Server
+from tests.states import DictState, links_of, names_of
+from tests.streams import STREAM, enqueue
+
+
+def penstock(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def _commits(store: BucketStore, count: int) -> list[Handle]:
+    state, handles = DictState(), [Handle()]
+    for number in range(count):
+        state[number] = bytes([number])
+        handles.append(store.commit(state, handles[-1]))
+    return handles[1:]
+
+
+def _orphan(store: BucketStore, held: Handle) -> Path:
+    """Let another attempt commit upon `held`; return its file."""
+    name = links_of(store.commit(DictState({99: b"another attempt"}), held))[-1]
+    return Path(store.files.path_of(name))
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> list[BucketStore]:
+    """Two buckets of one operator, with four versions and one orphan in the first, one in the second."""
+    operator = LocalFiles(tmp_path / "state" / "query" / "prices")
+    stores = [BucketStore(operator.child(f"{bucket:05d}")) for bucket in (0, 1)]
+    _orphan(stores[0], _commits(stores[0], 4)[0])
+    _commits(stores[1], 1)
+    return stores
+
+
+@pytest.fixture
+def place(stores: list[BucketStore], tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def _garbage(store: BucketStore) -> list[Path]:
+    return sorted(Path(store.files.location).glob("000000000002-*"))
+
+
+def test_gc_says_what_it_would_free_and_then_frees_it(stores: list[BucketStore], place: Path) -> None:
+    before = names_of(stores[0])
+    sizes = {path.stat().st_size for path in _garbage(stores[0])}
+    assert len(sizes) == 2
+    dry = penstock("gc", str(place), "--dry-run")
+    assert dry.exit_code == 0
+    lines = dry.stdout.splitlines()
+    assert lines[0].startswith(f"{stores[0].files.location}: 1 file, ")
+    assert lines[1:] == [f"would free {lines[0].partition(': ')[2]} in 1 of 2 buckets"]
+    assert names_of(stores[0]) == before
+    freed = penstock("gc", str(place))
+    assert (freed.exit_code, freed.stdout) == (0, dry.stdout.replace("would free", "freed"))
+    assert len(before - names_of(stores[0])) == 1
+    again = penstock("gc", str(place))
+    assert (again.exit_code, again.stdout) == (0, "freed 0 files, 0 bytes in 0 of 2 buckets\n")
+
+
+@pytest.mark.parametrize("command", [("gc",), ("inspect", "state")])
+def test_a_path_that_is_no_state_location_is_refused(tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("precious")
+    for path in (tmp_path, tmp_path / "other", tmp_path / "nothing"):
+        result = penstock(*command, str(path))
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr == (
+            f"there is no state at this location: location={path}. Hint: give a state_location, or the "
+            "directory of a query, an operator or a bucket in one.\n"
+        )
+    assert (tmp_path / "other" / "file").exists()
+    unknown = penstock(*command, "ftp://host/state")
+    assert unknown.exit_code == 2
+    assert "no file system is known" in unknown.stderr
+    assert penstock(*command, str(tmp_path), "--retain-versions", "0").exit_code == 2
+
+
+def test_the_default_of_the_command_line_is_that_of_the_library() -> None:
+    assert cli._RETAIN_VERSIONS == RETAIN_VERSIONS
+
+
+def test_ctrl_c_stops_gc_and_says_what_is_gone(
+    stores: list[BucketStore], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _orphan(stores[0], Handle())
+    delete = LocalFiles.delete
+
+    def once(files: LocalFiles, name: str) -> None:
+        monkeypatch.setattr(LocalFiles, "delete", interrupted)
+        delete(files, name)
+
+    def interrupted(files: LocalFiles, name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalFiles, "delete", once)
+    result = penstock("gc", str(place))
+    assert result.exit_code == 130
+    assert result.stdout.startswith("freed 1 file, ")
+    monkeypatch.undo()
+    assert penstock("gc", str(place)).stdout.splitlines()[-1].startswith("freed 1 file, ")
+
+
+def test_gc_deletes_nothing_where_the_files_contradict_each_other(
+    stores: list[BucketStore], place: Path
+) -> None:
+    handle = stores[0].look(_pointer(stores[0], 1))[0]
+    set_back = stores[0].commit(DictState({1: b"set back"}), handle)
+    stores[0].commit(DictState({1: b"and on"}), set_back)
+    before = names_of(stores[0])
+    result = penstock("gc", str(place))
+    assert result.exit_code == 1
+    assert names_of(stores[0]) == before
+    assert f"{stores[0].files.location}: no garbage is collected: attempts of version 3" in result.stderr
+    assert result.stdout == "freed 0 files, 0 bytes in 0 of 2 buckets\n"
+    assert penstock("inspect", "state", str(place)).exit_code == 0, "it is no damage"
+
+
+def _pointer(store: BucketStore, version: int) -> Pointer:
+    name = next(name for name in names_of(store) if name.startswith(f"{version:012d}-"))
+    return Pointer(Version(version), FileId(name.partition("-")[2].removesuffix(".punit")))
+
+
+def test_inspect_shows_every_bucket(stores: list[BucketStore], place: Path) -> None:
+    result = penstock("inspect", "state", str(place))
+    assert (result.exit_code, result.stderr) == (0, "")
+    title, _, header, _, first, second, _ = result.stdout.splitlines()
+    assert title.strip() == str(place / "query" / "prices")
+    assert _cells(header) == [
+        "bucket", "newest", "proven", "versions", "chain", "chain size", "rows", "waiting", "files", "size",
+        "garbage",
+    ]  # fmt: skip
+    newest, proven = _pointer(stores[0], 4), _pointer(stores[0], 3)
+    cells = _cells(first)
+    assert cells[:5] == ["00000", f"4-{newest.file_id[:6]}", f"3-{proven.file_id[:6]}", "1..3", "1 + 3"]
+    assert cells[6:9] == ["-", "-", "5"]
+    assert cells[10].startswith("1 (")
+    assert _cells(second)[2:5] == ["-", "-", "1 + 0"]
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")]
+
+
+def test_inspect_writes_json(tmp_path: Path) -> None:
+    store = BucketStore(LocalFiles(tmp_path / "query" / "prices" / "00003"))
+    queue = UpdateQueue(STREAM, Policy.IN_PLACE)
+    enqueue(queue, [Update(key, 1, 0) for key in range(5)], 0)
+    first = store.commit(queue, Handle())
+    queue.dequeue(2, 1)
+    second = store.commit(queue, first)
+    result = penstock("inspect", "state", str(tmp_path), "--json")
+    assert result.exit_code == 0
+    newest, proven = (
+        {"version": link.pointer.version, "file_id": link.pointer.file_id} for link in reversed(second.links)
+    )
+    assert json.loads(result.stdout) == {
+        "buckets": [
+            {
+                "location": store.files.location,
+                "query": "query",
+                "operator": "prices",
+                "bucket": "00003",
+                "files": 2,
+                "size_bytes": second.size_bytes,
+                "newest": [newest],
+                "proven": proven,
+                "likely": newest,
+                "versions": [1],
+                "chain": {
+                    "base_files": 1,
+                    "base_bytes": first.size_bytes,
+                    "deltas": 1,
+                    "delta_bytes": second.size_bytes - first.size_bytes,
+                },
+                "rows": 5,
+                "waiting": 3,
+                "garbage_files": 0,
+                "garbage_bytes": 0,
+                "withheld": None,
+                "damage": [],
+            }
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    "command", [("gc", "--dry-run"), ("inspect", "state"), ("inspect", "state", "--json")]
+)
+def test_damage_is_named_and_ends_with_1(
+    stores: list[BucketStore], place: Path, command: tuple[str, ...]
+) -> None:
+    path = Path(stores[1].files.location) / next(iter(names_of(stores[1])))
+    path.write_bytes(path.read_bytes()[:-8])
+    specification = place / "query" / "prices" / "operator.punit"
+    specification.write_bytes(encode(PUnit("operator", {}))[:-1])
+    result = penstock(*command, str(place))
+    assert result.exit_code == 1
+    told = result.stdout if "--json" in command else result.stderr
+    for file in (path, specification):
+        assert str(file) in told
+    assert "cut within a block" in told
+    assert "00000" in result.stdout, "the others are shown all the same"
+
+
+def test_a_file_system_that_refuses_is_an_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.scandir", refuse)
+    result = penstock("inspect", "state", str(place))
+    assert result.exit_code == 1
+    assert "Permission denied" in result.stderr
+
+
+@pytest.fixture
+def server() -> Iterator[S3Server]:
+    with S3Server() as started:
+        yield started
+
+
+def test_both_commands_take_a_uri_and_show_no_secret(server: S3Server) -> None:
+    uri = server.uri("state")
+    store = BucketStore(open_files(uri).child("query").child("prices").child("00000"))
+    handles = _commits(store, 4)
+    store.commit(DictState({1: b"orphan"}), handles[0])
+    shown = penstock("inspect", "state", uri)
+    assert shown.exit_code == 0
+    assert "s3://" in shown.stdout
+    freed = penstock("gc", uri)
+    assert freed.exit_code == 0
+    assert freed.stdout.splitlines()[-1].startswith("freed 1 file, ")
+    assert SECRET not in shown.output + freed.output
+    assert names_of(store) == set(links_of(handles[-1]))
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from penstock.cli import app\n"
+        "for arguments in (['gc', '--help'], ['inspect', '--help'], ['inspect', 'state', '--help']):\n"
+        "    assert CliRunner().invoke(app, arguments).exit_code == 0\n"
+        "print(sorted({'pyspark', 'py4j', 'numba', 'pandas', 'numpy', 'pyarrow'} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_commands_load_no_spark(place: Path) -> None:
+    program = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from penstock.cli import app\n"
+        f"for arguments in (['gc', {str(place)!r}], ['inspect', 'state', {str(place)!r}]):\n"
+        "    assert CliRunner().invoke(app, arguments).exit_code == 0\n"
+        "print(sorted({'pyspark', 'py4j', 'numba', 'pandas'} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
