@@ -207,6 +207,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny tables, one round: does it run?")
     parser.add_argument("--only", nargs="*", help="run these working copies only")
     parser.add_argument("--keys", nargs="*", type=int, help="with these numbers of keys only")
+    parser.add_argument("--plot", type=Path, help="draw the growth to this file")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contender:
@@ -231,6 +232,8 @@ def main() -> None:
                 results.setdefault((contender, keys), []).append(result)
                 print(f"{contender} {keys}: {_summary([result])}", file=sys.stderr, flush=True)
     report(results)
+    if options.plot:
+        plot(results, options.plot)
 
 
 def _summary(runs: list[dict[str, Any]]) -> dict[str, float]:
@@ -254,6 +257,26 @@ def report(results: dict[tuple[str, int], list[dict[str, Any]]]) -> None:
               + f" {figures['upserts_per_s'] / 1e3:11.0f} {figures['delta_bytes'] / 1e6:8.1f}"
               f" {figures['snapshot_bytes'] / 1e6:8.1f} {figures['rss_mib']:8.0f}"
               f" {figures['peak_mib']:6.0f}")  # fmt: skip
+
+
+def plot(results: dict[tuple[str, int], list[dict[str, Any]]], file: Path) -> None:
+    """Draw time and memory by the number of keys."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    mpl.rcParams["svg.hashsalt"] = "penstock"
+    import matplotlib.pyplot as plt
+
+    panels = {"put": "put, ms", "commit": "commit, ms", "restore": "restore, ms", "rss_mib": "memory, MiB"}
+    figure, axes = plt.subplots(1, len(panels), figsize=(3.2 * len(panels), 3.0), layout="constrained")
+    for axis, (step, title) in zip(axes, panels.items(), strict=True):
+        for contender in dict.fromkeys(contender for contender, _ in results):
+            points = [(keys, _summary(runs)[step]) for (c, keys), runs in results.items() if c == contender]
+            axis.plot(*zip(*points, strict=True), marker="o", label=contender)
+        axis.set(title=title, xlabel="keys", xscale="log", yscale="log")
+        axis.grid(visible=True, alpha=0.3)
+    axes[0].legend()
+    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 if __name__ == "__main__":
