@@ -137,7 +137,13 @@ def batch_seconds(query: Any) -> list[float]:
 def run_contender(script: str, *arguments: str, timeout_s: int = 1800) -> dict[str, Any]:
     """Run ``python -m benchmarks.<script> <arguments>`` and return the JSON on its last line."""
     command = [sys.executable, "-m", f"benchmarks.{script}", *arguments]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = {
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        # Workers import the benchmarks' modules too.
+        "PYTHONPATH": str(REPOSITORY),
+    }
     result = subprocess.run(
         command,
         cwd=REPOSITORY,
