@@ -20,6 +20,14 @@ import pyarrow.parquet as pq
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+ROCKSDB_STATE = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+"""Spark's settings for its RocksDB state store as its guide recommends it."""
+
 
 @dataclass(frozen=True)
 class Workload:

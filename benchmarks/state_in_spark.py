@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import MemoryProbe, machine, median, run_contender, scratch, session
+from benchmarks.harness import ROCKSDB_STATE, MemoryProbe, machine, median, run_contender, scratch, session
 
 SCHEMA = "key long, value double, ts timestamp, text string"
 ARROW_SCHEMA = pa.schema(
@@ -168,14 +168,7 @@ def run_one(contender: str, files: Path, directory: Path) -> dict[str, Any]:
     """Run a contender over the files that its checkpoint has not seen; return what it measured."""
     import penstock
 
-    settings = {}
-    if contender == "rocksdb":
-        settings = {
-            "spark.sql.streaming.stateStore.providerClass":
-                "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-            "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        }  # fmt: skip
-    spark = session(**settings)
+    spark = session(**(ROCKSDB_STATE if contender == "rocksdb" else {}))
     rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(files))
     with MemoryProbe() as probe:
         df, mode = build(contender, rows, directory)
@@ -184,7 +177,7 @@ def run_one(contender: str, files: Path, directory: Path) -> dict[str, Any]:
         begin = time.perf_counter()
         query = writer.option("checkpointLocation", str(directory / "checkpoint")).start()
         while not query.recentProgress and query.isActive:
-            time.sleep(0.02)
+            time.sleep(0.02)  # polls: PySpark has no event for it
         first_s = time.perf_counter() - begin
         query.awaitTermination()
         progress = [p for p in query.recentProgress if p.numInputRows]

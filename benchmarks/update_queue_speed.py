@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import (
+    ROCKSDB_STATE,
     MemoryProbe,
     Workload,
     batch_seconds,
@@ -99,14 +100,7 @@ def build(contender: str, spark: Any, rows: Any, directory: Path) -> tuple[Any, 
 
 def run_one(contender: str, files: Path, files_per_batch: int) -> dict[str, Any]:
     """Run one contender over all batches in `files`."""
-    settings = {}
-    if contender == "native-rocksdb":
-        settings = {
-            "spark.sql.streaming.stateStore.providerClass":
-                "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-            "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        }  # fmt: skip
-    spark = session(**settings)
+    spark = session(**(ROCKSDB_STATE if contender == "native-rocksdb" else {}))
     reader = spark.readStream.schema("key long, ts timestamp, value double")
     rows = reader.option("maxFilesPerTrigger", files_per_batch).parquet(str(files))
     with scratch("speed") as name, MemoryProbe() as probe:
@@ -146,7 +140,7 @@ def run_empty(contender: str, batches: int) -> dict[str, Any]:
         writer = df.writeStream.format("noop").outputMode("append")
         query = writer.option("checkpointLocation", str(directory / "checkpoint")).start()
         while len(query.recentProgress) < batches and query.isActive:
-            time.sleep(0.1)
+            time.sleep(0.1)  # polls: PySpark has no event for it
         query.stop()
         if query.exception():
             raise SystemExit(str(query.exception()))

@@ -49,20 +49,28 @@ def _home(fingerprint: Any, slots: int) -> Any:
 
 
 @kernel
+def _slot_of(first: Any, last: Any, table: Words) -> int:
+    """Return the slot that holds a fingerprint, or the empty one where it would go."""
+    slots, width = table.shape[0], table.shape[1]
+    slot = _home(first, slots)
+    while table[slot, width - 1] != 0:
+        if table[slot, 0] == first and table[slot, width - 1] == last:
+            break
+        slot += 1
+        if slot == slots:
+            slot = 0
+    return slot
+
+
+@kernel
 def _add(prints: Words, table: Words) -> int:
     """Add fingerprints, of which those that end in 0 are none; return how many were not there."""
-    slots, width = table.shape[0], table.shape[1]
+    width = table.shape[1]
     count = 0
     for i in range(prints.shape[0]):
         if prints[i, width - 1] == 0:
             continue
-        slot = _home(prints[i, 0], slots)
-        while table[slot, width - 1] != 0:
-            if table[slot, 0] == prints[i, 0] and table[slot, width - 1] == prints[i, width - 1]:
-                break
-            slot += 1
-            if slot == slots:
-                slot = 0
+        slot = _slot_of(prints[i, 0], prints[i, width - 1], table)
         if table[slot, width - 1] == 0:
             table[slot, 0] = prints[i, 0]
             table[slot, width - 1] = prints[i, width - 1]
@@ -72,17 +80,10 @@ def _add(prints: Words, table: Words) -> int:
 
 @kernel
 def _contains(prints: Words, table: Words, out: npt.NDArray[np.bool_]) -> None:
-    slots, width = table.shape[0], table.shape[1]
+    width = table.shape[1]
     for i in range(prints.shape[0]):
-        slot = _home(prints[i, 0], slots)
-        out[i] = False
-        while table[slot, width - 1] != 0:
-            if table[slot, 0] == prints[i, 0] and table[slot, width - 1] == prints[i, width - 1]:
-                out[i] = True
-                break
-            slot += 1
-            if slot == slots:
-                slot = 0
+        slot = _slot_of(prints[i, 0], prints[i, width - 1], table)
+        out[i] = table[slot, width - 1] != 0
 
 
 @kernel
@@ -91,13 +92,7 @@ def _remove(prints: Words, table: Words) -> int:
     slots, width = table.shape[0], table.shape[1]
     count = 0
     for i in range(prints.shape[0]):
-        slot = _home(prints[i, 0], slots)
-        while table[slot, width - 1] != 0:
-            if table[slot, 0] == prints[i, 0] and table[slot, width - 1] == prints[i, width - 1]:
-                break
-            slot += 1
-            if slot == slots:
-                slot = 0
+        slot = _slot_of(prints[i, 0], prints[i, width - 1], table)
         if table[slot, width - 1] == 0:
             continue
         count += 1

@@ -39,7 +39,7 @@ def kill_all(job: subprocess.Popen[str]) -> list[int]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         killed.update(alive)
-        time.sleep(0.01)
+        time.sleep(0.01)  # polls: killed processes that are not our children tell nobody
     job.wait()
     return sorted(killed)
 
@@ -69,7 +69,7 @@ def until(condition: Callable[[], bool], patience_s: float) -> bool:
     while not condition():
         if time.monotonic() > end:
             return False
-        time.sleep(0.02)
+        time.sleep(0.02)  # polls: the condition is in another process
     return True
 
 
@@ -102,6 +102,7 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
         with started(place) as job:
             up = time.monotonic() - begin
             _run_to(job, place, goal)
+            # The random moment is what is tested; nothing is waited for.
             time.sleep(draw.uniform(0.0, 1.0))
             killed = kill_all(job)
         committed = commits(place)

@@ -93,7 +93,7 @@ def test_a_worker_killed_in_the_middle_of_apply_loses_nothing(spark: SparkSessio
         if not dead.exists():
             alive.write_text(str(os.getpid()))
             while True:
-                time.sleep(0.01)
+                time.sleep(0.01)  # stays until it is killed
         return table
 
     add_steps(place, batches[:1])

@@ -99,3 +99,26 @@ def test_second_hashes_equal_the_plain_hash(keys: list[list[int]], secret: int) 
     out = np.empty(len(keys), np.uint64)
     key_set._second_hash(words, starts, secret, out)
     assert out.tolist() == [second_hash_of(key, secret) for key in keys]
+
+
+PRINTS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3)), max_size=8)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "remove"]), PRINTS), max_size=8))
+def test_fingerprints_that_share_a_word_are_told_apart(
+    steps: list[tuple[str, list[tuple[int, int]]]],
+) -> None:
+    table = np.zeros((16, 2), np.uint64)
+    known: set[tuple[int, int]] = set()
+    every = [(first, last) for first in range(3) for last in range(1, 4)]
+    for step, prints in steps:
+        words = np.array(prints, np.uint64).reshape(-1, 2)
+        if step == "add":
+            assert key_set._add(words, table) == len(set(prints) - known)
+            known |= set(prints)
+        else:
+            assert key_set._remove(words, table) == len(set(prints) & known)
+            known -= set(prints)
+        found = np.empty(len(every), np.bool_)
+        key_set._contains(np.array(every, np.uint64), table, found)
+        assert {one for one, there in zip(every, found, strict=True) if there} == known

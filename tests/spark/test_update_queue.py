@@ -110,7 +110,7 @@ def test_a_budget_smaller_than_the_number_of_buckets_starves_none_of_them(
 
 
 def _slow(table: pa.Table) -> pa.Table:
-    time.sleep(0.02 * table.num_rows)
+    time.sleep(0.02 * table.num_rows)  # the query's cost: 20 ms a tuple
     doubled = pc.multiply(table["v"], 2.0)
     return pa.table({"v2": doubled, "k": table["k"], "t": table["t"]})
 
