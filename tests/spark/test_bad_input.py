@@ -77,7 +77,12 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "text"), WRONG_ARGUMENTS, ids=[str(w) for w, _ in WRONG_ARGUMENTS])
+def _named(wrong: dict[str, Any]) -> str:
+    """Return a name for a case that is the same in every process."""
+    return " ".join(f"{name}={getattr(value, '__name__', value)}" for name, value in wrong.items())
+
+
+@pytest.mark.parametrize(("wrong", "text"), WRONG_ARGUMENTS, ids=[_named(w) for w, _ in WRONG_ARGUMENTS])
 def test_a_wrong_argument_is_refused_when_the_query_is_planned(
     spark: SparkSession, tmp_path: Path, wrong: dict[str, Any], text: str
 ) -> None:

@@ -1,0 +1,85 @@
+"""What a codec is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from penstock.compression.bits import Ints
+from penstock.compression.node import Node
+from penstock.errors import CorruptDataError
+
+__all__ = ["Cascade", "Codec", "Transform", "UnfitError", "check"]
+
+Cascade = tuple[str, ...]
+"""Names of codecs: the first codes the stream, the next its main child, and so on."""
+
+
+class UnfitError(Exception):
+    """A stream cannot be coded by the codec that was chosen for it: code it by the default one."""
+
+
+def check(holds: bool, fact: str) -> None:
+    """Refuse a node that contradicts itself.
+
+    Raises
+    ------
+    CorruptDataError
+        If it does not hold.
+    """
+    if not holds:
+        raise CorruptDataError(fact)
+
+
+class Codec(ABC):
+    """Turns a stream into a node and back.
+
+    Codecs have no state. `decode` trusts nothing in a node: what it states is checked before memory is
+    taken or a kernel runs.
+    """
+
+    number: int
+    """What names the codec in a node's bytes."""
+    name: str
+    """What names the codec in a cascade."""
+
+    @abstractmethod
+    def encode(self, values: Ints) -> Node:
+        """Return the coded stream.
+
+        Raises
+        ------
+        UnfitError
+            If the codec cannot hold these values.
+        """
+
+    @abstractmethod
+    def decode(self, node: Node, start: int, stop: int) -> Ints:
+        """Return values `start` to `stop` of the stream, decoding no more than it must.
+
+        Raises
+        ------
+        CorruptDataError
+            If the node contradicts itself.
+        """
+
+
+class Transform(Codec):
+    """A codec whose first child is a stream that a cascade goes on with."""
+
+    @abstractmethod
+    def split(self, values: Ints) -> tuple[Ints, Callable[[Node], Node]]:
+        """Return the stream to go on with, and what makes the node once that is coded.
+
+        Raises
+        ------
+        UnfitError
+            If the codec cannot hold these values.
+        """
+
+    def encode(self, values: Ints) -> Node:
+        """Return the coded stream, the first child coded by what serves most side streams."""
+        from penstock.compression.codecs.registry import encode_light
+
+        rest, finish = self.split(values)
+        return finish(encode_light(rest))

@@ -1,0 +1,283 @@
+"""Arrow arrays as streams of integers, and back.
+
+==================  ============================================================================
+layout              streams
+==================  ============================================================================
+FIXED               the values' bits as signed integers; booleans as 0 and 1
+WIDE                of 16-byte decimals the low and the high 8 bytes; only the low ones where the
+                    high ones repeat their sign
+TEXT                lengths; bytes
+TEXT_DICTIONARY     codes; lengths and bytes of the distinct values
+NESTED              the bytes of an Arrow IPC stream: lists, structs, maps
+NOTHING             none: the type null
+==================  ============================================================================
+
+Nulls are in a stream of their own. Where a value is null, numbers repeat the valid value before, and
+text is empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.compression.abc import check
+from penstock.compression.bits import Bytes, Ints
+from penstock.errors import InvalidUsageError
+
+__all__ = ["Layout", "Streams", "from_streams", "get_type", "is_float", "put_type", "to_streams"]
+
+_SIMPLE: tuple[pa.DataType, ...] = (
+    *(pa.null(), pa.bool_()),
+    *(pa.int8(), pa.int16(), pa.int32(), pa.int64()),
+    *(pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+    *(pa.float16(), pa.float32(), pa.float64()),
+    *(pa.date32(), pa.date64()),
+    *(pa.string(), pa.large_string(), pa.binary(), pa.large_binary()),
+    *(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
+    *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
+    *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
+    *(pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")),
+)
+_OTHER = 255
+
+
+class Layout(IntEnum):
+    """Which streams a column is."""
+
+    NOTHING = 0
+    FIXED = 1
+    WIDE = 2
+    TEXT = 3
+    TEXT_DICTIONARY = 4
+    NESTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """A column as streams; `valid` has 1 where there is a value, and is None where no value is null."""
+
+    layout: Layout
+    streams: tuple[Ints, ...]
+    valid: Ints | None
+
+
+def put_type(kind: pa.DataType) -> bytes:
+    """Return the bytes that name a type: one of a table, or 255 and an Arrow IPC schema."""
+    if kind in _SIMPLE:
+        return bytes([_SIMPLE.index(kind)])
+    schema: pa.Buffer = pa.schema([pa.field("", kind)]).serialize()
+    return bytes([_OTHER]) + schema.to_pybytes()
+
+
+def get_type(data: bytes) -> pa.DataType:
+    """Undo `put_type`.
+
+    Raises
+    ------
+    CorruptDataError
+        If the bytes name no type.
+    """
+    if len(data) == 1:
+        check(data[0] < len(_SIMPLE), "a block has a type that nothing writes")
+        return _SIMPLE[data[0]]
+    check(data[:1] == bytes([_OTHER]), "a block has a type that nothing writes")
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(data[1:]))
+    except (pa.ArrowInvalid, OSError):
+        schema = None
+    check(schema is not None and len(schema) == 1, "a block has a type that cannot be read")
+    assert schema is not None
+    return schema.field(0).type
+
+
+def is_float(kind: pa.DataType) -> bool:
+    """Say whether values are floating-point numbers of 4 or 8 bytes."""
+    return bool(pa.types.is_float32(kind) or pa.types.is_float64(kind))
+
+
+def layouts_of(kind: pa.DataType) -> tuple[Layout, ...]:
+    """Return the layouts that a column of this type can have."""
+    if pa.types.is_null(kind):
+        return (Layout.NOTHING,)
+    if _is_text(kind):
+        return (Layout.TEXT, Layout.TEXT_DICTIONARY)
+    if pa.types.is_decimal128(kind):
+        return (Layout.WIDE,)
+    if pa.types.is_boolean(kind) or (pa.types.is_primitive(kind) and kind.bit_width <= 64):
+        return (Layout.FIXED,)
+    return (Layout.NESTED,)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+    )
+
+
+def to_streams(array: pa.Array[Any], *, dictionary: bool = False) -> Streams:
+    """Return the streams of `array`; text with distinct values apart where `dictionary` says so.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it has more text than one array of its type can hold.
+    """
+    kind = array.type
+    valid = None
+    if array.null_count and not pa.types.is_null(kind):
+        valid = _bits(pa.compute.is_valid(array))
+    layout = layouts_of(kind)[0]
+    if layout is Layout.NOTHING:
+        return Streams(layout, (), None)
+    if layout is Layout.NESTED:
+        # The nulls are in the IPC stream.
+        return Streams(layout, (_to_ipc(array),), None)
+    if layout is Layout.TEXT:
+        if valid is not None:
+            array = array.fill_null("" if kind in (pa.string(), pa.large_string()) else b"")
+        if dictionary:
+            encoded = array.dictionary_encode()
+            codes = np.frombuffer(encoded.indices.buffers()[1], np.int32, len(array))
+            return Streams(Layout.TEXT_DICTIONARY, (codes, *_text(encoded.dictionary)), valid)
+        return Streams(layout, _text(array), valid)
+    if pa.types.is_boolean(kind):
+        values = _bits(array if valid is None else array.fill_null(False))
+    else:
+        size = kind.bit_width // 8
+        raw = np.frombuffer(array.buffers()[1], np.uint8) if len(array) else np.empty(0, np.uint8)
+        part = raw[array.offset * size : (array.offset + len(array)) * size]
+        if layout is Layout.WIDE:
+            pairs = part.view(np.int64).reshape(-1, 2)
+            if valid is not None:
+                pairs = pairs[_last_valid(valid)]
+            low, high = np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
+            wide = bool((high != low >> 63).any())
+            return Streams(layout, (low, high) if wide else (low,), valid)
+        values = part.view(f"i{size}")
+    if valid is not None and not pa.types.is_boolean(kind):
+        values = values[_last_valid(valid)]
+    return Streams(layout, (values,), valid)
+
+
+def from_streams(kind: pa.DataType, rows: int, columns: Streams) -> pa.Array[Any]:
+    """Return the array of `rows` values whose streams these are.
+
+    Raises
+    ------
+    CorruptDataError
+        If they contradict one another or the type.
+    """
+    layout, streams = columns.layout, columns.streams
+    if layout is Layout.NOTHING:
+        return pa.nulls(rows)
+    if layout is Layout.NESTED:
+        return _from_ipc(kind, rows, streams[0])
+    validity = None if columns.valid is None else pa.py_buffer(np.packbits(columns.valid, bitorder="little"))
+    if layout is Layout.TEXT:
+        offsets, data = _offsets(kind, streams[0], streams[1])
+        return _text_array(kind, rows, validity, offsets, data)
+    if layout is Layout.TEXT_DICTIONARY:
+        offsets, data = _offsets(kind, streams[1], streams[2])
+        values = _text_array(kind, len(offsets) - 1, None, offsets, data)
+        codes = streams[0].astype(np.int32, copy=False)
+        within = bool(((codes >= 0) & (codes < len(values))).all())
+        check(within, "a code has no value in its dictionary")
+        taken = values.take(pa.array(codes))
+        return pa.Array.from_buffers(kind, rows, [validity, *taken.buffers()[1:]])
+    if pa.types.is_boolean(kind):
+        return pa.Array.from_buffers(
+            kind, rows, [validity, pa.py_buffer(np.packbits(streams[0], bitorder="little"))]
+        )
+    if layout is Layout.WIDE:
+        pairs = np.empty((rows, 2), np.int64)
+        pairs[:, 0] = streams[0]
+        pairs[:, 1] = streams[1] if len(streams) == 2 else streams[0] >> 63
+        return pa.Array.from_buffers(kind, rows, [validity, pa.py_buffer(pairs)])
+    return pa.Array.from_buffers(kind, rows, [validity, pa.py_buffer(streams[0])])
+
+
+def raw_bytes(streams: Streams) -> int:
+    """Return the bytes that the streams take when they are decoded."""
+    return sum(stream.nbytes for stream in streams.streams)
+
+
+def _bits(array: pa.Array[Any]) -> Ints:
+    """Return 0 and 1 for an array of booleans without nulls."""
+    end = array.offset + len(array)
+    buffer = array.buffers()[1]
+    if buffer is None or not len(array):
+        return np.zeros(len(array), np.int8)
+    bits = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little", count=end)
+    return bits[array.offset :].view(np.int8)
+
+
+def _last_valid(valid: Ints) -> Any:
+    """Return for each row the last row at or before it that is valid; the first valid one before all."""
+    rows = np.where(valid, np.arange(valid.size), -1)
+    first = int(np.argmax(valid))
+    return np.maximum(np.maximum.accumulate(rows), first if valid[first] else 0)
+
+
+def _text(array: pa.Array[Any]) -> tuple[Ints, Ints]:
+    """Return lengths and bytes of text without nulls."""
+    if not len(array):
+        return np.empty(0, np.int32), np.empty(0, np.int8)
+    wide = array.type in (pa.large_string(), pa.large_binary())
+    _, bounds, data = array.buffers()
+    offsets = np.frombuffer(bounds, np.int64 if wide else np.int32)
+    offsets = offsets[array.offset : array.offset + len(array) + 1]
+    content = np.empty(0, np.int8) if data is None else np.frombuffer(data, np.int8)
+    return np.diff(offsets), content[int(offsets[0]) : int(offsets[-1])]
+
+
+def _offsets(kind: pa.DataType, lengths: Ints, content: Ints) -> tuple[Ints, Bytes]:
+    check(bool((lengths >= 0).all()), "a text has a length that cannot be")
+    wide = kind in (pa.large_string(), pa.large_binary())
+    offsets = np.zeros(lengths.size + 1, np.int64)
+    np.cumsum(lengths, dtype=np.int64, out=offsets[1:])
+    check(
+        content.dtype == np.int8 and int(offsets[-1]) == content.size, "texts have other lengths than bytes"
+    )
+    return offsets if wide else offsets.astype(np.int32), content.view(np.uint8)
+
+
+def _text_array(kind: pa.DataType, rows: int, validity: Any, offsets: Ints, data: Bytes) -> pa.Array[Any]:
+    array = pa.Array.from_buffers(kind, rows, [validity, pa.py_buffer(offsets), pa.py_buffer(data)])
+    if kind in (pa.string(), pa.large_string()):
+        try:
+            array.validate(full=True)
+        except pa.ArrowInvalid:
+            check(False, "a text is not UTF-8")
+    return array
+
+
+def _to_ipc(array: pa.Array[Any]) -> Ints:
+    batch = pa.record_batch([array], names=[""])
+    if batch.nbytes >= 1 << 31:
+        raise InvalidUsageError("a nested column is too large for one block", size_bytes=batch.nbytes)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return np.frombuffer(sink.getvalue(), np.int8)
+
+
+def _from_ipc(kind: pa.DataType, rows: int, stream: Ints) -> pa.Array[Any]:
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
+            batch = reader.read_next_batch()
+        batch.validate(full=True)
+    except (pa.ArrowInvalid, OSError, StopIteration):
+        batch = None
+    fits = batch is not None and batch.num_columns == 1 and batch.num_rows == rows
+    check(fits and batch.column(0).type == kind, "a nested column is not what its block says")
+    assert batch is not None
+    return batch.column(0)

@@ -1,0 +1,145 @@
+"""Codecs that know nothing of the data: Snappy, LZ4, Zstandard, and optionally pcodec.
+
+A stream is cut into frames of `FRAME` values, each coded by itself, so random access decodes only the
+frames that hold the range. Child: the bytes of each frame.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.compression.abc import Codec, UnfitError, check
+from penstock.compression.bits import Bytes, Ints
+from penstock.compression.codecs.registry import decode_stream, encode_light, register
+from penstock.compression.node import Node, width_code
+from penstock.errors import CorruptDataError
+
+__all__ = ["FRAME", "Framed", "Library", "Pcodec"]
+
+FRAME = 1 << 16
+"""Values in a frame."""
+
+
+class Framed(Codec):
+    """A codec of frames."""
+
+    @abstractmethod
+    def pack(self, values: Ints) -> bytes:
+        """Return the bytes of one frame."""
+
+    @abstractmethod
+    def unpack(self, frame: Bytes, out: Ints) -> None:
+        """Write the values of one frame.
+
+        Raises
+        ------
+        CorruptDataError
+            If they are not as many.
+        """
+
+    def encode(self, values: Ints) -> Node:
+        """Return the frames."""
+        frames = [self.pack(values[at : at + FRAME]) for at in range(0, values.size, FRAME)]
+        sizes = np.array([len(frame) for frame in frames], np.int32)
+        payload = np.frombuffer(b"".join(frames), np.uint8)
+        children = [encode_light(sizes)]
+        return Node(self.number, width_code(values), values.size, payload=payload, children=children)
+
+    def decode(self, node: Node, start: int, stop: int) -> Ints:
+        """Return the values of the frames in the range."""
+        check(len(node.children) == 1, "a stream has no sizes of its frames")
+        sizes = decode_stream(node.children[0], -(-node.count // FRAME)).astype(np.int64)
+        check(bool((sizes >= 0).all()), "a frame has a size that cannot be")
+        ends = np.zeros(sizes.size + 1, np.int64)
+        np.cumsum(sizes, out=ends[1:])
+        check(ends[-1] == node.payload.size, "frames have another size than their payload")
+        first, last = start // FRAME, -(-stop // FRAME)
+        begin = first * FRAME
+        out = np.empty(min(last * FRAME, node.count) - begin, node.dtype)
+        for frame in range(first, last):
+            part = out[frame * FRAME - begin : (frame + 1) * FRAME - begin]
+            self.unpack(node.payload[ends[frame] : ends[frame + 1]], part)
+        return out[start - begin : stop - begin]
+
+
+class Library(Framed):
+    """A codec of Arrow's C++ library, over the values' little-endian bytes."""
+
+    def __init__(self, number: int, name: str, library: str, level: int | None = None) -> None:
+        self.number = number
+        self.name = name
+        self._library = library
+        self._level = level
+
+    @functools.cached_property
+    def _codec(self) -> Any:
+        return pa.Codec(self._library, self._level)
+
+    def pack(self, values: Ints) -> bytes:
+        """Return the bytes of one frame."""
+        return self._codec.compress(np.ascontiguousarray(values), asbytes=True)
+
+    def unpack(self, frame: Bytes, out: Ints) -> None:
+        """Write the values of one frame."""
+        try:
+            data = self._codec.decompress(frame, decompressed_size=out.nbytes)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise CorruptDataError("a frame cannot be decompressed", codec=self.name) from error
+        values = np.frombuffer(data, out.dtype) if len(data) == out.nbytes else None
+        check(values is not None, "a frame has another size than its values")
+        out[:] = values
+
+
+class Pcodec(Framed):
+    """The optional library pcodec: bins of numbers with entropy coding. Small, and slow to encode."""
+
+    number = 15
+    name = "pcodec"
+
+    def pack(self, values: Ints) -> bytes:
+        """Return the bytes of one frame.
+
+        Raises
+        ------
+        UnfitError
+            If the library is not installed.
+        """
+        try:
+            from pcodec import ChunkConfig, standalone
+        except ModuleNotFoundError as error:
+            raise UnfitError from error
+        # It knows no bytes: they go as 16 bits.
+        wide = values.astype(np.int16) if values.dtype.itemsize == 1 else np.ascontiguousarray(values)
+        packed: bytes = standalone.simple_compress(wide, ChunkConfig())
+        return packed
+
+    def unpack(self, frame: Bytes, out: Ints) -> None:
+        """Write the values of one frame."""
+        try:
+            from pcodec import standalone
+        except ModuleNotFoundError as error:
+            raise CorruptDataError("a frame needs the library pcodec", hint="pip install pcodec") from error
+        wide = out.astype(np.int16) if out.dtype.itemsize == 1 else out
+        try:
+            progress = standalone.simple_decompress_into(frame.tobytes(), wide)
+        except RuntimeError as error:
+            raise CorruptDataError("a frame cannot be decompressed", codec=self.name) from error
+        check(
+            progress.n_processed == out.size and progress.finished, "a frame has another size than its values"
+        )
+        if wide is not out:
+            check(bool((wide == wide.astype(np.int8)).all()), "a frame has a value that is no byte")
+            out[:] = wide
+
+
+register(Library(11, "snappy", "snappy"))
+register(Library(12, "lz4", "lz4_raw"))
+register(Library(13, "zstd", "zstd", 1))
+register(Library(13, "zstd_9", "zstd", 9))
+register(Library(13, "zstd_19", "zstd", 19))
+register(Pcodec())

@@ -1,0 +1,282 @@
+"""Floating-point numbers as integers: exactly where they are decimals, or within a bound that the user gives.
+
+A decimal of n digits behind the point is ``n / 10**digits`` for an integer n. Where n and the power are
+exact in a double, their quotient is the double nearest to the decimal, so writing n loses nothing if the
+quotient has the same bits; this is checked for every value, and what differs (also -0.0, NaN and
+infinities) is an exception, kept as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock._kernels import kernel
+from penstock.compression.abc import Transform, UnfitError, check
+from penstock.compression.bits import Ints
+from penstock.compression.codecs.registry import decode_stream, encode_light, register, register_made
+from penstock.compression.node import Node, width_code
+from penstock.errors import InvalidUsageError
+
+__all__ = ["MAX_DIGITS", "Decimal", "Quantized", "digits_of"]
+
+MAX_DIGITS = 22
+"""10**22 is the greatest power of ten that is exact in a double."""
+
+_POWERS = 10.0 ** np.arange(MAX_DIGITS + 1)
+_MOST_EXCEPTIONS = 8  # at most one value in eight
+
+Floats = npt.NDArray[np.floating[Any]]
+
+
+@kernel
+def _to_integers(values: Any, raw: Ints, power: float, out: Ints, positions: Any, most: int) -> int:
+    """Write the integer of each value and the positions of exceptions; return their number, -1 if too many.
+
+    `raw` are the bits of `values`. An exception gets the integer before it.
+    """
+    found = 0
+    limit = 9007199254740992.0 if values.itemsize == 8 else 2147483520.0
+    before = out.dtype.type(0)
+    bits = np.empty(1024, values.dtype)
+    checked = bits.view(raw.dtype)
+    for block in range(0, values.shape[0], 1024):
+        v, r = values[block : block + 1024], raw[block : block + 1024]
+        o = out[block : block + 1024]
+        wrong = 0
+        for i in range(v.shape[0]):
+            scaled = np.rint(np.float64(v[i]) * power)
+            fits = np.abs(scaled) < limit
+            integer = np.int64(scaled if fits else 0.0)
+            o[i] = integer
+            bits[i] = np.float64(integer) / power
+        for i in range(v.shape[0]):
+            wrong += checked[i] != r[i]
+        if wrong:
+            if found + wrong > most:
+                return -1
+            for i in range(v.shape[0]):
+                if checked[i] != r[i]:
+                    o[i] = before
+                    positions[found] = block + i
+                    found += 1
+                else:
+                    before = o[i]
+        else:
+            before = o[v.shape[0] - 1]
+    return found
+
+
+@kernel
+def _from_integers(values: Ints, power: float, out: Any) -> None:
+    """Write the float of each integer."""
+    for i in range(values.shape[0]):
+        out[i] = np.float64(values[i]) / power
+
+
+@kernel
+def _to_steps(values: Any, raw: Ints, step: float, bound: float, out: Ints, positions: Any, most: int) -> int:
+    """As `_to_integers`, with steps from zero, an exception where the value would be off by more than `bound`."""
+    found = 0
+    limit = 9007199254740992.0 if values.itemsize == 8 else 2147483520.0
+    before = out.dtype.type(0)
+    one = np.empty(1, values.dtype)
+    for i in range(values.shape[0]):
+        value = np.float64(values[i])
+        scaled = np.rint(value / step)
+        fits = np.abs(scaled) < limit
+        if fits:
+            one[0] = scaled * step
+            fits = np.abs(np.float64(one[0]) - value) <= bound
+        if fits:
+            before = out.dtype.type(scaled)
+        else:
+            if found == most:
+                return -1
+            positions[found] = i
+            found += 1
+        out[i] = before
+    return found
+
+
+@kernel
+def _from_steps(values: Ints, step: float, out: Any) -> None:
+    """Write the float of each number of steps."""
+    for i in range(values.shape[0]):
+        out[i] = np.float64(values[i]) * step
+
+
+@kernel
+def _count_misfits(values: Any, raw: Ints, power: float) -> int:
+    """Return how many values are no decimals of so many digits."""
+    limit = 9007199254740992.0 if values.itemsize == 8 else 2147483520.0
+    one = np.empty(1, values.dtype)
+    bits = one.view(raw.dtype)
+    wrong = 0
+    for i in range(values.shape[0]):
+        scaled = np.rint(np.float64(values[i]) * power)
+        fits = np.abs(scaled) < limit
+        one[0] = np.float64(np.int64(scaled if fits else 0.0)) / power
+        if bits[0] != raw[i]:
+            wrong += 1
+    return wrong
+
+
+def _floats(values: Ints) -> Floats:
+    """Return the floating-point numbers whose bits a stream is.
+
+    Raises
+    ------
+    UnfitError
+        If its values are neither 4 nor 8 bytes.
+    """
+    if values.dtype.itemsize < 4:
+        raise UnfitError
+    return np.ascontiguousarray(values).view(f"f{values.dtype.itemsize}")
+
+
+def digits_of(values: Ints) -> int | None:
+    """Return the fewest digits behind the point that all values but one in eight have; None without.
+
+    `values` are the bits of floating-point numbers, a sample of a column.
+    """
+    floats = _floats(values)
+    tolerated = values.size // (2 * _MOST_EXCEPTIONS)
+    most = MAX_DIGITS if floats.dtype.itemsize == 8 else 10
+    for digits in range(most + 1):
+        if _count_misfits(floats, values, float(_POWERS[digits])) <= tolerated:
+            return digits
+    return None
+
+
+class _AsIntegers(Transform):
+    """Main child: the integers. Then the exceptions' positions and their bits."""
+
+    def _finish(self, values: Ints, where: Ints, parameters: bytes) -> Callable[[Node], Node]:
+        width, count, exceptions = width_code(values), values.size, values[where]
+        return lambda child: Node(
+            self.number,
+            width,
+            count,
+            parameters,
+            children=[child, encode_light(where), encode_light(exceptions)],
+        )
+
+    @staticmethod
+    def _children(node: Node, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
+        """Return integers, positions of exceptions and their bits, all of a range."""
+        check(node.width >= 2 and len(node.children) == 3, "floats have other children than they need")
+        integers, where, exceptions = node.children
+        check(integers.width == exceptions.width == node.width, "a child of floats has a wrong type")
+        check(where.count == exceptions.count, "exceptions have another number of positions")
+        positions = decode_stream(where).astype(np.int64)
+        ascending = bool((np.diff(positions, prepend=-1, append=node.count) > 0).all())
+        check(ascending, "an exception lies outside its stream")
+        first, last = np.searchsorted(positions, [start, stop]).tolist()
+        return (
+            decode_stream(integers, node.count, start, stop),
+            positions[first:last] - start,
+            decode_stream(exceptions, None, first, last),
+        )
+
+
+class Decimal(_AsIntegers):
+    """Decimals as integers, bit for bit. Parameters: one byte, the digits behind the point.
+
+    Without digits given it takes the fewest that fit the values.
+    """
+
+    number = 16
+
+    def __init__(self, digits: int | None = None) -> None:
+        self._digits = digits
+        self.name = "decimal" if digits is None else f"decimal_{digits}"
+
+    def split(self, values: Ints) -> tuple[Ints, Callable[[Node], Node]]:
+        """Return the integers.
+
+        Raises
+        ------
+        UnfitError
+            If more than one value in eight is no such decimal.
+        """
+        floats = _floats(values)
+        digits = digits_of(values[:4096]) if self._digits is None else self._digits
+        if digits is None:
+            raise UnfitError
+        integers, most = np.empty_like(values), values.size // _MOST_EXCEPTIONS
+        where = np.empty(most, np.int32)
+        found = _to_integers(floats, values, float(_POWERS[digits]), integers, where, most)
+        if found < 0:
+            raise UnfitError
+        return integers, self._finish(values, where[:found], bytes([digits]))
+
+    def decode(self, node: Node, start: int, stop: int) -> Ints:
+        """Return the bits of the floats in the range."""
+        known = len(node.parameters) == 1 and node.parameters[0] <= MAX_DIGITS
+        check(known, "decimals have a number of digits that cannot be")
+        integers, where, exceptions = self._children(node, start, stop)
+        out = np.empty(integers.size, f"f{integers.dtype.itemsize}")
+        _from_integers(integers, float(_POWERS[node.parameters[0]]), out)
+        raw: Ints = out.view(node.dtype)
+        raw[where] = exceptions
+        return raw
+
+
+class Quantized(_AsIntegers):
+    """Multiples of twice a bound, none off by more than the bound. Lossy: only where the user asks for it.
+
+    Parameters: the bound, a double.
+    """
+
+    number = 17
+
+    def __init__(self, bound: float) -> None:
+        if not (bound > 0.0 and np.isfinite(bound)):
+            raise InvalidUsageError("an error bound must be a positive number", bound=bound)
+        self._bound = bound
+        self.name = f"quantized_{bound!r}"
+
+    def split(self, values: Ints) -> tuple[Ints, Callable[[Node], Node]]:
+        """Return the integers.
+
+        Raises
+        ------
+        UnfitError
+            If more than one value in eight would be off by more than the bound.
+        """
+        floats = _floats(values)
+        integers, most = np.empty_like(values), values.size // _MOST_EXCEPTIONS
+        where = np.empty(most, np.int32)
+        found = _to_steps(floats, values, 2.0 * self._bound, self._bound, integers, where, most)
+        if found < 0:
+            raise UnfitError
+        return integers, self._finish(values, where[:found], np.float64(self._bound).tobytes())
+
+    def decode(self, node: Node, start: int, stop: int) -> Ints:
+        """Return the bits of floats near those that were coded."""
+        check(len(node.parameters) == 8, "an error bound has a wrong size")
+        bound = float(np.frombuffer(node.parameters, np.float64)[0])
+        check(bool(np.isfinite(bound)) and bound > 0, "an error bound is no positive number")
+        integers, where, exceptions = self._children(node, start, stop)
+        out = np.empty(integers.size, f"f{integers.dtype.itemsize}")
+        _from_steps(integers, 2.0 * bound, out)
+        raw: Ints = out.view(node.dtype)
+        raw[where] = exceptions
+        return raw
+
+
+def _quantized(bound: str) -> Quantized:
+    try:
+        return Quantized(float(bound))
+    except ValueError as error:
+        raise InvalidUsageError("an error bound must be a positive number", bound=bound) from error
+
+
+register(Decimal())
+for fixed_digits in range(MAX_DIGITS + 1):
+    register(Decimal(fixed_digits))
+register_made("quantized_", _quantized, reader=Quantized(1.0))

@@ -1,0 +1,133 @@
+"""Dictionary: each distinct value once, and a code for each value (Scabbard Table 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from penstock._kernels import kernel
+from penstock.compression.abc import Transform, UnfitError, check
+from penstock.compression.bits import Ints
+from penstock.compression.codecs.registry import decode_stream, encode_light, register
+from penstock.compression.node import Node, width_code
+
+__all__ = ["MAX_DISTINCT", "Dictionary", "codes_of", "look_up"]
+
+MAX_DISTINCT = 1 << 16
+"""More distinct values than this in one stream are not for a dictionary."""
+
+_EMPTY = -1
+
+
+@kernel
+def _assign_codes(values: Ints, table: Any, distinct: Any, codes: Any, most: int) -> int:
+    """Give each value the code of its first appearance; return how many there are, or -1 if too many.
+
+    `table` has a power of two of slots, at least twice `most`, each -1.
+    """
+    mask = np.uint64(table.shape[0] - 1)
+    count = 0
+    for i in range(values.shape[0]):
+        value = values[i]
+        mixed = np.uint64(value) * np.uint64(0x9E3779B97F4A7C15)
+        slot = (mixed ^ (mixed >> np.uint64(32))) & mask
+        code = table[slot]
+        while code >= 0 and distinct[code] != value:
+            slot = (slot + np.uint64(1)) & mask
+            code = table[slot]
+        if code < 0:
+            if count == most:
+                return -1
+            code = count
+            table[slot] = code
+            distinct[code] = value
+            count += 1
+        codes[i] = code
+    return count
+
+
+@kernel
+def _recode(codes: Any, rank: Any, out: Any) -> None:
+    """Replace each code by its rank."""
+    for i in range(codes.shape[0]):
+        out[i] = rank[codes[i]]
+
+
+@kernel
+def _look_up(codes: Any, values: Ints, out: Ints) -> int:
+    """Write the value of each code; return how many codes had none."""
+    size = values.shape[0]
+    wrong = 0
+    for i in range(codes.shape[0]):
+        code = np.int64(codes[i])
+        if code < 0 or code >= size:
+            wrong += 1
+        else:
+            out[i] = values[code]
+    return wrong
+
+
+def codes_of(values: Ints, most: int = MAX_DISTINCT) -> tuple[Ints, Ints] | None:
+    """Return the distinct values in ascending order, and each value's place among them.
+
+    None if there are more than `most`.
+    """
+    most = max(1, min(most, values.size))
+    table = np.full(1 << (2 * most - 1).bit_length(), _EMPTY, np.int32)
+    distinct, codes = np.empty(most, values.dtype), np.empty(values.size, np.int32)
+    count = _assign_codes(values, table, distinct, codes, most)
+    if count < 0:
+        return None
+    order = np.argsort(distinct[:count], kind="stable")
+    rank = np.empty(count, np.int8 if count <= 1 << 7 else np.int16 if count <= 1 << 15 else np.int32)
+    rank[order] = np.arange(count, dtype=rank.dtype)
+    out = np.empty(values.size, rank.dtype)
+    _recode(codes, rank, out)
+    return distinct[order], out
+
+
+def look_up(codes: Ints, values: Ints) -> Ints:
+    """Return the value of each code.
+
+    Raises
+    ------
+    CorruptDataError
+        If a code has none.
+    """
+    out = np.empty(codes.size, values.dtype)
+    check(_look_up(codes, values, out) == 0, "a code has no value in its dictionary")
+    return out
+
+
+class Dictionary(Transform):
+    """Children: the codes, and the distinct values in ascending order."""
+
+    number = 8
+    name = "dictionary"
+
+    def split(self, values: Ints) -> tuple[Ints, Callable[[Node], Node]]:
+        """Return the codes.
+
+        Raises
+        ------
+        UnfitError
+            If there are more than `MAX_DISTINCT`.
+        """
+        found = codes_of(values)
+        if found is None:
+            raise UnfitError
+        distinct, codes = found
+        width, count = width_code(values), values.size
+        return codes, lambda child: Node(self.number, width, count, children=[child, encode_light(distinct)])
+
+    def decode(self, node: Node, start: int, stop: int) -> Ints:
+        """Return the values, looked up for the codes in the range."""
+        check(len(node.children) == 2, "a dictionary has other children than it needs")
+        codes, values = node.children
+        check(values.width == node.width, "a dictionary's values have a wrong type")
+        return look_up(decode_stream(codes, node.count, start, stop), decode_stream(values))
+
+
+register(Dictionary())

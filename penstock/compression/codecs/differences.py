@@ -1,0 +1,155 @@
+"""Differences that other codecs code on: from a base, from the value before, from a line.
+
+With `ns` behind them these are fused into one kernel (`NullSuppression`); the codecs here serve every
+other cascade, such as ``delta>run_length`` or ``base_delta>variable_byte``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from penstock.compression.abc import Transform, UnfitError, check
+from penstock.compression.bits import Ints
+from penstock.compression.codecs.registry import decode_stream, register
+from penstock.compression.node import TYPES, Node, width_code
+
+__all__ = ["BaseDelta", "Delta", "Multiple", "Xor", "divisor_of", "narrowed"]
+
+
+def narrowed(values: Ints) -> Ints:
+    """Return the values in the narrowest type that holds them."""
+    if not values.size:
+        return values.astype(np.int8)
+    least, most = int(values.min()), int(values.max())
+    for kind in TYPES:
+        if kind.itemsize >= values.dtype.itemsize:
+            break
+        if least >= np.iinfo(kind).min and most <= np.iinfo(kind).max:
+            return values.astype(kind)
+    return values
+
+
+class BaseDelta(Transform):
+    """Values less the least of them, which is in the parameters; child: the differences."""
+
+    number = 4
+    name = "base_delta"
+
+    def split(self, values: Ints) -> tuple[Ints, Callable[[Node], Node]]:
+        """Return the differences."""
+        base = values.min() if values.size else values.dtype.type(0)
+        with np.errstate(over="ignore"):
+            rest = narrowed(values - base)
+        width, count, parameters = width_code(values), values.size, base.tobytes()
+        return rest, lambda child: Node(self.number, width, count, parameters, children=[child])
+
+    def decode(self, node: Node, start: int, stop: int) -> Ints:
+        """Return the sums."""
+        child = _only_child(node)
+        check(len(node.parameters) == node.dtype.itemsize, "a base has a wrong size")
+        base = np.frombuffer(node.parameters, node.dtype)[0]
+        with np.errstate(over="ignore"):
+            return decode_stream(child, node.count, start, stop).astype(node.dtype) + base
+
+
+class Multiple(Transform):
+    """Values as multiples of one divisor, counted from the first: parameters the divisor, then the first.
+
+    For times kept in finer units than they are measured in, and prices in steps of five. Child: the
+    factors.
+    """
+
+    number = 14
+    name = "multiple"
+
+    def split(self, values: Ints) -> tuple[Ints, Callable[[Node], Node]]:
+        """Return the factors.
+
+        Raises
+        ------
+        UnfitError
+            If there is no divisor above 1.
+        """
+        divisor = divisor_of(values)
+        if divisor < 2:
+            raise UnfitError
+        with np.errstate(over="ignore"):
+            offsets = (values - values[0]).astype(np.int64)
+        rest = narrowed((offsets // divisor).astype(values.dtype))
+        parameters = divisor.to_bytes(8, "little") + values[:1].tobytes()
+        width, count = width_code(values), values.size
+        return rest, lambda child: Node(self.number, width, count, parameters, children=[child])
+
+    def decode(self, node: Node, start: int, stop: int) -> Ints:
+        """Return the products."""
+        child = _only_child(node)
+        check(len(node.parameters) == 8 + node.dtype.itemsize, "a divisor has a wrong size")
+        divisor = np.frombuffer(node.parameters, np.int64, 1)[0]
+        first = np.frombuffer(node.parameters[8:], node.dtype)[0]
+        with np.errstate(over="ignore"):
+            offsets = decode_stream(child, node.count, start, stop).astype(np.int64) * divisor
+            return offsets.astype(node.dtype) + first
+
+
+def divisor_of(values: Ints) -> int:
+    """Return the greatest number that divides the difference of any two values; 1 where these overflow."""
+    if values.size < 2:
+        return 1
+    if int(values.max()) - int(values.min()) >= 1 << 63:
+        return 1
+    return int(np.gcd.reduce(values.astype(np.int64) - np.int64(values[0])))
+
+
+class Delta(Transform):
+    """Each value less the one before; the first is in the parameters; child: the differences.
+
+    The delta of deltas is the cascade ``delta>delta``. Random access decodes all that is before.
+    """
+
+    number = 5
+    name = "delta"
+    difference: np.ufunc = np.subtract
+    inverse: np.ufunc = np.add
+
+    def split(self, values: Ints) -> tuple[Ints, Callable[[Node], Node]]:
+        """Return the differences."""
+        with np.errstate(over="ignore"):
+            rest = narrowed(self.difference(values[1:], values[:-1]))
+        width, count, first = width_code(values), values.size, values[:1].tobytes()
+        return rest, lambda child: Node(self.number, width, count, first, children=[child])
+
+    def decode(self, node: Node, start: int, stop: int) -> Ints:
+        """Return the running sums."""
+        child = _only_child(node)
+        check(
+            len(node.parameters) == node.dtype.itemsize * bool(node.count), "a first value has a wrong size"
+        )
+        check(child.count == max(node.count - 1, 0), "differences have another number than their parent says")
+        out = np.empty(stop, node.dtype)
+        if stop:
+            out[0] = np.frombuffer(node.parameters, node.dtype)[0]
+            out[1:] = decode_stream(child, None, 0, stop - 1)
+            self.inverse.accumulate(out, out=out)
+        return out[start:]
+
+
+class Xor(Delta):
+    """As `Delta`, with the bits in which each value differs from the one before (Scabbard Table 2)."""
+
+    number = 6
+    name = "xor"
+    difference = np.bitwise_xor
+    inverse = np.bitwise_xor
+
+
+def _only_child(node: Node) -> Node:
+    check(len(node.children) == 1, "differences have other children than they need")
+    return node.children[0]
+
+
+register(BaseDelta())
+register(Multiple())
+register(Delta())
+register(Xor())

@@ -1,0 +1,175 @@
+"""Null suppression: leading zeros left out, bit by bit or word by word (Scabbard Table 2)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.compression import bits
+from penstock.compression.abc import Codec, check
+from penstock.compression.bits import SUB_BLOCK, Ints, Packed, Step
+from penstock.compression.codecs.registry import decode_stream, encode_light, register
+from penstock.compression.node import TYPES, Node, width_code
+
+__all__ = ["NullSuppression", "WordNullSuppression", "packed_of"]
+
+
+class NullSuppression(Codec):
+    """Packs offsets into as few bits as each sub-block needs; see `penstock.compression.bits`.
+
+    Parameters: one byte, the step in bits 0 to 2, bit 3 for patched. Children: the widths; the bases
+    (not for the step NONE; of XOR the number of zero bits cut off at the low end); the first value of
+    each sub-block (from DELTA on; the first two for DELTA_OF_DELTA); where patched, the exceptions of
+    each sub-block, their positions in it, and their high bits.
+    """
+
+    number = 2
+
+    def __init__(self, step: Step, *, patched: bool) -> None:
+        self.step = step
+        self.patched = patched
+        own = "patched_ns" if patched else "ns"
+        self.name = own if step is Step.NONE else f"{step.name.lower()}>{own}"
+
+    def encode(self, values: Ints) -> Node:
+        """Return the packed stream."""
+        packed = bits.pack(values, self.step, patched=self.patched)
+        order = _order(self.step)
+        children = [encode_light(packed.widths)]
+        if self.step is not Step.NONE:
+            children.append(encode_light(packed.bases))
+        if order:
+            children.append(encode_light(np.ascontiguousarray(packed.firsts[:, :order]).reshape(-1)))
+        if self.patched:
+            children += map(encode_light, (packed.exceptions, packed.positions, packed.highs))
+        parameters = bytes([self.step | self.patched << 3])
+        return Node(self.number, width_code(values), values.size, parameters, packed.payload, children)
+
+    def decode(self, node: Node, start: int, stop: int) -> Ints:
+        """Return the values, unpacking only the sub-blocks that hold them."""
+        first, last = start // SUB_BLOCK, -(-stop // SUB_BLOCK)
+        out = np.empty(min(last * SUB_BLOCK, node.count) - first * SUB_BLOCK, node.dtype)
+        bits.unpack(packed_of(node, first, last), out)
+        return out[start - first * SUB_BLOCK : stop - first * SUB_BLOCK]
+
+
+def _order(step: Step) -> int:
+    """Return how many values of a sub-block are stored beside the offsets."""
+    return {Step.NONE: 0, Step.BASE_DELTA: 0, Step.DELTA_OF_DELTA: 2}.get(step, 1)
+
+
+def packed_of(node: Node, first: int, last: int) -> Packed:
+    """Return sub-blocks `first` to `last` of a node of `NullSuppression`, checked, still packed.
+
+    Raises
+    ------
+    CorruptDataError
+        If the node contradicts itself.
+    """
+    check(len(node.parameters) == 1 and node.parameters[0] & 7 <= Step.XOR, "packed bits have no known step")
+    step, patched = Step(node.parameters[0] & 7), bool(node.parameters[0] & 8)
+    order = _order(step)
+    children = list(node.children)
+    expected = 1 + (step is not Step.NONE) + bool(order) + 3 * patched
+    check(len(children) == expected, "packed bits have other children than they need")
+    blocks = -(-node.count // SUB_BLOCK)
+    bits_per_value = 8 * node.dtype.itemsize
+
+    widths = decode_stream(children.pop(0), blocks)
+    check(widths.dtype == np.int8, "the widths of packed bits have a wrong type")
+    check(
+        bool(((widths >= 0) & (widths <= bits_per_value)).all()), "packed bits state a width that cannot be"
+    )
+    ends = np.zeros(blocks + 1, np.int64)
+    np.cumsum(bits.sizes_of(widths, node.count), out=ends[1:])
+    check(ends[-1] == node.payload.size, "packed bits have another size than their widths say")
+
+    def same_type(count: int | None, start: int, stop: int | None) -> Ints:
+        child = children.pop(0)
+        check(child.width == node.width, "a child of packed bits has a wrong type")
+        return decode_stream(child, count, start, stop)
+
+    bases = same_type(blocks, first, last) if step is not Step.NONE else np.zeros(last - first, node.dtype)
+    if step is Step.XOR:
+        check(
+            bool(((bases >= 0) & (bases < bits_per_value)).all()), "packed bits state a shift that cannot be"
+        )
+    firsts = np.zeros((last - first, 2), node.dtype)
+    if order:
+        firsts[:, :order] = same_type(blocks * order, first * order, last * order).reshape(-1, order)
+    exceptions = positions = np.empty(0, np.int16)
+    highs = np.empty(0, node.dtype)
+    if patched:
+        exceptions = decode_stream(children.pop(0), blocks)
+        check(exceptions.dtype == np.int16 and bool((exceptions >= 0).all()), "exceptions have no number")
+        before = np.zeros(blocks + 1, np.int64)
+        np.cumsum(exceptions, out=before[1:])
+        begin, end = int(before[first]), int(before[last])
+        where = children.pop(0)
+        check(where.count == before[-1], "exceptions have another number of positions")
+        positions = decode_stream(where, None, begin, end)
+        within = (positions >= 0) & (positions < SUB_BLOCK)
+        check(positions.dtype == np.int16 and bool(within.all()), "an exception lies outside its sub-block")
+        highs = same_type(int(before[-1]), begin, end)
+        exceptions = exceptions[first:last]
+    payload = node.payload[ends[first] : ends[last]]
+    return Packed(step, widths[first:last], bases, firsts, exceptions, positions, highs, payload)
+
+
+class WordNullSuppression(Codec):
+    """Keeps each sub-block in the narrowest words of 0, 8, 16, 32 or 64 bits that hold its values.
+
+    Child: the words' bytes of each sub-block. For a reader that wants whole words; `NullSuppression` is
+    smaller.
+    """
+
+    number = 3
+    name = "ns_words"
+
+    def encode(self, values: Ints) -> Node:
+        """Return the words, of values as they are: signed, two's complement."""
+        blocks = [values[at : at + SUB_BLOCK] for at in range(0, values.size, SUB_BLOCK)]
+        widths = np.array([_word_of(block) for block in blocks], np.int8)
+        words = [block.astype(f"i{w}") for block, w in zip(blocks, widths.tolist(), strict=True) if w]
+        payload = np.concatenate([word.view(np.uint8) for word in words]) if words else np.empty(0, np.uint8)
+        return Node(
+            self.number,
+            width_code(values),
+            values.size,
+            payload=payload,
+            children=[encode_light(widths)],
+        )
+
+    def decode(self, node: Node, start: int, stop: int) -> Ints:
+        """Return the values, widened."""
+        check(len(node.children) == 1, "words have other children than they need")
+        blocks = -(-node.count // SUB_BLOCK)
+        widths = decode_stream(node.children[0], blocks)
+        check(
+            bool(np.isin(widths, [0, *(kind.itemsize for kind in TYPES[: node.width + 1])]).all()),
+            "a word has a width that cannot be",
+        )
+        ends = np.zeros(blocks + 1, np.int64)
+        np.cumsum(bits.sizes_of(widths * np.int8(8), node.count), out=ends[1:])
+        check(ends[-1] == node.payload.size, "words have another size than their widths say")
+        first, last = start // SUB_BLOCK, -(-stop // SUB_BLOCK)
+        out = np.zeros(min(last * SUB_BLOCK, node.count) - first * SUB_BLOCK, node.dtype)
+        for block in range(first, last):
+            if width := int(widths[block]):
+                at = (block - first) * SUB_BLOCK
+                words = node.payload[ends[block] : ends[block + 1]].view(f"i{width}")
+                out[at : at + words.size] = words
+        return out[start - first * SUB_BLOCK : stop - first * SUB_BLOCK]
+
+
+def _word_of(block: Ints) -> int:
+    """Return the bytes of the narrowest word that holds all values."""
+    least, most = int(block.min()), int(block.max())
+    if least == most == 0:
+        return 0
+    return next(size for size in (1, 2, 4, 8) if -(1 << 8 * size - 1) <= least and most < 1 << 8 * size - 1)
+
+
+for step in Step:
+    for patched in (False, True):
+        register(NullSuppression(step, patched=patched))
+register(WordNullSuppression())

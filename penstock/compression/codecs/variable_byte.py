@@ -1,0 +1,101 @@
+"""Variable byte: 7 bits of a value in each byte, the eighth says that more follow (Scabbard Table 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock._kernels import kernel
+from penstock.compression.abc import Codec, check
+from penstock.compression.bits import SUB_BLOCK, Bytes, Ints
+from penstock.compression.codecs.differences import narrowed
+from penstock.compression.codecs.registry import decode_stream, encode_light, register
+from penstock.compression.node import Node, width_code
+
+__all__ = ["VariableByte"]
+
+
+@kernel
+def _write(values: Any, out: Bytes, sizes: Ints) -> int:
+    """Write unsigned values, and the bytes of each sub-block of 1,024; return the bytes of all."""
+    at = 0
+    for block in range(sizes.shape[0]):
+        begin = at
+        for i in range(block * 1024, min(block * 1024 + 1024, values.shape[0])):
+            value = values[i]
+            while value > values.dtype.type(0x7F):
+                out[at] = np.uint8(value & values.dtype.type(0x7F)) | np.uint8(0x80)
+                value >>= values.dtype.type(7)
+                at += 1
+            out[at] = np.uint8(value)
+            at += 1
+        sizes[block] = at - begin
+    return at
+
+
+@kernel
+def _read(data: Bytes, out: Any) -> bool:
+    """Read as many values as `out` holds; say whether they end where the data ends."""
+    at = 0
+    end = data.shape[0]
+    for i in range(out.shape[0]):
+        value = out.dtype.type(0)
+        shift = 0
+        while True:
+            if at == end or shift >= 8 * out.itemsize:
+                return False
+            byte = data[at]
+            at += 1
+            value |= out.dtype.type(byte & np.uint8(0x7F)) << out.dtype.type(shift)
+            shift += 7
+            if byte < np.uint8(0x80):
+                break
+        out[i] = value
+    return at == end
+
+
+class VariableByte(Codec):
+    """Values as unsigned numbers of one to ten bytes. Child: the bytes of each sub-block."""
+
+    number = 9
+    name = "variable_byte"
+
+    def encode(self, values: Ints) -> Node:
+        """Return the bytes."""
+        words = np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
+        out = np.empty(values.size * (values.dtype.itemsize * 8 // 7 + 1), np.uint8)
+        sizes = np.empty(-(-values.size // SUB_BLOCK), np.int32)
+        used = _write(words, out, sizes)
+        children = [encode_light(narrowed(sizes))]
+        return Node(self.number, width_code(values), values.size, payload=out[:used], children=children)
+
+    def decode(self, node: Node, start: int, stop: int) -> Ints:
+        """Return the values of the sub-blocks in the range."""
+        first, last, payload = sub_blocks(node, start, stop)
+        out = np.empty(min(last * SUB_BLOCK, node.count) - first * SUB_BLOCK, node.dtype)
+        check(_read(payload, out.view(f"u{out.dtype.itemsize}")), "variable bytes end elsewhere than stated")
+        return out[start - first * SUB_BLOCK : stop - first * SUB_BLOCK]
+
+
+def sub_blocks(node: Node, start: int, stop: int) -> tuple[int, int, Bytes]:
+    """Return the sub-blocks that hold a range, from and to, and their part of the payload.
+
+    For codecs whose only child are the bytes of each sub-block.
+
+    Raises
+    ------
+    CorruptDataError
+        If these are not the payload's.
+    """
+    check(len(node.children) == 1, "a stream has no sizes of its sub-blocks")
+    sizes = decode_stream(node.children[0], -(-node.count // SUB_BLOCK)).astype(np.int64)
+    check(bool((sizes >= 0).all()), "a sub-block has a size that cannot be")
+    ends = np.zeros(sizes.size + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    check(ends[-1] == node.payload.size, "sub-blocks have another size than their payload")
+    first, last = start // SUB_BLOCK, -(-stop // SUB_BLOCK)
+    return first, last, node.payload[ends[first] : ends[last]]
+
+
+register(VariableByte())

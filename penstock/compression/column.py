@@ -1,0 +1,319 @@
+"""One column as a block: what it is, where its nulls are, and its coded streams, behind a checksum.
+
+Bytes of a block, integers as variable bytes (`penstock.compression.node`)::
+
+    0   2  magic "PB"
+    2   1  format version (1)
+    3   1  layout (`penstock.compression.arrow.Layout`) in bits 0 to 2; bit 3: a stream of validity comes
+           first; the others are 0
+    4   4  low half of the xxh3-64 of the bytes 0 to 3 and all after 8, little-endian
+    8      type: length, bytes (`penstock.compression.arrow.put_type`)
+           rows
+           bytes that the streams take when they are decoded
+           the streams' nodes
+
+`docs/format.md` has the whole format, byte by byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from penstock.compression.abc import Cascade, UnfitError, check
+from penstock.compression.arrow import (
+    Layout,
+    Streams,
+    from_streams,
+    get_type,
+    layouts_of,
+    put_type,
+    raw_bytes,
+    to_streams,
+)
+from penstock.compression.bits import SUB_BLOCK, Ints
+from penstock.compression.chooser import Chooser, Plan
+from penstock.compression.codecs import decode_stream, encode_stream
+from penstock.compression.codecs.registry import DEFAULT, head_of
+from penstock.compression.node import Node, Reader, put_varint
+from penstock.errors import CorruptDataError, InvalidUsageError
+
+__all__ = ["FORMAT_VERSION", "MAX_BYTES", "Block", "decode", "encode", "parse_cascade"]
+
+FORMAT_VERSION = 1
+"""The newest format that this code reads and the one that it writes."""
+
+MAX_BYTES = 1 << 31
+"""Unless the caller allows more, a block that states more bytes than this is refused."""
+
+_MAGIC = b"PB"
+_NULLS = 8
+_START = struct.Struct("<2sBB")
+_CHECKSUM = struct.Struct("<I")
+_FALLBACKS: dict[str, Cascade] = {"constant": ("run_length", *DEFAULT)}
+
+
+def parse_cascade(text: str) -> Cascade:
+    """Return a cascade from its text, such as ``"dictionary>ns"``.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it names no codec, or one that nothing can follow is followed.
+    """
+    cascade = tuple(name.strip() for name in text.split(">"))
+    rest = cascade
+    while rest:
+        _, rest = head_of(rest)
+    return cascade
+
+
+def encode(
+    array: pa.Array[Any] | pa.ChunkedArray[Any],
+    codec: str = "auto",
+    *,
+    chooser: Chooser | None = None,
+    column: str = "",
+) -> bytes:
+    """Return a column as one block.
+
+    Parameters
+    ----------
+    array : pyarrow.Array or pyarrow.ChunkedArray
+        Values of any type that columns of Spark can have.
+    codec : str
+        ``"auto"`` to let the chooser decide, or a cascade of codecs, such as ``"delta>ns"``,
+        ``"decimal>dictionary>zstd"`` or ``"dictionary>run_length"``. Of text the cascade is that of the
+        bytes, or with ``dictionary`` at its head that of the codes. What does not fit the cascade is
+        coded by ``base_delta>ns``.
+    chooser : Chooser, optional
+        What decides, and remembers what it decided for `column`. A new one with the goal "balanced"
+        where it is not given.
+    column : str
+        Names the column to the chooser.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such codec, or one cannot be followed by another.
+    """
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if codec != "auto":
+        return _encode(array, Plan.of(array.type, parse_cascade(codec)))[0]
+    chooser = chooser if chooser is not None else Chooser()
+    block, fits = _encode(array, chooser.plan(column, array))
+    chooser.coded(column, fits=fits)
+    return block
+
+
+def _encode(array: pa.Array[Any], plan: Plan) -> tuple[bytes, bool]:
+    """Return the block, and whether all streams fitted the plan."""
+    parts = to_streams(array, dictionary=plan.dictionary)
+    fits = True
+    nodes: list[Node] = []
+    if parts.valid is not None:
+        nodes.append(encode_stream(parts.valid, plan.validity))
+    for stream, cascade in zip_longest(parts.streams, plan.cascades[: len(parts.streams)], fillvalue=()):
+        try:
+            nodes.append(encode_stream(stream, cascade))
+        except UnfitError:
+            fits = False
+            nodes.append(encode_stream(stream, _FALLBACKS.get(cascade[0], DEFAULT)))
+    body = bytearray()
+    kind = put_type(array.type)
+    put_varint(len(kind), body)
+    body += kind
+    put_varint(len(array), body)
+    put_varint(raw_bytes(parts), body)
+    for node in nodes:
+        node.write(body)
+    start = _START.pack(_MAGIC, FORMAT_VERSION, parts.layout | (_NULLS if parts.valid is not None else 0))
+    return b"".join((start, _CHECKSUM.pack(_checksum(start, body)), body)), fits
+
+
+def _checksum(start: bytes, body: Any) -> int:
+    digest = xxhash.xxh3_64(start)
+    digest.update(body)
+    return digest.intdigest() & 0xFFFFFFFF
+
+
+class Block:
+    """A coded column, of which any range of rows can be decoded.
+
+    Parameters
+    ----------
+    data : bytes-like
+        What `encode` returned. It must not change while the block is used.
+    file : object
+        Names the block in errors.
+    max_bytes : int
+        The most memory that its values may take, decoded.
+
+    Raises
+    ------
+    CorruptDataError
+        If the block is cut, changed, of a newer format, or states more than `max_bytes`.
+    """
+
+    def __init__(self, data: Any, *, file: object = None, max_bytes: int = MAX_BYTES) -> None:
+        content = np.frombuffer(data, np.uint8)
+        self._file = file
+        reader = Reader(content, file)
+        magic, version, self._flags = _START.unpack(reader.bytes(_START.size))
+        if magic != _MAGIC:
+            raise CorruptDataError("this is no block", file=file, offset=0)
+        if version > FORMAT_VERSION:
+            raise CorruptDataError(
+                "the block has a newer format than this version of Penstock reads",
+                file=file,
+                format_version=version,
+                newest_known=FORMAT_VERSION,
+                hint="upgrade Penstock",
+            )
+        (stated,) = _CHECKSUM.unpack(reader.bytes(_CHECKSUM.size))
+        if stated != _checksum(content[: _START.size].tobytes(), content[_START.size + _CHECKSUM.size :]):
+            raise CorruptDataError("the block's checksum is wrong", file=file, offset=0)
+        with self._named():
+            self.layout = _layout(self._flags & 7)
+            check(
+                version == FORMAT_VERSION and self._flags < 2 * _NULLS,
+                "the block has flags that nothing writes",
+            )
+            self.type = get_type(reader.bytes(reader.varint()).tobytes())
+            check(self.layout in layouts_of(self.type), "a block's layout is not one of its type")
+        self.rows = reader.varint()
+        self.raw_bytes = reader.varint()
+        if max(self.raw_bytes, self.rows) > max_bytes:
+            raise CorruptDataError(
+                "the block states more than may be decoded at once",
+                file=file,
+                stated_bytes=max(self.raw_bytes, self.rows),
+                max_bytes=max_bytes,
+            )
+        # Side streams have at most two values for each value of the main one.
+        reader.max_count = 2 * max(self.raw_bytes, self.rows) + SUB_BLOCK
+        self.validity = reader.node() if self._flags & _NULLS else None
+        self.nodes: list[Node] = []
+        while not reader.at_end:
+            self.nodes.append(reader.node())
+        self.size_bytes = content.size
+        with self._named():
+            self._check_streams()
+
+    def _named(self) -> _Named:
+        return _Named(self._file)
+
+    def _check_streams(self) -> None:
+        """Check number, type and length of the streams against the layout."""
+        counts = {
+            Layout.NOTHING: (),
+            Layout.FIXED: (self.rows,),
+            Layout.WIDE: (self.rows, self.rows)[: len(self.nodes)] or (self.rows,),
+            Layout.TEXT: (self.rows, None),
+            Layout.TEXT_DICTIONARY: (self.rows, None, None),
+            Layout.NESTED: (None,),
+        }[self.layout]
+        check(len(self.nodes) == len(counts), "a block has another number of streams than its layout")
+        for node, count in zip(self.nodes, counts, strict=True):
+            check(count is None or node.count == count, "a stream has another number of values than rows")
+        stated = sum(node.count * node.dtype.itemsize for node in self.nodes)
+        check(stated == self.raw_bytes, "a block states another size than its streams have")
+        if self.validity is not None:
+            check(self.layout not in (Layout.NOTHING, Layout.NESTED), "a block has nulls where none can be")
+            check(
+                self.validity.count == self.rows and self.validity.width == 0,
+                "a block has other nulls than rows",
+            )
+        if self.layout is Layout.FIXED:
+            size = 1 if pa.types.is_boolean(self.type) else self.type.bit_width // 8
+            check(
+                self.nodes[0].dtype.itemsize == size,
+                "a stream's values have another size than the block's type",
+            )
+        elif self.layout is Layout.WIDE:
+            check(all(node.width == 3 for node in self.nodes), "a decimal's halves have a wrong size")
+
+    def read(self, start: int = 0, stop: int | None = None) -> pa.Array[Any]:
+        """Return rows `start` to `stop`, decoding no more sub-blocks than hold them.
+
+        Raises
+        ------
+        CorruptDataError
+            If the block contradicts itself.
+        InvalidUsageError
+            If it has no such rows.
+        """
+        stop = self.rows if stop is None else stop
+        if not 0 <= start <= stop <= self.rows:
+            raise InvalidUsageError("the block has no such rows", start=start, stop=stop, rows=self.rows)
+        with self._named():
+            valid = None
+            if self.validity is not None:
+                valid = decode_stream(self.validity, self.rows, start, stop)
+                check(bool(((valid == 0) | (valid == 1)).all()), "a null is neither there nor not")
+            streams = self._streams(start, stop)
+            return from_streams(self.type, stop - start, Streams(self.layout, streams, valid))
+
+    def _streams(self, start: int, stop: int) -> tuple[Ints, ...]:
+        if self.layout is Layout.NESTED:
+            whole = from_streams(
+                self.type, self.rows, Streams(self.layout, (decode_stream(self.nodes[0]),), None)
+            )
+            return to_streams(whole.slice(start, stop - start)).streams
+        if self.layout is Layout.TEXT:
+            lengths = decode_stream(self.nodes[0], None, 0, stop).astype(np.int64)
+            check(bool((lengths >= 0).all()), "a text has a length that cannot be")
+            begin = int(lengths[:start].sum())
+            end = begin + int(lengths[start:].sum())
+            check(end <= self.nodes[1].count, "texts have other lengths than bytes")
+            return lengths[start:], decode_stream(self.nodes[1], None, begin, end)
+        if self.layout is Layout.TEXT_DICTIONARY:
+            codes, *texts = self.nodes
+            return decode_stream(codes, None, start, stop), *map(decode_stream, texts)
+        return tuple(decode_stream(node, None, start, stop) for node in self.nodes)
+
+
+def _layout(number: int) -> Layout:
+    check(number in Layout.__members__.values(), "a block has a layout that nothing writes")
+    return Layout(number)
+
+
+class _Named:
+    """Names the file in errors that come from below."""
+
+    def __init__(self, file: object) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, CorruptDataError) and "file" not in error.context:
+            raise CorruptDataError(error.fact, hint=error.hint, file=self._file, **error.context) from error
+
+
+def decode(data: Any, *, file: object = None, max_bytes: int = MAX_BYTES) -> pa.Array[Any]:
+    """Return the column that `encode` made a block of.
+
+    Parameters
+    ----------
+    data : bytes-like
+        The block.
+    file : object
+        Names it in errors.
+    max_bytes : int
+        The most memory that its values may take.
+
+    Raises
+    ------
+    CorruptDataError
+        If the block is cut, changed, of a newer format, states more than `max_bytes`, or contradicts
+        itself.
+    """
+    return Block(data, file=file, max_bytes=max_bytes).read()

@@ -1,0 +1,191 @@
+"""The tree of coded streams that a column is, and its bytes.
+
+A stream is a one-dimensional array of signed integers of 1, 2, 4 or 8 bytes. A codec turns a stream into
+a `Node`: its own few parameters, a payload of bytes, and streams that other codecs have coded again.
+
+Bytes of a node, integers as variable bytes (7 bits each, lowest first, the eighth says that more follow)::
+
+    codec          1 byte, number of the codec
+    shape          1 byte: bits 0..1 log2 of the stream's bytes per value, bits 2..4 number of children,
+                   bit 5 parameters follow, bit 6 a payload follows; bit 7 is 0
+    count          values in the stream
+    [parameters]   length, bytes
+    [payload]      length, bytes
+    children       the nodes, one after the other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.compression.bits import Bytes, Ints
+from penstock.errors import CorruptDataError
+
+__all__ = ["MAX_DEPTH", "TYPES", "Node", "Reader", "put_varint", "width_code"]
+
+TYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(name) for name in ("i1", "i2", "i4", "i8"))
+"""The types of streams, by the code of their width."""
+
+MAX_DEPTH = 12
+"""Nodes from a root to a leaf; what is deeper was written by nothing."""
+
+_EMPTY: Bytes = np.empty(0, np.uint8)
+
+
+def width_code(values: Ints) -> int:
+    """Return log2 of the bytes of a stream's value."""
+    return values.dtype.itemsize.bit_length() - 1
+
+
+def put_varint(value: int, out: bytearray) -> None:
+    """Append a number that is not negative."""
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One coded stream.
+
+    Parameters
+    ----------
+    codec : int
+        Number of the codec that made it.
+    width : int
+        Log2 of the bytes of one value of the stream.
+    count : int
+        Values in the stream.
+    parameters : bytes
+        What the codec needs beside payload and children.
+    payload : Bytes
+        Bytes that no codec codes again.
+    children : sequence of Node
+        At most seven.
+    """
+
+    codec: int
+    width: int
+    count: int
+    parameters: bytes = b""
+    payload: Bytes = field(default_factory=lambda: _EMPTY)
+    children: Sequence[Node] = ()
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the stream's values."""
+        return TYPES[self.width]
+
+    def write(self, out: bytearray) -> None:
+        """Append the node's bytes."""
+        has_payload = self.payload.size > 0
+        out.append(self.codec)
+        out.append(self.width | len(self.children) << 2 | bool(self.parameters) << 5 | has_payload << 6)
+        put_varint(self.count, out)
+        if self.parameters:
+            put_varint(len(self.parameters), out)
+            out += self.parameters
+        if has_payload:
+            put_varint(self.payload.size, out)
+            out += memoryview(self.payload)
+        for child in self.children:
+            child.write(out)
+
+    @property
+    def size_bytes(self) -> int:
+        """Number of bytes that `write` appends."""
+        size = 2 + _varint_size(self.count)
+        for part in (len(self.parameters), self.payload.size):
+            if part:
+                size += _varint_size(part) + part
+        return size + sum(child.size_bytes for child in self.children)
+
+
+def _varint_size(value: int) -> int:
+    return max(1, (value.bit_length() + 6) // 7)
+
+
+class Reader:
+    """Reads numbers, bytes and nodes, and never beyond the end.
+
+    Parameters
+    ----------
+    data : Bytes
+        What to read. Payloads point into it.
+    file : object
+        Names the data in errors.
+    max_count : int
+        The most values that a stream may have.
+    """
+
+    def __init__(self, data: Bytes, file: object, max_count: int = 0) -> None:
+        self._data = data
+        self._at = 0
+        self.file = file
+        self.max_count = max_count
+
+    def damaged(self, fact: str) -> CorruptDataError:
+        """Return the error that says what is wrong here."""
+        return CorruptDataError(fact, file=self.file, offset=self._at)
+
+    def bytes(self, size: int) -> Bytes:
+        """Return the next `size` bytes.
+
+        Raises
+        ------
+        CorruptDataError
+            If there are fewer.
+        """
+        if size > self._data.size - self._at:
+            raise self.damaged("the block is cut")
+        part = self._data[self._at : self._at + size]
+        self._at += size
+        return part
+
+    def byte(self) -> int:
+        """Return the next byte."""
+        return int(self.bytes(1)[0])
+
+    def varint(self) -> int:
+        """Return the next number.
+
+        Raises
+        ------
+        CorruptDataError
+            If it is cut, or has more than 63 bits.
+        """
+        value = 0
+        for shift in range(0, 63, 7):
+            byte = self.byte()
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise self.damaged("a number in the block has too many bytes")
+
+    def node(self, depth: int = 0) -> Node:
+        """Return the next node.
+
+        Raises
+        ------
+        CorruptDataError
+            If it is cut, states more values than there may be, or is nested too deep.
+        """
+        codec, shape, count = self.byte(), self.byte(), self.varint()
+        if shape & 0x80 or depth >= MAX_DEPTH:
+            raise self.damaged("the block has a stream that nothing writes")
+        if count > self.max_count:
+            raise self.damaged("a stream states more values than its block has rows")
+        parameters = self.bytes(self.varint()).tobytes() if shape & 0x20 else b""
+        payload = self.bytes(self.varint()) if shape & 0x40 else _EMPTY
+        children = tuple(self.node(depth + 1) for _ in range(shape >> 2 & 7))
+        return Node(codec, shape & 3, count, parameters, payload, children)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all has been read."""
+        return self._at == self._data.size

@@ -1,0 +1,109 @@
+"""What a sample of a stream says about which codecs suit it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock._kernels import kernel
+from penstock.compression.bits import Ints
+from penstock.compression.codecs.decimals import digits_of
+from penstock.compression.codecs.dictionary import codes_of
+from penstock.compression.codecs.differences import divisor_of
+
+__all__ = ["ColumnStats", "stream_stats"]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnStats:
+    """Statistics of a sample of a stream.
+
+    Parameters
+    ----------
+    rows : int
+        Values in the sample.
+    least, most : int
+        Range of the values, as signed integers.
+    range_bits, delta_bits, delta_of_delta_bits : int
+        Bits of the widest offset from the least value, from the least delta, from the least delta of deltas.
+    runs : int
+        Runs of equal values.
+    distinct : int or None
+        Distinct values; None where they are more than half of the sample.
+    divisor : int
+        What divides all differences of two values.
+    ascending : bool
+        Whether no value is less than the one before.
+    digits : int or None
+        Of floating-point numbers, the digits behind the point that nearly all have.
+    """
+
+    rows: int
+    least: int
+    most: int
+    range_bits: int
+    delta_bits: int
+    delta_of_delta_bits: int
+    runs: int
+    distinct: int | None
+    divisor: int
+    ascending: bool
+    digits: int | None
+
+    @property
+    def run_length(self) -> float:
+        """Values in a run, on average."""
+        return self.rows / self.runs if self.runs else 0.0
+
+
+@kernel
+def _scan(values: Ints, out: Ints) -> None:
+    """Write least, most, least and most delta, least and most delta of deltas, runs, descents."""
+    least = most = values[0]
+    delta = values[0] - values[0]
+    low = high = delta
+    low2 = high2 = delta
+    before = delta
+    runs, descents = 1, 0
+    if values.shape[0] > 1:
+        low = high = values[1] - values[0]
+    if values.shape[0] > 2:
+        low2 = high2 = (values[2] - values[1]) - low
+    for i in range(1, values.shape[0]):
+        value = values[i]
+        least, most = min(least, value), max(most, value)
+        before = delta
+        delta = value - values[i - 1]
+        low, high = min(low, delta), max(high, delta)
+        runs += value != values[i - 1]
+        descents += value < values[i - 1]
+        if i > 1:
+            second = delta - before
+            low2, high2 = min(low2, second), max(high2, second)
+    out[0], out[1], out[2], out[3], out[4], out[5] = least, most, low, high, low2, high2
+    out[6], out[7] = runs, descents
+
+
+def stream_stats(sample: Ints, *, floats: bool = False) -> ColumnStats:
+    """Return the statistics of a sample of at least one value.
+
+    `floats` says that the integers are the bits of floating-point numbers.
+    """
+    found = np.empty(8, np.int64)
+    _scan(sample, found)
+    least, most, low, high, low2, high2, runs, descents = found.tolist()
+    distinct = codes_of(sample, max(1, sample.size // 2))
+    return ColumnStats(
+        rows=sample.size,
+        least=least,
+        most=most,
+        range_bits=(most - least).bit_length(),
+        delta_bits=(high - low).bit_length(),
+        delta_of_delta_bits=(high2 - low2).bit_length(),
+        runs=runs,
+        distinct=None if distinct is None else distinct[0].size,
+        divisor=divisor_of(sample),
+        ascending=descents == 0,
+        digits=digits_of(sample) if floats and sample.dtype.itemsize >= 4 else None,
+    )
