@@ -503,11 +503,14 @@ def test_lint_needs_no_java(machine: Machine) -> None:
 # ----------------------------------------------------------------------------------- test and lint
 
 
+ALL_TESTS = "pytest -n 2 --dist loadfile --no-loadscope-reorder"
+
+
 def test_test_checks_the_source_and_then_runs_pytest(machine: Machine) -> None:
     result = machine.run("test")
     assert result.code == 0, result.err
     assert "lint: all 4 checks passed" in result.out
-    assert last_line(result.out) == "pytest "
+    assert last_line(result.out) == ALL_TESTS
 
 
 def test_test_with_arguments_only_runs_pytest(machine: Machine) -> None:
@@ -525,7 +528,7 @@ def test_test_fails_when_lint_fails_but_still_runs_the_tests(machine: Machine) -
     result = machine.run("test", FAKE_LINT="1")
     assert result.code == 1
     assert "lint: FAILED: ruff check, ruff format, mypy (of 4 checks)" in result.out
-    assert last_line(result.out) == "pytest "
+    assert last_line(result.out) == ALL_TESTS
     assert last_line(result.err) == "script/test: FAILED: script/lint (see above the tests)"
 
 
