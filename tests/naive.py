@@ -297,3 +297,20 @@ def second_hash_of(words: Sequence[int], secret: int) -> int:
         h = (h ^ h >> 29) + secret & _64
     h = (h ^ h >> 32) * step & _64
     return (h ^ h >> 29) | 1
+
+
+def packed_run(values: Sequence[int], width: int) -> bytes:
+    """Values one after the other, `width` bits each, bit 0 of the first byte first."""
+    whole = sum((value & ((1 << width) - 1)) << (i * width) for i, value in enumerate(values))
+    return whole.to_bytes((len(values) * width + 7) // 8, "little")
+
+
+def packed_lanes(values: Sequence[int], width: int) -> bytes:
+    """1,024 values in lanes of the narrowest words that hold `width` bits, as the format draws them."""
+    word = next(size for size in (8, 16, 32, 64) if width <= size)
+    lanes = 1024 // word
+    columns = [
+        packed_run([values[row * lanes + lane] for row in range(word)], width) for lane in range(lanes)
+    ]
+    size = word // 8
+    return b"".join(column[k * size : (k + 1) * size] for k in range(width) for column in columns)

@@ -315,11 +315,10 @@ def _facts(entry: os.DirEntry[str]) -> FileFacts | None:
 class RemoteFiles:
     """A directory on a file system of pyarrow's; see `Files` and the module.
 
-    On S3 a file of less than 10 MiB takes one PUT (three requests with pyarrow 18), a larger one an upload
-    in parts, of which pyarrow holds a second copy in memory. A read takes two requests (HEAD, GET), and a
-    delete three (HEAD, DELETE, and a PUT of an empty object that stands for the directory). What an upload
-    in parts leaves when its process dies is no file, but takes space: let the bucket's policy end such
-    uploads after some days.
+    On S3 a file of less than 10 MiB takes one PUT, a larger one an upload in parts, of which pyarrow holds a
+    second copy in memory. A read takes two requests (HEAD, GET), and a delete three (HEAD, DELETE, and a PUT
+    of an empty object that stands for the directory). What an upload in parts leaves when its process dies
+    is no file, but takes space: let the bucket's policy end such uploads after some days.
 
     Parameters
     ----------
@@ -488,12 +487,9 @@ def _is_s3(uri: str) -> bool:
 def _connect_to_s3(uri: str, *, delayed: bool) -> tuple[Any, str]:
     address, _, query = uri.partition("?")
     parameters = [text for text in query.split("&") if text and not text.startswith(f"{_DELAYED}=")]
-    plain = "?".join([address, "&".join(parameters)] if parameters else [address])
     if delayed:
-        # pyarrow 18 does not know it.
-        with contextlib.suppress(pa.ArrowInvalid):
-            return _connect(f"{address}?{'&'.join([*parameters, f'{_DELAYED}=true'])}")
-    return _connect(plain)
+        parameters.append(f"{_DELAYED}=true")
+    return _connect("?".join([address, "&".join(parameters)] if parameters else [address]))
 
 
 def _connect(uri: str) -> tuple[Any, str]:

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from penstock.compression.abc import check
 from penstock.compression.bits import Bytes, Ints
-from penstock.errors import InvalidUsageError
+from penstock.errors import CorruptDataError, InvalidUsageError
 
 __all__ = ["Layout", "Streams", "from_streams", "get_type", "is_float", "put_type", "to_streams"]
 
@@ -88,10 +88,9 @@ def get_type(data: bytes) -> pa.DataType:
     check(data[:1] == bytes([_OTHER]), "a block has a type that nothing writes")
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data[1:]))
-    except (pa.ArrowInvalid, OSError):
-        schema = None
-    check(schema is not None and len(schema) == 1, "a block has a type that cannot be read")
-    assert schema is not None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise CorruptDataError("a block has a type that cannot be read") from error
+    check(len(schema) == 1, "a block has a type that cannot be read")
     return schema.field(0).type
 
 
@@ -275,9 +274,8 @@ def _from_ipc(kind: pa.DataType, rows: int, stream: Ints) -> pa.Array[Any]:
         with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
             batch = reader.read_next_batch()
         batch.validate(full=True)
-    except (pa.ArrowInvalid, OSError, StopIteration):
-        batch = None
-    fits = batch is not None and batch.num_columns == 1 and batch.num_rows == rows
-    check(fits and batch.column(0).type == kind, "a nested column is not what its block says")
-    assert batch is not None
+    except (pa.ArrowInvalid, OSError, StopIteration) as error:
+        raise CorruptDataError("a nested column cannot be read") from error
+    fits = batch.num_columns == 1 and batch.num_rows == rows and batch.column(0).type == kind
+    check(fits, "a nested column is not what its block says")
     return batch.column(0)

@@ -26,7 +26,19 @@ import numpy.typing as npt
 
 from penstock._kernels import kernel
 
-__all__ = ["SUB_BLOCK", "Bytes", "Ints", "Packed", "Step", "pack", "sizes_of", "unpack"]
+__all__ = [
+    "SUB_BLOCK",
+    "Bytes",
+    "Ints",
+    "Packed",
+    "Step",
+    "finish",
+    "pack",
+    "scratch",
+    "sizes_of",
+    "unpack",
+    "unpack_offsets",
+]
 
 SUB_BLOCK = 1024
 """Values in a sub-block, the unit of random access."""
@@ -199,7 +211,7 @@ def _pack_offsets(offsets: Any, count: int, width: int, w8: Any, w16: Any, w32: 
 
 
 @kernel
-def _unpack_offsets(x: Bytes, count: int, width: int, w8: Any, w16: Any, w32: Any, offsets: Any) -> None:
+def unpack_offsets(x: Bytes, count: int, width: int, w8: Any, w16: Any, w32: Any, offsets: Any) -> None:
     """Undo `_pack_offsets`; `x` begins with the sub-block."""
     if count < 1024:
         _unpack_run(x, count, width, offsets)
@@ -290,7 +302,7 @@ def _pack(
                 signed[i] = v[i] ^ v[i - 1]
             signed[0] = 0
         bits = unsigned.dtype.type(0)
-        if step == 0 or step == 4:
+        if step in (0, 4):
             for i in range(n):
                 bits |= unsigned[i]
             bases[b] = 0
@@ -334,6 +346,41 @@ def _pack(
 
 
 @kernel
+def finish(unsigned: Any, step: int, base: Any, first: Any, second: Any, out: Any) -> None:
+    """Turn the offsets of a sub-block into values."""
+    signed = unsigned.view(out.dtype)
+    n = out.shape[0]
+    if step == 0:
+        for i in range(n):
+            out[i] = signed[i]
+    elif step == 1:
+        for i in range(n):
+            out[i] = signed[i] + base
+    elif step == 2:
+        value = first
+        out[0] = value
+        for i in range(1, n):
+            value += signed[i] + base
+            out[i] = value
+    elif step == 3:
+        out[0] = first
+        if n > 1:
+            delta = second - first
+            value = second
+            out[1] = value
+            for i in range(2, n):
+                delta += signed[i] + base
+                value += delta
+                out[i] = value
+    else:
+        value = first
+        out[0] = value
+        for i in range(1, n):
+            value ^= signed[i] << base
+            out[i] = value
+
+
+@kernel
 def _unpack(
     payload: Bytes,
     w8: Any,
@@ -350,54 +397,24 @@ def _unpack(
     out: Any,
 ) -> None:
     """Undo `_pack`. `exceptions` is empty where nothing was patched."""
-    signed = unsigned.view(out.dtype)
     used, found = 0, 0
     for b in range(widths.shape[0]):
         o = out[b * 1024 : min(b * 1024 + 1024, out.shape[0])]
         n = o.shape[0]
-        width = np.int64(widths[b])
-        _unpack_offsets(payload[used:], n, width, w8, w16, w32, unsigned)
+        width: Any = np.int64(widths[b])
+        unpack_offsets(payload[used:], n, width, w8, w16, w32, unsigned)
         used += (n * width + 7) // 8
         if exceptions.shape[0] > 0:
             for k in range(found, found + exceptions[b]):
                 unsigned[positions[k]] |= highs[k] << unsigned.dtype.type(width)
             found += exceptions[b]
-        base = bases[b]
-        if step == 0:
-            for i in range(n):
-                o[i] = signed[i]
-        elif step == 1:
-            for i in range(n):
-                o[i] = signed[i] + base
-        elif step == 2:
-            value = firsts[b, 0]
-            o[0] = value
-            for i in range(1, n):
-                value += signed[i] + base
-                o[i] = value
-        elif step == 3:
-            value = firsts[b, 0]
-            o[0] = value
-            if n > 1:
-                delta = firsts[b, 1] - value
-                value = firsts[b, 1]
-                o[1] = value
-                for i in range(2, n):
-                    delta += signed[i] + base
-                    value += delta
-                    o[i] = value
-        else:
-            value = firsts[b, 0]
-            o[0] = value
-            for i in range(1, n):
-                value ^= signed[i] << base
-                o[i] = value
+        finish(unsigned, step, bases[b], firsts[b, 0], firsts[b, 1], o)
 
 
-def _scratch(dtype: np.dtype[Any]) -> tuple[Any, ...]:
+def scratch(dtype: np.dtype[Any]) -> tuple[Any, Any, Any, Any]:
     """Return the arrays in which one sub-block is worked on: words of 8, 16 and 32 bits, and of `dtype`."""
-    narrow = tuple(np.empty(SUB_BLOCK, name) for name in ("u1", "u2", "u4"))
-    return (*narrow, np.empty(SUB_BLOCK, f"u{dtype.itemsize}"))
+    one, two, four, own = (np.empty(SUB_BLOCK, name) for name in ("u1", "u2", "u4", f"u{dtype.itemsize}"))
+    return one, two, four, own
 
 
 def pack(values: Ints, step: Step, *, patched: bool) -> Packed:
@@ -413,7 +430,7 @@ def pack(values: Ints, step: Step, *, patched: bool) -> Packed:
     payload = np.empty(blocks * SUB_BLOCK * dtype.itemsize, np.uint8)
     used, found = _pack(
         np.ascontiguousarray(values),
-        *_scratch(dtype),
+        *scratch(dtype),
         int(step),
         patched,
         bases,
@@ -444,7 +461,7 @@ def unpack(packed: Packed, out: Ints) -> None:
     """
     _unpack(
         packed.payload,
-        *_scratch(out.dtype),
+        *scratch(out.dtype),
         int(packed.step),
         packed.bases,
         packed.firsts,

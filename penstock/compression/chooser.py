@@ -22,9 +22,9 @@ from penstock.compression.arrow import Layout, is_float, layouts_of, to_streams
 from penstock.compression.bits import Ints
 from penstock.compression.codecs import CODECS, codec_of
 from penstock.compression.codecs.dictionary import MAX_DISTINCT
-from penstock.compression.codecs.registry import DEFAULT, codec_named, head_of
+from penstock.compression.codecs.registry import DEFAULT, head_of
 from penstock.compression.node import Node
-from penstock.compression.statistics import ColumnStats, stream_stats
+from penstock.compression.statistics import ColumnStats, sample_of, stream_stats
 from penstock.errors import InvalidUsageError
 
 __all__ = ["GOALS", "Choice", "Chooser", "Decision", "Goal", "Plan", "choose", "cost"]
@@ -166,7 +166,7 @@ def _search(values: Ints, goal: Goal, *, floats: bool, bound: float | None, dept
 
 def _try(values: Ints, cascade: Cascade, goal: Goal, depth: int) -> Choice:
     """Code `values`; what a transform leaves open is searched for."""
-    codec, rest = head_of(cascade)
+    codec, _ = head_of(cascade)
     if isinstance(codec, Transform):
         stream, finish = codec.split(values)
         below = _search(stream, goal, floats=False, bound=None, depth=depth + 1)
@@ -334,25 +334,13 @@ class Chooser:
     def _decide(self, column: str, array: pa.Array[Any]) -> Plan:
         goal = GOALS[self.goal] if isinstance(self.goal, str) else self.goal
         short = goal.write_mb_s >= _LONG_SAMPLE_BELOW_MB_S
-        sample = _sample_of(array, _SAMPLE if short else _LONG_SAMPLE)
+        sample = sample_of(array, _SAMPLE if short else _LONG_SAMPLE)
         floats, bound = is_float(array.type), self.error_bounds.get(column)
-        best: tuple[float, Plan] | None = None
+        plans: list[tuple[float, Plan]] = []
         for dictionary in (False, True) if Layout.TEXT in layouts_of(array.type) else (False,):
             parts = to_streams(sample, dictionary=dictionary)
             chosen = [choose(stream, goal, floats=floats, bound=bound) for stream in parts.streams]
             validity = () if parts.valid is None else choose(parts.valid, goal).cascade
             plan = Plan(dictionary, tuple(choice.cascade for choice in chosen), validity)
-            total = sum(choice.cost for choice in chosen)
-            if best is None or total < best[0]:
-                best = total, plan
-        assert best is not None
-        return best[1]
-
-
-def _sample_of(array: pa.Array[Any], rows: int) -> pa.Array[Any]:
-    """Return up to `rows` values: four stretches, spread over the array, in its order."""
-    if len(array) <= rows:
-        return array
-    stretch = rows // 4
-    last = len(array) - stretch
-    return pa.concat_arrays([array.slice(last * part // 3, stretch) for part in range(4)])
+            plans.append((sum(choice.cost for choice in chosen), plan))
+        return min(plans, key=lambda known: known[0])[1]

@@ -18,7 +18,6 @@ Bytes of a block, integers as variable bytes (`penstock.compression.node`)::
 from __future__ import annotations
 
 import struct
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -55,7 +54,7 @@ _MAGIC = b"PB"
 _NULLS = 8
 _START = struct.Struct("<2sBB")
 _CHECKSUM = struct.Struct("<I")
-_FALLBACKS: dict[str, Cascade] = {"constant": ("run_length", *DEFAULT)}
+_FALLBACKS: dict[Cascade, Cascade] = {("constant",): ("run_length", *DEFAULT)}
 
 
 def parse_cascade(text: str) -> Cascade:
@@ -119,12 +118,13 @@ def _encode(array: pa.Array[Any], plan: Plan) -> tuple[bytes, bool]:
     nodes: list[Node] = []
     if parts.valid is not None:
         nodes.append(encode_stream(parts.valid, plan.validity))
-    for stream, cascade in zip_longest(parts.streams, plan.cascades[: len(parts.streams)], fillvalue=()):
+    for number, stream in enumerate(parts.streams):
+        cascade = plan.cascades[number] if number < len(plan.cascades) else ()
         try:
             nodes.append(encode_stream(stream, cascade))
         except UnfitError:
             fits = False
-            nodes.append(encode_stream(stream, _FALLBACKS.get(cascade[0], DEFAULT)))
+            nodes.append(encode_stream(stream, _FALLBACKS.get(cascade[:1], DEFAULT)))
     body = bytearray()
     kind = put_type(array.type)
     put_varint(len(kind), body)
@@ -165,7 +165,7 @@ class Block:
         content = np.frombuffer(data, np.uint8)
         self._file = file
         reader = Reader(content, file)
-        magic, version, self._flags = _START.unpack(reader.bytes(_START.size))
+        magic, version, self._flags = _START.unpack(reader.bytes(_START.size).data)
         if magic != _MAGIC:
             raise CorruptDataError("this is no block", file=file, offset=0)
         if version > FORMAT_VERSION:
@@ -176,7 +176,7 @@ class Block:
                 newest_known=FORMAT_VERSION,
                 hint="upgrade Penstock",
             )
-        (stated,) = _CHECKSUM.unpack(reader.bytes(_CHECKSUM.size))
+        (stated,) = _CHECKSUM.unpack(reader.bytes(_CHECKSUM.size).data)
         if stated != _checksum(content[: _START.size].tobytes(), content[_START.size + _CHECKSUM.size :]):
             raise CorruptDataError("the block's checksum is wrong", file=file, offset=0)
         with self._named():

@@ -92,7 +92,7 @@ class Node:
             out += self.parameters
         if has_payload:
             put_varint(self.payload.size, out)
-            out += memoryview(self.payload)
+            out += self.payload.data
         for child in self.children:
             child.write(out)
 

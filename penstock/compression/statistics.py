@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from penstock._kernels import kernel
+from penstock.compression.arrow import is_float, to_streams
 from penstock.compression.bits import Ints
 from penstock.compression.codecs.decimals import digits_of
 from penstock.compression.codecs.dictionary import codes_of
 from penstock.compression.codecs.differences import divisor_of
 
-__all__ = ["ColumnStats", "stream_stats"]
+__all__ = ["ColumnStats", "column_stats", "sample_of", "stream_stats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +110,34 @@ def stream_stats(sample: Ints, *, floats: bool = False) -> ColumnStats:
         ascending=descents == 0,
         digits=digits_of(sample) if floats and sample.dtype.itemsize >= 4 else None,
     )
+
+
+def sample_of(array: pa.Array[Any], rows: int) -> pa.Array[Any]:
+    """Return up to `rows` values: four stretches, spread over the array, in its order."""
+    if len(array) <= rows:
+        return array
+    stretch = rows // 4
+    last = len(array) - stretch
+    return pa.concat_arrays([array.slice(last * part // 3, stretch) for part in range(4)])
+
+
+def column_stats(array: pa.Array[Any], rows: int = 1 << 14) -> ColumnStats | None:
+    """Return the statistics of a sample of an array.
+
+    Parameters
+    ----------
+    array : pyarrow.Array
+        Any column. Of text they are those of the codes that its distinct values have, of decimals those
+        of the low 8 bytes, of nested values those of their bytes.
+    rows : int
+        Values in the sample, at most.
+
+    Returns
+    -------
+    ColumnStats or None
+        None of an array without values.
+    """
+    streams = to_streams(sample_of(array, rows), dictionary=True).streams
+    if not streams or not streams[0].size:
+        return None
+    return stream_stats(streams[0], floats=is_float(array.type))

@@ -28,9 +28,6 @@ from tests.s3 import SECRET, Request, S3Server
 LARGE = 11 * 1024 * 1024
 """More than pyarrow uploads to S3 in one request."""
 
-ONE_PUT = int(pa.__version__.split(".")[0]) >= 19
-"""Whether this pyarrow can upload to S3 in one request."""
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[S3Server]:
@@ -302,7 +299,6 @@ def test_a_read_of_a_disk_that_fails_is_no_missing_file(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------ S3
 
 
-@pytest.mark.skipif(not ONE_PUT, reason="pyarrow before 19 uploads in parts")
 def test_a_small_object_takes_one_request(s3: S3Server) -> None:
     directory = _fresh(s3)
     for size in (1, 200_000, 10 * 1024 * 1024 - 1):

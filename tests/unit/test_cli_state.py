@@ -143,7 +143,7 @@ def _pointer(store: BucketStore, version: int) -> Pointer:
 
 def test_inspect_shows_every_bucket(stores: list[BucketStore], place: Path) -> None:
     result = penstock("inspect", "state", str(place))
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert (result.exit_code, result.stderr.strip()) == (0, "")
     title, _, header, _, first, second, _ = result.stdout.splitlines()
     assert title.strip() == str(place / "query" / "prices")
     assert _cells(header) == [

@@ -90,9 +90,8 @@ class Library(Framed):
             data = self._codec.decompress(frame, decompressed_size=out.nbytes)
         except (OSError, pa.ArrowInvalid) as error:
             raise CorruptDataError("a frame cannot be decompressed", codec=self.name) from error
-        values = np.frombuffer(data, out.dtype) if len(data) == out.nbytes else None
-        check(values is not None, "a frame has another size than its values")
-        out[:] = values
+        check(len(data) == out.nbytes, "a frame has another size than its values")
+        out[:] = np.frombuffer(data, out.dtype)
 
 
 class Pcodec(Framed):

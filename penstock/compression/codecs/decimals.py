@@ -79,7 +79,7 @@ def _from_integers(values: Ints, power: float, out: Any) -> None:
 
 @kernel
 def _to_steps(values: Any, raw: Ints, step: float, bound: float, out: Ints, positions: Any, most: int) -> int:
-    """As `_to_integers`, with steps from zero, an exception where the value would be off by more than `bound`."""
+    """As `_to_integers`, in steps; an exception is what would be off by more than `bound`."""
     found = 0
     limit = 9007199254740992.0 if values.itemsize == 8 else 2147483520.0
     before = out.dtype.type(0)

@@ -75,9 +75,7 @@ class Multiple(Transform):
         divisor = divisor_of(values)
         if divisor < 2:
             raise UnfitError
-        with np.errstate(over="ignore"):
-            offsets = (values - values[0]).astype(np.int64)
-        rest = narrowed((offsets // divisor).astype(values.dtype))
+        rest = narrowed(_offsets(values) // divisor)
         parameters = divisor.to_bytes(8, "little") + values[:1].tobytes()
         width, count = width_code(values), values.size
         return rest, lambda child: Node(self.number, width, count, parameters, children=[child])
@@ -99,7 +97,12 @@ def divisor_of(values: Ints) -> int:
         return 1
     if int(values.max()) - int(values.min()) >= 1 << 63:
         return 1
-    return int(np.gcd.reduce(values.astype(np.int64) - np.int64(values[0])))
+    return int(np.gcd.reduce(_offsets(values)))
+
+
+def _offsets(values: Ints) -> Ints:
+    """Return the difference of each value from the first, which must not overflow."""
+    return values.astype(np.int64) - np.int64(values[0])
 
 
 class Delta(Transform):

@@ -53,10 +53,8 @@ def codec_of(node: Node) -> Codec:
     CorruptDataError
         If no codec has its number.
     """
-    codec = _BY_NUMBER.get(node.codec)
-    check(codec is not None, "a stream names a codec that this version of Penstock does not know")
-    assert codec is not None
-    return codec
+    check(node.codec in _BY_NUMBER, "a stream names a codec that this version of Penstock does not know")
+    return _BY_NUMBER[node.codec]
 
 
 def codec_named(name: str) -> Codec:
@@ -119,7 +117,8 @@ def encode_light(values: Ints) -> Node:
     if not count or (values == values[0]).all():
         return CODECS["constant"].encode(values)
     sample = values[:_SAMPLE]
-    best, best_size = ("plain",), float(sample.nbytes)
+    best: Cascade = ("plain",)
+    best_size = float(sample.nbytes)
     node = None
     for cascade in (DEFAULT, ("delta", "ns")):
         tried = encode_stream(sample, cascade)

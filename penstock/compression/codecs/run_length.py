@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ def _find_runs(values: Ints, heads: Ints, lengths: Ints) -> int:
 def _expand(heads: Ints, lengths: Ints, skip: int, out: Ints) -> None:
     """Write runs, less the first `skip` values, until `out` is full."""
     at = 0
-    left = np.int64(skip)
+    left: Any = np.int64(skip)
     for run in range(heads.shape[0]):
         head = heads[run]
         end = min(at + np.int64(lengths[run]) - left, out.shape[0])

@@ -1,0 +1,291 @@
+"""A table as a block: its columns' blocks one after the other, and a directory of them.
+
+Bytes, little-endian::
+
+    0    4   magic "PTAB"
+    4    2   format version (1)
+    6    2   flags (0)
+    8    4   D, length of the directory
+    12   8   xxh3-64 of the bytes 0 to 11 followed by the directory
+    20   D   directory: rows, number of columns, and of each column the length of its name, the name in
+             UTF-8, and the length of its block; integers as variable bytes (`penstock.compression.node`)
+    ...      the columns' blocks (`penstock.compression.column`) in that order
+
+Any number of such blocks may follow one another in a file, each a part of the rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from penstock.compression.chooser import Chooser
+from penstock.compression.column import MAX_BYTES, Block, encode
+from penstock.compression.node import Reader, put_varint
+from penstock.errors import CorruptDataError, InvalidUsageError
+
+__all__ = ["BlockReader", "BlockWriter", "TableBlock", "encode_table"]
+
+FORMAT_VERSION = 1
+"""The newest format that this code reads and the one that it writes."""
+
+_MAGIC = b"PTAB"
+_PREFIX = struct.Struct("<4sHHI")
+_CHECKSUM = struct.Struct("<Q")
+_DIRECTORY_AT = _PREFIX.size + _CHECKSUM.size
+
+
+def encode_table(
+    table: pa.RecordBatch | pa.Table,
+    *,
+    chooser: Chooser | None = None,
+    codecs: Mapping[str, str] | None = None,
+) -> bytes:
+    """Return a table as one block.
+
+    Parameters
+    ----------
+    table : pyarrow.RecordBatch or pyarrow.Table
+        Its columns have names, all different.
+    chooser : Chooser, optional
+        Decides how columns are coded; a new one with the goal "balanced" where it is not given.
+    codecs : mapping of str to str, optional
+        Cascades for columns that the chooser does not decide about.
+
+    Raises
+    ------
+    InvalidUsageError
+        If two columns have one name, or there is no such codec or column.
+    """
+    codecs = codecs or {}
+    names = table.schema.names
+    if len(set(names)) < len(names):
+        raise InvalidUsageError("two columns of a table have one name", columns=names)
+    if unknown := set(codecs) - set(names):
+        raise InvalidUsageError("the table has no such columns", columns=sorted(unknown))
+    chooser = chooser if chooser is not None else Chooser()
+    blocks = [
+        encode(table.column(name), codecs.get(name, "auto"), chooser=chooser, column=name) for name in names
+    ]
+    directory = bytearray()
+    put_varint(table.num_rows, directory)
+    put_varint(len(names), directory)
+    for name, block in zip(names, blocks, strict=True):
+        text = name.encode()
+        put_varint(len(text), directory)
+        directory += text
+        put_varint(len(block), directory)
+    prefix = _PREFIX.pack(_MAGIC, FORMAT_VERSION, 0, len(directory))
+    checksum = _CHECKSUM.pack(_checksum(prefix, directory))
+    return b"".join((prefix, checksum, directory, *blocks))
+
+
+def _checksum(prefix: bytes, directory: Any) -> int:
+    digest = xxhash.xxh3_64(prefix)
+    digest.update(directory)
+    return digest.intdigest()
+
+
+class TableBlock:
+    """A coded table, of which any column and any range of rows can be decoded by itself.
+
+    Parameters
+    ----------
+    data : bytes-like
+        What `encode_table` returned, or more that follows it.
+    file : object
+        Names it in errors.
+    offset : int
+        Where in the file `data` begins, for errors.
+    max_bytes : int
+        The most memory that one column may take, decoded.
+
+    Raises
+    ------
+    CorruptDataError
+        If the directory is cut, changed, or of a newer format. Columns are checked when they are read.
+    """
+
+    def __init__(
+        self, data: Any, *, file: object = None, offset: int = 0, max_bytes: int = MAX_BYTES
+    ) -> None:
+        content = np.frombuffer(data, np.uint8)
+        self._file, self._offset, self._max_bytes = file, offset, max_bytes
+        if content.size < _DIRECTORY_AT:
+            raise CorruptDataError("a table's block is cut", file=file, offset=offset)
+        prefix = content[: _PREFIX.size].tobytes()
+        magic, version, flags, size = _PREFIX.unpack(prefix)
+        if magic != _MAGIC:
+            raise CorruptDataError("this is no table's block", file=file, offset=offset)
+        if version > FORMAT_VERSION:
+            raise CorruptDataError(
+                "the block has a newer format than this version of Penstock reads",
+                file=file,
+                format_version=version,
+                newest_known=FORMAT_VERSION,
+                hint="upgrade Penstock",
+            )
+        (checksum,) = _CHECKSUM.unpack(content[_PREFIX.size : _DIRECTORY_AT].tobytes())
+        directory = content[_DIRECTORY_AT : _DIRECTORY_AT + size]
+        if (
+            directory.size < size
+            or _checksum(prefix, directory.tobytes()) != checksum
+            or flags
+            or not version
+        ):
+            raise CorruptDataError("the directory of a table's block is damaged", file=file, offset=offset)
+        reader = Reader(directory, file)
+        self.rows = reader.varint()
+        self._places: dict[str, tuple[int, int]] = {}
+        at = _DIRECTORY_AT + size
+        for _ in range(reader.varint()):
+            name = reader.bytes(reader.varint()).tobytes().decode()
+            length = reader.varint()
+            self._places[name] = (at, length)
+            at += length
+        self.size_bytes = at
+        if at > content.size:
+            raise CorruptDataError(
+                "a table's block is cut", file=file, offset=offset, size_bytes=content.size
+            )
+        self._content = content[:at]
+
+    @property
+    def names(self) -> list[str]:
+        """The columns' names, in their order."""
+        return list(self._places)
+
+    def column(self, name: str) -> Block:
+        """Return one column, still coded.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is no such column.
+        CorruptDataError
+            If its block is damaged.
+        """
+        if name not in self._places:
+            raise InvalidUsageError("the block has no such column", column=name, known=", ".join(self.names))
+        at, length = self._places[name]
+        file = f"{self._file}, column {name}, offset {self._offset + at}"
+        block = Block(self._content[at : at + length], file=file, max_bytes=self._max_bytes)
+        if block.rows != self.rows:
+            raise CorruptDataError("a column has another number of rows than its table", file=file)
+        return block
+
+    def read(
+        self, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
+    ) -> pa.RecordBatch:
+        """Return some columns of some rows; all without arguments.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there are no such columns or rows.
+        CorruptDataError
+            If a column that is read is damaged.
+        """
+        names = self.names if columns is None else list(columns)
+        stop = self.rows if stop is None else stop
+        arrays = [self.column(name).read(start, stop) for name in names]
+        if not arrays:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
+        return pa.RecordBatch.from_arrays(arrays, names)
+
+
+class BlockWriter:
+    """Writes tables to a file as blocks, one after the other.
+
+    Parameters
+    ----------
+    sink : binary file
+        What to write to. It stays open.
+    goal, chooser
+        See `Chooser`; one of both.
+    codecs : mapping of str to str, optional
+        Cascades for columns that the chooser does not decide about.
+
+    Examples
+    --------
+    >>> import io
+    >>> sink = io.BytesIO()
+    >>> writer = BlockWriter(sink)
+    >>> size = writer.write(pa.table({"n": list(range(1000))}))
+    >>> BlockReader(sink.getvalue()).read().num_rows
+    1000
+    """
+
+    def __init__(
+        self, sink: BinaryIO, *, chooser: Chooser | None = None, codecs: Mapping[str, str] | None = None
+    ) -> None:
+        self._sink = sink
+        self.chooser = chooser if chooser is not None else Chooser()
+        self._codecs = codecs
+        self._schema: pa.Schema | None = None
+
+    def write(self, table: pa.RecordBatch | pa.Table) -> int:
+        """Write a table as one block; return its bytes.
+
+        Raises
+        ------
+        InvalidUsageError
+            If its schema is not that of the tables before.
+        """
+        if self._schema is not None and not table.schema.equals(self._schema):
+            raise InvalidUsageError("a table has another schema than the one before it")
+        self._schema = table.schema
+        block = encode_table(table, chooser=self.chooser, codecs=self._codecs)
+        self._sink.write(block)
+        return len(block)
+
+
+class BlockReader:
+    """Reads the blocks that `BlockWriter` wrote.
+
+    Parameters
+    ----------
+    data : bytes-like
+        A whole file: bytes, or a memory map.
+    file : object
+        Names it in errors.
+    max_bytes : int
+        The most memory that one column of a block may take.
+
+    Raises
+    ------
+    CorruptDataError
+        If a directory is damaged or the last block is cut.
+    """
+
+    def __init__(self, data: Any, *, file: object = None, max_bytes: int = MAX_BYTES) -> None:
+        content = np.frombuffer(data, np.uint8)
+        self.blocks: list[TableBlock] = []
+        at = 0
+        while at < content.size:
+            block = TableBlock(content[at:], file=file, offset=at, max_bytes=max_bytes)
+            self.blocks.append(block)
+            at += block.size_bytes
+
+    def __iter__(self) -> Iterator[TableBlock]:
+        """Return the blocks in their order."""
+        return iter(self.blocks)
+
+    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return some columns of all rows.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is no such column, or no block.
+        CorruptDataError
+            If a column that is read is damaged.
+        """
+        if not self.blocks:
+            raise InvalidUsageError("there is no block to read a schema from")
+        return pa.Table.from_batches([block.read(columns) for block in self.blocks])
