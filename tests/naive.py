@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Iterable, Sequence
@@ -314,3 +315,39 @@ def packed_lanes(values: Sequence[int], width: int) -> bytes:
     ]
     size = word // 8
     return b"".join(column[k * size : (k + 1) * size] for k in range(width) for column in columns)
+
+
+def runs_of(values: Sequence[int]) -> list[tuple[int, int]]:
+    """Each run's value and length."""
+    return [(value, len(list(run))) for value, run in itertools.groupby(values)]
+
+
+def variable_bytes(values: Sequence[int]) -> bytes:
+    """Values of 7 bits a byte, lowest first, the eighth bit set where more follow."""
+    out = bytearray()
+    for value in values:
+        digits = [value >> shift & 0x7F for shift in range(0, max(value.bit_length(), 1), 7)]
+        out += bytes([*(digit | 0x80 for digit in digits[:-1]), digits[-1]])
+    return bytes(out)
+
+
+def simple8b_words(values: Sequence[int], sub_block: int) -> list[int] | None:
+    """Words that each hold as many values as fit, restarting at every sub-block; None if one is too large."""
+    sizes = [(240, 0), (120, 0), (60, 1), (30, 2), (20, 3), (15, 4), (12, 5), (10, 6)]
+    sizes += [(8, 7), (7, 8), (6, 10), (5, 12), (4, 15), (3, 20), (2, 30), (1, 60)]
+    words = []
+    for begin in range(0, len(values), sub_block):
+        block = list(values[begin : begin + sub_block])
+        while block:
+            fitting = (
+                (selector, width, block[:count])
+                for selector, (count, width) in enumerate(sizes)
+                if all(value < 1 << width for value in block[:count])
+            )
+            found = next(fitting, None)
+            if found is None:
+                return None
+            selector, width, part = found
+            words.append(selector << 60 | sum(value << i * width for i, value in enumerate(part)))
+            block = block[len(part) :]
+    return words

@@ -53,6 +53,10 @@ class Codec(ABC):
             If the codec cannot hold these values.
         """
 
+    def name_of(self, node: Node) -> str:
+        """Return the name of the form of this codec that made a node."""
+        return self.name
+
     @abstractmethod
     def decode(self, node: Node, start: int, stop: int) -> Ints:
         """Return values `start` to `stop` of the stream, decoding no more than it must.

@@ -88,7 +88,7 @@ def get_type(data: bytes) -> pa.DataType:
     check(data[:1] == bytes([_OTHER]), "a block has a type that nothing writes")
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(data[1:]))
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise CorruptDataError("a block has a type that cannot be read") from error
     check(len(schema) == 1, "a block has a type that cannot be read")
     return schema.field(0).type
@@ -254,7 +254,7 @@ def _text_array(kind: pa.DataType, rows: int, validity: Any, offsets: Ints, data
     if kind in (pa.string(), pa.large_string()):
         try:
             array.validate(full=True)
-        except pa.ArrowInvalid:
+        except pa.ArrowException:
             check(False, "a text is not UTF-8")
     return array
 
@@ -274,7 +274,7 @@ def _from_ipc(kind: pa.DataType, rows: int, stream: Ints) -> pa.Array[Any]:
         with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
             batch = reader.read_next_batch()
         batch.validate(full=True)
-    except (pa.ArrowInvalid, OSError, StopIteration) as error:
+    except (pa.ArrowException, OSError, StopIteration) as error:
         raise CorruptDataError("a nested column cannot be read") from error
     fits = batch.num_columns == 1 and batch.num_rows == rows and batch.column(0).type == kind
     check(fits, "a nested column is not what its block says")

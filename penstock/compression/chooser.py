@@ -10,6 +10,7 @@ and one of zero.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from penstock.compression.node import Node
 from penstock.compression.statistics import ColumnStats, sample_of, stream_stats
 from penstock.errors import InvalidUsageError
 
-__all__ = ["GOALS", "Choice", "Chooser", "Decision", "Goal", "Plan", "choose", "cost"]
+__all__ = ["GOALS", "Choice", "Chooser", "Decision", "Goal", "Plan", "choose", "cost", "rank"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,38 +131,43 @@ class Choice(NamedTuple):
 
 
 def choose(values: Ints, goal: Goal, *, floats: bool = False, bound: float | None = None) -> Choice:
-    """Return the cascade with the least cost for a stream, judged by coding all of `values`.
+    """Return the cascade with the least cost for a stream; see `rank`."""
+    return rank(values, goal, floats=floats, bound=bound)[0]
+
+
+def rank(
+    values: Ints, goal: Goal, *, floats: bool = False, bound: float | None = None, depth: int = 0
+) -> list[Choice]:
+    """Return the cascades that were tried on a stream, the cheapest first.
 
     Parameters
     ----------
     values : Ints
-        The stream, or a sample of it.
+        The stream, or a sample of it. All of it is coded by each cascade.
     goal : Goal
         What to minimise.
     floats : bool
         Whether the integers are the bits of floating-point numbers.
     bound : float, optional
         The error that each of these may have.
+    depth : int
+        How many transforms the stream has gone through.
     """
-    return _search(values, goal, floats=floats, bound=bound, depth=0)
-
-
-def _search(values: Ints, goal: Goal, *, floats: bool, bound: float | None, depth: int) -> Choice:
-    """Return the best cascade for all of `values`."""
     if not values.size:
-        return Choice(0.0, ("constant",), CODECS["constant"].encode(values))
-    best: Choice | None = None
+        return [Choice(0.0, ("constant",), CODECS["constant"].encode(values))]
+    tried: list[Choice] = []
+    least = math.inf
     stats = stream_stats(values, floats=floats)
     for cascade in _candidates(stats, goal, floats=floats, bound=bound, depth=depth):
-        if best is not None and _at_least(values, cascade, goal) >= best.cost:
+        if _at_least(values, cascade, goal) >= least:
             continue
         try:
             found = _try(values, cascade, goal, depth)
         except UnfitError:
             continue
-        if best is None or found.cost < best.cost:
-            best = found
-    return best if best is not None else _try(values, DEFAULT, goal, depth)
+        tried.append(found)
+        least = min(least, found.cost)
+    return sorted(tried, key=lambda choice: choice.cost)
 
 
 def _try(values: Ints, cascade: Cascade, goal: Goal, depth: int) -> Choice:
@@ -169,7 +175,7 @@ def _try(values: Ints, cascade: Cascade, goal: Goal, depth: int) -> Choice:
     codec, _ = head_of(cascade)
     if isinstance(codec, Transform):
         stream, finish = codec.split(values)
-        below = _search(stream, goal, floats=False, bound=None, depth=depth + 1)
+        below = rank(stream, goal, depth=depth + 1)[0]
         node, cascade = finish(below.node), (*cascade, *below.cascade)
     else:
         node = codec.encode(values)

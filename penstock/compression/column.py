@@ -38,7 +38,7 @@ from penstock.compression.arrow import (
 from penstock.compression.bits import SUB_BLOCK, Ints
 from penstock.compression.chooser import Chooser, Plan
 from penstock.compression.codecs import decode_stream, encode_stream
-from penstock.compression.codecs.registry import DEFAULT, head_of
+from penstock.compression.codecs.registry import DEFAULT, cascade_of, head_of
 from penstock.compression.node import Node, Reader, put_varint
 from penstock.errors import CorruptDataError, InvalidUsageError
 
@@ -238,6 +238,22 @@ class Block:
             )
         elif self.layout is Layout.WIDE:
             check(all(node.width == 3 for node in self.nodes), "a decimal's halves have a wrong size")
+
+    def describe(self) -> list[tuple[str, str, int, int]]:
+        """Return of each stream what it is, its cascade, its values, and its bytes."""
+        names = {
+            Layout.FIXED: ["values"],
+            Layout.WIDE: ["low halves", "high halves"],
+            Layout.TEXT: ["lengths", "bytes"],
+            Layout.TEXT_DICTIONARY: ["codes", "lengths of distinct texts", "distinct texts"],
+            Layout.NESTED: ["Arrow IPC"],
+            Layout.NOTHING: [],
+        }[self.layout]
+        streams = list(zip(names, self.nodes, strict=False))
+        if self.validity is not None:
+            streams.insert(0, ("validity", self.validity))
+        with self._named():
+            return [(name, cascade_of(node), node.count, node.size_bytes) for name, node in streams]
 
     def read(self, start: int = 0, stop: int | None = None) -> pa.Array[Any]:
         """Return rows `start` to `stop`, decoding no more sub-blocks than hold them.

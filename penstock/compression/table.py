@@ -141,12 +141,12 @@ class TableBlock:
             raise CorruptDataError("the directory of a table's block is damaged", file=file, offset=offset)
         reader = Reader(directory, file)
         self.rows = reader.varint()
-        self._places: dict[str, tuple[int, int]] = {}
+        self.places: dict[str, tuple[int, int]] = {}
         at = _DIRECTORY_AT + size
         for _ in range(reader.varint()):
             name = reader.bytes(reader.varint()).tobytes().decode()
             length = reader.varint()
-            self._places[name] = (at, length)
+            self.places[name] = (at, length)
             at += length
         self.size_bytes = at
         if at > content.size:
@@ -158,7 +158,7 @@ class TableBlock:
     @property
     def names(self) -> list[str]:
         """The columns' names, in their order."""
-        return list(self._places)
+        return list(self.places)
 
     def column(self, name: str) -> Block:
         """Return one column, still coded.
@@ -170,9 +170,9 @@ class TableBlock:
         CorruptDataError
             If its block is damaged.
         """
-        if name not in self._places:
+        if name not in self.places:
             raise InvalidUsageError("the block has no such column", column=name, known=", ".join(self.names))
-        at, length = self._places[name]
+        at, length = self.places[name]
         file = f"{self._file}, column {name}, offset {self._offset + at}"
         block = Block(self._content[at : at + length], file=file, max_bytes=self._max_bytes)
         if block.rows != self.rows:

@@ -18,6 +18,8 @@ import pytest
 
 import penstock
 from penstock import _kernels
+from penstock.compression import bits, fused, statistics
+from penstock.compression.codecs import decimals, dictionary, run_length, simple8b, variable_byte
 from penstock.operators import arrivals, key_queue, pages, staleness
 from penstock.state_store import key_index, key_set, keys, memory_table, row_codec, row_store
 from tests.naive import Update, conflated, hash_of, staleness_bin
@@ -41,6 +43,17 @@ KERNELS = {
         *("_arrive_fifo", "_arrive_in_place", "_arrive_linecutting"),
     },
     "staleness": {"_bin", "_add"},
+    "bits": {
+        *("_bit_length", "_cheapest_width", "_pack_words", "_unpack_words", "_pack_run", "_unpack_run"),
+        *("_pack_offsets", "unpack_offsets", "finish", "_pack", "_unpack"),
+    },
+    "statistics": {"_scan"},
+    "fused": {"_sum_where"},
+    "decimals": {"_to_integers", "_from_integers", "_to_steps", "_from_steps", "_count_misfits"},
+    "dictionary": {"_assign_codes", "_recode", "_look_up"},
+    "run_length": {"_find_runs", "_expand"},
+    "simple8b": {"_write", "_read"},
+    "variable_byte": {"_write", "_read"},
 }
 REFERENCES = {
     "keys": "test_keys",
@@ -53,10 +66,19 @@ REFERENCES = {
     "arrivals": "test_conflate",
     "key_queue": "test_update_queue",
     "staleness": "test_staleness",
+    "bits": "test_kernels_of_codecs",
+    "decimals": "test_kernels_of_codecs",
+    "dictionary": "test_kernels_of_codecs",
+    "run_length": "test_kernels_of_codecs",
+    "simple8b": "test_kernels_of_codecs",
+    "variable_byte": "test_kernels_of_codecs",
+    "statistics": "test_kernels_of_codecs",
+    "fused": "test_kernels_of_codecs",
 }
 MODULES = [
     *(keys, key_index, key_set, row_codec, row_store, memory_table),
     *(pages, arrivals, key_queue, staleness),
+    *(bits, statistics, fused, decimals, dictionary, run_length, simple8b, variable_byte),
 ]
 
 
@@ -134,6 +156,16 @@ for known in (KeySet(one_word=True), KeySet(one_word=False)):
     known.add(some)
     known.contains(some)
     known.remove(some)
+from penstock.compression import Block, decode, encode, sum_where
+numbers = pa.array(range(3000))
+for kind in ("i1", "i2", "i4", "i8"):
+    values = pa.array((numbers.to_numpy() % 100).astype(kind))
+    for codec in ("patched_ns", "run_length", "dictionary", "simple8b", "variable_byte"):
+        decode(encode(values, codec))
+    sum_where(Block(encode(values, "ns")), Block(encode(values, "ns")), 0, 9)
+for kind in ("f4", "f8"):
+    for codec in ("decimal", "quantized_0.5", "auto"):
+        decode(encode(pa.array(numbers.to_numpy().astype(kind) / 4), codec))
 stats = {name: [sum(f.stats.cache_hits.values()), sum(f.stats.cache_misses.values()), len(f.signatures)]
          for name, f in _compiled().items()}
 json.dump(stats, sys.stdout)
@@ -168,6 +200,15 @@ def test_a_second_process_compiles_nothing() -> None:
         "_home",
         "_slot_of",
         "_touch",
+        "_bit_length",
+        "_cheapest_width",
+        "_pack_words",
+        "_unpack_words",
+        "_pack_run",
+        "_unpack_run",
+        "_pack_offsets",
+        "unpack_offsets",
+        "finish",
     }
     unused = {name for name, (hits, _, _) in stats.items() if not hits}
     assert {name.rpartition(".")[2] for name in unused} <= inner

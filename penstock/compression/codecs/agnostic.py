@@ -88,7 +88,7 @@ class Library(Framed):
         """Write the values of one frame."""
         try:
             data = self._codec.decompress(frame, decompressed_size=out.nbytes)
-        except (OSError, pa.ArrowInvalid) as error:
+        except (OSError, pa.ArrowException) as error:
             raise CorruptDataError("a frame cannot be decompressed", codec=self.name) from error
         check(len(data) == out.nbytes, "a frame has another size than its values")
         out[:] = np.frombuffer(data, out.dtype)

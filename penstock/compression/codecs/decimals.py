@@ -214,6 +214,10 @@ class Decimal(_AsIntegers):
             raise UnfitError
         return integers, self._finish(values, where[:found], bytes([digits]))
 
+    def name_of(self, node: Node) -> str:
+        """Return the name with its digits."""
+        return f"decimal_{node.parameters[0]}"
+
     def decode(self, node: Node, start: int, stop: int) -> Ints:
         """Return the bits of the floats in the range."""
         known = len(node.parameters) == 1 and node.parameters[0] <= MAX_DIGITS
@@ -255,6 +259,10 @@ class Quantized(_AsIntegers):
         if found < 0:
             raise UnfitError
         return integers, self._finish(values, where[:found], np.float64(self._bound).tobytes())
+
+    def name_of(self, node: Node) -> str:
+        """Return the name with its bound."""
+        return f"quantized_{float(np.frombuffer(node.parameters, np.float64)[0])!r}"
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
         """Return the bits of floats near those that were coded."""

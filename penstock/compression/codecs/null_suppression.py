@@ -44,6 +44,11 @@ class NullSuppression(Codec):
         parameters = bytes([self.step | self.patched << 3])
         return Node(self.number, width_code(values), values.size, parameters, packed.payload, children)
 
+    def name_of(self, node: Node) -> str:
+        """Return the cascade of steps."""
+        step, patched = node.parameters[0] & 7, bool(node.parameters[0] & 8)
+        return NullSuppression(Step(step), patched=patched).name
+
     def decode(self, node: Node, start: int, stop: int) -> Ints:
         """Return the values, unpacking only the sub-blocks that hold them."""
         first, last = start // SUB_BLOCK, -(-stop // SUB_BLOCK)

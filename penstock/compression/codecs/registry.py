@@ -12,6 +12,7 @@ from penstock.errors import InvalidUsageError
 __all__ = [
     "CODECS",
     "DEFAULT",
+    "cascade_of",
     "codec_named",
     "codec_of",
     "decode_stream",
@@ -90,6 +91,15 @@ def head_of(cascade: Cascade) -> tuple[Codec, Cascade]:
     if rest and not isinstance(codec, Transform):
         raise InvalidUsageError("no codec can follow this one", codec=codec.name, following=rest[0])
     return codec, rest
+
+
+def cascade_of(node: Node) -> str:
+    """Return the cascade that made a node, followed down its first children."""
+    codec = codec_of(node)
+    name = codec.name_of(node)
+    if isinstance(codec, Transform) and node.children:
+        return f"{name}>{cascade_of(node.children[0])}"
+    return name
 
 
 def encode_stream(values: Ints, cascade: Cascade) -> Node:

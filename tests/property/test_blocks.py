@@ -1,0 +1,221 @@
+"""Blocks give back columns and tables of every type, and refuse what is not what was written."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.compression import (
+    GOALS,
+    Block,
+    BlockReader,
+    BlockWriter,
+    Chooser,
+    TableBlock,
+    decode,
+    encode,
+    encode_table,
+    sum_where,
+)
+from penstock.errors import CorruptDataError, InvalidUsageError
+from tests.columns import KINDS, arrays
+
+MUTATIONS = int(os.environ.get("PENSTOCK_FUZZ_MUTATIONS") or 100_000)
+
+
+@settings(max_examples=200)
+@given(st.data(), st.sampled_from(list(KINDS)), st.sampled_from(list(GOALS)), st.booleans())
+def test_a_column_comes_back_whole_and_in_part(data: Any, kind: pa.DataType, goal: str, nulls: bool) -> None:
+    array = arrays(data.draw, kind, data.draw(st.integers(0, 40)), nulls=nulls)
+    block = Block(encode(array, chooser=Chooser(goal)))
+    out = block.read()
+    out.validate(full=True)
+    assert out.type == array.type
+    assert out.equals(array)
+    start = data.draw(st.integers(0, len(array)))
+    stop = data.draw(st.integers(start, len(array)))
+    assert block.read(start, stop).equals(array.slice(start, stop - start))
+
+
+@pytest.mark.parametrize(
+    "codec", ["dictionary", "dictionary>zstd", "dictionary>run_length>ns", "zstd", "lz4", "snappy", "plain"]
+)
+@given(st.lists(st.none() | st.text(max_size=3), max_size=60))
+def test_text_comes_back_from_every_layout(codec: str, texts: list[str | None]) -> None:
+    array = pa.array(texts, pa.string())
+    assert decode(encode(array, codec)).equals(array)
+
+
+def test_bits_of_floats_come_back(generator: np.random.Generator) -> None:
+    bits = generator.integers(-(1 << 63), (1 << 63) - 1, 5000)
+    bits[::3] = np.round(generator.normal(0, 9, bits[::3].size), 2).view(np.int64)
+    array = pa.array(bits.view(np.float64))
+    for goal in GOALS:
+        out = decode(encode(array, chooser=Chooser(goal)))
+        np.testing.assert_array_equal(out.to_numpy().view(np.int64), bits)
+
+
+@pytest.fixture
+def generator() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+@pytest.fixture
+def table(generator: np.random.Generator) -> pa.Table:
+    rows = 5000
+    return pa.table(
+        {
+            "time": pa.array(np.arange(rows) // 7 * 1000, pa.timestamp("us", "UTC")),
+            "key": generator.integers(0, 50, rows),
+            "price": np.round(generator.uniform(0, 100, rows), 2),
+            "name": [f"n{i % 9}" for i in range(rows)],
+            "note": [None if i % 3 else f"note {i}" for i in range(rows)],
+            "tags": [[i, None] for i in range(rows)],
+        }
+    )
+
+
+def test_a_table_comes_back_by_columns_and_rows(table: pa.Table) -> None:
+    sink = io.BytesIO()
+    writer = BlockWriter(sink, chooser=Chooser(interval_s=1e9))
+    sizes = [writer.write(table.slice(at, 2000)) for at in range(0, 5000, 2000)]
+    reader = BlockReader(sink.getvalue())
+    assert [block.size_bytes for block in reader] == sizes
+    assert [block.rows for block in reader] == [2000, 2000, 1000]
+    assert reader.read().equals(table)
+    assert reader.read(["price", "key"]).equals(table.select(["price", "key"]))
+    part = reader.blocks[1].read(["note"], 10, 1500)
+    assert pa.Table.from_batches([part]).equals(table.select(["note"]).slice(2010, 1490))
+    assert writer.chooser.columns["price"].decisions == 1
+    assert reader.blocks[0].read([], 3, 8).num_rows == 5
+
+
+def test_a_column_is_read_without_touching_the_others(table: pa.Table) -> None:
+    data = bytearray(encode_table(table))
+    block = TableBlock(bytes(data), file="f")
+    other = block.column("name")
+    at, size = block.places["key"]
+    data[at + size // 2] ^= 1
+    damaged = TableBlock(bytes(data), file="f")
+    assert damaged.read(["name"]).column(0).equals(other.read())
+    with pytest.raises(
+        CorruptDataError, match=rf"checksum is wrong: file=f, column key, offset {at} offset=0"
+    ):
+        damaged.read(["key"])
+
+
+def test_what_cannot_be_written_or_read_is_refused(table: pa.Table) -> None:
+    twice = pa.Table.from_arrays([table["key"], table["key"]], ["a", "a"])
+    with pytest.raises(InvalidUsageError, match="two columns of a table have one name"):
+        encode_table(twice)
+    with pytest.raises(InvalidUsageError, match=r"no such columns: columns=\['x'\]"):
+        encode_table(table, codecs={"x": "zstd"})
+    writer = BlockWriter(io.BytesIO())
+    writer.write(table)
+    with pytest.raises(InvalidUsageError, match="another schema"):
+        writer.write(table.select(["key"]))
+    block = TableBlock(encode_table(table))
+    with pytest.raises(InvalidUsageError, match="no such column: column=x known=time, key"):
+        block.column("x")
+    with pytest.raises(InvalidUsageError, match="no such rows: start=2 stop=9000 rows=5000"):
+        block.column("key").read(2, 9000)
+    with pytest.raises(InvalidUsageError, match="no block to read a schema from"):
+        BlockReader(b"").read()
+
+
+def test_a_newer_format_is_refused_and_names_both_versions(table: pa.Table) -> None:
+    block = bytearray(encode(table["key"]))
+    block[2] = 9
+    with pytest.raises(CorruptDataError, match=r"newer format.*file=f format_version=9 newest_known=1"):
+        decode(bytes(block), file="f")
+    whole = bytearray(encode_table(table))
+    whole[4] = 7
+    with pytest.raises(CorruptDataError, match=r"newer format.*file=f format_version=7 newest_known=1"):
+        TableBlock(bytes(whole), file="f")
+
+
+def test_a_block_that_states_too_much_takes_no_memory() -> None:
+    block = encode(pa.array(np.zeros(1 << 20, np.int64)))
+    assert len(block) < 30
+    with pytest.raises(
+        CorruptDataError, match=r"states more than may be decoded at once.*stated_bytes=8388608"
+    ):
+        decode(block, max_bytes=1 << 20)
+
+
+def test_every_cut_and_every_flipped_byte_of_a_table_is_found(table: pa.Table) -> None:
+    small = table.slice(0, 40)
+    whole = encode_table(small)
+    for size in range(len(whole)):
+        with pytest.raises(CorruptDataError):
+            TableBlock(whole[:size], file="f").read()
+    for at in range(len(whole)):
+        changed = bytearray(whole)
+        changed[at] ^= 0x55
+        with pytest.raises(CorruptDataError, match="file=f"):
+            TableBlock(bytes(changed), file="f").read()
+
+
+def _sound(block: bytearray) -> bytes:
+    """Return a block with the checksum that its bytes should have."""
+    digest = xxhash.xxh3_64(bytes(block[:4]) + bytes(block[8:])).intdigest() & 0xFFFFFFFF
+    block[4:8] = digest.to_bytes(4, "little")
+    return bytes(block)
+
+
+def _blocks_to_break(table: pa.Table) -> list[bytes]:
+    small = table.slice(0, 1300)
+    blocks = [encode(small[name], chooser=Chooser(goal)) for name in small.schema.names for goal in GOALS]
+    codecs = ["simple8b", "variable_byte", "ns_words", "xor>lz4", "delta>run_length", "multiple>ns"]
+    blocks += [
+        encode(small["key"], codec) for codec in [*codecs, "base_delta>patched_ns", "pcodec", "snappy"]
+    ]
+    blocks += [encode(small["price"], codec) for codec in ("quantized_0.5>ns", "decimal>delta_of_delta>ns")]
+    return blocks
+
+
+def test_a_block_changed_behind_its_checksum_is_refused_or_gives_some_column(table: pa.Table) -> None:
+    """Whatever is in a block, decoding it ends, within the memory that it states, with an error or values."""
+    draw = np.random.default_rng(11)
+    blocks = _blocks_to_break(table)
+    refused = 0
+    for number in range(MUTATIONS):
+        block = bytearray(blocks[number % len(blocks)])
+        for _ in range(int(draw.integers(1, 4))):
+            at = int(draw.integers(8, len(block)))
+            kind = draw.integers(0, 4)
+            if kind == 0:
+                block[at] ^= 1 << int(draw.integers(0, 8))
+            elif kind == 1:
+                block[at] = int(draw.choice([0, 1, 0x7F, 0x80, 0xFF]))
+            elif kind == 2:
+                del block[at : at + int(draw.integers(1, 9))]
+            else:
+                block[at:at] = draw.bytes(int(draw.integers(1, 9)))
+            if len(block) < 10:
+                break
+        try:
+            array = decode(_sound(block), file="f", max_bytes=1 << 20)
+        except CorruptDataError:
+            refused += 1
+        else:
+            assert array.nbytes <= 1 << 22
+    assert refused > MUTATIONS // 4
+
+
+def test_a_fused_sum_skips_nulls_and_refuses_floats() -> None:
+    keys, values = Block(encode(pa.array([1, None, 1]))), Block(encode(pa.array([5, 6, None])))
+    assert sum_where(values, keys, 0, 9) == (5, 1)
+    assert sum_where(values, keys, 9, 0) == (0, 0)
+    with pytest.raises(InvalidUsageError, match="only signed integers"):
+        sum_where(Block(encode(pa.array([1.0, 2.0, 3.0]))), keys, 0, 1)
+    with pytest.raises(InvalidUsageError, match="different numbers of rows: rows=3 where_rows=1"):
+        sum_where(values, Block(encode(pa.array([1]))), 0, 1)

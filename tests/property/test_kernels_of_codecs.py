@@ -1,0 +1,144 @@
+"""The kernels of compression do what plain Python does, compiled or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from penstock.compression import Block, bits, column_stats, encode, sum_where
+from penstock.compression.abc import Cascade, UnfitError
+from penstock.compression.bits import SUB_BLOCK, Ints, Step
+from penstock.compression.codecs import CODECS, decode_stream, encode_stream
+from penstock.compression.codecs.decimals import digits_of
+from penstock.compression.codecs.dictionary import codes_of, look_up
+from penstock.errors import CorruptDataError
+from tests.coded import WIDTHS, streams, through_bytes
+from tests.naive import packed_lanes, packed_run, runs_of, simple8b_words, variable_bytes
+
+LOSSY: Cascade = ("quantized_0.125", "base_delta", "ns")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@given(st.data())
+def test_packed_bits_are_where_the_format_says(width: int, data: Any) -> None:
+    count = data.draw(st.sampled_from([1, 5, 1023, SUB_BLOCK, SUB_BLOCK + 3]))
+    bits_used = data.draw(st.integers(0, 8 * width - 1))
+    values = (
+        np.random.default_rng(count).integers(0, 1 << bits_used, count, dtype=np.uint64).astype(f"i{width}")
+    )
+    packed = bits.pack(values, Step.NONE, patched=False)
+    expected = b""
+    for block, w in enumerate(packed.widths.tolist()):
+        part = values[block * SUB_BLOCK : (block + 1) * SUB_BLOCK].tolist()
+        expected += packed_lanes(part, w) if len(part) == SUB_BLOCK else packed_run(part, w)
+    assert packed.payload.tobytes() == expected
+
+
+@settings(max_examples=20)
+@given(streams(), st.sampled_from(list(Step)), st.booleans())
+def test_every_step_is_undone(values: Ints, step: Step, patched: bool) -> None:
+    if values.size:
+        out = np.empty_like(values)
+        bits.unpack(bits.pack(values, step, patched=patched), out)
+        np.testing.assert_array_equal(out, values)
+
+
+@settings(max_examples=20)
+@given(streams())
+def test_runs_and_words_are_those_of_plain_python(values: Ints) -> None:
+    node = CODECS["run_length"].encode(values)
+    heads, lengths = (decode_stream(child).tolist() for child in node.children)
+    assert list(zip(heads, (length + 1 for length in lengths), strict=True)) == runs_of(values.tolist())
+    np.testing.assert_array_equal(decode_stream(node), values)
+    unsigned = values.view(f"u{values.dtype.itemsize}").tolist()
+    node = CODECS["variable_byte"].encode(values)
+    assert node.payload.tobytes() == variable_bytes(unsigned)
+    np.testing.assert_array_equal(decode_stream(node), values)
+    expected = simple8b_words(unsigned, SUB_BLOCK)
+    if expected is None:
+        with pytest.raises(UnfitError):
+            CODECS["simple8b"].encode(values)
+    else:
+        node = CODECS["simple8b"].encode(values)
+        assert node.payload.view(np.uint64).tolist() == expected
+        np.testing.assert_array_equal(decode_stream(node), values)
+
+
+@given(streams())
+def test_a_dictionary_has_the_distinct_values_in_order(values: Ints) -> None:
+    found = codes_of(values)
+    assert found is not None
+    distinct, codes = found
+    np.testing.assert_array_equal(distinct, np.unique(values))
+    np.testing.assert_array_equal(look_up(codes, distinct), values)
+    if distinct.size > 1:
+        assert codes_of(values, int(distinct.size) - 1) is None
+        with pytest.raises(CorruptDataError, match="no value in its dictionary"):
+            look_up(codes, distinct[:-1])
+
+
+@pytest.mark.parametrize("kind", ["f4", "f8"])
+@given(st.data())
+def test_lossy_floats_are_never_off_by_more_than_their_bound(kind: str, data: Any) -> None:
+    floats = data.draw(
+        hnp.arrays(kind, st.integers(0, 300), elements=st.floats(-1e6, 1e6, width=32 if kind == "f4" else 64))
+    )
+    floats[::40] = np.nan
+    values = floats.view(f"i{kind[1]}")
+    try:
+        node = through_bytes(encode_stream(values, LOSSY))
+    except UnfitError:
+        return
+    out = decode_stream(node).view(kind)
+    same = out.view(values.dtype) == values
+    error = np.abs(out.astype(np.float64) - floats.astype(np.float64))
+    assert bool((same | (error <= 0.125)).all())
+
+
+@pytest.mark.parametrize("digits", range(7))
+def test_decimals_are_found_and_coded_without_exceptions(digits: int) -> None:
+    floats = np.round(np.random.default_rng(digits).uniform(-1e5, 1e5, 300), digits)
+    values = floats.view(np.int64)
+    found = digits_of(values)
+    assert found is not None
+    assert found <= digits
+    node = encode_stream(values, ("decimal", "base_delta", "ns"))
+    assert node.children[1].count < values.size // 8
+    np.testing.assert_array_equal(decode_stream(node), values)
+
+
+@settings(max_examples=20)
+@given(
+    st.lists(st.integers(-100, 100), max_size=60),
+    st.integers(-120, 120),
+    st.integers(-120, 120),
+    st.sampled_from(["auto", "base_delta>ns", "delta>ns", "run_length", "base_delta>patched_ns"]),
+)
+def test_a_fused_sum_is_that_of_the_rows_selected(
+    numbers: list[int], low: int, high: int, codec: str
+) -> None:
+    keys = pa.array([n % 7 - 3 for n in numbers], pa.int32())
+    values = pa.array(numbers, pa.int64())
+    expected = [n for n in numbers if low <= n % 7 - 3 <= high]
+    found = sum_where(Block(encode(values, codec)), Block(encode(keys, codec)), low, high)
+    assert found == (sum(expected), len(expected))
+
+
+def test_statistics_say_what_the_values_are() -> None:
+    stats = column_stats(pa.array([3, 3, 3, 5, 5, 9]))
+    assert stats is not None
+    assert (stats.rows, stats.least, stats.most, stats.runs, stats.distinct) == (6, 3, 9, 3, 3)
+    assert (stats.range_bits, stats.delta_bits, stats.delta_of_delta_bits) == (3, 3, 3)
+    assert (stats.ascending, stats.divisor, stats.digits) == (True, 2, None)
+    assert stats.run_length == 2.0
+    prices = column_stats(pa.array([1.25, 2.5, 3.0]))
+    assert prices is not None
+    assert prices.digits == 2
+    assert column_stats(pa.array([], pa.int64())) is None
+    assert column_stats(pa.nulls(4)) is None
