@@ -374,6 +374,32 @@ def state(
         raise typer.Exit(_FAILED)
 
 
+@inspect.command()
+def block(
+    file: Annotated[Path, typer.Argument(help="A file of blocks, as BlockWriter writes them.")],
+    why: Annotated[
+        bool, typer.Option("--why", help="Show what was considered, and what it would cost.")
+    ] = False,
+    goal: Annotated[
+        str, typer.Option(help="fast, balanced or small: the goal that --why counts for.")
+    ] = "balanced",
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show how each column of a file of blocks is coded, and why."""
+    with _errors(debug=debug):
+        from penstock.jobs import inspect_block as job
+
+        if not as_json:
+            job.show(file, goal, why=why, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+            return
+        found = [
+            job.describe(*entry) | (job.reasons(entry[2], goal) if why else {})
+            for entry in job.blocks_of(file)
+        ]
+        typer.echo(json.dumps({"columns": found}, indent=2))
+
+
 def _surveys(path: str, retain_versions: int) -> Iterator[tuple[Operator, int, BucketSurvey]]:
     """Survey all buckets at `path`, with a bar of progress on a terminal."""
     from rich.console import Console

@@ -28,7 +28,7 @@ from penstock.compression.node import Node
 from penstock.compression.statistics import ColumnStats, sample_of, stream_stats
 from penstock.errors import InvalidUsageError
 
-__all__ = ["GOALS", "Choice", "Chooser", "Decision", "Goal", "Plan", "choose", "cost", "rank"]
+__all__ = ["GOALS", "Choice", "Chooser", "Decision", "Goal", "Plan", "choose", "cost", "goal_of", "rank"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,22 @@ class Goal:
 
 GOALS = {"fast": Goal(1500.0, 0.5), "balanced": Goal(40.0, 2.0), "small": Goal(0.0)}
 """The goals that have names."""
+
+
+def goal_of(goal: str | Goal) -> Goal:
+    """Return a goal by its name.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is none.
+    """
+    if isinstance(goal, Goal):
+        return goal
+    if goal not in GOALS:
+        raise InvalidUsageError("there is no such goal", goal=goal, known=", ".join(GOALS))
+    return GOALS[goal]
+
 
 # Nanoseconds a value, or a byte for the codecs of bytes: (encode, decode), measured by
 # `python -m benchmarks.compression --codecs`.
@@ -316,8 +332,7 @@ class Chooser:
 
     def __post_init__(self) -> None:
         """Check the goal."""
-        if isinstance(self.goal, str) and self.goal not in GOALS:
-            raise InvalidUsageError("there is no such goal", goal=self.goal, known=", ".join(GOALS))
+        goal_of(self.goal)
 
     def plan(self, column: str, array: pa.Array[Any]) -> Plan:
         """Return how to code `array`, the next values of `column`."""
@@ -338,7 +353,7 @@ class Chooser:
             known.stale = True
 
     def _decide(self, column: str, array: pa.Array[Any]) -> Plan:
-        goal = GOALS[self.goal] if isinstance(self.goal, str) else self.goal
+        goal = goal_of(self.goal)
         short = goal.write_mb_s >= _LONG_SAMPLE_BELOW_MB_S
         sample = sample_of(array, _SAMPLE if short else _LONG_SAMPLE)
         floats, bound = is_float(array.type), self.error_bounds.get(column)

@@ -1,0 +1,144 @@
+"""``penstock inspect block``: what each column of a file of blocks chose, and why."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from penstock.compression.arrow import Layout, is_float, to_streams
+from penstock.compression.chooser import goal_of, rank
+from penstock.compression.column import Block
+from penstock.compression.statistics import column_stats, sample_of
+from penstock.compression.table import BlockReader
+from penstock.errors import InvalidUsageError
+
+__all__ = ["blocks_of", "describe", "reasons", "show"]
+
+_SAMPLE_ROWS = 1 << 14
+_SHOWN = 5
+
+
+def blocks_of(path: Path) -> Iterator[tuple[int, str, Block]]:
+    """Yield the columns' blocks in a file: the number of the table's block, the column's name, its block.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such file, or it is empty.
+    CorruptDataError
+        If it is damaged, or has no blocks.
+    """
+    try:
+        with path.open("rb") as file:
+            if not path.stat().st_size:
+                raise InvalidUsageError("the file is empty", file=path)
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise InvalidUsageError("the file cannot be read", file=path, reason=error.strerror) from error
+    if content[:2] == b"PB":
+        yield 0, "", Block(content, file=path)
+        return
+    for number, block in enumerate(BlockReader(content, file=path)):
+        for name in block.names:
+            yield number, name, block.column(name)
+
+
+def describe(number: int, name: str, block: Block) -> dict[str, Any]:
+    """Return the facts of a column's block, for JSON."""
+    streams = [
+        {"stream": stream, "cascade": cascade, "values": values, "bytes": size}
+        for stream, cascade, values, size in block.describe()
+    ]
+    return {
+        "block": number,
+        "column": name,
+        "type": str(block.type),
+        "rows": block.rows,
+        "raw_bytes": block.raw_bytes,
+        "coded_bytes": block.size_bytes,
+        "streams": streams,
+    }
+
+
+def reasons(block: Block, goal: str) -> dict[str, Any]:
+    """Return what a chooser sees in a column: statistics, and what the cascades that it tries cost.
+
+    The main stream of a sample is coded with each candidate: values, bytes of text, or codes.
+    """
+    sample = sample_of(block.read(), _SAMPLE_ROWS)
+    stats = column_stats(sample)
+    if stats is None or block.layout is Layout.NOTHING:
+        return {"statistics": None, "candidates": []}
+    streams = to_streams(sample, dictionary=block.layout is Layout.TEXT_DICTIONARY).streams
+    stream = streams[1] if block.layout is Layout.TEXT else streams[0]
+    tried = rank(stream, goal_of(goal), floats=is_float(block.type))
+    return {
+        "statistics": {
+            "range_bits": stats.range_bits,
+            "delta_bits": stats.delta_bits,
+            "delta_of_delta_bits": stats.delta_of_delta_bits,
+            "run_length": round(stats.run_length, 2),
+            "distinct": stats.distinct,
+            "divisor": stats.divisor,
+            "ascending": stats.ascending,
+            "digits": stats.digits,
+            "sampled_rows": stats.rows,
+        },
+        "candidates": [
+            {
+                "cascade": ">".join(choice.cascade),
+                "bytes_per_value": round(choice.node.size_bytes / max(stream.size, 1), 4),
+                "cost": round(choice.cost / max(stream.size, 1), 4),
+            }
+            for choice in tried
+        ],
+    }
+
+
+def show(path: Path, goal: str, *, why: bool, width: int | None) -> None:
+    """Write a table of all columns, and with `why` the reasons below it."""
+    console = Console(highlight=False, width=width)
+    table = Table(title=Text(str(path)), title_justify="left", title_style="bold")
+    for column in ("block", "column", "type"):
+        table.add_column(column)
+    for column in ("rows", "raw", "coded", "ratio"):
+        table.add_column(column, justify="right")
+    table.add_column("streams")
+    columns = list(blocks_of(path))
+    for number, name, block in columns:
+        streams = "\n".join(
+            f"{stream}: {cascade} ({decimal(size)})" for stream, cascade, _, size in block.describe()
+        )
+        cells = [str(number), name or "-", str(block.type), f"{block.rows:,}", decimal(block.raw_bytes)]
+        cells += [decimal(block.size_bytes), f"{block.raw_bytes / block.size_bytes:.1f}", streams]
+        table.add_row(*(Text(cell) for cell in cells))
+    console.print(table)
+    if why:
+        unit = "bytes" if not goal_of(goal).write_mb_s else "ns"
+        for number, name, block in columns:
+            console.print(
+                _reasons_table(f"block {number}, {name or 'column'}", reasons(block, goal), goal, unit)
+            )
+
+
+def _reasons_table(title: str, found: dict[str, Any], goal: str, unit: str) -> Table:
+    facts = found["statistics"]
+    said = (
+        ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+        if facts
+        else "none"
+    )
+    table = Table(title=Text(f"{title}: {said}"), title_justify="left")
+    table.add_column("cascade")
+    table.add_column("bytes a value", justify="right")
+    table.add_column(f"cost for {goal!r}, {unit} a value", justify="right")
+    for choice in found["candidates"][:_SHOWN]:
+        table.add_row(choice["cascade"], f"{choice['bytes_per_value']:.3f}", f"{choice['cost']:.3f}")
+    return table
