@@ -4,15 +4,17 @@ Layout, little-endian::
 
     offset  bytes  what
     0       8      magic "PENSTOCK"
-    8       2      format version (1)
+    8       2      format version (2)
     10      2      flags (0)
     12      4      H, length of the header
     16      8      xxh3-64 of bytes 0..15 followed by the header
     24      H      header, JSON in UTF-8:
                      {"kind": text, "meta": object,
                       "blocks": [{"name": text, "size": bytes, "checksum": xxh3-64 in hex}, ...]}
-    24+H    ...    the blocks in the header's order, each an Arrow IPC stream of one batch,
+    24+H    ...    the blocks in the header's order, each a table's block (`penstock.compression.table`),
                    each padded with zeros to a multiple of 8 bytes from the start of the file
+
+In format version 1 each block is an Arrow IPC stream of one batch; it is still read.
 
 Nothing in a p-unit is ever unpickled or evaluated, and sizes are checked against the file's length
 before any memory is taken. The block names and what `meta` holds are the business of the caller.
@@ -29,11 +31,12 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
+from penstock.compression import Chooser, TableBlock, encode_table
 from penstock.errors import CorruptDataError
 
 __all__ = ["FORMAT_VERSION", "PUnit", "decode", "encode"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """The newest format that this code reads and the one that it writes."""
 
 _MAGIC = b"PENSTOCK"
@@ -41,6 +44,7 @@ _PREFIX = struct.Struct("<8sHHI")
 _CHECKSUM = struct.Struct("<Q")
 _HEADER_AT = _PREFIX.size + _CHECKSUM.size
 _ALIGNMENT = 8
+_MAX_COLUMN_BYTES = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +56,22 @@ class PUnit:
     blocks: Mapping[str, pa.RecordBatch] = field(default_factory=dict)
 
 
-def encode(unit: PUnit) -> memoryview:
-    """Return the bytes of `unit`."""
-    streams = {name: _to_ipc(batch) for name, batch in unit.blocks.items()}
+def encode(unit: PUnit, chooser: Chooser | None = None) -> memoryview:
+    """Return the bytes of `unit`.
+
+    Parameters
+    ----------
+    unit : PUnit
+        What to write.
+    chooser : Chooser, optional
+        Decides how columns are coded, and remembers it for the next unit whose blocks have these names.
+    """
+    chooser = chooser if chooser is not None else Chooser()
+    streams = {
+        name: encode_table(batch, chooser=chooser, prefix=f"{name}.") for name, batch in unit.blocks.items()
+    }
     entries = [
-        {"name": name, "size": stream.size, "checksum": xxhash.xxh3_64_hexdigest(stream)}
+        {"name": name, "size": len(stream), "checksum": xxhash.xxh3_64_hexdigest(stream)}
         for name, stream in streams.items()
     ]
     header = json.dumps(
@@ -66,7 +81,7 @@ def encode(unit: PUnit) -> memoryview:
     parts: list[Any] = [prefix, _CHECKSUM.pack(xxhash.xxh3_64_intdigest(prefix + header)), header]
     parts.append(bytes(_padding(_HEADER_AT + len(header))))
     for stream in streams.values():
-        parts += [stream, bytes(_padding(stream.size))]
+        parts += [stream, bytes(_padding(len(stream)))]
     return memoryview(b"".join(parts))
 
 
@@ -119,7 +134,12 @@ def decode(content: bytes | memoryview, file: object) -> PUnit:
         stream = memoryview(content)[at:end]
         if xxhash.xxh3_64_hexdigest(stream) != entry["checksum"]:
             raise CorruptDataError("a block's checksum is wrong", file=file, block=entry["name"], offset=at)
-        blocks[entry["name"]] = _from_ipc(stream)
+        if version == 1:
+            blocks[entry["name"]] = _from_ipc(stream)
+        else:
+            # No column is larger than memory allows: the checksums above are those of what was written.
+            table = TableBlock(stream, file=file, offset=at, max_bytes=_MAX_COLUMN_BYTES)
+            blocks[entry["name"]] = table.read()
         at = end + _padding(end)
     if at != size or any(content[i] for i in _padding_positions(_HEADER_AT + header_size, fields)):
         raise CorruptDataError("the file has bytes that no block names", file=file, offset=at)
@@ -138,13 +158,6 @@ def _padding_positions(header_end: int, fields: Mapping[str, Any]) -> list[int]:
         positions += range(at, at + _padding(at))
         at += _padding(at)
     return positions
-
-
-def _to_ipc(batch: pa.RecordBatch) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue()
 
 
 def _from_ipc(stream: memoryview) -> pa.RecordBatch:

@@ -18,6 +18,7 @@ Bytes of a block, integers as variable bytes (`penstock.compression.node`)::
 from __future__ import annotations
 
 import struct
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -114,14 +115,14 @@ def encode(
 def _encode(array: pa.Array[Any], plan: Plan) -> tuple[bytes, bool]:
     """Return the block, and whether all streams fitted the plan."""
     parts = to_streams(array, dictionary=plan.dictionary)
+    planned = list(zip_longest(parts.streams, plan.cascades[: len(parts.streams)]))
+    if parts.valid is not None:
+        planned.insert(0, (parts.valid, plan.validity))
     fits = True
     nodes: list[Node] = []
-    if parts.valid is not None:
-        nodes.append(encode_stream(parts.valid, plan.validity))
-    for number, stream in enumerate(parts.streams):
-        cascade = plan.cascades[number] if number < len(plan.cascades) else ()
+    for stream, cascade in planned:
         try:
-            nodes.append(encode_stream(stream, cascade))
+            nodes.append(encode_stream(stream, cascade or ()))
         except UnfitError:
             fits = False
             nodes.append(encode_stream(stream, _FALLBACKS.get(cascade[:1], DEFAULT)))

@@ -8,7 +8,8 @@ Bytes, little-endian::
     8    4   D, length of the directory
     12   8   xxh3-64 of the bytes 0 to 11 followed by the directory
     20   D   directory: rows, number of columns, and of each column the length of its name, the name in
-             UTF-8, and the length of its block; integers as variable bytes (`penstock.compression.node`)
+             UTF-8, a byte that is 1 where it may have nulls, and the length of its block; integers as
+             variable bytes (`penstock.compression.node`)
     ...      the columns' blocks (`penstock.compression.column`) in that order
 
 Any number of such blocks may follow one another in a file, each a part of the rows.
@@ -45,6 +46,7 @@ def encode_table(
     *,
     chooser: Chooser | None = None,
     codecs: Mapping[str, str] | None = None,
+    prefix: str = "",
 ) -> bytes:
     """Return a table as one block.
 
@@ -56,6 +58,8 @@ def encode_table(
         Decides how columns are coded; a new one with the goal "balanced" where it is not given.
     codecs : mapping of str to str, optional
         Cascades for columns that the chooser does not decide about.
+    prefix : str
+        Goes before the columns' names that the chooser sees.
 
     Raises
     ------
@@ -70,19 +74,20 @@ def encode_table(
         raise InvalidUsageError("the table has no such columns", columns=sorted(unknown))
     chooser = chooser if chooser is not None else Chooser()
     blocks = [
-        encode(table.column(name), codecs.get(name, "auto"), chooser=chooser, column=name) for name in names
+        encode(table.column(name), codecs.get(name, "auto"), chooser=chooser, column=prefix + name)
+        for name in names
     ]
     directory = bytearray()
     put_varint(table.num_rows, directory)
     put_varint(len(names), directory)
-    for name, block in zip(names, blocks, strict=True):
-        text = name.encode()
+    for field, block in zip(table.schema, blocks, strict=True):
+        text = field.name.encode()
         put_varint(len(text), directory)
         directory += text
+        directory.append(field.nullable)
         put_varint(len(block), directory)
-    prefix = _PREFIX.pack(_MAGIC, FORMAT_VERSION, 0, len(directory))
-    checksum = _CHECKSUM.pack(_checksum(prefix, directory))
-    return b"".join((prefix, checksum, directory, *blocks))
+    start = _PREFIX.pack(_MAGIC, FORMAT_VERSION, 0, len(directory))
+    return b"".join((start, _CHECKSUM.pack(_checksum(start, directory)), directory, *blocks))
 
 
 def _checksum(prefix: bytes, directory: Any) -> int:
@@ -142,9 +147,12 @@ class TableBlock:
         reader = Reader(directory, file)
         self.rows = reader.varint()
         self.places: dict[str, tuple[int, int]] = {}
+        """Of each column where its block begins, and its bytes."""
+        self._nullable: dict[str, bool] = {}
         at = _DIRECTORY_AT + size
         for _ in range(reader.varint()):
             name = reader.bytes(reader.varint()).tobytes().decode()
+            self._nullable[name] = bool(reader.byte())
             length = reader.varint()
             self.places[name] = (at, length)
             at += length
@@ -196,7 +204,11 @@ class TableBlock:
         arrays = [self.column(name).read(start, stop) for name in names]
         if not arrays:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
-        return pa.RecordBatch.from_arrays(arrays, names)
+        fields = [
+            pa.field(name, array.type, self._nullable[name])
+            for name, array in zip(names, arrays, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
 class BlockWriter:

@@ -35,6 +35,7 @@ from penstock._clock import new_id
 from penstock._failpoints import failpoint
 from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import Files
+from penstock.compression import Chooser
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
 
 __all__ = [
@@ -206,16 +207,24 @@ class BucketStore:
         How many versions stay loadable once they are committed.
     background : concurrent.futures.Executor, optional
         What writes snapshots and looks for garbage; by default the caller's thread does.
+    chooser : Chooser, optional
+        What decides how the columns of deltas are coded. It may serve many stores, one after the other.
     """
 
     def __init__(
-        self, files: Files, *, retain_versions: int = RETAIN_VERSIONS, background: Executor | None = None
+        self,
+        files: Files,
+        *,
+        retain_versions: int = RETAIN_VERSIONS,
+        background: Executor | None = None,
+        chooser: Chooser | None = None,
     ) -> None:
         if retain_versions < 1:
             raise InvalidUsageError("less than one version is retained", retain_versions=retain_versions)
         self.files = files
         self.retain_versions = retain_versions
         self._background = background
+        self._chooser = chooser if chooser is not None else Chooser()
 
     def load(self, pointer: Pointer, state: State) -> Handle:
         """Bring `state`, which is empty, to the version at `pointer`.
@@ -274,7 +283,7 @@ class BucketStore:
         before = _adopted(replace(held, superseded=kept), pointer.version)
         unit = state.delta()
         meta = _meta(pointer, unit, before, held.pointer)
-        content = encode(PUnit(unit.kind, meta, unit.blocks))
+        content = encode(PUnit(unit.kind, meta, unit.blocks), self._chooser)
         self.files.publish(pointer.file_name, content)
         links = (*before.links, Link(pointer, len(content)))
         handle = replace(before, links=links, parent=held.pointer)
@@ -343,10 +352,14 @@ class BucketStore:
     def _write_snapshot(self, number: Version, units: Iterator[PUnit]) -> tuple[Link, ...]:
         """Publish the parts of a snapshot; if that fails, leave none and say so."""
         links: list[Link] = []
+        # Its own: the store's serves the thread that commits.
+        chooser = Chooser()
         try:
             for unit in units:
                 pointer = Pointer(number, FileId(new_id()))
-                content = encode(PUnit(unit.kind, _meta(pointer, unit, Handle(base=0), None), unit.blocks))
+                content = encode(
+                    PUnit(unit.kind, _meta(pointer, unit, Handle(base=0), None), unit.blocks), chooser
+                )
                 self.files.publish(pointer.file_name, content)
                 links.append(Link(pointer, len(content)))
         except Exception as error:  # of whatever kind: this thread is the only one to see it

@@ -135,3 +135,10 @@ def test_a_block_says_what_it_is() -> None:
     for codec in fields:
         described = Block(encode(pa.array([1.25, 1.25, 3.5] * 9), codec)).describe()
         assert described[0][1] == codec
+
+
+def test_nulls_where_there_were_none_before_or_all_alike_are_coded() -> None:
+    chooser = Chooser(interval_s=1e9)
+    for values in ([1, 2, 3], [None, None, 3], [None, 2, 3], [None, None, None], [1, None, None]):
+        array = pa.array(values, pa.int64())
+        assert decode(encode(array, chooser=chooser, column="c")).equals(array)
