@@ -3,14 +3,17 @@
 Several workers, some with tables in memory and some with tables in RocksDB, run micro-batches upon the same
 files: each attempt takes the state at the committed pointer, changes it and commits; one attempt of a batch
 wins. Attempts die before or after their commit, stay behind and commit batches later, workers lose their
-caches, and snapshots and sweeps happen at any later time, or never because their worker died.
+caches, and snapshots and sweeps happen at any later time, or never because their worker died, or in part
+because it died meanwhile. The checkpoint is set back to versions that are retained.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +22,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.checkpointing.files import LocalFiles
-from penstock.state_store import bucket_store
+from penstock.state_store import bucket_store, memory_table, rocksdb_table
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer, number_of
 from penstock.state_store.cache import Found, StateCache
 from penstock.state_store.memory_table import MemoryTable
@@ -31,6 +34,7 @@ from tests.states import Later
 
 SCHEMA = pa.schema([("k", pa.int64()), ("text", pa.string()), ("n", pa.int32())])
 RETAIN = 2
+COMMITS = 3
 KINDS = ("memory", "rocksdb", "memory")
 
 Content = dict[int, tuple[str | None, int]]
@@ -56,6 +60,10 @@ def _change(table: Any, puts: Content, deletes: set[int]) -> None:
     table.delete(pa.RecordBatch.from_pydict({"k": pa.array(sorted(deletes), pa.int64())}))
 
 
+class Killed(BaseException):
+    """What ends a process: no code of ours may stop it, or clean up."""
+
+
 @dataclass
 class Worker:
     """A Python worker: what it keeps between tasks, and what it has begun to do in the background."""
@@ -69,6 +77,30 @@ class Worker:
     def store(self) -> BucketStore:
         return BucketStore(LocalFiles(self.directory), retain_versions=RETAIN, background=self.later)
 
+    def die(self) -> None:
+        """Let another process take its place, which knows nothing."""
+        self.cache, self.later = StateCache(1 << 30), Later()
+
+    def die_after(self, operations: int) -> None:
+        """Do what was begun in the background until so many files were published or deleted, and die."""
+        left = operations
+
+        def counted(do: Callable[..., None]) -> Callable[..., None]:
+            def one(files: LocalFiles, *arguments: Any) -> None:
+                nonlocal left
+                if not left:
+                    raise Killed
+                left -= 1
+                do(files, *arguments)
+
+            return one
+
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+            for name in ("publish", "delete"):
+                patch.setattr(LocalFiles, name, counted(getattr(LocalFiles, name)))
+            self.later.run()
+        self.die()
+
 
 class Workers(RuleBasedStateMachine):
     def __init__(self) -> None:
@@ -78,6 +110,8 @@ class Workers(RuleBasedStateMachine):
         self.workers = [Worker(kind, self.directory) for kind in KINDS]
         self.committed: list[tuple[Pointer, Content]] = []
         self.arrived: Handle = Handle()
+        self.retained = 0
+        """The oldest version that every pointer that ever arrived retains."""
         self.stalled: list[tuple[Worker, Found[Any]]] = []
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(os, "fsync", lambda descriptor: None)
@@ -86,7 +120,9 @@ class Workers(RuleBasedStateMachine):
     def limits(self, longest: int, least_bytes: int) -> None:
         self.patch.setattr(bucket_store, "_LONGEST_CHAIN", longest)
         self.patch.setattr(bucket_store, "_LEAST_CHAIN_BYTES", least_bytes)
-        self.patch.setattr(bucket_store, "_SNAPSHOT_COMMITS", 3)
+        self.patch.setattr(bucket_store, "_SNAPSHOT_COMMITS", COMMITS)
+        for module in (memory_table, rocksdb_table):
+            self.patch.setattr(module, "UNIT_ROWS", 4)
 
     def _begin(self, worker: Worker) -> Found[Any]:
         pointer = self.committed[-1][0] if self.committed else None
@@ -94,6 +130,7 @@ class Workers(RuleBasedStateMachine):
         assert _content(found.state) == (self.committed[-1][1] if self.committed else {})
         worker.store.release(found.handle)
         self.arrived = found.handle
+        self.retained = max(self.retained, (pointer.version if pointer else 0) - RETAIN + 1)
         return found
 
     def _attempt(self, worker: Worker, puts: Content, deletes: set[int]) -> Handle:
@@ -117,6 +154,7 @@ class Workers(RuleBasedStateMachine):
         if idle:
             for worker in self.workers:
                 worker.later.run()
+        there = {facts.name for facts in LocalFiles(self.directory).list()}
         handles = [self._attempt(self.workers[first], puts, deletes)]
         if second is not None:
             handles.append(self._attempt(self.workers[second], puts, deletes))
@@ -127,7 +165,22 @@ class Workers(RuleBasedStateMachine):
         content.update(puts)
         for key in deletes:
             content.pop(key, None)
+        self._check_snapshot(pointer, there)
         self.committed.append((pointer, content))
+
+    def _check_snapshot(self, pointer: Pointer, there: set[str]) -> None:
+        """Check what the next version says of snapshots, if `there` was there when it was committed."""
+        store = BucketStore(LocalFiles(self.directory))
+        handle, _ = store.look(pointer)
+        begun = handle.snapshot
+        before = store.look(self.committed[-1][0])[0].snapshot if self.committed else None
+        if before is not None:
+            in_time = pointer.version <= before.last
+            adopted = (pointer.version, before.pointer.file_name) in handle.superseded
+            assert adopted == (in_time and before.pointer.file_name in there), "by whoever commits"
+            assert adopted or begun == before or not in_time, "one at a time, as long as it may be adopted"
+        if begun is not None and begun != before:
+            assert begun.last == pointer.version + COMMITS
 
     @rule(number=st.sampled_from(range(len(KINDS))), puts=PUTS)
     def attempt_that_dies_before_its_commit(self, number: int, puts: Content) -> None:
@@ -155,7 +208,24 @@ class Workers(RuleBasedStateMachine):
     def worker_dies(self, number: int) -> None:
         worker = self.workers[number]
         self.stalled = [entry for entry in self.stalled if entry[0] is not worker]
-        worker.cache, worker.later = StateCache(1 << 30), Later()
+        worker.die()
+
+    @rule(number=st.sampled_from(range(len(KINDS))), operations=st.integers(0, 5))
+    def worker_dies_while_it_writes_or_sweeps(self, number: int, operations: int) -> None:
+        worker = self.workers[number]
+        self.stalled = [entry for entry in self.stalled if entry[0] is not worker]
+        worker.die_after(operations)
+
+    @precondition(lambda self: len(self.committed) > 1)
+    @rule(versions=st.integers(1, 4))
+    def checkpoint_is_set_back(self, versions: int) -> None:
+        for worker in self.workers:
+            worker.die()
+        self.stalled.clear()
+        while versions and len(self.committed) > max(self.retained, 1):
+            self.committed.pop()
+            versions -= 1
+        self.arrived = Handle()
 
     @rule()
     def sweep_by_hand(self) -> None:
@@ -180,9 +250,8 @@ class Workers(RuleBasedStateMachine):
 
     @invariant()
     def every_retained_version_loads(self) -> None:
-        newest = self.arrived.pointer.version if self.arrived.pointer else 0
         for pointer, content in self.committed[-RETAIN - 1 :]:
-            if pointer.version > newest - RETAIN:
+            if pointer.version >= self.retained:
                 self._loads("memory", pointer, content)
 
     def teardown(self) -> None:
