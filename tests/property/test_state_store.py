@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.checkpointing.files import LocalFiles
 from penstock.state_store import bucket_store, memory_table, rocksdb_table
-from penstock.state_store.bucket_store import BucketStore, Handle, Pointer, number_of
+from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, number_of
 from penstock.state_store.cache import Found, StateCache
 from penstock.state_store.memory_table import MemoryTable
 from penstock.state_store.rocksdb_table import RocksdbTable
@@ -58,6 +58,18 @@ def _change(table: Any, puts: Content, deletes: set[int]) -> None:
     rows = [{"k": key, "text": text, "n": number} for key, (text, number) in puts.items()]
     table.put(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
     table.delete(pa.RecordBatch.from_pydict({"k": pa.array(sorted(deletes), pa.int64())}))
+
+
+class Version(NamedTuple):
+    """A committed version: its pointer, its content, and the snapshot that may be adopted after it."""
+
+    pointer: Pointer
+    content: Content
+    begun: Pointer | None
+    last: int
+
+
+NOTHING = Version(Pointer(bucket_store.Version(0), FileId("")), {}, None, 0)
 
 
 class Killed(BaseException):
@@ -108,13 +120,23 @@ class Workers(RuleBasedStateMachine):
         self.scratch = tempfile.TemporaryDirectory()
         self.directory = Path(self.scratch.name) / "bucket"
         self.workers = [Worker(kind, self.directory) for kind in KINDS]
-        self.committed: list[tuple[Pointer, Content]] = []
+        self.committed: list[Version] = []
         self.arrived: Handle = Handle()
         self.retained = 0
         """The oldest version that every pointer that ever arrived retains."""
+        self.snapshots: list[Pointer] = []
+        """What any attempt ever began."""
         self.stalled: list[tuple[Worker, Found[Any]]] = []
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(os, "fsync", lambda descriptor: None)
+        begin = BucketStore._begun
+
+        def noted(store: BucketStore, shown: Any, deltas_begin: int) -> Any:
+            begun = begin(store, shown, deltas_begin)
+            self.snapshots.append(begun.pointer)
+            return begun
+
+        self.patch.setattr(BucketStore, "_begun", noted)
 
     @initialize(longest=st.integers(0, 4), least_bytes=st.sampled_from([0, 2000, 1 << 20]))
     def limits(self, longest: int, least_bytes: int) -> None:
@@ -124,10 +146,15 @@ class Workers(RuleBasedStateMachine):
         for module in (memory_table, rocksdb_table):
             self.patch.setattr(module, "UNIT_ROWS", 4)
 
+    @property
+    def newest(self) -> Version:
+        """The committed version."""
+        return self.committed[-1] if self.committed else NOTHING
+
     def _begin(self, worker: Worker) -> Found[Any]:
-        pointer = self.committed[-1][0] if self.committed else None
+        pointer = self.newest.pointer if self.committed else None
         found = worker.cache.take(worker.store, pointer, lambda: _table(worker.kind))
-        assert _content(found.state) == (self.committed[-1][1] if self.committed else {})
+        assert _content(found.state) == self.newest.content
         worker.store.release(found.handle)
         self.arrived = found.handle
         self.retained = max(self.retained, (pointer.version if pointer else 0) - RETAIN + 1)
@@ -154,33 +181,40 @@ class Workers(RuleBasedStateMachine):
         if idle:
             for worker in self.workers:
                 worker.later.run()
+        self._batch([first] if second is None else [first, second], second_wins, puts, deletes)
+
+    @rule(turns=st.lists(st.sampled_from(range(len(KINDS))), min_size=1, max_size=6), puts=PUTS)
+    def batches_without_time_for_anything_else(self, turns: list[int], puts: Content) -> None:
+        for number in turns:
+            self._batch([number], False, puts, set())
+
+    def _batch(self, attempts: list[int], last_wins: bool, puts: Content, deletes: set[int]) -> None:
         there = {facts.name for facts in LocalFiles(self.directory).list()}
-        handles = [self._attempt(self.workers[first], puts, deletes)]
-        if second is not None:
-            handles.append(self._attempt(self.workers[second], puts, deletes))
-        pointer = handles[-1 if second_wins else 0].pointer
+        handles, begun = [], []
+        for number in attempts:
+            before = len(self.snapshots)
+            handles.append(self._attempt(self.workers[number], puts, deletes))
+            begun.append(self.snapshots[before:])
+        winner = -1 if last_wins else 0
+        pointer = handles[winner].pointer
         assert pointer is not None
         assert pointer.version == len(self.committed) + 1
-        content = dict(self.committed[-1][1]) if self.committed else {}
+        content = dict(self.newest.content)
         content.update(puts)
         for key in deletes:
             content.pop(key, None)
-        self._check_snapshot(pointer, there)
-        self.committed.append((pointer, content))
-
-    def _check_snapshot(self, pointer: Pointer, there: set[str]) -> None:
-        """Check what the next version says of snapshots, if `there` was there when it was committed."""
-        store = BucketStore(LocalFiles(self.directory))
-        handle, _ = store.look(pointer)
-        begun = handle.snapshot
-        before = store.look(self.committed[-1][0])[0].snapshot if self.committed else None
-        if before is not None:
-            in_time = pointer.version <= before.last
-            adopted = (pointer.version, before.pointer.file_name) in handle.superseded
-            assert adopted == (in_time and before.pointer.file_name in there), "by whoever commits"
-            assert adopted or begun == before or not in_time, "one at a time, as long as it may be adopted"
-        if begun is not None and begun != before:
-            assert begun.last == pointer.version + COMMITS
+        handle, _ = BucketStore(LocalFiles(self.directory)).look(pointer)
+        snapshot, last = self.newest.begun, self.newest.last
+        if snapshot is not None:
+            adopted = (pointer.version, snapshot.file_name) in handle.superseded
+            assert adopted == (pointer.version <= last and snapshot.file_name in there), "by whoever commits"
+            if adopted or pointer.version > last:
+                snapshot = None
+        if begun[winner]:
+            assert snapshot is None, "one at a time, as long as it may be adopted"
+            (snapshot,) = begun[winner]
+            last = pointer.version + COMMITS
+        self.committed.append(Version(pointer, content, snapshot, last))
 
     @rule(number=st.sampled_from(range(len(KINDS))), puts=PUTS)
     def attempt_that_dies_before_its_commit(self, number: int, puts: Content) -> None:
@@ -246,11 +280,11 @@ class Workers(RuleBasedStateMachine):
     @rule()
     def what_any_working_copy_wrote_rocksdb_opens(self) -> None:
         if self.committed:
-            self._loads("rocksdb", *self.committed[-1])
+            self._loads("rocksdb", self.newest.pointer, self.newest.content)
 
     @invariant()
     def every_retained_version_loads(self) -> None:
-        for pointer, content in self.committed[-RETAIN - 1 :]:
+        for pointer, content, _, _ in self.committed[-RETAIN - 1 :]:
             if pointer.version >= self.retained:
                 self._loads("memory", pointer, content)
 
