@@ -1,8 +1,9 @@
 """The command ``penstock``.
 
 Nothing heavy is imported before a command needs it, so ``--help`` and ``check`` are quick, and ``check``
-starts no JVM; nor do ``gc`` and ``inspect``. Exit codes: 0 for success, 1 when a run fails or state is
-damaged, 2 for a wrong command line or configuration, 130 and 143 when SIGINT or SIGTERM stopped the run.
+starts no JVM; nor do ``gc`` and ``inspect`` without ``--checkpoint``. Exit codes: 0 for success, 1 when a run
+fails or state is damaged, 2 for a wrong command line or configuration, 130 and 143 when SIGINT or SIGTERM
+stopped the run.
 """
 
 from __future__ import annotations
@@ -76,7 +77,17 @@ RetainOption = Annotated[
         "--retain-versions",
         min=1,
         metavar="N",
-        help="How many versions stay loadable: the query's retain_versions, which is stored nowhere.",
+        help="How many versions stay loadable with --checkpoint: the query's retain_versions, which is "
+        "stored nowhere. Without, all do.",
+    ),
+]
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="CHECKPOINT",
+        help="The query's checkpoint, as Spark is given it: it alone says what is committed. Starts Spark.",
+        show_default=False,
     ),
 ]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -307,10 +318,14 @@ def gc(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")
     ] = False,
+    checkpoint: CheckpointOption = None,
     retain_versions: RetainOption = _RETAIN_VERSIONS,
     debug: DebugOption = False,
 ) -> None:
-    """Delete files of state that no version which is committed or may yet be needs.
+    """Delete files of state that nobody needs.
+
+    Without --checkpoint, every version that can be loaded may be the one of the checkpoint, so all of them
+    are kept. With it, garbage is exactly what the query itself would delete.
 
     The query may run meanwhile. Ctrl-C stops it cleanly; what is left is for the next time.
     """
@@ -319,7 +334,7 @@ def gc(
         with _errors(debug=debug):
             from penstock.state_store.survey import delete_garbage
 
-            for operator, number, found in _surveys(path, retain_versions):
+            for operator, number, found in _surveys(path, checkpoint, retain_versions):
                 freed.looked_at += 1
                 before = (freed.files, freed.size_bytes)
                 freed.buckets += bool(found.garbage)
@@ -354,6 +369,7 @@ def _inspect() -> None:
 def state(
     path: StateArgument,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    checkpoint: CheckpointOption = None,
     retain_versions: RetainOption = _RETAIN_VERSIONS,
     debug: DebugOption = False,
 ) -> None:
@@ -362,7 +378,7 @@ def state(
     Every file is read and checked. Damage ends with exit code 1.
     """
     with _errors(debug=debug):
-        surveys = list(_surveys(path, retain_versions))
+        surveys = list(_surveys(path, checkpoint, retain_versions))
     sound = not any(found.damage or operator.damage for operator, _, found in surveys)
     if as_json:
         typer.echo(json.dumps({"buckets": [_as_json(*entry) for entry in surveys]}, indent=2))
@@ -400,8 +416,10 @@ def block(
         typer.echo(json.dumps({"columns": found}, indent=2))
 
 
-def _surveys(path: str, retain_versions: int) -> Iterator[tuple[Operator, int, BucketSurvey]]:
-    """Survey all buckets at `path`, with a bar of progress on a terminal."""
+def _surveys(
+    path: str, checkpoint: str | None, retain_versions: int
+) -> Iterator[tuple[Operator, int, BucketSurvey]]:
+    """Survey all buckets at `path`, of the checkpoint's query if there is one; with a bar on a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -409,12 +427,18 @@ def _surveys(path: str, retain_versions: int) -> Iterator[tuple[Operator, int, B
     from penstock.state_store.survey import find_operators, survey
 
     operators = find_operators(open_files(path))
+    committed: dict[str, Pointer] = {}
+    if checkpoint is not None:
+        from penstock.jobs.committed import committed_in
+
+        operators, committed = committed_in(checkpoint, operators)
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("looking", total=sum(len(operator.buckets) for operator in operators))
         for operator in operators:
             for number, bucket in enumerate(operator.buckets):
                 progress.update(bar, description=f"{operator.name} {number + 1:,}/{len(operator.buckets):,}")
-                yield operator, number, survey(bucket, retain_versions=retain_versions)
+                pointer = committed.get(bucket.location)
+                yield operator, number, survey(bucket, committed=pointer, retain_versions=retain_versions)
                 progress.advance(bar)
 
 

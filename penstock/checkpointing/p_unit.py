@@ -34,7 +34,7 @@ import xxhash
 from penstock.compression import Chooser, TableBlock, encode_table
 from penstock.errors import CorruptDataError
 
-__all__ = ["FORMAT_VERSION", "PUnit", "decode", "encode"]
+__all__ = ["FORMAT_VERSION", "PUnit", "decode", "encode", "encode_blocks"]
 
 FORMAT_VERSION = 2
 """The newest format that this code reads and the one that it writes."""
@@ -56,20 +56,31 @@ class PUnit:
     blocks: Mapping[str, pa.RecordBatch] = field(default_factory=dict)
 
 
-def encode(unit: PUnit, chooser: Chooser | None = None) -> memoryview:
+def encode_blocks(blocks: Mapping[str, pa.RecordBatch], chooser: Chooser | None = None) -> dict[str, bytes]:
+    """Return the bytes of each block of a p-unit.
+
+    Parameters
+    ----------
+    blocks : mapping of str to pyarrow.RecordBatch
+        The blocks by name.
+    chooser : Chooser, optional
+        Decides how columns are coded, and remembers it for the next unit whose blocks have these names.
+    """
+    chooser = chooser if chooser is not None else Chooser()
+    return {name: encode_table(batch, chooser=chooser, prefix=f"{name}.") for name, batch in blocks.items()}
+
+
+def encode(unit: PUnit, coded: Mapping[str, bytes] | None = None) -> memoryview:
     """Return the bytes of `unit`.
 
     Parameters
     ----------
     unit : PUnit
         What to write.
-    chooser : Chooser, optional
-        Decides how columns are coded, and remembers it for the next unit whose blocks have these names.
+    coded : mapping of str to bytes, optional
+        Its blocks as `encode_blocks` returned them, where the caller has them already.
     """
-    chooser = chooser if chooser is not None else Chooser()
-    streams = {
-        name: encode_table(batch, chooser=chooser, prefix=f"{name}.") for name, batch in unit.blocks.items()
-    }
+    streams = encode_blocks(unit.blocks) if coded is None else coded
     entries = [
         {"name": name, "size": len(stream), "checksum": xxhash.xxh3_64_hexdigest(stream)}
         for name, stream in streams.items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import (
     BooleanType,
@@ -24,22 +22,19 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from penstock.checkpointing import PUnit, decode
+from penstock.checkpointing import PUnit
 from penstock.checkpointing.files import Files, open_files
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 from penstock.operators.conform import conform
 from penstock.operators.key_queue import Policy
 from penstock.operators.stream import RESERVED_PREFIX, Integers, UpdateStream
 from penstock.operators.update_queue import UpdateQueue
-from penstock.spark_ext.bucket_task import SPECIFICATION_FILE
-from penstock.spark_ext.buckets import bucket_labels
-from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
+from penstock.spark_ext.committed import committed_pointers, query_of, specification_of
+from penstock.state_store.bucket_store import BucketStore, Pointer
 from penstock.state_store.survey import Operator, find_operators, likely_pointer
 
 __all__ = ["read_state"]
 
-_SPARK_OPERATOR = "applyInPandasWithState"
-_POINTER_FIELDS = {"version", "file_id"}
 _NEVER = np.iinfo(np.int64).min
 _SIGN = np.int64(np.iinfo(np.int64).max)
 _OUTPUT_BYTES = 16 << 20
@@ -117,7 +112,7 @@ def read_state(
     >>> state.where("waiting").orderBy("rank").show()  # doctest: +SKIP
     """
     if checkpoint is not None:
-        committed = _query_of(spark, os.fspath(checkpoint))
+        committed = query_of(spark, os.fspath(checkpoint))
         if query not in {None, committed}:
             raise InvalidUsageError(
                 "the checkpoint is of another query", query=query, checkpoint_of=committed
@@ -128,11 +123,13 @@ def read_state(
         raise InvalidUsageError(
             "the path is that of one bucket", path=place.location, hint="give the operator's directory"
         )
-    specification = _specification(place.files)
+    specification = specification_of(place.files)
+    if not {"key", "time", "arrival", "policy", "schema"} <= specification.keys():
+        raise InvalidUsageError("the state is not that of an update queue", location=place.location)
     if checkpoint is None:
         chosen: list[tuple[Files, Pointer | None]] = [(bucket, None) for bucket in place.buckets]
     else:
-        found = _pointers(spark, os.fspath(checkpoint), place.files, int(specification["buckets"]))
+        found = committed_pointers(spark, os.fspath(checkpoint), place.files)
         chosen = [(place.files.child(f"{bucket:05d}"), found[bucket]) for bucket in sorted(found)]
     large = spark.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
     columns = _columns(specification, place.buckets)
@@ -255,82 +252,6 @@ def _chosen(found: list[Operator], query: str | None, name: str | None) -> Opera
         found=[f"{one.query}/{one.name}" for one in (fitting or found)],
         hint="choose one with query= and operator=",
     )
-
-
-def _specification(files: Files) -> Mapping[str, Any]:
-    path = files.path_of(SPECIFICATION_FILE)
-    try:
-        content = files.read(SPECIFICATION_FILE)
-    except FileNotFoundError:
-        raise CorruptDataError(
-            "what describes the operator is missing", file=path, hint="restore the file"
-        ) from None
-    meta = decode(content, path).meta
-    if not {"buckets", "key", "time", "arrival", "policy", "schema"} <= meta.keys():
-        raise InvalidUsageError("the state is not that of an update queue", file=path)
-    return meta
-
-
-def _query_of(spark: SparkSession, checkpoint: str) -> str:
-    """Return the id of the query to which a checkpoint belongs."""
-    try:
-        lines = spark.read.text(f"{checkpoint}/metadata").collect()
-        return str(json.loads(lines[0][0])["id"])
-    except (PySparkException, ValueError, LookupError) as error:
-        raise InvalidUsageError(
-            "this is no checkpoint of a streaming query",
-            checkpoint=checkpoint,
-            hint="give the directory that the query has as its checkpointLocation",
-        ) from error
-
-
-def _pointers(spark: SparkSession, checkpoint: str, files: Files, buckets: int) -> dict[int, Pointer]:
-    """Return the pointers of the newest committed micro-batch, by bucket.
-
-    Spark numbers its stateful operators and knows no names of ours; whose pointers they are shows in whose
-    directory the files are.
-    """
-    metadata = spark.read.format("state-metadata").load(checkpoint)
-    rows = metadata.where(sf.col("operatorName") == _SPARK_OPERATOR).select("operatorId").distinct().collect()
-    labels = {label: bucket for bucket, label in enumerate(bucket_labels(buckets))}
-    none = True
-    for number in sorted(row[0] for row in rows):
-        found = _pointers_of(spark, checkpoint, number)
-        none = none and not found
-        by_bucket = {labels[label]: pointer for label, pointer in found.items() if label in labels}
-        if len(by_bucket) == len(found) and any(
-            _has(files.child(f"{bucket:05d}"), pointer) for bucket, pointer in by_bucket.items()
-        ):
-            return by_bucket
-    if none:
-        return {}
-    raise CorruptDataError(
-        "the checkpoint points to no file of this operator",
-        checkpoint=checkpoint,
-        file=files.location,
-        hint="give the state location that the query has; if the query runs, read again",
-    )
-
-
-def _pointers_of(spark: SparkSession, checkpoint: str, number: int) -> dict[int, Pointer]:
-    """Return the pointers that one of Spark's operators holds, by label; none if it holds something else."""
-    states = spark.read.format("statestore").option("operatorId", number).load(checkpoint)
-    value = states.schema["value"].dataType
-    group = (
-        value["groupState"].dataType
-        if isinstance(value, StructType) and "groupState" in value.names
-        else None
-    )
-    if not isinstance(group, StructType) or set(group.names) != _POINTER_FIELDS:
-        return {}
-    held = states.where("value.groupState is not null").select(
-        "key.bucket", "value.groupState.version", "value.groupState.file_id"
-    )
-    return {row[0]: Pointer(Version(row[1]), FileId(row[2])) for row in held.collect()}
-
-
-def _has(files: Files, pointer: Pointer) -> bool:
-    return any(facts.name == pointer.file_name for facts in files.list())
 
 
 def _columns(specification: Mapping[str, Any], buckets: tuple[Files, ...]) -> StructType:

@@ -6,19 +6,26 @@ begins with its *base*, which stands alone: the parts of a snapshot, or the firs
 reads the newest file, which a pointer names, and then the files that it names; nothing lists a directory.
 
 A snapshot is written in the background, after the commit of the version that it shows, and replaces the
-chain of the first commit that finds it complete.
+chain of the first commit that finds it complete. Its parts come first, and then its *own file*, which names
+them and holds nothing else. The header of the version that it shows, and of those after it, says that it was
+begun and under which name its own file will be, so any process may find it, and none begins another as long
+as this one may be adopted. If nobody adopts it by then, whoever writes it is given up for lost.
 
 Invariants:
 
 1. A file never changes, and no two attempts share a file id.
 2. A version is the number of commits before it, plus one; its *parent* is the version before it.
 3. The number in a file's name is at least the version that first names it: of a version's own file the
-   version, of a snapshot that of the last commit which may adopt it.
+   version, of a snapshot that of the last commit which may adopt it. A snapshot's is higher by the
+   ``retain_versions - 1``, so that its files stay as long as a version is retained upon which it may be
+   adopted; and once its own file may be there, its parts go by rule 4 alone.
 4. The arrival of a pointer proves that it was committed. Only then, and only a file whose number is at most
    the pointer's version, and that neither the pointer's chain nor those of the ``retain_versions - 1``
    versions before it have, is deleted. So whatever an attempt in flight writes stays.
-5. What a snapshot replaced is named in the header of every later version until it is released, also where
-   another snapshot follows before that.
+5. What a snapshot replaced, and its own file, are named in the header of every later version until they are
+   released, also where another snapshot follows before that.
+6. A commit begins a snapshot only where its lineage has none begun that a later commit may adopt, unless
+   this process knows that the one which it began has failed.
 """
 
 from __future__ import annotations
@@ -26,15 +33,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from typing import NewType, Protocol, TypeVar
 
 from penstock._clock import new_id
 from penstock._failpoints import failpoint
-from penstock.checkpointing import PUnit, decode, encode
-from penstock.checkpointing.files import Files
+from penstock.checkpointing import PUnit, decode, encode, encode_blocks
+from penstock.checkpointing.files import Content, Files
 from penstock.compression import Chooser
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
 
@@ -70,7 +77,7 @@ _LONGEST_CHAIN = 64
 """A snapshot is due when more deltas than this follow the base."""
 
 _SNAPSHOT_COMMITS = 16
-"""How many commits a snapshot may take to be written; one that takes longer is given up."""
+"""How many commits a snapshot may take to be written; one that takes longer is given up for lost."""
 
 _SUFFIX = ".punit"
 _NAME = re.compile(r"\.?([0-9]{12,})-[^./\\]+\.punit(\.[^./\\]+\.tmp)?")
@@ -122,13 +129,27 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """A snapshot that is being written."""
+    """A snapshot that was begun, as the headers of its version and of those after it name it."""
 
-    number: Version
-    """The number of its files: the last version that may adopt it."""
+    pointer: Pointer
+    """Its own file, whose number all its parts have."""
+    last: Version
+    """The last version that may adopt it."""
     deltas_begin: int
     """Where, in the chains of its version and of those after it, the deltas begin that it does not hold."""
-    links: Future[tuple[Link, ...]]
+    parts: Future[tuple[Link, ...]] | None = field(default=None, compare=False)
+    """What this process writes; None if another one does, or did."""
+
+    def to_json(self) -> list[object]:
+        """Return what `from_json` takes."""
+        return [self.pointer.version, self.pointer.file_id, self.last, self.deltas_begin]
+
+    @staticmethod
+    def from_json(value: Sequence[object]) -> _Snapshot:
+        """Return the snapshot in a header."""
+        number, file_id, last, deltas_begin = value
+        pointer = Pointer(Version(int(str(number))), FileId(str(file_id)))
+        return _Snapshot(pointer, Version(int(str(last))), int(str(deltas_begin)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +163,19 @@ class Handle:
     base : int
         How many of the links are the base.
     superseded : tuple of (Version, str)
-        Names of files that a snapshot replaced and that may still be there, each with the version that
-        adopted the snapshot.
+        Names of files that a snapshot replaced, its own too, and that may still be there, each with the
+        version that adopted the snapshot.
     parent : Pointer or None
         The version before.
     snapshot : optional
-        What this process writes in the background, of this version or one before it.
+        What was begun, of this version or one before it, and is not adopted yet.
     """
 
     links: tuple[Link, ...] = ()
     base: int = 1
     superseded: tuple[tuple[Version, str], ...] = ()
     parent: Pointer | None = None
-    snapshot: _Snapshot | None = field(default=None, compare=False)
+    snapshot: _Snapshot | None = None
 
     @property
     def pointer(self) -> Pointer | None:
@@ -184,13 +205,13 @@ class Handle:
         names = {link.pointer.file_name for link in self.links}
         return names | {name for _, name in self.superseded if name not in released}
 
-    def snapshot_is_due(self) -> bool:
-        """Say whether the deltas have outgrown the base."""
-        deltas = self.links[self.base :]
-        if len(deltas) > _LONGEST_CHAIN:
-            return True
-        base_bytes = sum(link.size_bytes for link in self.links[: self.base])
-        return sum(link.size_bytes for link in deltas) > max(_SNAPSHOT_SHARE * base_bytes, _LEAST_CHAIN_BYTES)
+    def snapshot_is_due(self, more_bytes: int) -> bool:
+        """Say whether the deltas outgrow the base with one more, of about `more_bytes`."""
+        sizes = [*(link.size_bytes for link in self.links), more_bytes]
+        base, deltas = sizes[: self.base], sizes[self.base :]
+        return len(deltas) > _LONGEST_CHAIN or sum(deltas) > max(
+            _SNAPSHOT_SHARE * sum(base), _LEAST_CHAIN_BYTES
+        )
 
 
 class BucketStore:
@@ -261,8 +282,8 @@ class BucketStore:
         # All are read before the first is applied, so that a damaged one changes nothing.
         sources: list[Link | PUnit] = [*deltas[:-1], newest] if deltas else []
         state.restore([self._state_unit(source) for source in sources])
-        if handle.links[: len(held.links)] == held.links:
-            # What this process began to write of the version that it held is still of use.
+        if handle.snapshot == held.snapshot:
+            # It may be this process that writes it.
             handle = replace(handle, snapshot=held.snapshot)
         return handle
 
@@ -270,7 +291,11 @@ class BucketStore:
         """Make the changes of `state` since `held` durable as a new version.
 
         Call it after `release`: what that has deleted is not named any more. Steps: 1. adopt a complete
-        snapshot, 2. publish the delta, 3. begin a snapshot if one is due.
+        snapshot, 2. begin one if it is due and none is begun, 3. publish the delta, which names what was
+        begun, 4. write the snapshot in the background.
+
+        Where another process writes the snapshot, step 1 is a read of one small file, which is mostly not
+        there yet: at most one for each of the commits that may adopt it.
 
         Raises
         ------
@@ -280,18 +305,19 @@ class BucketStore:
         pointer = Pointer(Version(1 + (held.pointer.version if held.pointer else 0)), FileId(new_id()))
         released = set(held.releasable(self.retain_versions))
         kept = tuple(entry for entry in held.superseded if entry[1] not in released)
-        before = _adopted(replace(held, superseded=kept), pointer.version)
+        before = self._adopted(replace(held, superseded=kept), pointer.version)
         unit = state.delta()
-        meta = _meta(pointer, unit, before, held.pointer)
-        content = encode(PUnit(unit.kind, meta, unit.blocks), self._chooser)
-        self.files.publish(pointer.file_name, content)
-        links = (*before.links, Link(pointer, len(content)))
-        handle = replace(before, links=links, parent=held.pointer)
-        if handle.snapshot is None and handle.snapshot_is_due():
-            number = Version(pointer.version + _SNAPSHOT_COMMITS)
-            units = state.snapshot()
-            written = self._run(lambda: self._write_snapshot(number, units))
-            handle = replace(handle, snapshot=_Snapshot(number, len(links), written))
+        begun = None
+        coded = encode_blocks(unit.blocks, self._chooser)
+        if before.snapshot is None and before.snapshot_is_due(sum(map(len, coded.values()))):
+            begun = self._begun(pointer.version, len(before.links) + 1)
+            before = replace(before, snapshot=begun)
+        link = self._publish(pointer, unit, coded, before, held.pointer)
+        handle = replace(before, links=(*before.links, link), parent=held.pointer)
+        if begun is not None:
+            at, units = begun.pointer, state.snapshot()
+            parts = self._run(lambda: self._write_snapshot(at, units))
+            handle = replace(handle, snapshot=replace(begun, parts=parts))
         return handle
 
     def release(self, held: Handle) -> int:
@@ -349,26 +375,86 @@ class BucketStore:
         else:
             _log.debug("garbage is gone [location=%s files=%d]", self.files.location, freed)
 
-    def _write_snapshot(self, number: Version, units: Iterator[PUnit]) -> tuple[Link, ...]:
-        """Publish the parts of a snapshot; if that fails, leave none and say so."""
-        links: list[Link] = []
-        # Its own: the store's serves the thread that commits.
+    def _begun(self, shown: Version, deltas_begin: int) -> _Snapshot:
+        """Return a snapshot of the version `shown`, under a name that no other has."""
+        last = Version(shown + _SNAPSHOT_COMMITS)
+        number = Version(last + self.retain_versions - 1)
+        return _Snapshot(Pointer(number, FileId(new_id())), last, deltas_begin)
+
+    def _adopted(self, held: Handle, version: Version) -> Handle:
+        """Return `held`, upon which `version` is committed, with the snapshot if it is complete by now."""
+        snapshot = held.snapshot
+        if snapshot is None:
+            return held
+        ours = snapshot.parts
+        if ours is not None and not ours.done():
+            # However late it is: a process writes one at a time.
+            return held
+        without = replace(held, snapshot=None)
+        if version > snapshot.last or (ours is not None and ours.exception() is not None):
+            return without
+        parts = self._parts_of(snapshot.pointer) if ours is None else ours.result()
+        if parts is None:
+            return held
+        replaced = (snapshot.pointer, *(link.pointer for link in held.links[: snapshot.deltas_begin]))
+        return replace(
+            without,
+            links=(*parts, *held.links[snapshot.deltas_begin :]),
+            base=len(parts),
+            superseded=held.superseded + tuple((version, pointer.file_name) for pointer in replaced),
+        )
+
+    def _parts_of(self, snapshot: Pointer) -> tuple[Link, ...] | None:
+        """Return the parts of a snapshot that another process began; None if it is not complete."""
+        try:
+            content = self.files.read(snapshot.file_name)
+            handle = self._handle_in(snapshot, self._decoded(snapshot, content), len(content))
+        except FileNotFoundError:
+            return None
+        except PenstockError as error:
+            _log.warning("a snapshot is not adopted [location=%s error=%s]", self.files.location, error)
+            return None
+        return handle.links[:-1]
+
+    def _write_snapshot(self, pointer: Pointer, units: Iterator[PUnit]) -> tuple[Link, ...]:
+        """Publish a snapshot: 1. its parts, 2. its own file at `pointer`. If that fails, say so."""
+        try:
+            parts = self._write_parts(pointer.version, units)
+            self._publish(pointer, PUnit("snapshot", {}), {}, Handle(parts, base=0), None)
+        except Exception as error:  # of whatever kind: this thread is the only one to see it
+            _log.warning("no snapshot was written [location=%s error=%s]", self.files.location, error)
+            raise
+        return parts
+
+    def _write_parts(self, number: Version, units: Iterator[PUnit]) -> tuple[Link, ...]:
+        """Publish the parts of a snapshot; if that fails, leave none, for no file names them yet."""
+        parts: list[Link] = []
+        # Not the store's, which serves the thread that commits.
         chooser = Chooser()
         try:
             for unit in units:
                 pointer = Pointer(number, FileId(new_id()))
-                content = encode(
-                    PUnit(unit.kind, _meta(pointer, unit, Handle(base=0), None), unit.blocks), chooser
-                )
-                self.files.publish(pointer.file_name, content)
-                links.append(Link(pointer, len(content)))
-        except Exception as error:  # of whatever kind: this thread is the only one to see it
-            _log.warning("no snapshot was written [location=%s error=%s]", self.files.location, error)
-            for link in links:
+                coded = encode_blocks(unit.blocks, chooser)
+                parts.append(self._publish(pointer, unit, coded, Handle(base=0), None))
+        except Exception:
+            for link in parts:
                 with contextlib.suppress(PenstockError):
                     self.files.delete(link.pointer.file_name)
             raise
-        return tuple(links)
+        return tuple(parts)
+
+    def _publish(
+        self,
+        pointer: Pointer,
+        unit: PUnit,
+        coded: Mapping[str, bytes],
+        before: Handle,
+        parent: Pointer | None,
+    ) -> Link:
+        """Publish `unit` at `pointer`, its blocks as `coded`, with the chain of `before` in its header."""
+        content = encode(PUnit(unit.kind, _meta(pointer, unit, before, parent)), coded)
+        self.files.publish(pointer.file_name, content)
+        return Link(pointer, len(content))
 
     def _run(self, work: Callable[[], T]) -> Future[T]:
         """Have `work` done in the background, or at once if there is none."""
@@ -384,20 +470,26 @@ class BucketStore:
     def _open(self, pointer: Pointer) -> tuple[PUnit, Handle]:
         """Read the file at `pointer` and the chain in its header."""
         newest, size_bytes = self._read(pointer)
-        meta = newest.meta
+        return newest, self._handle_in(pointer, newest, size_bytes)
+
+    def _handle_in(self, pointer: Pointer, unit: PUnit, size_bytes: int) -> Handle:
+        """Return where the version stands whose file at `pointer` is `unit`."""
+        meta = unit.meta
         path = self.files.path_of(pointer.file_name)
         try:
             before = tuple(Link.from_json(value) for value in meta["chain"])
             superseded = tuple((Version(version), str(name)) for version, name in meta["superseded"])
-            # The first files of the format named neither base, which was one file, nor parent.
-            base, parent = int(meta.get("base", 1)), meta.get("parent")
+            # The first files of the format named neither base, which was one file, nor parent, nor snapshot.
+            base, parent, begun = int(meta.get("base", 1)), meta.get("parent"), meta.get("snapshot")
             before_it = Pointer(Version(int(parent[0])), FileId(str(parent[1]))) if parent else None
+            snapshot = _Snapshot.from_json(begun) if begun else None
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise CorruptDataError("the header of a state file is not as it should be", file=path) from error
         names = [link.pointer.file_name for link in before] + [name for _, name in superseded]
+        names += [snapshot.pointer.file_name] if snapshot else []
         if any(number_of(name) is None for name in names):
             raise CorruptDataError("the file names others outside its directory", file=path)
-        return newest, Handle((*before, Link(pointer, size_bytes)), base, superseded, before_it)
+        return Handle((*before, Link(pointer, size_bytes)), base, superseded, before_it, snapshot)
 
     def _state_unit(self, source: Link | PUnit) -> PUnit:
         unit = source if isinstance(source, PUnit) else self._read(source.pointer)[0]
@@ -411,30 +503,20 @@ class BucketStore:
             raise CorruptDataError(
                 "a state file is missing", file=path, hint="restore it, or start a new checkpoint"
             ) from None
+        return self._decoded(pointer, content), len(content)
+
+    def _decoded(self, pointer: Pointer, content: Content) -> PUnit:
+        path = self.files.path_of(pointer.file_name)
         unit = decode(content, path)
         if (unit.meta.get("version"), unit.meta.get("file_id")) != (pointer.version, pointer.file_id):
             raise CorruptDataError("the file holds another version than its name says", file=path)
-        return unit, len(content)
+        return unit
 
 
 def number_of(name: str) -> Version | None:
     """Return the number in a file's name, finished or not; None if it is no file of a bucket."""
     match = _NAME.fullmatch(name)
     return Version(int(match[1])) if match else None
-
-
-def _adopted(held: Handle, version: Version) -> Handle:
-    """Return `held` with its snapshot in the place of what that holds, if it is complete by now."""
-    snapshot = held.snapshot
-    if snapshot is None or not snapshot.links.done():
-        return held
-    held = replace(held, snapshot=None)
-    if snapshot.links.exception() is not None or version > snapshot.number:
-        return held
-    parts, replaced = snapshot.links.result(), held.links[: snapshot.deltas_begin]
-    names = tuple((version, link.pointer.file_name) for link in replaced)
-    links = (*parts, *held.links[snapshot.deltas_begin :])
-    return replace(held, links=links, base=len(parts), superseded=held.superseded + names)
 
 
 def _meta(pointer: Pointer, unit: PUnit, before: Handle, parent: Pointer | None) -> dict[str, object]:
@@ -445,5 +527,6 @@ def _meta(pointer: Pointer, unit: PUnit, before: Handle, parent: Pointer | None)
         "base": before.base,
         "chain": [link.to_json() for link in before.links],
         "superseded": [list(entry) for entry in before.superseded],
+        "snapshot": before.snapshot and before.snapshot.to_json(),
         "state": unit.meta,
     }

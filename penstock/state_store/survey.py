@@ -3,25 +3,27 @@
 State lies in ``<location>/<query id>/<operator>/<bucket>/``. `find_operators` takes a directory at any of
 these levels, `survey` looks into one bucket, and `delete_garbage` deletes what it found needless.
 
-What is proven without Spark. A task writes version w only after the pointer to w - 1 has arrived, which
-proves that w - 1 was committed (`bucket_store`), and a version's header names that pointer as its parent.
-So the newest *proven* pointer is the parent of any file of the highest version. The files of that version
-themselves may be committed, in flight or lost; they prove nothing of themselves.
+What is committed, only the checkpoint knows (`penstock.spark_ext.committed`); with its pointers all is exact.
+What files prove alone: a task writes version w only after the pointer to w - 1 has arrived, which proves that
+w - 1 was committed (`bucket_store`), and a version's header names that pointer as its parent. So the newest
+*proven* pointer is the parent of any file of the highest version. The files of that version themselves may be
+committed, in flight or lost. And what was committed once need not be so now: after a checkpoint was set back
+or restored, the first version that it commits looks like an attempt that lost.
 
 Invariants:
 
-1. Only what the newest proven pointer proves needless is garbage, as in `BucketStore.garbage`: a number that
-   is at most the pointer's version, and in neither its chain nor those of the retained versions before it.
-2. A file that is garbage stays garbage, for versions after the proven one name only files that it names, or
+1. With a committed pointer, garbage is what its arrival in a task would prove needless, as in
+   `BucketStore.garbage`: a number that is at most the pointer's version, and in neither its chain nor those
+   of the retained versions before it.
+2. Without one, the checkpoint may point at any version that can be loaded. Garbage is what none of them has
+   in its chain, with a number that is at most the lowest of them: who goes on from one of them, now or ever,
+   writes higher numbers, and adopts no snapshot of a number as low.
+3. A file that is garbage stays garbage, for later versions name only files that those before them name, or
    files with higher numbers. So it may be deleted at any later time, also while the query runs, and whatever
    attempts in flight write stays.
-3. Nothing is deleted from a bucket in which attempts of one version name different parents. That is what a
-   checkpoint leaves that was set back to older batches, or copied: then the highest version need not be
-   that of the checkpoint. Nor is anything deleted where the proven version cannot be loaded.
-
-Files alone cannot always tell that a checkpoint was set back: the first version after that looks like an
-attempt that lost. Let the query run on before garbage is collected by hand; its own collection goes by the
-pointers that arrive, and is always right.
+4. Nothing is deleted from a bucket where the committed version cannot be loaded, or, without one, where any
+   file is damaged or one of the newest versions lacks a file: what can be loaded does not tell then what is
+   needed, and other files may help to restore it.
 """
 
 from __future__ import annotations
@@ -126,10 +128,11 @@ class BucketSurvey:
     newest : tuple of Pointer
         The readable files of the highest version: one for each attempt that wrote it.
     proven : Pointer or None
-        The newest pointer that is certain to have been committed; None if there is no proof of any.
+        The committed pointer if it was given, else the newest that is certain to have been committed; None
+        if there is no proof of any.
     likely : Pointer or None
-        Where the bucket most likely stands: the file of the highest version if there is only one, else
-        `proven`. `chain`, `rows` and `waiting` are of this version.
+        Where the bucket most likely stands: the committed pointer if it was given, else the file of the
+        highest version if there is only one, else `proven`. `chain`, `rows` and `waiting` are of it.
     chain : Chain or None
         What a load of it reads.
     rows, waiting : int or None
@@ -198,7 +201,9 @@ def find_operators(place: Files) -> list[Operator]:
     return found
 
 
-def survey(bucket: Files, *, retain_versions: int = RETAIN_VERSIONS) -> BucketSurvey:
+def survey(
+    bucket: Files, *, committed: Pointer | None = None, retain_versions: int = RETAIN_VERSIONS
+) -> BucketSurvey:
     """Look into one bucket; every file in it is read and checked, one after the other.
 
     Damage is a finding and no error. The query may run meanwhile: what it deletes is not missed.
@@ -207,8 +212,11 @@ def survey(bucket: Files, *, retain_versions: int = RETAIN_VERSIONS) -> BucketSu
     ----------
     bucket : Files
         The bucket's directory.
+    committed : Pointer, optional
+        The bucket's pointer in the newest committed micro-batch. Without it, every version that can be
+        loaded is kept: the checkpoint may point at any of them.
     retain_versions : int
-        How many versions garbage collection keeps loadable; it is stored nowhere.
+        How many versions up to `committed` garbage collection keeps loadable; it is stored nowhere.
 
     Raises
     ------
@@ -218,19 +226,19 @@ def survey(bucket: Files, *, retain_versions: int = RETAIN_VERSIONS) -> BucketSu
         If the file system refuses.
     """
     store = BucketStore(bucket, retain_versions=retain_versions)
-    sight = _look(store, _listed(bucket))
+    sight = _look(store, _listed(bucket), committed)
     for _ in range(_TRIES):
         if not sight.unreadable:
             break
         after = _listed(bucket)
         if sight.unreadable.keys() <= after.keys() or after.keys() == sight.facts.keys():
             break
-        sight = _look(store, after)
+        sight = _look(store, after, committed)
     else:
         # The query is too quick for us. What is gone by now, it has deleted.
         present = _listed(bucket)
         sight.unreadable = {name: error for name, error in sight.unreadable.items() if name in present}
-    return _surveyed(store, sight)
+    return _surveyed(store, sight, committed)
 
 
 def delete_garbage(bucket: Files, found: BucketSurvey) -> Iterator[FileFacts]:
@@ -313,7 +321,7 @@ def _opened(store: BucketStore, pointer: Pointer) -> tuple[Handle, PUnit]:
     return handle, unit
 
 
-def _look(store: BucketStore, facts: dict[str, FileFacts]) -> _Sight:
+def _look(store: BucketStore, facts: dict[str, FileFacts], committed: Pointer | None) -> _Sight:
     sight = _Sight(facts)
     for name in facts:
         pointer = _pointer_of(name)
@@ -327,12 +335,12 @@ def _look(store: BucketStore, facts: dict[str, FileFacts]) -> _Sight:
         if handle.base:
             sight.handles[pointer] = handle
             sight.meta[pointer] = unit.meta
-    proven = _proven(sight.handles)
-    known = {pointer for pointer in (proven, *_highest(sight.handles)) if pointer in sight.handles}
-    if proven is not None and proven not in sight.handles:
-        _miss(store, sight, [proven.file_name])
-    for pointer in known:
-        _miss(store, sight, [link.pointer.file_name for link in sight.handles[pointer].links])
+    # What is no part of the committed lineage need not be whole.
+    for pointer in [committed] if committed else [_proven(sight.handles), *_highest(sight.handles)]:
+        if pointer in sight.handles:
+            _miss(store, sight, [link.pointer.file_name for link in sight.handles[pointer].links])
+        elif pointer is not None:
+            _miss(store, sight, [pointer.file_name])
     return sight
 
 
@@ -344,13 +352,15 @@ def _miss(store: BucketStore, sight: _Sight, names: list[str]) -> None:
             sight.unreadable[name] = CorruptDataError("a state file is missing", file=path)
 
 
-def _surveyed(store: BucketStore, sight: _Sight) -> BucketSurvey:
+def _surveyed(store: BucketStore, sight: _Sight, committed: Pointer | None) -> BucketSurvey:
     newest = _highest(sight.handles)
-    proven = _proven(sight.handles)
-    likely = newest[0] if len(newest) == 1 else proven
+    proven = committed or _proven(sight.handles)
+    likely = newest[0] if len(newest) == 1 and committed is None else proven
     there = sight.handles.get(likely) if likely else None
     meta = sight.meta[likely] if likely and there else {}
-    garbage, withheld = _garbage(store, sight, proven)
+    loadable = _loadable(sight)
+    garbage, withheld = _garbage(store, sight, loadable, committed)
+    gone = {facts.name for facts in garbage}
     return BucketSurvey(
         location=store.files.location,
         files=len(sight.facts),
@@ -361,7 +371,15 @@ def _surveyed(store: BucketStore, sight: _Sight) -> BucketSurvey:
         chain=_chain(there) if there else None,
         rows=_count(meta, "rows"),
         waiting=_count(meta, "waiting"),
-        versions=tuple(_loadable(sight, proven, store.retain_versions)),
+        versions=tuple(
+            sorted(
+                {
+                    pointer.version
+                    for pointer, chain in loadable.items()
+                    if proven is not None and pointer.version <= proven.version and not chain & gone
+                }
+            )
+        ),
         garbage=garbage,
         withheld=withheld,
         damage=tuple(
@@ -370,35 +388,34 @@ def _surveyed(store: BucketStore, sight: _Sight) -> BucketSurvey:
     )
 
 
+def _loadable(sight: _Sight) -> dict[Pointer, set[str]]:
+    """Return the versions whose chains are there, with the names in these."""
+    there = sight.facts.keys() - sight.unreadable.keys()
+    chains = {p: {link.pointer.file_name for link in at.links} for p, at in sight.handles.items()}
+    return {pointer: chain for pointer, chain in chains.items() if chain <= there}
+
+
 def _garbage(
-    store: BucketStore, sight: _Sight, proven: Pointer | None
+    store: BucketStore,
+    sight: _Sight,
+    loadable: Mapping[Pointer, set[str]],
+    committed: Pointer | None,
 ) -> tuple[tuple[FileFacts, ...], str | None]:
     """Return what garbage collection deletes, or why it deletes nothing."""
-    forked = _forked(sight.handles)
-    if forked is not None:
-        return (), (
-            f"attempts of version {forked} follow different ones, as after a checkpoint that was set back "
-            "or copied; the query collects its garbage itself when it runs"
-        )
-    if proven is None:
-        return (), None
-    handle = sight.handles.get(proven)
-    if handle is None or any(link.pointer.file_name in sight.unreadable for link in handle.links):
-        return (), f"the newest proven version, {proven.version}, cannot be loaded"
-    names = store.garbage(handle)
-    return tuple(sight.facts[name] for name in names if name in sight.facts), None
-
-
-def _loadable(sight: _Sight, proven: Pointer | None, retain_versions: int) -> list[Version]:
-    handle = sight.handles.get(proven) if proven else None
-    if handle is None:
-        return []
-    kept, there = handle.needed(retain_versions), sight.facts.keys() - sight.unreadable.keys()
-    return sorted(
-        pointer.version
-        for pointer, at in sight.handles.items()
-        if pointer.file_name in kept and all(link.pointer.file_name in there & kept for link in at.links)
-    )
+    if committed is not None:
+        if committed not in loadable:
+            return (), f"the committed version, {committed.version}, cannot be loaded"
+        names = store.garbage(sight.handles[committed])
+        return tuple(sight.facts[name] for name in names if name in sight.facts), None
+    if sight.unreadable:
+        return (), "files are damaged or missing, and only the checkpoint says whether they are needed"
+    lowest = min((pointer.version for pointer in loadable), default=0)
+    needed = set().union(*loadable.values())
+    return tuple(
+        facts
+        for name, facts in sight.facts.items()
+        if (number_of(name) or lowest + 1) <= lowest and name not in needed
+    ), None
 
 
 def _highest(handles: Mapping[Pointer, Handle]) -> list[Pointer]:
@@ -407,26 +424,10 @@ def _highest(handles: Mapping[Pointer, Handle]) -> list[Pointer]:
     return sorted((p for p in handles if p.version == highest), key=lambda pointer: pointer.file_id)
 
 
-def _parents(handles: Mapping[Pointer, Handle]) -> dict[Version, set[Pointer | None]]:
-    """Return for each version what its files name as their parents."""
-    parents: dict[Version, set[Pointer | None]] = {}
-    for pointer, handle in handles.items():
-        # The first files of the format named no parent, which says nothing.
-        if handle.parent is not None or pointer.version == 1:
-            parents.setdefault(pointer.version, set()).add(handle.parent)
-    return parents
-
-
 def _proven(handles: Mapping[Pointer, Handle]) -> Pointer | None:
     """Return the newest pointer whose commit the files prove; None also if they contradict each other."""
-    parents = _parents(handles)
-    newest = parents[max(parents)] if parents else set()
-    return next(iter(newest)) if len(newest) == 1 else None
-
-
-def _forked(handles: Mapping[Pointer, Handle]) -> Version | None:
-    """Return the first version whose attempts follow different ones; None if there is none."""
-    return min((version for version, parents in _parents(handles).items() if len(parents) > 1), default=None)
+    parents = {handles[pointer].parent for pointer in _highest(handles)}
+    return parents.pop() if len(parents) == 1 else None
 
 
 def _newest(

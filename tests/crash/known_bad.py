@@ -14,14 +14,13 @@ from penstock import _durable
 from penstock.checkpointing import PUnit, decode
 from penstock.errors import CorruptDataError
 from penstock.operators.update_queue import UpdateQueue
-from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer, State
 
 
 def _whole_at_each_commit() -> None:
     """Let each file stand alone, so that none before it is needed."""
     _patch(UpdateQueue, "delta", lambda queue: next(queue.snapshot()))
-    _patch(bucket_store, "_adopted", lambda held, version: Handle())
+    _patch(BucketStore, "_adopted", lambda store, held, version: Handle())
 
 
 def overwrites_in_place() -> None:

@@ -3,27 +3,30 @@
 Several workers, some with tables in memory and some with tables in RocksDB, run micro-batches upon the same
 files: each attempt takes the state at the committed pointer, changes it and commits; one attempt of a batch
 wins. Attempts die before or after their commit, stay behind and commit batches later, workers lose their
-caches, and snapshots and sweeps happen at any later time, or never because their worker died.
+caches, and snapshots and sweeps happen at any later time, or never because their worker died, or in part
+because it died meanwhile. The checkpoint is set back to versions that are retained.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.checkpointing.files import LocalFiles
-from penstock.state_store import bucket_store
-from penstock.state_store.bucket_store import BucketStore, Handle, Pointer, number_of
+from penstock.state_store import bucket_store, memory_table, rocksdb_table
+from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, number_of
 from penstock.state_store.cache import Found, StateCache
 from penstock.state_store.memory_table import MemoryTable
 from penstock.state_store.rocksdb_table import RocksdbTable
@@ -31,6 +34,7 @@ from tests.states import Later
 
 SCHEMA = pa.schema([("k", pa.int64()), ("text", pa.string()), ("n", pa.int32())])
 RETAIN = 2
+COMMITS = 3
 KINDS = ("memory", "rocksdb", "memory")
 
 Content = dict[int, tuple[str | None, int]]
@@ -56,6 +60,22 @@ def _change(table: Any, puts: Content, deletes: set[int]) -> None:
     table.delete(pa.RecordBatch.from_pydict({"k": pa.array(sorted(deletes), pa.int64())}))
 
 
+class Version(NamedTuple):
+    """A committed version: its pointer, its content, and the snapshot that may be adopted after it."""
+
+    pointer: Pointer
+    content: Content
+    begun: Pointer | None
+    last: int
+
+
+NOTHING = Version(Pointer(bucket_store.Version(0), FileId("")), {}, None, 0)
+
+
+class Killed(BaseException):
+    """What ends a process: no code of ours may stop it, or clean up."""
+
+
 @dataclass
 class Worker:
     """A Python worker: what it keeps between tasks, and what it has begun to do in the background."""
@@ -69,6 +89,30 @@ class Worker:
     def store(self) -> BucketStore:
         return BucketStore(LocalFiles(self.directory), retain_versions=RETAIN, background=self.later)
 
+    def die(self) -> None:
+        """Let another process take its place, which knows nothing."""
+        self.cache, self.later = StateCache(1 << 30), Later()
+
+    def die_after(self, operations: int) -> None:
+        """Do what was begun in the background until so many files were published or deleted, and die."""
+        left = operations
+
+        def counted(do: Callable[..., None]) -> Callable[..., None]:
+            def one(files: LocalFiles, *arguments: Any) -> None:
+                nonlocal left
+                if not left:
+                    raise Killed
+                left -= 1
+                do(files, *arguments)
+
+            return one
+
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+            for name in ("publish", "delete"):
+                patch.setattr(LocalFiles, name, counted(getattr(LocalFiles, name)))
+            self.later.run()
+        self.die()
+
 
 class Workers(RuleBasedStateMachine):
     def __init__(self) -> None:
@@ -76,24 +120,44 @@ class Workers(RuleBasedStateMachine):
         self.scratch = tempfile.TemporaryDirectory()
         self.directory = Path(self.scratch.name) / "bucket"
         self.workers = [Worker(kind, self.directory) for kind in KINDS]
-        self.committed: list[tuple[Pointer, Content]] = []
+        self.committed: list[Version] = []
         self.arrived: Handle = Handle()
+        self.retained = 0
+        """The oldest version that every pointer that ever arrived retains."""
+        self.snapshots: list[Pointer] = []
+        """What any attempt ever began."""
         self.stalled: list[tuple[Worker, Found[Any]]] = []
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(os, "fsync", lambda descriptor: None)
+        begin = BucketStore._begun
+
+        def noted(store: BucketStore, shown: Any, deltas_begin: int) -> Any:
+            begun = begin(store, shown, deltas_begin)
+            self.snapshots.append(begun.pointer)
+            return begun
+
+        self.patch.setattr(BucketStore, "_begun", noted)
 
     @initialize(longest=st.integers(0, 4), least_bytes=st.sampled_from([0, 2000, 1 << 20]))
     def limits(self, longest: int, least_bytes: int) -> None:
         self.patch.setattr(bucket_store, "_LONGEST_CHAIN", longest)
         self.patch.setattr(bucket_store, "_LEAST_CHAIN_BYTES", least_bytes)
-        self.patch.setattr(bucket_store, "_SNAPSHOT_COMMITS", 3)
+        self.patch.setattr(bucket_store, "_SNAPSHOT_COMMITS", COMMITS)
+        for module in (memory_table, rocksdb_table):
+            self.patch.setattr(module, "UNIT_ROWS", 4)
+
+    @property
+    def newest(self) -> Version:
+        """The committed version."""
+        return self.committed[-1] if self.committed else NOTHING
 
     def _begin(self, worker: Worker) -> Found[Any]:
-        pointer = self.committed[-1][0] if self.committed else None
+        pointer = self.newest.pointer if self.committed else None
         found = worker.cache.take(worker.store, pointer, lambda: _table(worker.kind))
-        assert _content(found.state) == (self.committed[-1][1] if self.committed else {})
+        assert _content(found.state) == self.newest.content
         worker.store.release(found.handle)
         self.arrived = found.handle
+        self.retained = max(self.retained, (pointer.version if pointer else 0) - RETAIN + 1)
         return found
 
     def _attempt(self, worker: Worker, puts: Content, deletes: set[int]) -> Handle:
@@ -117,17 +181,40 @@ class Workers(RuleBasedStateMachine):
         if idle:
             for worker in self.workers:
                 worker.later.run()
-        handles = [self._attempt(self.workers[first], puts, deletes)]
-        if second is not None:
-            handles.append(self._attempt(self.workers[second], puts, deletes))
-        pointer = handles[-1 if second_wins else 0].pointer
+        self._batch([first] if second is None else [first, second], second_wins, puts, deletes)
+
+    @rule(turns=st.lists(st.sampled_from(range(len(KINDS))), min_size=1, max_size=6), puts=PUTS)
+    def batches_without_time_for_anything_else(self, turns: list[int], puts: Content) -> None:
+        for number in turns:
+            self._batch([number], False, puts, set())
+
+    def _batch(self, attempts: list[int], last_wins: bool, puts: Content, deletes: set[int]) -> None:
+        there = {facts.name for facts in LocalFiles(self.directory).list()}
+        handles, begun = [], []
+        for number in attempts:
+            before = len(self.snapshots)
+            handles.append(self._attempt(self.workers[number], puts, deletes))
+            begun.append(self.snapshots[before:])
+        winner = -1 if last_wins else 0
+        pointer = handles[winner].pointer
         assert pointer is not None
         assert pointer.version == len(self.committed) + 1
-        content = dict(self.committed[-1][1]) if self.committed else {}
+        content = dict(self.newest.content)
         content.update(puts)
         for key in deletes:
             content.pop(key, None)
-        self.committed.append((pointer, content))
+        handle, _ = BucketStore(LocalFiles(self.directory)).look(pointer)
+        snapshot, last = self.newest.begun, self.newest.last
+        if snapshot is not None:
+            adopted = (pointer.version, snapshot.file_name) in handle.superseded
+            assert adopted == (pointer.version <= last and snapshot.file_name in there), "by whoever commits"
+            if adopted or pointer.version > last:
+                snapshot = None
+        if begun[winner]:
+            assert snapshot is None, "one at a time, as long as it may be adopted"
+            (snapshot,) = begun[winner]
+            last = pointer.version + COMMITS
+        self.committed.append(Version(pointer, content, snapshot, last))
 
     @rule(number=st.sampled_from(range(len(KINDS))), puts=PUTS)
     def attempt_that_dies_before_its_commit(self, number: int, puts: Content) -> None:
@@ -155,7 +242,24 @@ class Workers(RuleBasedStateMachine):
     def worker_dies(self, number: int) -> None:
         worker = self.workers[number]
         self.stalled = [entry for entry in self.stalled if entry[0] is not worker]
-        worker.cache, worker.later = StateCache(1 << 30), Later()
+        worker.die()
+
+    @rule(number=st.sampled_from(range(len(KINDS))), operations=st.integers(0, 5))
+    def worker_dies_while_it_writes_or_sweeps(self, number: int, operations: int) -> None:
+        worker = self.workers[number]
+        self.stalled = [entry for entry in self.stalled if entry[0] is not worker]
+        worker.die_after(operations)
+
+    @precondition(lambda self: len(self.committed) > 1)
+    @rule(versions=st.integers(1, 4))
+    def checkpoint_is_set_back(self, versions: int) -> None:
+        for worker in self.workers:
+            worker.die()
+        self.stalled.clear()
+        while versions and len(self.committed) > max(self.retained, 1):
+            self.committed.pop()
+            versions -= 1
+        self.arrived = Handle()
 
     @rule()
     def sweep_by_hand(self) -> None:
@@ -176,13 +280,12 @@ class Workers(RuleBasedStateMachine):
     @rule()
     def what_any_working_copy_wrote_rocksdb_opens(self) -> None:
         if self.committed:
-            self._loads("rocksdb", *self.committed[-1])
+            self._loads("rocksdb", self.newest.pointer, self.newest.content)
 
     @invariant()
     def every_retained_version_loads(self) -> None:
-        newest = self.arrived.pointer.version if self.arrived.pointer else 0
-        for pointer, content in self.committed[-RETAIN - 1 :]:
-            if pointer.version > newest - RETAIN:
+        for pointer, content, _, _ in self.committed[-RETAIN - 1 :]:
+            if pointer.version >= self.retained:
                 self._loads("memory", pointer, content)
 
     def teardown(self) -> None:

@@ -189,7 +189,8 @@ def test_release_deletes_what_a_snapshot_superseded_and_what_no_attempt_can_need
 ) -> None:
     monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
     state, handles = _commits(store, 6)
-    old = set(links_of(handles[4]))
+    assert handles[4].snapshot is not None
+    old = {*links_of(handles[4]), handles[4].snapshot.pointer.file_name}
     assert len(handles[5].links) == 2
     handle = handles[5]
     orphan = links_of(store.commit(DictState({99: b"other attempt"}), handle))[-1]

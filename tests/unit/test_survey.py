@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -156,7 +157,7 @@ def test_parts_of_snapshots_are_no_versions(store: BucketStore, monkeypatch: pyt
     state, handles = _commits(store, 5)
     later.run()
     found = survey(store.files)
-    assert (found.files, found.proven) == (5 + 3, handles[3].pointer)
+    assert (found.files, found.proven) == (5 + 3 + 1, handles[3].pointer)
     assert found.garbage == (), "the snapshot may yet be adopted"
     assert likely_pointer(store.files) == handles[4].pointer
     handle = store.commit(state, handles[4])
@@ -167,17 +168,23 @@ def test_parts_of_snapshots_are_no_versions(store: BucketStore, monkeypatch: pyt
     for _ in range(2):
         handle = store.commit(state, handle)
     found = survey(store.files)
+    assert found.garbage == (), "the checkpoint may have been set back"
+    assert found.versions == (1, 2, 3, 4, 5, 6, 7)
     assert found.proven is not None
     assert found.proven.version == 7
     # Version 6 is retained, and what the snapshot replaced is not needed for it.
+    found = survey(store.files, committed=found.proven)
+    assert handles[4].snapshot is not None
+    own = handles[4].snapshot.pointer.file_name
     assert _garbage(found) == set(links_of(handles[4]))
     assert found.versions == (6, 7)
     assert found.garbage_bytes == handles[4].size_bytes
-    assert survey(store.files, retain_versions=3).garbage == ()
-    assert survey(store.files, retain_versions=3).versions == (1, 2, 3, 4, 5, 6, 7)
+    less = survey(store.files, committed=found.proven, retain_versions=3)
+    assert (less.garbage, less.versions) == ((), (1, 2, 3, 4, 5, 6, 7))
+    assert own in names_of(store), "its number is higher, and the query deletes it with what it replaced"
 
 
-def test_orphans_and_unfinished_files_are_garbage_once_a_newer_pointer_is_proven(store: BucketStore) -> None:
+def test_orphans_and_unfinished_files_are_garbage_once_a_pointer_is_committed(store: BucketStore) -> None:
     _, handles = _commits(store, 5)
     old = {_attempt(store, handles[number]) for number in (0, 2)}
     unfinished = {
@@ -187,7 +194,8 @@ def test_orphans_and_unfinished_files_are_garbage_once_a_newer_pointer_is_proven
         _path(store, name).write_bytes(b"begun")
     new = {_attempt(store, handles[3]), _attempt(store, handles[4])}
     _path(store, "notes.txt").write_bytes(b"of somebody else")
-    found = survey(store.files)
+    assert survey(store.files).garbage == survey(store.files, committed=handles[0].pointer).garbage == ()
+    found = survey(store.files, committed=handles[4].pointer)
     assert found.proven == handles[4].pointer
     assert found.files == 5 + 2 + 2 + 5 + 1
     assert found.damage == ()
@@ -198,7 +206,7 @@ def test_orphans_and_unfinished_files_are_garbage_once_a_newer_pointer_is_proven
     before = names_of(store)
     assert {facts.name for facts in delete_garbage(store.files, found)} == expected | lost
     assert names_of(store) == before - expected - lost
-    assert survey(store.files).garbage == ()
+    assert survey(store.files, committed=handles[4].pointer).garbage == ()
     assert list(delete_garbage(store.files, found)) == list(found.garbage), "deleting twice is no error"
 
 
@@ -206,32 +214,73 @@ def test_who_stops_early_has_deleted_what_was_given(store: BucketStore) -> None:
     _, handles = _commits(store, 4)
     for number in range(3):
         _attempt(store, handles[number])
-    found = survey(store.files)
-    assert len(found.garbage) == 2
+    found = survey(store.files, committed=handles[3].pointer)
+    assert len(found.garbage) == 3
     first = next(delete_garbage(store.files, found))
-    assert _garbage(survey(store.files)) == _garbage(found) - {first.name}
+    assert _garbage(survey(store.files, committed=handles[3].pointer)) == _garbage(found) - {first.name}
 
 
-def test_attempts_that_contradict_each_other_keep_everything(store: BucketStore) -> None:
+def test_of_attempts_that_contradict_each_other_only_the_checkpoint_knows_which_is_committed(
+    store: BucketStore,
+) -> None:
     _, handles = _commits(store, 3)
-    orphan = store.commit(DictState({99: b"set back"}), handles[0])
-    for number in (1, 2):
-        _attempt(store, handles[number])
-    assert _garbage(survey(store.files)) != set()
-    store.commit(DictState({98: b"and on"}), orphan)
-    found = survey(store.files)
-    # Below the newest version, where one lineage is longer than the other.
-    assert found.proven == handles[2].pointer
-    assert found.withheld is not None
-    assert "attempts of version 3 follow different ones" in found.withheld
-    assert found.garbage == ()
-    _path(store, next(name for name in names_of(store) if name.startswith("000000000004"))).unlink()
+    set_back = store.commit(DictState({99: b"set back"}), handles[0])
+    on = store.commit(DictState({98: b"and on"}), set_back)
     found = survey(store.files)
     assert (found.proven, found.likely, found.chain, found.rows) == (None, None, None, None)
-    assert found.withheld is not None
-    assert len(found.newest) == 3
+    assert (found.garbage, found.withheld) == ((), None)
+    assert len(found.newest) == 2
     with pytest.raises(InvalidUsageError, match="Hint: pass the checkpoint"):
         likely_pointer(store.files)
+    for committed, needless in ((on, handles[1:]), (handles[2], (set_back, on))):
+        found = survey(store.files, committed=committed.pointer)
+        assert found.proven == found.likely == committed.pointer
+        assert found.versions == (1, 2, 3)
+        assert _garbage(found) == {links_of(handle)[-1] for handle in needless}
+    found = survey(store.files, committed=set_back.pointer)
+    assert _garbage(found) == {links_of(handles[1])[-1]}, "attempts at version 3 may be in flight"
+
+
+def test_the_newly_committed_version_after_a_checkpoint_was_set_back_stays(store: BucketStore) -> None:
+    """It looks like an attempt that lost: an older number, and nothing follows it."""
+    _, handles = _commits(store, 6)
+    state = DictState()
+    again = store.commit(state, store.load(handles[2].links[-1].pointer, state))
+    found = survey(store.files)
+    assert found.proven == handles[4].pointer
+    assert (found.garbage, found.withheld) == ((), None)
+    found = survey(store.files, committed=again.pointer)
+    assert (found.newest, found.likely) == ((handles[5].pointer,), again.pointer)
+    assert _garbage(found) == {links_of(handles[3])[-1]}
+
+
+def test_what_no_version_needs_that_can_be_loaded_is_garbage_without_the_checkpoint(
+    store: BucketStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
+    state, handles = _commits(store, 6)
+    garbage = {_attempt(store, handles[number]) for number in (0, 2)}
+    before = names_of(store)
+    store._write_snapshot(Pointer(Version(6), FileId("0" * 32)), state.snapshot())
+    garbage |= names_of(store) - before
+    assert len(garbage) == 2 + 2, "a snapshot that nothing took has a part and its own file"
+    for number in (6, 7):
+        name = f".{number:012d}-{'0' * 32}.punit.{'1' * 32}.tmp"
+        _path(store, name).write_bytes(b"begun")
+        garbage |= {name} if number == 6 else set()
+    lost = _attempt(store, handles[5])
+    handle = store.commit(state, handles[5])
+    assert survey(store.files).garbage == (), "the first version can be loaded"
+    BucketStore(store.files, background=Later()).release(handle)
+    found = survey(store.files)
+    assert found.versions == (6,)
+    assert _garbage(found) == garbage
+    for _ in delete_garbage(store.files, found):
+        pass
+    assert survey(store.files).damage == ()
+    assert lost in names_of(store), "it may be what a checkpoint committed that was set back"
+    for one in (handles[5], handle):
+        assert len(content_of(store, one.links[-1].pointer)) == 6
 
 
 def test_damage_is_a_finding_and_the_survey_goes_on(store: BucketStore) -> None:
@@ -242,6 +291,8 @@ def test_damage_is_a_finding_and_the_survey_goes_on(store: BucketStore) -> None:
     found = survey(store.files)
     assert [damage.file for damage in found.damage] == [str(orphan)]
     assert "checksum" in found.damage[0].fact
+    found = survey(store.files, committed=handles[4].pointer)
+    assert [damage.file for damage in found.damage] == [str(orphan)]
     assert _garbage(found) == {orphan.name}
     _flip(newest)
     found = survey(store.files)
@@ -254,7 +305,7 @@ def test_damage_is_a_finding_and_the_survey_goes_on(store: BucketStore) -> None:
 
 @pytest.mark.parametrize("how", ["flip", "remove", "cut", "empty"])
 @pytest.mark.parametrize("version", [1, 3, 4])
-def test_nothing_is_deleted_where_the_proven_version_cannot_be_loaded(
+def test_nothing_is_deleted_where_damage_hides_what_is_needed(
     store: BucketStore, how: str, version: int
 ) -> None:
     _, handles = _commits(store, 5)
@@ -269,10 +320,32 @@ def test_nothing_is_deleted_where_the_proven_version_cannot_be_loaded(
     found = survey(store.files)
     assert [damage.file for damage in found.damage] == [str(path)]
     assert found.proven == handles[3].pointer
-    assert (found.garbage, found.withheld) == ((), "the newest proven version, 4, cannot be loaded")
+    assert found.garbage == ()
+    assert found.withheld == (
+        "files are damaged or missing, and only the checkpoint says whether they are needed"
+    )
+    found = survey(store.files, committed=handles[3].pointer)
+    assert [damage.file for damage in found.damage] == [str(path)]
+    assert (found.garbage, found.withheld) == ((), "the committed version, 4, cannot be loaded")
     assert orphan in names_of(store)
-    # What version 4 keeps is in its header.
-    assert found.versions == (() if version == 4 else tuple(range(1, version)))
+    # The orphan follows version 2.
+    assert set(found.versions) == set(range(1, version)) | ({3} if version > 2 else set())
+
+
+def test_leftovers_of_before_a_checkpoint_was_set_back_are_no_damage(store: BucketStore) -> None:
+    _, handles = _commits(store, 6)
+    state = DictState()
+    again = store.load(handles[2].links[-1].pointer, state)
+    for _ in range(3):
+        again = store.commit(state, again)
+        store.sweep(again)
+    late = store.commit(DictState(), handles[5])
+    found = survey(store.files)
+    assert {damage.fact for damage in found.damage} == {"a state file is missing"}
+    assert (found.garbage, found.withheld is None) == ((), False)
+    found = survey(store.files, committed=again.pointer)
+    assert (found.damage, found.garbage, found.withheld) == ((), (), None)
+    assert links_of(late)[-1] in names_of(store)
 
 
 def test_a_file_that_does_not_follow_its_parent_is_damaged(store: BucketStore) -> None:
@@ -359,7 +432,7 @@ def test_a_query_that_runs_meanwhile_is_neither_damaged_nor_called_so(
     for _ in range(10):
         found = survey(store.files)
         assert found.damage == ()
-        assert found.withheld is None or "cannot be loaded" in found.withheld
+        assert found.withheld is None
         for _ in delete_garbage(store.files, found):
             pass
         fresh = DictState()
@@ -384,50 +457,123 @@ def test_a_pointer_is_chosen_while_the_query_runs(
 
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("retain_versions", [1, 2, 4])
-def test_garbage_is_what_the_arrival_of_the_proven_pointer_proves_needless(
+def test_garbage_is_what_the_arrival_of_the_committed_pointer_proves_needless(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch, seed: int, retain_versions: int
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
-    monkeypatch.setattr(bucket_store, "_SNAPSHOT_COMMITS", 4)
-    monkeypatch.setattr(DictState, "part", 3)
-    draw, later = random.Random(seed), Later()
-    store = BucketStore(store.files, retain_versions=retain_versions, background=later)
-    state, handles = DictState(), [Handle()]
-    contents: list[dict[int, bytes]] = [{}]
-    for number in range(draw.randint(1, 30)):
-        if draw.random() < 0.3:
-            store.release(handles[-1])
-        for _ in range(draw.choice([0, 0, 1, 2])):
-            _attempt(store, draw.choice(handles[-2:]))
-        if draw.random() < 0.6:
-            later.run()
-        state[draw.randrange(12)] = bytes([number])
-        handles.append(store.commit(state, handles[-1]))
-        contents.append(dict(state.content))
-        if draw.random() < 0.3:
-            _collect_and_check(store, handles, contents, retain_versions)
-    later.run()
-    _collect_and_check(store, handles, contents, retain_versions)
+    history = _History(store, monkeypatch, seed, retain_versions)
+    for _ in range(history.draw.randint(1, 30)):
+        history.step()
+        if history.draw.random() < 0.3:
+            history.collect_by_the_checkpoint()
+    history.later.run()
+    history.collect_by_the_checkpoint()
 
 
-def _collect_and_check(
-    store: BucketStore, handles: list[Handle], contents: list[dict[int, bytes]], retain_versions: int
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("retain_versions", [1, 3])
+def test_without_the_checkpoint_it_may_point_at_any_version_that_can_be_loaded(
+    store: BucketStore, monkeypatch: pytest.MonkeyPatch, seed: int, retain_versions: int
 ) -> None:
-    found = survey(store.files, retain_versions=retain_versions)
-    assert found.damage == ()
-    assert found.withheld is None
-    # An attempt upon the newest version may have proven it.
-    assert found.proven in {handles[-1].pointer, handles[-2].pointer}
-    if found.proven is not None:
-        assert _garbage(found) == set(store.garbage(store.look(found.proven)[0]))
-    for _ in delete_garbage(store.files, found):
-        pass
-    newest = found.proven.version if found.proven else 0
-    for version in range(max(newest - retain_versions + 1, 1), len(handles)):
-        pointer = handles[version].pointer
+    history = _History(store, monkeypatch, seed, retain_versions)
+    for _ in range(history.draw.randint(1, 40)):
+        history.step()
+        if history.draw.random() < 0.2:
+            history.set_back()
+        if history.draw.random() < 0.2:
+            history.collect_without_the_checkpoint()
+    history.go_on_from_everywhere()
+
+
+class _History:
+    """A bucket's attempts, of which some lose, with snapshots that come late, and releases, or not."""
+
+    def __init__(
+        self, store: BucketStore, monkeypatch: pytest.MonkeyPatch, seed: int, retain_versions: int
+    ) -> None:
+        monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
+        monkeypatch.setattr(bucket_store, "_SNAPSHOT_COMMITS", 4)
+        monkeypatch.setattr(DictState, "part", 3)
+        self.draw, self.later = random.Random(seed), Later()
+        self.store = BucketStore(store.files, retain_versions=retain_versions, background=self.later)
+        self.retain_versions = retain_versions
+        self.state = DictState()
+        self.handles = [Handle()]
+        self.contents: dict[Pointer, dict[int, bytes]] = {}
+        """Of every attempt."""
+
+    def step(self) -> None:
+        """Commit a version, and perhaps others that lose."""
+        draw, held = self.draw, self.handles[-1]
+        if draw.random() < 0.3:
+            self.store.release(held)
+        for _ in range(draw.choice([0, 0, 1, 2])):
+            self._attempt(DictState, draw.choice(self.handles[-2:]))
+        if draw.random() < 0.6:
+            self.later.run()
+        self.handles.append(self._attempt(lambda: self.state, held))
+
+    def _attempt(self, state: Callable[[], DictState], held: Handle) -> Handle:
+        working = state()
+        if working is not self.state and held.pointer is not None:
+            try:
+                held = self.store.load(held.pointer, working)
+            except CorruptDataError:  # The version before the committed one need not be retained.
+                assert self.retain_versions == 1
+                return held
+        working[self.draw.randrange(12)] = str(len(self.contents)).encode()
+        handle = self.store.commit(working, held)
+        assert handle.pointer is not None
+        self.contents[handle.pointer] = dict(working.content)
+        return handle
+
+    def set_back(self) -> None:
+        """Go on from any version that can be loaded, in a new process."""
+        pointers = self._loadable()
+        self.later.work = []
+        self.state = DictState()
+        pointer = self.draw.choice(pointers)
+        self.handles = [self.store.load(pointer, self.state)]
+
+    def _loadable(self) -> list[Pointer]:
+        found = []
+        for pointer, content in self.contents.items():
+            with contextlib.suppress(CorruptDataError):
+                assert content_of(self.store, pointer) == content
+                found.append(pointer)
+        return found
+
+    def collect_by_the_checkpoint(self) -> None:
+        """Check that what is deleted is what the query itself would delete, and nothing that is retained."""
+        pointer = self.handles[-1].pointer
         assert pointer is not None
-        assert content_of(store, pointer) == contents[version]
-        assert pointer.version > newest or pointer.version in found.versions
+        found = survey(self.store.files, committed=pointer, retain_versions=self.retain_versions)
+        assert (found.damage, found.withheld, found.proven) == ((), None, pointer)
+        assert _garbage(found) == set(self.store.garbage(self.store.look(pointer)[0]))
+        for _ in delete_garbage(self.store.files, found):
+            pass
+        for handle in self.handles[-self.retain_versions :]:
+            if handle.pointer is not None:
+                assert content_of(self.store, handle.pointer) == self.contents[handle.pointer]
+                assert handle.pointer.version in found.versions
+
+    def collect_without_the_checkpoint(self) -> None:
+        """Check that all that could be loaded before can be loaded afterwards."""
+        before = self._loadable()
+        found = survey(self.store.files, retain_versions=self.retain_versions)
+        for _ in delete_garbage(self.store.files, found):
+            pass
+        assert self._loadable() == before
+        assert found.damage or not survey(self.store.files).garbage
+
+    def go_on_from_everywhere(self) -> None:
+        """Check that each version that can be loaded can be followed by others, whatever they adopt."""
+        self.collect_without_the_checkpoint()
+        for pointer in self._loadable():
+            self.state = DictState()
+            handle = self.store.load(pointer, self.state)
+            for _ in range(3):
+                handle = self._attempt(lambda: self.state, handle)
+        self._loadable()
 
 
 @pytest.fixture(scope="module")
@@ -448,7 +594,8 @@ def test_state_on_s3_is_surveyed_and_swept(server: S3Server) -> None:
     (one,) = find_operators(place)
     assert (one.query, one.name, len(one.buckets)) == ("query", "operator", 2)
     found = survey(one.buckets[0])
-    assert found.proven == handles[2].pointer
+    assert (found.proven, found.garbage) == (handles[2].pointer, ())
+    found = survey(one.buckets[0], committed=handles[3].pointer)
     assert _garbage(found) == {orphan}
     assert SECRET not in found.location
     assert found.location.startswith("s3://")

@@ -1,0 +1,138 @@
+"""Garbage collection by hand around a checkpoint that was set back: the query goes on as if nothing was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from typer.testing import CliRunner, Result
+
+import penstock
+from penstock.checkpointing.files import open_files
+from penstock.cli import app
+from penstock.jobs.committed import committed_in
+from penstock.state_store.survey import find_operators
+from tests.spark.queries import Place, fresh_workers, quotes
+
+pytestmark = pytest.mark.spark
+
+BUCKETS = 2
+
+
+def queue(spark: SparkSession, place: Place, **options: Any) -> DataFrame:
+    given: dict[str, Any] = {
+        "key": "k",
+        "time": "t",
+        "buckets": BUCKETS,
+        "state_location": place.state,
+    } | options
+    return penstock.update_queue(place.input.frame(spark), **given)
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def versions(place: Place) -> list[int]:
+    """Return the version of each file of state."""
+    return [int(path.name.partition("-")[0]) for path in place.state_files()]
+
+
+def inspected(place: Place, *options: object) -> list[dict[str, Any]]:
+    result = command("inspect", "state", place.state, "--json", *options)
+    assert result.exit_code == 0, result.output
+    buckets: list[dict[str, Any]] = json.loads(result.stdout)["buckets"]
+    return buckets
+
+
+def set_back(place: Place, batch: int) -> None:
+    """Restore a checkpoint that was kept when `batch` had been planned; each read one file."""
+    place.forget(batch)
+    for log in place.checkpoint.glob("sources/0/*"):
+        number = log.name.strip(".").removesuffix(".crc")
+        if number.isdigit() and int(number) > batch:
+            log.unlink()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("anew", [0, 1])
+def test_gc_after_a_checkpoint_was_set_back_loses_nothing(
+    spark: SparkSession, tmp_path: Path, exact: bool, anew: int
+) -> None:
+    """By two versions, or by three of which one is committed anew before garbage is collected."""
+    place = Place(tmp_path)
+    batches = [[(f"k{key}", 10 * batch + key, float(batch)) for key in range(8)] for batch in range(7)]
+    place.input.add(*map(quotes, batches[:5]))
+    place.run(queue(spark, place))
+    expected = place.rows()
+    assert versions(place) == sorted([1, 2, 3, 4, 5] * BUCKETS)
+    set_back(place, 3 - anew)
+    if anew:
+        files = sorted(place.input.directory.glob("*"))[3:]
+        for file in files:
+            file.rename(file.with_name(f"_{file.name}"))
+        place.run(queue(spark, place))
+        for file in files:
+            file.with_name(f"_{file.name}").rename(file)
+    assert versions(place) == sorted([1, 2, 3, 4, 5, *[3] * anew] * BUCKETS)
+    options = ("--checkpoint", place.checkpoint) if exact else ()
+    if exact:
+        assert {bucket["proven"]["version"] for bucket in inspected(place, *options)} == {3}
+    result = command("gc", place.state, *options)
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    kept = [3] * anew if not exact else []
+    assert versions(place) == sorted([1, 2, 3, 4, 5, *kept] * BUCKETS)
+    place.input.add(*map(quotes, batches[5:]))
+    with fresh_workers(spark):
+        place.run(queue(spark, place))
+    assert {batch: rows for batch, rows in place.rows().items() if batch < 5} == expected
+    assert sorted(place.sequence()) == sorted(row for batch in batches for row in batch)
+    assert command("gc", place.state, "--checkpoint", place.checkpoint).exit_code == 0
+    assert versions(place) == sorted([1, 2, 3, 4, 5, 6, 7] * BUCKETS)
+    state = penstock.read_state(spark, place.state, checkpoint=place.checkpoint)
+    assert {row["k"]: row["emitted"] for row in state.collect()} == place.newest()
+
+
+def test_with_the_checkpoint_only_its_query_is_looked_at(spark: SparkSession, tmp_path: Path) -> None:
+    place, other = Place(tmp_path / "one"), Place(tmp_path / "other")
+    other.state = place.state
+    for one in (place, other):
+        one.input.add(quotes([("a", 1, 1.0)]), quotes([("b", 2, 1.0)]))
+        one.run(queue(spark, one))
+    buckets = inspected(place)
+    mine = inspected(place, "--checkpoint", place.checkpoint)
+    assert len(buckets) == 2 * len(mine)
+    (query,) = {bucket["query"] for bucket in mine}
+    assert {bucket["query"] for bucket in inspected(place, "--checkpoint", other.checkpoint)} == {
+        bucket["query"] for bucket in buckets
+    } - {query}
+    operators, pointers = committed_in(str(place.checkpoint), find_operators(open_files(place.state)))
+    assert [operator.query for operator in operators] == [query]
+    assert {(location, pointer.file_id) for location, pointer in pointers.items()} == {
+        (bucket["location"], bucket["proven"]["file_id"]) for bucket in mine if bucket["proven"]
+    }
+    for arguments, text in (
+        ((place.state / query, "--checkpoint", other.checkpoint), "the checkpoint is of another query"),
+        ((place.state, "--checkpoint", tmp_path), "this is no checkpoint of a streaming query"),
+        ((mine[0]["location"], "--checkpoint", place.checkpoint), "the path is that of one bucket"),
+    ):
+        result = command("gc", *arguments)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert text in result.stderr
+
+
+def test_a_checkpoint_that_was_set_back_to_its_beginning_proves_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    place = Place(tmp_path)
+    place.input.add(quotes([("a", 1, 1.0)]), quotes([("b", 2, 1.0)]))
+    place.run(queue(spark, place))
+    place.forget(0)
+    before = versions(place)
+    result = command("gc", place.state, "--checkpoint", place.checkpoint)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert versions(place) == before
+    assert penstock.read_state(spark, place.state, checkpoint=place.checkpoint).count() == 0
