@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +98,11 @@ def test_a_snapshot_takes_the_place_of_the_chain_when_the_deltas_outgrow_the_bas
 ) -> None:
     monkeypatch.setattr(bucket_store, "_LEAST_CHAIN_BYTES", 0)
     monkeypatch.setattr(DictState, "part", 2)
-    state = DictState({0: b"x" * 10_000})
+    draw = random.Random(1)  # nothing that can be compressed
+    state = DictState({0: draw.randbytes(10_000)})
     handle = store.commit(state, Handle())
     for number in range(1, 4):
-        state[number] = b"y" * 4_000
+        state[number] = draw.randbytes(4_000)
         handle = store.commit(state, handle)
         assert len(handle.links) == number + 1
     assert handle.snapshot is not None
