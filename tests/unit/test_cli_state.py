@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock import cli
+from penstock import cli, compression
 from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.files import LocalFiles, open_files
 from penstock.cli import app
@@ -288,3 +289,34 @@ def test_the_commands_load_no_spark(place: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_inspect_block_shows_what_columns_chose_and_why(tmp_path: Path) -> None:
+    rows = pa.table({"n": list(range(5000)), "s": ["a", None] * 2500, "x": [i / 4 for i in range(5000)]})
+    file = tmp_path / "rows.blocks"
+    with file.open("wb") as sink:
+        compression.BlockWriter(sink).write(rows)
+    result = penstock("inspect", "block", str(file), "--why")
+    assert result.exit_code == 0, result.stderr
+    for text in ("values: delta>ns", "codes:", "validity:", "decimal_2", "cost for 'balanced'", "distinct"):
+        assert text in result.stdout, text
+    found = json.loads(penstock("inspect", "block", str(file), "--json", "--why", "--goal", "small").stdout)
+    assert [column["column"] for column in found["columns"]] == ["n", "s", "x"]
+    assert found["columns"][0]["statistics"]["ascending"]
+    costs = [choice["cost"] for choice in found["columns"][2]["candidates"]]
+    assert costs == sorted(costs)
+    (tmp_path / "one.block").write_bytes(compression.encode(rows["n"]))
+    assert "int64" in penstock("inspect", "block", str(tmp_path / "one.block")).stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [(b"", "the file is empty"), (b"x" * 50, "this is no table's block"), (None, "the file cannot be read")],
+)
+def test_inspect_block_refuses_what_is_none(tmp_path: Path, content: bytes | None, text: str) -> None:
+    file = tmp_path / "f"
+    if content is not None:
+        file.write_bytes(content)
+    result = penstock("inspect", "block", str(file))
+    assert result.exit_code != 0
+    assert text in result.stderr

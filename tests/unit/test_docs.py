@@ -1,0 +1,18 @@
+"""What the documents show runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+
+
+@pytest.mark.parametrize("name", ["compression.md"])
+def test_the_python_in_a_document_runs(name: str) -> None:
+    programs = re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.DOTALL)
+    assert programs
+    for program in programs:
+        exec(compile(program, name, "exec"), {"__name__": "__main__"})
