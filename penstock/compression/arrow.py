@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.compression.abc import check
 from penstock.compression.bits import Bytes, Ints
@@ -133,7 +134,7 @@ def to_streams(array: pa.Array[Any], *, dictionary: bool = False) -> Streams:
     kind = array.type
     valid = None
     if array.null_count and not pa.types.is_null(kind):
-        valid = _bits(pa.compute.is_valid(array))
+        valid = _bits(pc.is_valid(array))
     layout = layouts_of(kind)[0]
     if layout is Layout.NOTHING:
         return Streams(layout, (), None)
