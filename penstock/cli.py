@@ -392,7 +392,7 @@ def state(
 
 @inspect.command()
 def block(
-    file: Annotated[Path, typer.Argument(help="A file of blocks, as BlockWriter writes them.")],
+    file: Annotated[Path, typer.Argument(help="A p-unit of state, or what BlockWriter writes.")],
     why: Annotated[
         bool, typer.Option("--why", help="Show what was considered, and what it would cost.")
     ] = False,

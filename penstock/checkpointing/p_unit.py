@@ -32,9 +32,9 @@ import pyarrow as pa
 import xxhash
 
 from penstock.compression import Chooser, TableBlock, encode_table
-from penstock.errors import CorruptDataError
+from penstock.errors import CorruptDataError, InvalidUsageError
 
-__all__ = ["FORMAT_VERSION", "PUnit", "decode", "encode", "encode_blocks"]
+__all__ = ["FORMAT_VERSION", "PUnit", "decode", "encode", "encode_blocks", "tables"]
 
 FORMAT_VERSION = 2
 """The newest format that this code reads and the one that it writes."""
@@ -44,7 +44,7 @@ _PREFIX = struct.Struct("<8sHHI")
 _CHECKSUM = struct.Struct("<Q")
 _HEADER_AT = _PREFIX.size + _CHECKSUM.size
 _ALIGNMENT = 8
-_MAX_COLUMN_BYTES = 1 << 40
+_MAX_COLUMN_BYTES = 1 << 33
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +97,45 @@ def encode(unit: PUnit, coded: Mapping[str, bytes] | None = None) -> memoryview:
 
 
 def decode(content: bytes | memoryview, file: object) -> PUnit:
-    """Return the p-unit in `content`; `file` names it in errors. Blocks point into `content`.
+    """Return the p-unit in `content`; `file` names it in errors.
 
     Raises
     ------
     CorruptDataError
         If the content is cut, changed, no p-unit, or of a newer format than this code knows.
     """
+    version, fields, streams = _parts(content, file)
+    blocks = {
+        name: _from_ipc(stream) if version == 1 else _table(stream, file, at).read()
+        for name, (at, stream) in streams.items()
+    }
+    return PUnit(fields["kind"], fields["meta"], blocks)
+
+
+def tables(content: bytes | memoryview, file: object) -> dict[str, TableBlock]:
+    """Return the blocks of a p-unit by name, still coded.
+
+    Raises
+    ------
+    CorruptDataError
+        As `decode`.
+    InvalidUsageError
+        If it is of format version 1, whose blocks are not coded.
+    """
+    version, _, streams = _parts(content, file)
+    if version == 1:
+        raise InvalidUsageError("a p-unit of format version 1 is not compressed", file=file)
+    return {name: _table(stream, file, at) for name, (at, stream) in streams.items()}
+
+
+def _table(stream: memoryview, file: object, at: int) -> TableBlock:
+    return TableBlock(stream, file=file, offset=at, max_bytes=_MAX_COLUMN_BYTES)
+
+
+def _parts(
+    content: bytes | memoryview, file: object
+) -> tuple[int, dict[str, Any], dict[str, tuple[int, memoryview]]]:
+    """Return the format version, the header, and of each block where it begins and its bytes, all checked."""
     size = len(content)
     if size < _HEADER_AT:
         raise CorruptDataError("the file is too short for a p-unit", file=file, size_bytes=size)
@@ -135,7 +167,7 @@ def decode(content: bytes | memoryview, file: object) -> PUnit:
     fields = json.loads(header)
     at = _HEADER_AT + header_size
     at += _padding(at)
-    blocks: dict[str, pa.RecordBatch] = {}
+    streams: dict[str, tuple[int, memoryview]] = {}
     for entry in fields["blocks"]:
         end = at + entry["size"]
         if end + _padding(end) > size:
@@ -145,16 +177,11 @@ def decode(content: bytes | memoryview, file: object) -> PUnit:
         stream = memoryview(content)[at:end]
         if xxhash.xxh3_64_hexdigest(stream) != entry["checksum"]:
             raise CorruptDataError("a block's checksum is wrong", file=file, block=entry["name"], offset=at)
-        if version == 1:
-            blocks[entry["name"]] = _from_ipc(stream)
-        else:
-            # No column is larger than memory allows: the checksums above are those of what was written.
-            table = TableBlock(stream, file=file, offset=at, max_bytes=_MAX_COLUMN_BYTES)
-            blocks[entry["name"]] = table.read()
+        streams[entry["name"]] = at, stream
         at = end + _padding(end)
     if at != size or any(content[i] for i in _padding_positions(_HEADER_AT + header_size, fields)):
         raise CorruptDataError("the file has bytes that no block names", file=file, offset=at)
-    return PUnit(fields["kind"], fields["meta"], blocks)
+    return version, fields, streams
 
 
 def _padding(position: int) -> int:

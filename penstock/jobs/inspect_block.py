@@ -12,6 +12,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from penstock.checkpointing.p_unit import tables
 from penstock.compression.arrow import Layout, is_float, to_streams
 from penstock.compression.chooser import goal_of, rank
 from penstock.compression.column import Block
@@ -25,8 +26,10 @@ _SAMPLE_ROWS = 1 << 14
 _SHOWN = 5
 
 
-def blocks_of(path: Path) -> Iterator[tuple[int, str, Block]]:
-    """Yield the columns' blocks in a file: the number of the table's block, the column's name, its block.
+def blocks_of(path: Path) -> Iterator[tuple[str, str, Block]]:
+    """Yield the columns' blocks in a file: number or name of the table's block, the column's name, its block.
+
+    The file is a p-unit, a file of `BlockWriter`, or one column's block.
 
     Raises
     ------
@@ -43,21 +46,25 @@ def blocks_of(path: Path) -> Iterator[tuple[int, str, Block]]:
     except OSError as error:
         raise InvalidUsageError("the file cannot be read", file=path, reason=error.strerror) from error
     if content[:2] == b"PB":
-        yield 0, "", Block(content, file=path)
+        yield "0", "", Block(content, file=path)
         return
-    for number, block in enumerate(BlockReader(content, file=path)):
+    if content[:8] == b"PENSTOCK":
+        blocks = list(tables(memoryview(content), path).items())
+    else:
+        blocks = [(str(number), block) for number, block in enumerate(BlockReader(content, file=path))]
+    for where, block in blocks:
         for name in block.names:
-            yield number, name, block.column(name)
+            yield where, name, block.column(name)
 
 
-def describe(number: int, name: str, block: Block) -> dict[str, Any]:
+def describe(where: str, name: str, block: Block) -> dict[str, Any]:
     """Return the facts of a column's block, for JSON."""
     streams = [
         {"stream": stream, "cascade": cascade, "values": values, "bytes": size}
         for stream, cascade, values, size in block.describe()
     ]
     return {
-        "block": number,
+        "block": where,
         "column": name,
         "type": str(block.type),
         "rows": block.rows,
@@ -112,19 +119,19 @@ def show(path: Path, goal: str, *, why: bool, width: int | None) -> None:
         table.add_column(column, justify="right")
     table.add_column("streams")
     columns = list(blocks_of(path))
-    for number, name, block in columns:
+    for where, name, block in columns:
         streams = "\n".join(
             f"{stream}: {cascade} ({decimal(size)})" for stream, cascade, _, size in block.describe()
         )
-        cells = [str(number), name or "-", str(block.type), f"{block.rows:,}", decimal(block.raw_bytes)]
+        cells = [where, name or "-", str(block.type), f"{block.rows:,}", decimal(block.raw_bytes)]
         cells += [decimal(block.size_bytes), f"{block.raw_bytes / block.size_bytes:.1f}", streams]
         table.add_row(*(Text(cell) for cell in cells))
     console.print(table)
     if why:
         unit = "bytes" if not goal_of(goal).write_mb_s else "ns"
-        for number, name, block in columns:
+        for where, name, block in columns:
             console.print(
-                _reasons_table(f"block {number}, {name or 'column'}", reasons(block, goal), goal, unit)
+                _reasons_table(f"block {where}, {name or 'column'}", reasons(block, goal), goal, unit)
             )
 
 
