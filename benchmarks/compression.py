@@ -445,15 +445,16 @@ def results(arguments: argparse.Namespace) -> tuple[str, list[str], list[Record]
     if arguments.mode is None and not (arguments.fig6 or arguments.fig12):
         records = in_processes(arguments.streams, arguments, "compare")
         return "compression", list(report(records)), records
+    from benchmarks import compression_figures as figures
     from benchmarks import compression_parts as parts
 
     if arguments.mode == "compile":
-        return "compression_compile", list(parts.compile_times()), []
+        return "compression_compile", list(parts.compile_times(quick=arguments.quick)), []
     one_core()
     if arguments.fig6:
-        return "compression_fig6", list(parts.figure_6(arguments.fig6, quick=arguments.quick)), []
+        return "compression_fig6", list(figures.figure_6(arguments.fig6, quick=arguments.quick)), []
     if arguments.fig12:
-        return "compression_fig12", list(parts.figure_12(arguments.fig12, quick=arguments.quick)), []
+        return "compression_fig12", list(figures.figure_12(arguments.fig12, quick=arguments.quick)), []
     if arguments.mode == "codecs":
         return "compression_codecs", list(parts.codec_costs(quick=arguments.quick)), []
     return "compression_fused", list(parts.fused(quick=arguments.quick)), []

@@ -1,0 +1,254 @@
+"""Parts of compression by themselves: codecs, fused computing, compiling. See `benchmarks.compression`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from benchmarks.harness import REPOSITORY, median, scratch
+
+_VALUES = 1 << 18
+Stream = Any
+"""An array of signed integers."""
+
+
+def seconds(work: Callable[[], Any], repeats: int) -> float:
+    """Return the CPU seconds of some work, the median of several times after one to warm up."""
+    work()
+    took = []
+    for _ in range(repeats):
+        begin = process_time()
+        work()
+        took.append(process_time() - begin)
+    return median(took)
+
+
+def _streams(count: int) -> dict[str, list[Stream]]:
+    """Return streams of several kinds, each in several widths."""
+    generator = np.random.default_rng(1)
+    small = generator.integers(0, 1000, count)
+    outliers = np.where(generator.random(count) < 0.01, generator.integers(0, 1 << 30, count), small)
+    rising = np.cumsum(generator.integers(0, 20, count))
+    runs = np.repeat(small, generator.integers(1, 20, count))[:count]
+    decimals = np.round(generator.random(count) * 1000, 2)
+    letters = generator.integers(97, 123, 64 * 64, dtype=np.int8).reshape(64, 64)
+    both = (np.int32, np.int64)
+    return {
+        "small": [small.astype(kind) for kind in (np.int16, *both)],
+        "zeros": [np.zeros(count, kind) for kind in both],
+        "outliers": [outliers.astype(kind) for kind in both],
+        "rising": [rising.astype(kind) for kind in both],
+        "runs": [runs.astype(kind) for kind in both],
+        "fives": [(small * 5).astype(kind) for kind in both],
+        "floats": [decimals.astype(np.float32).view(np.int32), decimals.view(np.int64)],
+        "text": [letters[generator.integers(0, 64, count // 64)].reshape(-1)],
+    }
+
+
+_KINDS: dict[str, tuple[str, ...]] = {
+    "plain": ("small",),
+    "constant": ("zeros",),
+    "ns": ("small",),
+    "base_delta>ns": ("small", "rising"),
+    "delta>ns": ("rising",),
+    "delta_of_delta>ns": ("rising",),
+    "xor>ns": ("floats",),
+    "base_delta>patched_ns": ("outliers", "small"),
+    "delta>patched_ns": ("rising",),
+    "ns_words": ("small",),
+    "base_delta": ("small", "rising"),
+    "delta": ("rising", "small"),
+    "multiple": ("fives",),
+    "xor": ("floats",),
+    "run_length": ("runs",),
+    "dictionary": ("small", "runs", "fives"),
+    "variable_byte": ("small",),
+    "simple8b": ("small", "runs"),
+    "decimal_2": ("floats",),
+    "quantized_0.005": ("floats",),
+    "pcodec": ("small", "rising"),
+    "snappy": ("small", "runs", "text"),
+    "lz4": ("small", "runs", "text"),
+    "zstd": ("small", "runs", "text"),
+    "zstd_9": ("small", "runs", "text"),
+    "zstd_19": ("small", "text"),
+}
+
+
+def codec_costs(*, quick: bool = False) -> Iterator[str]:
+    """Measure what the chooser's constants say, and return the lines of that table.
+
+    A transform's time is its own: its child is left as it is.
+    """
+    from penstock.compression import chooser
+    from penstock.compression.abc import Transform, UnfitError
+    from penstock.compression.codecs import codec_of, decode_stream
+    from penstock.compression.codecs.registry import codec_named, encode_stream
+
+    streams = _streams(2048 if quick else _VALUES)
+    found: dict[str, list[tuple[float, float]]] = {}
+    details = []
+    for name, kinds in _KINDS.items():
+        codec = codec_named(name)
+        # What the chooser calls it.
+        last = name.rpartition(">")[2]
+        key = last if last in chooser._PER_BYTE else last.partition("-")[0].rstrip("_.0123456789")
+        repeats = 1 if quick or key in ("zstd_19", "pcodec") else 7
+        for kind in kinds:
+            for values in streams[kind]:
+                transform = isinstance(codec, Transform)
+                try:
+                    node = encode_stream(values, (name, "plain")) if transform else codec.encode(values)
+                except UnfitError:
+                    continue  # an optional library is not there
+                work = codec.split if transform else codec.encode
+                size = values.nbytes if key in chooser._PER_BYTE else values.size
+                encode = seconds(lambda work=work, values=values: work(values), repeats) / size * 1e9
+                assert codec_of(node).number == codec.number
+                decode = seconds(lambda node=node: decode_stream(node), repeats) / size * 1e9
+                found.setdefault(key, []).append((encode, decode))
+                details.append(f"{name:24} {kind:10} {values.dtype!s:6} {encode:9.2f} {decode:9.2f}")
+    yield "\nnanoseconds a value, encode and decode: the median of the streams below"
+    for title, table in (("_PER_VALUE", chooser._PER_VALUE), ("_PER_BYTE", chooser._PER_BYTE)):
+        yield f"{title}: dict[str, tuple[float, float]] = {{"
+        for key, (was_encode, was_decode) in table.items():
+            if key in found:
+                encode, decode = (median(list(times)) for times in zip(*found[key], strict=True))
+                line = f'    "{key}": ({encode:.2g}, {decode:.2g}),'
+                yield f"{line:44}  # was {was_encode}, {was_decode}"
+        yield "}"
+    yield f"\n{'codec':24} {'stream':10} {'type':6} {'encode':>9} {'decode':>9}"
+    yield from details
+
+
+def fused(*, quick: bool = False) -> Iterator[str]:
+    """Return the lines of a table: a sum of selected rows, fused with decoding and after it."""
+    from penstock.compression import Block, encode, sum_where
+
+    rows = 20_000 if quick else 1 << 21
+    generator = np.random.default_rng(1)
+    values = pa.array(generator.integers(0, 5000, rows, np.int32))
+    places: dict[str, Any] = {
+        "random int32": generator.integers(0, 1_000_000, rows, np.int32),
+        "rising int64": 1_700_000_000_000_000 + np.arange(rows, dtype=np.int64) * 1_000_000 // rows,
+    }
+    coded = encode(values, "base_delta>ns")
+    yield (
+        f"\n{rows} rows: sum(value int32) where low <= x <= high, million rows a second\n"
+        f"{'x':14} {'cascade':22} {'selected':>8} {'fused':>8} {'decoded':>8} {'times':>6}"
+    )
+    for title, numbers in places.items():
+        for cascade in ("base_delta>ns", "delta>ns"):
+            where = encode(pa.array(numbers), cascade)
+            for share in (0.001, 0.1, 0.5, 1.0):
+                low = int(numbers.min()) + 1000
+                high = low + int(share * 1_000_000)
+
+                def plain(where: bytes = where, low: int = low, high: int = high) -> int:
+                    summed, tested = Block(coded).read(), Block(where).read()
+                    chosen = pc.and_(pc.greater_equal(tested, low), pc.less_equal(tested, high))
+                    return pc.sum(summed.filter(chosen)).as_py() or 0
+
+                def together(where: bytes = where, low: int = low, high: int = high) -> int:
+                    return sum_where(Block(coded), Block(where), low, high)[0]
+
+                assert plain() == together()
+                repeats = 1 if quick else 7
+                one, other = seconds(together, repeats), seconds(plain, repeats)
+                yield (
+                    f"{title:14} {cascade:22} {share:8.1%} {rows / one / 1e6:8.0f}"
+                    f" {rows / other / 1e6:8.0f} {other / one:6.2f}"
+                )
+
+
+def compile_times(*, quick: bool = False) -> Iterator[str]:
+    """Return the lines of a table: first use with an empty cache of kernels, and with a full one.
+
+    `quick` does not empty the cache.
+    """
+    with scratch("kernels") as cache:
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        if not quick:
+            environment["NUMBA_CACHE_DIR"] = cache
+        runs = []
+        for _ in range(2):
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.compression_parts"],
+                cwd=REPOSITORY,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            runs.append(json.loads(done.stdout.splitlines()[-1]))
+        files = [path for path in Path(cache).rglob("*") if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
+    yield f"\n{'CPU seconds':30} {'empty cache':>12} {'kernels':>8} {'full cache':>12} {'kernels':>8}"
+    for (step, took, kernels), (_, again, still) in zip(*runs, strict=True):
+        yield f"{step:30} {took:12.2f} {kernels:8} {again:12.2f} {still:8}"
+    totals = [(sum(row[1] for row in run), sum(row[2] for row in run)) for run in runs]
+    yield f"{'sum':30} {totals[0][0]:12.2f} {totals[0][1]:8} {totals[1][0]:12.2f} {totals[1][1]:8}"
+    yield f"the cache: {len(files)} files, {size / 1e6:.1f} MB"
+
+
+def first_use() -> list[tuple[str, float, int]]:
+    """Code and decode a part of each generated stream with each goal.
+
+    Return each step with its seconds and the kernels that were compiled in it.
+    """
+    import numba.core.event as events
+
+    from benchmarks.streams import GENERATED
+
+    class Count(events.Listener):
+        kernels = 0
+
+        def on_start(self, event: Any) -> None:
+            self.kernels += 1
+
+        def on_end(self, event: Any) -> None:
+            pass
+
+    count = Count()
+    events.register("numba:compile", count)
+    steps = []
+
+    def step(name: str, work: Callable[[], Any]) -> None:
+        begin, before = process_time(), count.kernels
+        work()
+        steps.append((name, process_time() - begin, count.kernels - before))
+
+    def load() -> None:
+        import penstock.compression.table  # noqa: F401  # only loaded
+
+    step("import", load)
+    from penstock.compression import BlockReader, Chooser, encode_table
+
+    for name in ("market", "ysb", "nexmark"):
+        table = GENERATED[name](20_000, 1)
+        # "small" takes long to decide about text, which is not what is measured here.
+        for goal in ("fast", "balanced", "small")[: 3 if name == "market" else 2]:
+            chooser = Chooser(goal)
+            coded: list[bytes] = []
+            step(
+                f"encode {name}, {goal}",
+                lambda table=table, chooser=chooser, coded=coded: coded.append(
+                    encode_table(table, chooser=chooser)
+                ),
+            )
+            step(f"decode {name}, {goal}", lambda coded=coded: BlockReader(coded[0]).read())
+    return steps
+
+
+if __name__ == "__main__":
+    print(json.dumps(first_use()))
