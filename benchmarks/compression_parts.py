@@ -201,7 +201,7 @@ def compile_times(*, quick: bool = False) -> Iterator[str]:
     yield f"the cache: {len(files)} files, {size / 1e6:.1f} MB"
 
 
-def first_use() -> list[tuple[str, float, int]]:
+def first_use(rows: int = 20_000) -> list[tuple[str, float, int]]:
     """Code and decode a part of each generated stream with each goal.
 
     Return each step with its seconds and the kernels that were compiled in it.
@@ -235,7 +235,7 @@ def first_use() -> list[tuple[str, float, int]]:
     from penstock.compression import BlockReader, Chooser, encode_table
 
     for name in ("market", "ysb", "nexmark"):
-        table = GENERATED[name](20_000, 1)
+        table = GENERATED[name](rows, 1)
         # "small" takes long to decide about text, which is not what is measured here.
         for goal in ("fast", "balanced", "small")[: 3 if name == "market" else 2]:
             chooser = Chooser(goal)
