@@ -380,7 +380,7 @@ def _bandwidth_line(name: str, columns: int, every: int, times: list[float], our
     return f"{line}   of ours on these columns: {' '.join(ahead)}"
 
 
-def describe(arguments: argparse.Namespace) -> str:
+def describe(arguments: argparse.Namespace, *, streams: bool) -> Iterator[str]:
     """Return the lines at the head of a result: command, machine, versions, what is missing."""
     libraries = []
     for name in ("pcodec", "vortex-data", "blosc2"):
@@ -388,18 +388,17 @@ def describe(arguments: argparse.Namespace) -> str:
             libraries.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
-    lines = [
-        f"python -m benchmarks.compression {' '.join(arguments.shown)}".rstrip(),
-        "",
-        f"{machine()}, {', '.join(libraries)}, {platform.machine()}; one core, CPU time;"
-        f" {arguments.rows} rows, {arguments.rounds} rounds",
-    ]
+    yield f"python -m benchmarks.compression {' '.join(arguments.shown)}".rstrip()
+    yield ""
+    yield ", ".join((machine(), *libraries, platform.machine())) + "; one core, CPU time"
+    if not streams:
+        return
+    yield f"{arguments.rows} rows, {arguments.rounds} rounds; MB/s of raw bytes"
     if missing():
-        lines.append(f"not installed: {', '.join(missing())}")
+        yield f"not installed: {', '.join(missing())}"
     absent = [name for name, known in REAL.items() if not (arguments.data / known.file).exists()]
     if absent:
-        lines.append(f"not there: the files of {', '.join(absent)}")
-    return "\n".join(lines)
+        yield f"not there: the files of {', '.join(absent)}"
 
 
 def main() -> None:
@@ -425,11 +424,12 @@ def main() -> None:
     if arguments.stream:
         child(arguments)
         return
-    arguments.shown = [text for text in sys.argv[1:] if text != "--save"]
+    arguments.shown = [text for text in sys.argv[1:] if text not in ("--save", str(arguments.save))]
+    streams = arguments.mode in (None, "bandwidth") and not (arguments.fig6 or arguments.fig12)
     if arguments.quick:
         arguments.rows, arguments.rounds = 20_000, 1
     name, lines, records = results(arguments)
-    text = "\n".join((describe(arguments), *lines))
+    text = "\n".join((*describe(arguments, streams=streams), *lines))
     print(text)
     if arguments.save:
         (arguments.save / f"{name}.txt").write_text(text + "\n")
