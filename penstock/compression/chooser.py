@@ -44,10 +44,10 @@ class Goal:
     """
 
     write_mb_s: float
-    decode_weight: float = 0.5
+    decode_weight: float = 1.0
 
 
-GOALS = {"fast": Goal(1500.0, 0.5), "balanced": Goal(40.0, 2.0), "small": Goal(0.0)}
+GOALS = {"fast": Goal(700.0), "balanced": Goal(40.0), "small": Goal(0.0)}
 """The goals that have names."""
 
 
@@ -70,34 +70,36 @@ def goal_of(goal: str | Goal) -> Goal:
 # `python -m benchmarks.compression --codecs`.
 _PER_VALUE: dict[str, tuple[float, float]] = {
     "plain": (0.2, 0.2),
-    "constant": (0.3, 0.2),
-    "ns": (0.9, 0.6),
-    "patched_ns": (4.0, 0.7),
-    "ns_words": (1.0, 0.6),
-    "base_delta": (1.0, 0.6),
-    "delta": (1.5, 1.5),
-    "multiple": (3.0, 1.0),
-    "xor": (1.5, 1.5),
-    "run_length": (1.0, 0.7),
-    "dictionary": (3.5, 0.8),
-    "variable_byte": (2.0, 2.0),
-    "simple8b": (5.0, 1.5),
-    "decimal": (1.6, 1.0),
-    "quantized": (3.0, 1.0),
-    "pcodec": (25.0, 3.0),
+    "constant": (0.12, 0.13),
+    "ns": (0.8, 0.7),
+    "patched_ns": (5.3, 1.4),
+    "ns_words": (5.4, 1.7),
+    "base_delta": (0.36, 0.18),
+    "delta": (0.32, 0.6),
+    "multiple": (3.8, 0.64),
+    "xor": (0.32, 0.56),
+    "run_length": (0.94, 2.0),
+    "dictionary": (1.9, 0.79),
+    "variable_byte": (2.5, 2.8),
+    "simple8b": (3.8, 1.2),
+    "decimal": (0.45, 0.47),
+    "quantized": (1.6, 0.32),
+    "pcodec": (18.0, 1.1),
 }
 _PER_BYTE: dict[str, tuple[float, float]] = {
-    "snappy": (1.5, 0.5),
-    "lz4": (1.5, 0.3),
-    "zstd": (2.5, 0.9),
-    "zstd_9": (25.0, 0.8),
-    "zstd_19": (400.0, 0.8),
+    "snappy": (0.57, 0.58),
+    "lz4": (0.63, 0.28),
+    "zstd": (1.6, 0.94),
+    "zstd_9": (7.9, 0.78),
+    "zstd_19": (330.0, 1.3),
 }
 _SAMPLE = 1 << 14
 _LONG_SAMPLE = 1 << 16
 _LONG_SAMPLE_BELOW_MB_S = 500.0
 _SHORTEST_RUN = 1.5
+_LEAST_TEXTS = 1 << 12
 _DEPTH = 3
+_SLOW_DEPTH = 1
 
 
 def cost(node: Node, cascade: Cascade, goal: Goal) -> float:
@@ -134,8 +136,13 @@ def _own_ns(codec: Codec, node: Node) -> tuple[float, float]:
     if name in _PER_BYTE:
         (encode, decode), count = _PER_BYTE[name], node.count * node.dtype.itemsize
     else:
-        (encode, decode), count = _PER_VALUE[name.partition("-")[0].rstrip("_0123456789")], node.count
+        (encode, decode), count = _PER_VALUE[_kind_of(name)], node.count
     return encode * count, decode * count
+
+
+def _kind_of(name: str) -> str:
+    """Return the name of a codec without its parameter."""
+    return name if name in _PER_VALUE else name.partition("_")[0]
 
 
 class Choice(NamedTuple):
@@ -206,7 +213,7 @@ def _at_least(values: Ints, cascade: Cascade, goal: Goal) -> float:
     if name in _PER_BYTE:
         (encode, decode), count = _PER_BYTE[name], values.nbytes
     else:
-        (encode, decode), count = _PER_VALUE[name.rstrip("_0123456789")], values.size
+        (encode, decode), count = _PER_VALUE[_kind_of(name)], values.size
     return (encode + goal.decode_weight * decode) * count
 
 
@@ -237,9 +244,14 @@ def _candidates(
     yield ("delta", "patched_ns")
     if floats:
         yield ("xor", "ns")
-    yield from (("lz4",), ("zstd",), ("zstd_9",))
+    for library in ("lz4", "zstd"):
+        yield ("base_delta", f"ns_{library}")
+        yield ("delta", f"ns_{library}")
+        yield (library,)
+    yield ("zstd_9",)
     if not goal.write_mb_s:
-        yield from (("zstd_19",), ("pcodec",))
+        if depth <= _SLOW_DEPTH:
+            yield from (("zstd_19",), ("pcodec",))
         if depth < _DEPTH:
             yield from (("delta",), ("base_delta",))
 
@@ -355,7 +367,11 @@ class Chooser:
     def _decide(self, column: str, array: pa.Array[Any]) -> Plan:
         goal = goal_of(self.goal)
         short = goal.write_mb_s >= _LONG_SAMPLE_BELOW_MB_S
-        sample = sample_of(array, _SAMPLE if short else _LONG_SAMPLE)
+        rows = _SAMPLE if short else _LONG_SAMPLE
+        if Layout.TEXT in layouts_of(array.type) and len(array):
+            # Text is long: as many rows as have about the bytes of a sample of numbers.
+            rows = max(_LEAST_TEXTS, min(rows, 8 * rows * len(array) // max(array.nbytes, 1)))
+        sample = sample_of(array, rows)
         floats, bound = is_float(array.type), self.error_bounds.get(column)
         plans: list[tuple[float, Plan]] = []
         for dictionary in (False, True) if Layout.TEXT in layouts_of(array.type) else (False,):

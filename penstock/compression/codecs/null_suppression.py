@@ -7,7 +7,7 @@ import numpy as np
 from penstock.compression import bits
 from penstock.compression.abc import Codec, check
 from penstock.compression.bits import SUB_BLOCK, Ints, Packed, Step
-from penstock.compression.codecs.registry import decode_stream, encode_light, register
+from penstock.compression.codecs.registry import CODECS, codec_of, decode_stream, encode_light, register
 from penstock.compression.node import TYPES, Node, width_code
 
 __all__ = ["NullSuppression", "WordNullSuppression", "packed_of"]
@@ -16,7 +16,9 @@ __all__ = ["NullSuppression", "WordNullSuppression", "packed_of"]
 class NullSuppression(Codec):
     """Packs offsets into as few bits as each sub-block needs; see `penstock.compression.bits`.
 
-    Parameters: one byte, the step in bits 0 to 2, bit 3 for patched. Children: the widths; the bases
+    Parameters: one byte, the step in bits 0 to 2, bit 3 for patched, bit 4 where the packed bytes are not
+    the payload but the last child: patterns that repeat at whole sub-blocks are left to a codec of bytes,
+    as in ``base_delta>ns_lz4``. Children: the widths; the bases
     (not for the step NONE; of XOR the number of zero bits cut off at the low end); the first value of
     each sub-block (from DELTA on; the first two for DELTA_OF_DELTA); where patched, the exceptions of
     each sub-block, their positions in it, and their high bits.
@@ -24,10 +26,11 @@ class NullSuppression(Codec):
 
     number = 2
 
-    def __init__(self, step: Step, *, patched: bool) -> None:
+    def __init__(self, step: Step, *, patched: bool = False, then: str | None = None) -> None:
         self.step = step
         self.patched = patched
-        own = "patched_ns" if patched else "ns"
+        self._then = then
+        own = f"{'patched_' * patched}ns{f'_{then}' if then else ''}"
         self.name = own if step is Step.NONE else f"{step.name.lower()}>{own}"
 
     def encode(self, values: Ints) -> Node:
@@ -41,13 +44,17 @@ class NullSuppression(Codec):
             children.append(encode_light(np.ascontiguousarray(packed.firsts[:, :order]).reshape(-1)))
         if self.patched:
             children += map(encode_light, (packed.exceptions, packed.positions, packed.highs))
-        parameters = bytes([self.step | self.patched << 3])
-        return Node(self.number, width_code(values), values.size, parameters, packed.payload, children)
+        parameters = bytes([self.step | self.patched << 3 | bool(self._then) << 4])
+        if self._then is None:
+            return Node(self.number, width_code(values), values.size, parameters, packed.payload, children)
+        children.append(CODECS[self._then].encode(packed.payload.view(np.int8)))
+        return Node(self.number, width_code(values), values.size, parameters, children=children)
 
     def name_of(self, node: Node) -> str:
         """Return the cascade of steps."""
         step, patched = node.parameters[0] & 7, bool(node.parameters[0] & 8)
-        return NullSuppression(Step(step), patched=patched).name
+        then = codec_of(node.children[-1]).name if node.parameters[0] & 16 else None
+        return NullSuppression(Step(step), patched=patched, then=then).name
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
         """Return the values, unpacking only the sub-blocks that hold them."""
@@ -71,10 +78,12 @@ def packed_of(node: Node, first: int, last: int) -> Packed:
         If the node contradicts itself.
     """
     check(len(node.parameters) == 1 and node.parameters[0] & 7 <= Step.XOR, "packed bits have no known step")
-    step, patched = Step(node.parameters[0] & 7), bool(node.parameters[0] & 8)
+    flags = node.parameters[0]
+    check(flags < 32, "packed bits have flags that nothing writes")
+    step, patched, apart = Step(flags & 7), bool(flags & 8), bool(flags & 16)
     order = _order(step)
     children = list(node.children)
-    expected = 1 + (step is not Step.NONE) + bool(order) + 3 * patched
+    expected = 1 + (step is not Step.NONE) + bool(order) + 3 * patched + apart
     check(len(children) == expected, "packed bits have other children than they need")
     blocks = -(-node.count // SUB_BLOCK)
     bits_per_value = 8 * node.dtype.itemsize
@@ -86,7 +95,8 @@ def packed_of(node: Node, first: int, last: int) -> Packed:
     )
     ends = np.zeros(blocks + 1, np.int64)
     np.cumsum(bits.sizes_of(widths, node.count), out=ends[1:])
-    check(ends[-1] == node.payload.size, "packed bits have another size than their widths say")
+    size = children[-1].count if apart else node.payload.size
+    check(ends[-1] == size, "packed bits have another size than their widths say")
 
     def same_type(count: int | None, start: int, stop: int | None) -> Ints:
         child = children.pop(0)
@@ -116,7 +126,11 @@ def packed_of(node: Node, first: int, last: int) -> Packed:
         check(positions.dtype == np.int16 and bool(within.all()), "an exception lies outside its sub-block")
         highs = same_type(int(before[-1]), begin, end)
         exceptions = exceptions[first:last]
-    payload = node.payload[ends[first] : ends[last]]
+    begin, end = int(ends[first]), int(ends[last])
+    if apart:
+        payload = decode_stream(children.pop(0), None, begin, end).view(np.uint8)
+    else:
+        payload = node.payload[begin:end]
     return Packed(step, widths[first:last], bases, firsts, exceptions, positions, highs, payload)
 
 
@@ -175,6 +189,8 @@ def _word_of(block: Ints) -> int:
 
 
 for step in Step:
-    for patched in (False, True):
-        register(NullSuppression(step, patched=patched))
+    register(NullSuppression(step))
+    register(NullSuppression(step, patched=True))
+    for library in ("lz4", "zstd"):
+        register(NullSuppression(step, then=library))
 register(WordNullSuppression())
