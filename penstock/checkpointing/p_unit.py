@@ -31,13 +31,16 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from penstock.compression import Chooser, TableBlock, encode_table
+from penstock.compression import TableBlock, encode_table
 from penstock.errors import CorruptDataError, InvalidUsageError
 
-__all__ = ["FORMAT_VERSION", "PUnit", "decode", "encode", "encode_blocks", "tables"]
+__all__ = ["CODEC", "FORMAT_VERSION", "PUnit", "decode", "encode", "encode_blocks", "tables"]
 
 FORMAT_VERSION = 2
 """The newest format that this code reads and the one that it writes."""
+
+CODEC = "zstd"
+"""The cascade of every column: no kernel is compiled for it, on whichever machine a worker starts."""
 
 _MAGIC = b"PENSTOCK"
 _PREFIX = struct.Struct("<8sHHI")
@@ -56,18 +59,12 @@ class PUnit:
     blocks: Mapping[str, pa.RecordBatch] = field(default_factory=dict)
 
 
-def encode_blocks(blocks: Mapping[str, pa.RecordBatch], chooser: Chooser | None = None) -> dict[str, bytes]:
-    """Return the bytes of each block of a p-unit.
-
-    Parameters
-    ----------
-    blocks : mapping of str to pyarrow.RecordBatch
-        The blocks by name.
-    chooser : Chooser, optional
-        Decides how columns are coded, and remembers it for the next unit whose blocks have these names.
-    """
-    chooser = chooser if chooser is not None else Chooser()
-    return {name: encode_table(batch, chooser=chooser, prefix=f"{name}.") for name, batch in blocks.items()}
+def encode_blocks(blocks: Mapping[str, pa.RecordBatch]) -> dict[str, bytes]:
+    """Return the bytes of each block of a p-unit, its columns coded with `CODEC`."""
+    return {
+        name: encode_table(batch, codecs=dict.fromkeys(batch.schema.names, CODEC))
+        for name, batch in blocks.items()
+    }
 
 
 def encode(unit: PUnit, coded: Mapping[str, bytes] | None = None) -> memoryview:

@@ -278,13 +278,11 @@ class Plan:
     def of(cls, kind: pa.DataType, cascade: Cascade) -> Plan:
         """Return the plan that codes a column of a type by one cascade.
 
-        Of text it is the bytes' cascade, or with a dictionary the codes'.
+        Of text it is that of lengths and bytes, or with a dictionary that of the codes.
         """
-        if Layout.TEXT in layouts_of(kind):
-            if cascade[0] == "dictionary":
-                return cls(True, (cascade[1:],))
-            return cls(False, ((), cascade))
-        return cls(False, (cascade, cascade))
+        if Layout.TEXT in layouts_of(kind) and cascade[0] == "dictionary":
+            return cls(True, (cascade[1:],))
+        return cls(False, (cascade, cascade), cascade if len(cascade) == 1 else ())
 
 
 @dataclass(slots=True)

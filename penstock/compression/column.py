@@ -88,9 +88,9 @@ def encode(
         Values of any type that columns of Spark can have.
     codec : str
         ``"auto"`` to let the chooser decide, or a cascade of codecs, such as ``"delta>ns"``,
-        ``"decimal>dictionary>zstd"`` or ``"dictionary>run_length"``. Of text the cascade is that of the
-        bytes, or with ``dictionary`` at its head that of the codes. What does not fit the cascade is
-        coded by ``base_delta>ns``.
+        ``"decimal>dictionary>zstd"`` or ``"dictionary>run_length"``. Of text the cascade is that of
+        lengths and bytes, or with ``dictionary`` at its head that of the codes. What does not fit the
+        cascade is coded by ``base_delta>ns``.
     chooser : Chooser, optional
         What decides, and remembers what it decided for `column`. A new one with the goal "balanced"
         where it is not given.

@@ -46,7 +46,6 @@ def encode_table(
     *,
     chooser: Chooser | None = None,
     codecs: Mapping[str, str] | None = None,
-    prefix: str = "",
 ) -> bytes:
     """Return a table as one block.
 
@@ -58,8 +57,6 @@ def encode_table(
         Decides how columns are coded; a new one with the goal "balanced" where it is not given.
     codecs : mapping of str to str, optional
         Cascades for columns that the chooser does not decide about.
-    prefix : str
-        Goes before the columns' names that the chooser sees.
 
     Raises
     ------
@@ -74,8 +71,7 @@ def encode_table(
         raise InvalidUsageError("the table has no such columns", columns=sorted(unknown))
     chooser = chooser if chooser is not None else Chooser()
     blocks = [
-        encode(table.column(name), codecs.get(name, "auto"), chooser=chooser, column=prefix + name)
-        for name in names
+        encode(table.column(name), codecs.get(name, "auto"), chooser=chooser, column=name) for name in names
     ]
     directory = bytearray()
     put_varint(table.num_rows, directory)

@@ -24,7 +24,6 @@ from penstock._clock import Clock, monotonic_s
 from penstock._failpoints import failpoint
 from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import Files, open_files
-from penstock.compression import Chooser
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
 from penstock.operators.arrivals import Arrivals, conflate
 from penstock.operators.key_queue import Policy
@@ -38,7 +37,6 @@ from penstock.state_store.cache import StateCache
 __all__ = ["SPECIFICATION_FILE", "BucketTask", "Parcel"]
 
 _CACHE_BYTES = 1 << 30
-_CHOICE_S = 60.0
 _HELD_BYTES = 256 << 20
 _CACHE: StateCache[UpdateQueue] = StateCache(_CACHE_BYTES)
 SPECIFICATION_FILE = "operator.punit"
@@ -51,12 +49,6 @@ _CHECKED: set[tuple[str, str]] = set()
 def _background() -> Executor:
     """Return the thread that writes snapshots and sweeps: one a worker, made by the first task."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-state")
-
-
-@functools.lru_cache(maxsize=64)
-def _chooser(_: str) -> Chooser:
-    """Return the chooser of the operator whose state is at a location; its buckets have alike columns."""
-    return Chooser(interval_s=_CHOICE_S)
 
 
 def _specification_in(files: Files) -> Mapping[str, Any] | None:
@@ -144,7 +136,6 @@ class BucketTask:
             files.child(f"{bucket:05d}"),
             retain_versions=self.retain_versions,
             background=_background(),
-            chooser=_chooser(files.location),
         )
         found = _CACHE.take(store, pointer, self._new_queue)
         if not store.release(found.handle) and found.loads:

@@ -42,7 +42,6 @@ from penstock._clock import new_id
 from penstock._failpoints import failpoint
 from penstock.checkpointing import PUnit, decode, encode, encode_blocks
 from penstock.checkpointing.files import Content, Files
-from penstock.compression import Chooser
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
 
 __all__ = [
@@ -228,8 +227,6 @@ class BucketStore:
         How many versions stay loadable once they are committed.
     background : concurrent.futures.Executor, optional
         What writes snapshots and looks for garbage; by default the caller's thread does.
-    chooser : Chooser, optional
-        What decides how the columns of deltas are coded. It may serve many stores, one after the other.
     """
 
     def __init__(
@@ -238,14 +235,12 @@ class BucketStore:
         *,
         retain_versions: int = RETAIN_VERSIONS,
         background: Executor | None = None,
-        chooser: Chooser | None = None,
     ) -> None:
         if retain_versions < 1:
             raise InvalidUsageError("less than one version is retained", retain_versions=retain_versions)
         self.files = files
         self.retain_versions = retain_versions
         self._background = background
-        self._chooser = chooser if chooser is not None else Chooser()
 
     def load(self, pointer: Pointer, state: State) -> Handle:
         """Bring `state`, which is empty, to the version at `pointer`.
@@ -308,7 +303,7 @@ class BucketStore:
         before = self._adopted(replace(held, superseded=kept), pointer.version)
         unit = state.delta()
         begun = None
-        coded = encode_blocks(unit.blocks, self._chooser)
+        coded = encode_blocks(unit.blocks)
         if before.snapshot is None and before.snapshot_is_due(sum(map(len, coded.values()))):
             begun = self._begun(pointer.version, len(before.links) + 1)
             before = replace(before, snapshot=begun)
@@ -429,12 +424,10 @@ class BucketStore:
     def _write_parts(self, number: Version, units: Iterator[PUnit]) -> tuple[Link, ...]:
         """Publish the parts of a snapshot; if that fails, leave none, for no file names them yet."""
         parts: list[Link] = []
-        # Not the store's, which serves the thread that commits.
-        chooser = Chooser()
         try:
             for unit in units:
                 pointer = Pointer(number, FileId(new_id()))
-                coded = encode_blocks(unit.blocks, chooser)
+                coded = encode_blocks(unit.blocks)
                 parts.append(self._publish(pointer, unit, coded, Handle(base=0), None))
         except Exception:
             for link in parts:

@@ -131,7 +131,7 @@ DAMAGES: list[tuple[str, Callable[[Place], Path], str]] = [
     ("a state file is gone", lambda p: _removed(_state_file(p)), "a state file is missing"),
     ("a state file is empty", lambda p: _cut(_state_file(p), 0), "the file is too short for a p-unit"),
     ("a state file is torn", lambda p: _cut(_state_file(p), 0.6), "the file is cut"),
-    ("a bit of the header flipped", lambda p: _flipped(_state_file(p), 0.02), "checksum is wrong"),
+    ("a bit of the header flipped", lambda p: _flipped(_state_file(p), 0.1), "checksum is wrong"),
     ("a bit in the middle flipped", lambda p: _flipped(_state_file(p), 0.5), ""),
     ("a bit at the end flipped", lambda p: _flipped(_state_file(p), 1.0), ""),
     ("the settings are gone", lambda p: _removed(_settings_file(p)), "is missing"),

@@ -65,6 +65,7 @@ def test_each_contender_returns_what_it_was_given_and_each_table_has_its_row() -
 
 
 def test_a_bandwidth_table_compares_on_the_columns_that_both_can_code() -> None:
+    pytest.importorskip("pcodec", reason="pcodec is not installed")
     stream = load("market", rows=2000)
     assert stream is not None
     those = [*compression.bandwidth_goals(), *peers(["parquet-snappy", "pcodec"])]

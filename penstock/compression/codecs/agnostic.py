@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.compression.abc import Codec, UnfitError, check
 from penstock.compression.bits import Bytes, Ints
-from penstock.compression.codecs.registry import decode_stream, encode_light, register
+from penstock.compression.codecs.registry import CODECS, decode_stream, register
 from penstock.compression.node import Node, width_code
 from penstock.errors import CorruptDataError
 
@@ -47,7 +47,8 @@ class Framed(Codec):
         frames = [self.pack(values[at : at + FRAME]) for at in range(0, values.size, FRAME)]
         sizes = np.array([len(frame) for frame in frames], np.int32)
         payload = np.frombuffer(b"".join(frames), np.uint8)
-        children = [encode_light(sizes)]
+        # As they are: there is one for every 65,536 values.
+        children = [CODECS["plain"].encode(sizes)]
         return Node(self.number, width_code(values), values.size, payload=payload, children=children)
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
