@@ -32,6 +32,7 @@ import pyarrow as pa
 import xxhash
 
 from penstock.compression import TableBlock, encode_table
+from penstock.compression.abc import check_version
 from penstock.errors import CorruptDataError, InvalidUsageError
 
 __all__ = ["CODEC", "FORMAT_VERSION", "PUnit", "decode", "encode", "encode_blocks", "tables"]
@@ -140,14 +141,7 @@ def _parts(
     magic, version, flags, header_size = _PREFIX.unpack(prefix)
     if magic != _MAGIC:
         raise CorruptDataError("the file is not a p-unit", file=file, offset=0)
-    if version > FORMAT_VERSION:
-        raise CorruptDataError(
-            "the file has a newer format than this version of Penstock reads",
-            file=file,
-            format_version=version,
-            newest_known=FORMAT_VERSION,
-            hint="upgrade Penstock",
-        )
+    check_version(version, FORMAT_VERSION, "file", file)
     if header_size > size - _HEADER_AT:
         raise CorruptDataError("the file is cut within its header", file=file, size_bytes=size)
     header = bytes(content[_HEADER_AT : _HEADER_AT + header_size])

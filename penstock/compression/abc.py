@@ -9,7 +9,7 @@ from penstock.compression.bits import Ints
 from penstock.compression.node import Node
 from penstock.errors import CorruptDataError
 
-__all__ = ["Cascade", "Codec", "Transform", "UnfitError", "check"]
+__all__ = ["Cascade", "Codec", "Transform", "UnfitError", "check", "check_version"]
 
 Cascade = tuple[str, ...]
 """Names of codecs: the first codes the stream, the next its main child, and so on."""
@@ -29,6 +29,24 @@ def check(holds: bool, fact: str) -> None:
     """
     if not holds:
         raise CorruptDataError(fact)
+
+
+def check_version(found: int, known: int, what: str, file: object) -> None:
+    """Refuse a format that is newer than this code.
+
+    Raises
+    ------
+    CorruptDataError
+        If it is; both versions are in its text.
+    """
+    if found > known:
+        raise CorruptDataError(
+            f"the {what} has a newer format than this version of Penstock reads",
+            file=file,
+            format_version=found,
+            newest_known=known,
+            hint="upgrade Penstock",
+        )
 
 
 class Codec(ABC):

@@ -22,6 +22,7 @@ from penstock.compression.abc import Cascade, Codec, Transform, UnfitError
 from penstock.compression.arrow import Layout, is_float, layouts_of, to_streams
 from penstock.compression.bits import Ints
 from penstock.compression.codecs import CODECS, codec_of
+from penstock.compression.codecs.agnostic import Pcodec
 from penstock.compression.codecs.dictionary import MAX_DISTINCT
 from penstock.compression.codecs.registry import DEFAULT, head_of
 from penstock.compression.node import Node
@@ -69,6 +70,7 @@ def goal_of(goal: str | Goal) -> Goal:
 # Nanoseconds a value, or a byte for the codecs of bytes: (encode, decode), measured by
 # `python -m benchmarks.compression --codecs`.
 _PER_VALUE: dict[str, tuple[float, float]] = {
+    # A view of the values; this is what copying them into the block and out of it takes, estimated.
     "plain": (0.2, 0.2),
     "constant": (0.12, 0.13),
     "ns": (0.8, 0.7),
@@ -251,7 +253,9 @@ def _candidates(
     yield ("zstd_9",)
     if not goal.write_mb_s:
         if depth <= _SLOW_DEPTH:
-            yield from (("zstd_19",), ("pcodec",))
+            yield ("zstd_19",)
+            if Pcodec.installed():
+                yield ("pcodec",)
         if depth < _DEPTH:
             yield from (("delta",), ("base_delta",))
 

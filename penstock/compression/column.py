@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from penstock.compression.abc import Cascade, UnfitError, check
+from penstock.compression.abc import Cascade, UnfitError, check, check_version
 from penstock.compression.arrow import (
     Layout,
     Streams,
@@ -169,14 +169,7 @@ class Block:
         magic, version, self._flags = _START.unpack(reader.bytes(_START.size).data)
         if magic != _MAGIC:
             raise CorruptDataError("this is no block", file=file, offset=0)
-        if version > FORMAT_VERSION:
-            raise CorruptDataError(
-                "the block has a newer format than this version of Penstock reads",
-                file=file,
-                format_version=version,
-                newest_known=FORMAT_VERSION,
-                hint="upgrade Penstock",
-            )
+        check_version(version, FORMAT_VERSION, "block", file)
         (stated,) = _CHECKSUM.unpack(reader.bytes(_CHECKSUM.size).data)
         if stated != _checksum(content[: _START.size].tobytes(), content[_START.size + _CHECKSUM.size :]):
             raise CorruptDataError("the block's checksum is wrong", file=file, offset=0)

@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from penstock.compression.abc import check_version
 from penstock.compression.chooser import Chooser
 from penstock.compression.column import MAX_BYTES, Block, encode
 from penstock.compression.node import Reader, put_varint
@@ -123,14 +124,7 @@ class TableBlock:
         magic, version, flags, size = _PREFIX.unpack(prefix)
         if magic != _MAGIC:
             raise CorruptDataError("this is no table's block", file=file, offset=offset)
-        if version > FORMAT_VERSION:
-            raise CorruptDataError(
-                "the block has a newer format than this version of Penstock reads",
-                file=file,
-                format_version=version,
-                newest_known=FORMAT_VERSION,
-                hint="upgrade Penstock",
-            )
+        check_version(version, FORMAT_VERSION, "block", file)
         (checksum,) = _CHECKSUM.unpack(content[_PREFIX.size : _DIRECTORY_AT].tobytes())
         directory = content[_DIRECTORY_AT : _DIRECTORY_AT + size]
         if (
@@ -146,12 +140,19 @@ class TableBlock:
         """Of each column where its block begins, and its bytes."""
         self._nullable: dict[str, bool] = {}
         at = _DIRECTORY_AT + size
-        for _ in range(reader.varint()):
-            name = reader.bytes(reader.varint()).tobytes().decode()
+        count = reader.varint()
+        for _ in range(count):
+            text = reader.bytes(reader.varint()).tobytes()
+            try:
+                name = text.decode()
+            except UnicodeDecodeError as error:
+                raise reader.damaged("a column's name is not UTF-8") from error
             self._nullable[name] = bool(reader.byte())
             length = reader.varint()
             self.places[name] = (at, length)
             at += length
+        if not reader.at_end or len(self.places) != count:
+            raise CorruptDataError("the directory of a table's block is damaged", file=file, offset=offset)
         self.size_bytes = at
         if at > content.size:
             raise CorruptDataError(
@@ -214,8 +215,8 @@ class BlockWriter:
     ----------
     sink : binary file
         What to write to. It stays open.
-    goal, chooser
-        See `Chooser`; one of both.
+    chooser : Chooser, optional
+        Decides how columns are coded; a new one with the goal "balanced" where it is not given.
     codecs : mapping of str to str, optional
         Cascades for columns that the chooser does not decide about.
 

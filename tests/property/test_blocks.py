@@ -131,6 +131,25 @@ def test_what_cannot_be_written_or_read_is_refused(table: pa.Table) -> None:
         BlockReader(b"").read()
 
 
+@pytest.mark.parametrize("change", ["a name", "a longer directory", "two of one name"])
+def test_a_directory_that_contradicts_itself_is_refused(change: str) -> None:
+    """With a right checksum, so it is the content that is looked at."""
+    whole = encode_table(pa.table({"aa": [1], "bb": [2]}))
+    size = int.from_bytes(whole[8:12], "little")
+    directory, columns = bytearray(whole[20 : 20 + size]), whole[20 + size :]
+    if change == "a name":
+        directory[3] = 0xFF
+    elif change == "a longer directory":
+        directory.append(0)
+    else:
+        directory = bytearray(bytes(directory).replace(b"bb", b"aa"))
+    prefix = whole[:8] + len(directory).to_bytes(4, "little")
+    checksum = xxhash.xxh3_64_intdigest(prefix + bytes(directory)).to_bytes(8, "little")
+    broken = prefix + checksum + bytes(directory) + columns
+    with pytest.raises(CorruptDataError, match=r"directory of a table's block is damaged|not UTF-8"):
+        TableBlock(broken, file="f")
+
+
 def test_a_newer_format_is_refused_and_names_both_versions(table: pa.Table) -> None:
     block = bytearray(encode(table["key"]))
     block[2] = 9

@@ -304,4 +304,4 @@ class TestWorkers(Workers.TestCase):  # type: ignore[misc,valid-type]  # made by
     """Runs the machine. Tables of attempts that died are cleaned up with their objects."""
 
 
-TestWorkers.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestWorkers.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)

@@ -18,6 +18,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+import penstock
 from penstock.spark_ext.metrics import batch_metrics
 
 Row = tuple[Any, ...]
@@ -68,6 +69,11 @@ class Place:
         self.state = directory / "state"
         self.checkpoint = directory / "checkpoint"
         self.sink = directory / "sink"
+
+    def queue(self, spark: SparkSession, **options: Any) -> DataFrame:
+        """Return an update queue over the input of quotes; `options` are those of `update_queue`."""
+        given: dict[str, Any] = {"key": "k", "time": "t", "state_location": self.state} | options
+        return penstock.update_queue(self.input.frame(spark), **given)
 
     def start(self, df: DataFrame, **trigger: Any) -> StreamingQuery:
         """Start or restart the query `df`, into the Parquet sink."""

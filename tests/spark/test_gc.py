@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
 import penstock
@@ -20,16 +20,6 @@ from tests.spark.queries import Place, fresh_workers, quotes
 pytestmark = pytest.mark.spark
 
 BUCKETS = 2
-
-
-def queue(spark: SparkSession, place: Place, **options: Any) -> DataFrame:
-    given: dict[str, Any] = {
-        "key": "k",
-        "time": "t",
-        "buckets": BUCKETS,
-        "state_location": place.state,
-    } | options
-    return penstock.update_queue(place.input.frame(spark), **given)
 
 
 def command(*arguments: object) -> Result:
@@ -66,7 +56,7 @@ def test_gc_after_a_checkpoint_was_set_back_loses_nothing(
     place = Place(tmp_path)
     batches = [[(f"k{key}", 10 * batch + key, float(batch)) for key in range(8)] for batch in range(7)]
     place.input.add(*map(quotes, batches[:5]))
-    place.run(queue(spark, place))
+    place.run(place.queue(spark, buckets=BUCKETS))
     expected = place.rows()
     assert versions(place) == sorted([1, 2, 3, 4, 5] * BUCKETS)
     set_back(place, 3 - anew)
@@ -74,7 +64,7 @@ def test_gc_after_a_checkpoint_was_set_back_loses_nothing(
         files = sorted(place.input.directory.glob("*"))[3:]
         for file in files:
             file.rename(file.with_name(f"_{file.name}"))
-        place.run(queue(spark, place))
+        place.run(place.queue(spark, buckets=BUCKETS))
         for file in files:
             file.with_name(f"_{file.name}").rename(file)
     assert versions(place) == sorted([1, 2, 3, 4, 5, *[3] * anew] * BUCKETS)
@@ -87,7 +77,7 @@ def test_gc_after_a_checkpoint_was_set_back_loses_nothing(
     assert versions(place) == sorted([1, 2, 3, 4, 5, *kept] * BUCKETS)
     place.input.add(*map(quotes, batches[5:]))
     with fresh_workers(spark):
-        place.run(queue(spark, place))
+        place.run(place.queue(spark, buckets=BUCKETS))
     assert {batch: rows for batch, rows in place.rows().items() if batch < 5} == expected
     assert sorted(place.sequence()) == sorted(row for batch in batches for row in batch)
     assert command("gc", place.state, "--checkpoint", place.checkpoint).exit_code == 0
@@ -101,7 +91,7 @@ def test_with_the_checkpoint_only_its_query_is_looked_at(spark: SparkSession, tm
     other.state = place.state
     for one in (place, other):
         one.input.add(quotes([("a", 1, 1.0)]), quotes([("b", 2, 1.0)]))
-        one.run(queue(spark, one))
+        one.run(one.queue(spark, buckets=BUCKETS))
     buckets = inspected(place)
     mine = inspected(place, "--checkpoint", place.checkpoint)
     assert len(buckets) == 2 * len(mine)
@@ -129,7 +119,7 @@ def test_a_checkpoint_that_was_set_back_to_its_beginning_proves_nothing(
 ) -> None:
     place = Place(tmp_path)
     place.input.add(quotes([("a", 1, 1.0)]), quotes([("b", 2, 1.0)]))
-    place.run(queue(spark, place))
+    place.run(place.queue(spark, buckets=BUCKETS))
     place.forget(0)
     before = versions(place)
     result = command("gc", place.state, "--checkpoint", place.checkpoint)

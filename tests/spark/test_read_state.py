@@ -29,16 +29,6 @@ pytestmark = pytest.mark.spark
 BUCKETS = 3
 
 
-def queue(spark: SparkSession, place: Place, **options: Any) -> DataFrame:
-    given: dict[str, Any] = {
-        "key": "k",
-        "time": "t",
-        "buckets": BUCKETS,
-        "state_location": place.state,
-    } | options
-    return penstock.update_queue(place.input.frame(spark), **given)
-
-
 def expected(place: Place, fed: dict[str, tuple[int, float | None]]) -> dict[str, tuple[Any, ...]]:
     """Return (emitted, waiting, t, v) of each key, after a query that was fed these newest tuples."""
     emitted = place.newest()
@@ -62,7 +52,7 @@ def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     first = [(f"k{n}", n, None if n % 5 == 0 else n / 4) for n in range(40)]
     second = [(f"k{n}", 100 + n, float(n)) for n in range(0, 40, 2)]
     place.input.add(quotes(first), quotes(second))
-    place.run_until(queue(spark, place, budget=6), lambda: len(place.batches()) >= 4)
+    place.run_until(place.queue(spark, buckets=BUCKETS, budget=6), lambda: len(place.batches()) >= 4)
     place.forget(3)  # The sink may have had the fourth micro-batch before Spark committed it.
     return place, {k: (t, v) for k, t, v in [*first, *second]}
 
@@ -127,7 +117,7 @@ def test_without_a_checkpoint_a_lost_attempt_makes_the_version_before_the_likely
 ) -> None:
     place = Place(tmp_path)
     place.input.add(quotes([("a", 1, 1.0)]), quotes([("a", 2, 2.0)]), quotes([("b", 3, 3.0)]))
-    place.run(queue(spark, place, buckets=1))
+    place.run(place.queue(spark, buckets=1))
     assert shown(penstock.read_state(spark, place.state)) == {
         "a": (2, False, None, None),
         "b": (3, False, None, None),
@@ -154,13 +144,13 @@ def test_a_batch_that_was_not_committed_is_seen_only_without_the_checkpoint(
 ) -> None:
     place = Place(tmp_path)
     place.input.add(quotes([("a", 1, 1.0)]), quotes([("a", 2, 2.0), ("b", 2, 2.0)]))
-    place.run(queue(spark, place))
+    place.run(place.queue(spark, buckets=BUCKETS))
     place.forget(1)  # As if the driver was killed before it committed the second micro-batch.
     committed = penstock.read_state(spark, place.state, checkpoint=place.checkpoint)
     assert shown(committed) == {"a": (1, False, None, None)}
     assert shown(penstock.read_state(spark, place.state)).keys() == {"a", "b"}
     place.input.add(quotes([("c", 3, 3.0)]))
-    place.run(queue(spark, place))
+    place.run(place.queue(spark, buckets=BUCKETS))
     again = shown(penstock.read_state(spark, place.state, checkpoint=place.checkpoint))
     assert again == {key: (t, False, None, None) for key, t in {"a": 2, "b": 2, "c": 3}.items()}
 
@@ -188,7 +178,7 @@ def test_the_example_of_the_documentation_runs(
 def test_a_query_that_runs_can_be_read(spark: SparkSession, tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.input.add(quotes([(f"k{n}", n, 1.0) for n in range(50)]))
-    running = place.start(queue(spark, place, budget=2))
+    running = place.start(place.queue(spark, buckets=BUCKETS, budget=2))
     try:
         wait(running, lambda: len(place.batches()) >= 2)
         choices: list[dict[str, Any]] = [{}, {"checkpoint": place.checkpoint}]
@@ -314,12 +304,12 @@ def test_with_several_operators_and_queries_one_is_chosen(spark: SparkSession, t
         one.input.add(quotes(rows))
     # Spark 4.3 refuses two operators of this kind in one query unless it is told not to look.
     with settings(spark, spark__sql__streaming__unsupportedOperationCheck="false"):
-        first = queue(spark, place, name="first")
+        first = place.queue(spark, buckets=BUCKETS, name="first")
         second = penstock.update_queue(
             first.where("k != 'b'"), key="k", time="t", buckets=2, state_location=place.state, name="second"
         )
         place.run(second.dropDuplicates(["k", "t"]))
-    other.run(queue(spark, other, name="first"))
+    other.run(other.queue(spark, buckets=BUCKETS, name="first"))
 
     def keys(**options: Any) -> set[str]:
         return set(shown(penstock.read_state(spark, place.state, **options)))
@@ -348,7 +338,7 @@ def test_with_several_operators_and_queries_one_is_chosen(spark: SparkSession, t
 def test_damage_fails_the_action_and_names_the_file(spark: SparkSession, tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.input.add(quotes([("a", 1, 1.0)]))
-    place.run(queue(spark, place, buckets=1))
+    place.run(place.queue(spark, buckets=1))
     path = place.state_files()[-1]
     content = path.read_bytes()
     path.write_bytes(content[:-8])

@@ -7,17 +7,19 @@ frames that hold the range. Child: the bytes of each frame.
 from __future__ import annotations
 
 import functools
+import importlib.util
 from abc import abstractmethod
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.compression.abc import Codec, UnfitError, check
+from penstock.compression.abc import Codec, check
 from penstock.compression.bits import Bytes, Ints
-from penstock.compression.codecs.registry import CODECS, decode_stream, register
+from penstock.compression.codecs.parts import parts_of
+from penstock.compression.codecs.registry import CODECS, register
 from penstock.compression.node import Node, width_code
-from penstock.errors import CorruptDataError
+from penstock.errors import CorruptDataError, InvalidUsageError
 
 __all__ = ["FRAME", "Framed", "Library", "Pcodec"]
 
@@ -53,13 +55,7 @@ class Framed(Codec):
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
         """Return the values of the frames in the range."""
-        check(len(node.children) == 1, "a stream has no sizes of its frames")
-        sizes = decode_stream(node.children[0], -(-node.count // FRAME)).astype(np.int64)
-        check(bool((sizes >= 0).all()), "a frame has a size that cannot be")
-        ends = np.zeros(sizes.size + 1, np.int64)
-        np.cumsum(sizes, out=ends[1:])
-        check(ends[-1] == node.payload.size, "frames have another size than their payload")
-        first, last = start // FRAME, -(-stop // FRAME)
+        first, last, ends = parts_of(node, start, stop, FRAME)
         begin = first * FRAME
         out = np.empty(min(last * FRAME, node.count) - begin, node.dtype)
         for frame in range(first, last):
@@ -101,18 +97,23 @@ class Pcodec(Framed):
     number = 15
     name = "pcodec"
 
+    @staticmethod
+    def installed() -> bool:
+        """Say whether the library can be used."""
+        return importlib.util.find_spec("pcodec") is not None
+
     def pack(self, values: Ints) -> bytes:
         """Return the bytes of one frame.
 
         Raises
         ------
-        UnfitError
+        InvalidUsageError
             If the library is not installed.
         """
         try:
             from pcodec import ChunkConfig, standalone
         except ModuleNotFoundError as error:
-            raise UnfitError from error
+            raise InvalidUsageError("pcodec is not installed", hint="pip install pcodec") from error
         # It knows no bytes: they go as 16 bits.
         wide = values.astype(np.int16) if values.dtype.itemsize == 1 else np.ascontiguousarray(values)
         packed: bytes = standalone.simple_compress(wide, ChunkConfig())

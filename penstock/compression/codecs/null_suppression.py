@@ -7,6 +7,7 @@ import numpy as np
 from penstock.compression import bits
 from penstock.compression.abc import Codec, check
 from penstock.compression.bits import SUB_BLOCK, Ints, Packed, Step
+from penstock.compression.codecs.parts import ends_of
 from penstock.compression.codecs.registry import CODECS, codec_of, decode_stream, encode_light, register
 from penstock.compression.node import TYPES, Node, width_code
 
@@ -93,10 +94,8 @@ def packed_of(node: Node, first: int, last: int) -> Packed:
     check(
         bool(((widths >= 0) & (widths <= bits_per_value)).all()), "packed bits state a width that cannot be"
     )
-    ends = np.zeros(blocks + 1, np.int64)
-    np.cumsum(bits.sizes_of(widths, node.count), out=ends[1:])
     size = children[-1].count if apart else node.payload.size
-    check(ends[-1] == size, "packed bits have another size than their widths say")
+    ends = ends_of(bits.sizes_of(widths, node.count), size)
 
     def same_type(count: int | None, start: int, stop: int | None) -> Ints:
         child = children.pop(0)
@@ -167,9 +166,7 @@ class WordNullSuppression(Codec):
             bool(np.isin(widths, [0, *(kind.itemsize for kind in TYPES[: node.width + 1])]).all()),
             "a word has a width that cannot be",
         )
-        ends = np.zeros(blocks + 1, np.int64)
-        np.cumsum(bits.sizes_of(widths * np.int8(8), node.count), out=ends[1:])
-        check(ends[-1] == node.payload.size, "words have another size than their widths say")
+        ends = ends_of(bits.sizes_of(widths * np.int8(8), node.count), node.payload.size)
         first, last = start // SUB_BLOCK, -(-stop // SUB_BLOCK)
         out = np.zeros(min(last * SUB_BLOCK, node.count) - first * SUB_BLOCK, node.dtype)
         for block in range(first, last):

@@ -10,8 +10,8 @@ from penstock._kernels import kernel
 from penstock.compression.abc import Codec, UnfitError, check
 from penstock.compression.bits import SUB_BLOCK, Bytes, Ints
 from penstock.compression.codecs.differences import narrowed
+from penstock.compression.codecs.parts import parts_of
 from penstock.compression.codecs.registry import encode_light, register
-from penstock.compression.codecs.variable_byte import sub_blocks
 from penstock.compression.node import Node, width_code
 
 __all__ = ["Simple8b"]
@@ -103,7 +103,8 @@ class Simple8b(Codec):
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
         """Return the values of the sub-blocks in the range."""
-        first, last, payload = sub_blocks(node, start, stop)
+        first, last, ends = parts_of(node, start, stop, SUB_BLOCK)
+        payload = node.payload[ends[first] : ends[last]]
         check(payload.size % 8 == 0, "words of 64 bits are cut")
         out = np.empty(min(last * SUB_BLOCK, node.count) - first * SUB_BLOCK, node.dtype)
         words = np.frombuffer(payload.tobytes(), np.uint64)

@@ -10,7 +10,8 @@ from penstock._kernels import kernel
 from penstock.compression.abc import Codec, check
 from penstock.compression.bits import SUB_BLOCK, Bytes, Ints
 from penstock.compression.codecs.differences import narrowed
-from penstock.compression.codecs.registry import decode_stream, encode_light, register
+from penstock.compression.codecs.parts import parts_of
+from penstock.compression.codecs.registry import encode_light, register
 from penstock.compression.node import Node, width_code
 
 __all__ = ["VariableByte"]
@@ -72,30 +73,11 @@ class VariableByte(Codec):
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
         """Return the values of the sub-blocks in the range."""
-        first, last, payload = sub_blocks(node, start, stop)
+        first, last, ends = parts_of(node, start, stop, SUB_BLOCK)
+        payload = node.payload[ends[first] : ends[last]]
         out = np.empty(min(last * SUB_BLOCK, node.count) - first * SUB_BLOCK, node.dtype)
         check(_read(payload, out.view(f"u{out.dtype.itemsize}")), "variable bytes end elsewhere than stated")
         return out[start - first * SUB_BLOCK : stop - first * SUB_BLOCK]
-
-
-def sub_blocks(node: Node, start: int, stop: int) -> tuple[int, int, Bytes]:
-    """Return the sub-blocks that hold a range, from and to, and their part of the payload.
-
-    For codecs whose only child are the bytes of each sub-block.
-
-    Raises
-    ------
-    CorruptDataError
-        If these are not the payload's.
-    """
-    check(len(node.children) == 1, "a stream has no sizes of its sub-blocks")
-    sizes = decode_stream(node.children[0], -(-node.count // SUB_BLOCK)).astype(np.int64)
-    check(bool((sizes >= 0).all()), "a sub-block has a size that cannot be")
-    ends = np.zeros(sizes.size + 1, np.int64)
-    np.cumsum(sizes, out=ends[1:])
-    check(ends[-1] == node.payload.size, "sub-blocks have another size than their payload")
-    first, last = start // SUB_BLOCK, -(-stop // SUB_BLOCK)
-    return first, last, node.payload[ends[first] : ends[last]]
 
 
 register(VariableByte())

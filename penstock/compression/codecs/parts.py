@@ -1,0 +1,52 @@
+"""The payload of codecs that cut a stream into parts of a fixed number of values, each coded by itself."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.compression.abc import check
+from penstock.compression.codecs.registry import decode_stream
+from penstock.compression.node import Node
+
+__all__ = ["Parts", "ends_of", "parts_of"]
+
+
+class Parts(NamedTuple):
+    """The parts that hold a range of values: which, and where in the payload all parts begin and end."""
+
+    first: int
+    last: int
+    ends: npt.NDArray[np.int64]
+
+
+def ends_of(sizes: npt.NDArray[np.int64], size_bytes: int) -> npt.NDArray[np.int64]:
+    """Return where parts of these sizes begin, and where the last one ends.
+
+    Raises
+    ------
+    CorruptDataError
+        If they do not fill `size_bytes`.
+    """
+    check(bool((sizes >= 0).all()), "a part has a size that cannot be")
+    ends = np.zeros(sizes.size + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    check(ends[-1] == size_bytes, "a payload has another size than its parts")
+    return ends
+
+
+def parts_of(node: Node, start: int, stop: int, values: int) -> Parts:
+    """Return the parts, of `values` values each, that hold a range of a node's stream.
+
+    The node's only child are the bytes of each part.
+
+    Raises
+    ------
+    CorruptDataError
+        If these are not the payload's.
+    """
+    check(len(node.children) == 1, "a stream has no sizes of its parts")
+    sizes = decode_stream(node.children[0], -(-node.count // values)).astype(np.int64)
+    return Parts(start // values, -(-stop // values), ends_of(sizes, node.payload.size))
