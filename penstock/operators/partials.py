@@ -16,7 +16,7 @@ from penstock.operators.scan import PANE, Partial, PartialKind
 if TYPE_CHECKING:
     from sqlglot import exp
 
-__all__ = ["Decomposition", "decompose", "pane_ms"]
+__all__ = ["Decomposition", "decompose", "is_aggregate", "pane_ms"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,13 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
     for name, text in aggregates.items():
         tree = Expression.parse(text).tree
         holder = exp.Paren(this=tree)
-        calls = [node for node in holder.walk() if _is_aggregate(node)]
+        calls = [node for node in holder.walk() if is_aggregate(node)]
         if not calls:
             raise InvalidUsageError(
                 "no aggregate", hint="such as sum(x), avg(x) or count(*)", name=name, expression=text
             )
         for call in calls:
-            if any(_is_aggregate(node) for node in call.walk() if node is not call):
+            if any(is_aggregate(node) for node in call.walk() if node is not call):
                 raise InvalidUsageError("an aggregate of an aggregate", name=name, expression=text)
             made = found.split(call)
             if made is None:
@@ -125,7 +125,8 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
     return Decomposition(tuple(found.made), MappingProxyType(assembly), MappingProxyType(found.times))
 
 
-def _is_aggregate(node: exp.Expr) -> bool:
+def is_aggregate(node: exp.Expr) -> bool:
+    """Return whether a node of sqlglot's tree is an aggregate, with the filter around it."""
     from sqlglot import exp
 
     filtered = isinstance(node, exp.Filter)

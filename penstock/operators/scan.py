@@ -63,8 +63,8 @@ class Partial:
     ----------
     kind : str
         - ``count``: rows whose expression is not null, int64;
-        - ``sum``: of what is not null; int64 of integers, float64 of floats, a decimal of decimals; null
-          where all are null;
+        - ``sum``: of what is not null; int64 of integers, float64 of floats; null where all are
+          null;
         - ``sum_of_squares``: the same of squares, float64;
         - ``min``, ``max``: of what is not null, in the expression's type; null where all are null. As in
           Spark, NaN is greater than all numbers;
@@ -236,6 +236,10 @@ class Scan:
 
     def to_json(self) -> str:
         """Return it as JSON, on one line."""
+        return json.dumps(self.as_dict())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `to_json` writes."""
         document = {
             "columns": self.columns,
             "where": self.where,
@@ -243,7 +247,7 @@ class Scan:
             "latest_by": None if self.latest_by is None else asdict(self.latest_by),
             "fragments": None if self.fragments is None else asdict(self.fragments),
         }
-        return json.dumps({name: value for name, value in document.items() if value is not None})
+        return {name: value for name, value in document.items() if value is not None}
 
     @classmethod
     def from_json(cls, text: str) -> Scan:
