@@ -3,8 +3,9 @@
 It knows a part of Spark SQL, chosen so that its results are Spark's own (ANSI mode), nulls and NaNs
 included: columns and fields, literals, comparison, boolean logic, arithmetic of numbers, ``CASE``, ``IF``,
 ``COALESCE``, ``IN``, ``BETWEEN``, ``LIKE``, casts that cannot fail, and a few functions. `type_of` says
-whether an expression is in that part: the planner pushes no other, and Spark evaluates the rest. Divisors must be
-literals, because both branches of a ``CASE`` are computed, and a division by zero in the wrong one would fail.
+whether an expression is in that part: the planner pushes no other, and Spark evaluates the rest. Divisors
+must be literals, because both branches of a ``CASE`` are computed, and a division by zero in the wrong one
+would fail.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _Value: TypeAlias = Any  # an array or a scalar of pyarrow, which has no types
 _Integers: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
-class _Unknown(Exception):
+class _UnknownError(Exception):
     """The expression is not in the part of Spark SQL that is known here."""
 
 
@@ -43,7 +44,7 @@ def evaluate(expression: Expression, table: pa.Table) -> pa.ChunkedArray[Any]:
     """
     try:
         value = _value(expression.tree, table)
-    except _Unknown as error:
+    except _UnknownError as error:
         raise InvalidUsageError(
             f"an expression cannot be evaluated outside of Spark: {error}", expression=expression.text
         ) from None
@@ -93,7 +94,7 @@ def project(table: pa.Table, select: Mapping[str, Expression]) -> pa.Table:
 def _type_of(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
     try:
         value = _value(expression.tree, schema.empty_table())
-    except (_Unknown, pa.ArrowException):
+    except (_UnknownError, pa.ArrowException):
         return None
     return None if pa.types.is_null(value.type) else value.type
 
@@ -108,7 +109,7 @@ def _value(node: exp.Expr, table: pa.Table) -> _Value:
     kind = type(node).__name__
     function = _FUNCTIONS.get(kind)
     if function is None:
-        raise _Unknown(f"it uses {node.name if kind == 'Anonymous' else node.key.upper()}")
+        raise _UnknownError(f"it uses {node.name if kind == 'Anonymous' else node.key.upper()}")
     return function(node, table)
 
 
@@ -119,13 +120,13 @@ def _parts(node: exp.Expr, table: pa.Table) -> tuple[_Value, _Value]:
 def _of_column(node: exp.Expr, table: pa.Table) -> _Value:
     first, *fields = [part.name for part in node.parts]  # type: ignore[attr-defined]  # of exp.Column
     if first not in table.column_names:
-        raise _Unknown(f"it uses the column {first}, which is not there")
+        raise _UnknownError(f"it uses the column {first}, which is not there")
     return reduce(_field, fields, table[first])
 
 
 def _field(value: _Value, name: str) -> _Value:
     if not pa.types.is_struct(value.type) or name not in [field.name for field in value.type]:
-        raise _Unknown(f"there is no field {name}")
+        raise _UnknownError(f"there is no field {name}")
     return pc.struct_field(value, name)
 
 
@@ -141,7 +142,7 @@ def _literal(node: exp.Expr, table: pa.Table) -> _Value:
         for kind in (pa.int32(), pa.int64()):
             if int(text) < 2 ** (kind.bit_width - 1):
                 return pa.scalar(int(text), kind)
-        raise _Unknown("a number is too large")
+        raise _UnknownError("a number is too large")
     if "e" in text.lower():
         return pa.scalar(float(text), pa.float64())
     return pa.scalar(Decimal(text))
@@ -165,13 +166,13 @@ def _common(left: _Value, right: _Value) -> tuple[_Value, _Value]:
     numbers = all(_is_float(kind) or kind in _Integers or pa.types.is_decimal(kind) for kind in kinds)
     if numbers and any(_is_float(kind) for kind in kinds):
         return left.cast(pa.float64()), right.cast(pa.float64())
-    raise _Unknown(f"it combines {kinds[0]} and {kinds[1]}")
+    raise _UnknownError(f"it combines {kinds[0]} and {kinds[1]}")
 
 
 def _numbers(left: _Value, right: _Value) -> tuple[_Value, _Value]:
     left, right = _common(left, right)
     if not (_is_float(left.type) or left.type in _Integers):
-        raise _Unknown(f"it calculates with {left.type}")
+        raise _UnknownError(f"it calculates with {left.type}")
     return left, right
 
 
@@ -185,7 +186,7 @@ def _arithmetic(name: str) -> Callable[[exp.Expr, pa.Table], _Value]:
 def _divisor(node: exp.Expr, table: pa.Table) -> _Value:
     value = _value(node.args["expression"], table)
     if not isinstance(value, pa.Scalar) or not value.is_valid or value.as_py() == 0:
-        raise _Unknown("it divides by what may be zero")
+        raise _UnknownError("it divides by what may be zero")
     return value
 
 
@@ -197,14 +198,14 @@ def _divide(node: exp.Expr, table: pa.Table) -> _Value:
 def _int_divide(node: exp.Expr, table: pa.Table) -> _Value:
     left, right = _value(node.this, table), _divisor(node, table)
     if left.type not in _Integers or right.type not in _Integers:
-        raise _Unknown(f"it divides {left.type} by {right.type} without remainder")
+        raise _UnknownError(f"it divides {left.type} by {right.type} without remainder")
     return pc.divide_checked(left.cast(pa.int64()), right.cast(pa.int64()))
 
 
 def _modulo(node: exp.Expr, table: pa.Table) -> _Value:
     left, right = _numbers(_value(node.this, table), _divisor(node, table))
     if left.type not in _Integers:
-        raise _Unknown("it takes a remainder of floats")
+        raise _UnknownError("it takes a remainder of floats")
     if right.as_py() == -1:
         return pc.multiply(left, pa.scalar(0, left.type))
     return pc.subtract(left, pc.multiply(pc.divide(left, right), right))
@@ -213,7 +214,7 @@ def _modulo(node: exp.Expr, table: pa.Table) -> _Value:
 def _negate(node: exp.Expr, table: pa.Table) -> _Value:
     value = _value(node.this, table)
     if not (_is_float(value.type) or value.type in _Integers or pa.types.is_decimal(value.type)):
-        raise _Unknown(f"it negates {value.type}")
+        raise _UnknownError(f"it negates {value.type}")
     return pc.negate_checked(value) if value.type in _Integers else pc.negate(value)
 
 
@@ -235,7 +236,7 @@ def _compared(name: str, left: _Value, right: _Value) -> _Value:
         left, right = left.cast(pa.float64()), right.cast(pa.float64())
     left, right = _common(left, right)
     if pa.types.is_nested(left.type):
-        raise _Unknown(f"it compares {left.type}")
+        raise _UnknownError(f"it compares {left.type}")
     result = pc.call_function(name, [left, right])
     if not _is_float(left.type):
         return result
@@ -257,7 +258,7 @@ def _boolean(value: _Value) -> _Value:
     if pa.types.is_null(value.type):
         return value.cast(pa.bool_())
     if value.type != pa.bool_():
-        raise _Unknown(f"it takes {value.type} for true or false")
+        raise _UnknownError(f"it takes {value.type} for true or false")
     return value
 
 
@@ -265,7 +266,7 @@ def _is(node: exp.Expr, table: pa.Table) -> _Value:
     value, what = _value(node.this, table), type(node.args["expression"]).__name__
     if what == "Null":
         return pc.is_null(value)
-    raise _Unknown(f"it uses IS {what.upper()}")
+    raise _UnknownError(f"it uses IS {what.upper()}")
 
 
 def _same(node: exp.Expr, table: pa.Table) -> _Value:
@@ -283,7 +284,7 @@ def _between(node: exp.Expr, table: pa.Table) -> _Value:
 def _in(node: exp.Expr, table: pa.Table) -> _Value:
     options = node.args.get("expressions") or []
     if not options:
-        raise _Unknown("it uses IN of what is no list")
+        raise _UnknownError("it uses IN of what is no list")
     value = _value(node.this, table)
     return reduce(pc.or_kleene, [_compared("equal", value, _value(option, table)) for option in options])
 
@@ -291,7 +292,7 @@ def _in(node: exp.Expr, table: pa.Table) -> _Value:
 def _like(node: exp.Expr, table: pa.Table) -> _Value:
     value, pattern = _parts(node, table)
     if value.type != pa.string() or not isinstance(pattern, pa.Scalar) or not pattern.is_valid:
-        raise _Unknown("its pattern is not a literal, or what it looks at is no text")
+        raise _UnknownError("its pattern is not a literal, or what it looks at is no text")
     return pc.match_like(value, pattern.as_py())
 
 
@@ -329,7 +330,7 @@ def _cast(node: exp.Expr, table: pa.Table) -> _Value:
     value, name = _value(node.this, table), node.args["to"].sql(dialect="spark").upper()
     wanted = _CASTS.get(name)
     if wanted is None:
-        raise _Unknown(f"it casts to {name}")
+        raise _UnknownError(f"it casts to {name}")
     have = value.type
     widens = have in _Integers and wanted in _Integers and have.bit_width <= wanted.bit_width
     if have == wanted or widens or (have in _Integers and _is_float(wanted)):
@@ -338,7 +339,7 @@ def _cast(node: exp.Expr, table: pa.Table) -> _Value:
         return value.cast(wanted)
     if isinstance(value, pa.Scalar) and pa.types.is_decimal(have) and _is_float(wanted):
         return value.cast(wanted)
-    raise _Unknown(f"it casts {have} to {name}")
+    raise _UnknownError(f"it casts {have} to {name}")
 
 
 def _function(name: str, *kinds: pa.DataType) -> Callable[[exp.Expr, pa.Table], _Value]:
@@ -349,7 +350,7 @@ def _function(name: str, *kinds: pa.DataType) -> Callable[[exp.Expr, pa.Table], 
         if value.type not in kinds or any(
             part for name, part in node.args.items() if name not in ("this", "expressions", "safe")
         ):
-            raise _Unknown(f"it uses {node.key.upper()} of {value.type}")
+            raise _UnknownError(f"it uses {node.key.upper()} of {value.type}")
         return pc.call_function(name, [value])
 
     return compute

@@ -1,4 +1,4 @@
-"""The persistent operator graph (Scabbard §3): its builder, the push-up rules, plans, and their explanation."""
+"""The persistent operator graph (Scabbard §3): builder, push-up rules, plans, explanation."""
 
 from penstock.operators.graph.builder import Graph, graph
 from penstock.operators.graph.draw import draw

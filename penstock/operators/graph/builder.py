@@ -149,8 +149,8 @@ class Graph:
         Raises
         ------
         InvalidUsageError
-            If a column is not there or two have the same name, or if an update stream would lose or change its
-            key.
+            If a column is not there or two have the same name, or if an update stream would lose or change
+            its key.
         """
         own = self._open("select", name)
         made: list[tuple[str, Expression]] = []

@@ -66,8 +66,8 @@ def choose(
     """Decide whether a source is persisted.
 
     The first read of the source is paid either way. What is compared is every further one, of which there is
-    one for each reader that needs a tuple again, after a failure or because it comes later: of the source; or of
-    the p-stream, which also has to be written.
+    one for each reader that needs a tuple again, after a failure or because it comes later: of the source;
+    or of the p-stream, which also has to be written.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """A plan as an SVG drawing: the graph as written on the left, as planned on the right, sources on top.
 
-A graph has a dozen operators and is nearly a chain, so the layout is its own few lines: an operator's layer is
-its longest way from a source, and the operators of a layer stand side by side.
+A graph has a dozen operators and is nearly a chain, so the layout is its own few lines: an operator's layer
+is its longest way from a source, and the operators of a layer stand side by side.
 """
 
 from __future__ import annotations

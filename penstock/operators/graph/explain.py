@@ -40,8 +40,8 @@ def explain(plan: PhysicalPlan, *, width: int = _WIDTH) -> str:
 def render(plan: PhysicalPlan) -> RenderableType:
     """Return a plan for rich's console.
 
-    The trees read from the sink up to the sources. At each operator stands what leaves it: how much of what came in,
-    and the bytes of a tuple. Where no sample told, selectivities are assumed, and say so.
+    The trees read from the sink up to the sources. At each operator stands what leaves it: how much of what
+    came in, and the bytes of a tuple. Where no sample told, selectivities are assumed, and say so.
     """
     from rich.console import Group
     from rich.text import Text
@@ -87,7 +87,7 @@ def flow_text(node: Node, flow: dict[int, Flow], plan: PhysicalPlan) -> str:
     parts = []
     passes = _selectivity(node, flow)
     if passes is not None and passes != 1.0:
-        parts.append(f"passes {passes:.3%}" + ("" if here.measured else " if assumed right"))
+        parts.append(f"passes {passes:.3%}" + ("" if here.measured else " (assumed)"))
     parts.append(f"{here.bytes:.4g} B a tuple")
     if isinstance(node, PStream) and here.table is not None and here.rows:
         parts.append(f"stored in {stored_bytes(here, plan.statistics) / here.rows:.3g}")
