@@ -18,9 +18,9 @@ Notes
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from penstock.checkpointing.protocol.lineage import Extent, Lineage, needed
+from penstock.checkpointing.protocol.lineage import Extent, Lineage, consumed, needed
 from penstock.checkpointing.protocol.operator import Restart
 from penstock.checkpointing.protocol.topology import Topology
 from penstock.checkpointing.protocol.vector_clock import VectorClock
@@ -82,14 +82,16 @@ class Requests:
     loads : dict of str to sequence of Extent
         By stream, the durable p-units to load, in order, without a gap.
     offsets : dict of str to int
-        What is asked for, named as in clocks: ``s<o`` by each reader ``o`` of each stream ``s``, and ``s``
-        of each source.
+        From where each reader ``o`` reads each stream ``s``, named ``s<o``.
+    lowest : VectorClock
+        What is needed at all, named as in a release marker, without the checkpoint.
     """
 
     checkpoint: int | None
     clocks: dict[str, VectorClock] = field(default_factory=dict)
     loads: dict[str, Sequence[Extent]] = field(default_factory=dict)
     offsets: dict[str, int] = field(default_factory=dict)
+    lowest: VectorClock = field(default_factory=VectorClock)
 
 
 def run_from(extents: Iterable[Extent], offset: int) -> list[Extent]:
@@ -120,15 +122,15 @@ def requests(topology: Topology, facts: Facts) -> Requests:
     if not able:
         raise InternalError("something was released that a recovery needs", acked=facts.acked)
     first, last = able[0], able[-1]
-    return first if VectorClock(first.offsets).dominates(last.offsets) else last
+    return first if first.lowest.dominates(last.lowest) else last
 
 
 def _possible(asked: Requests, facts: Facts) -> bool:
-    return all(asked.offsets[source] >= acked for source, acked in facts.acked.items())
+    return all(asked.lowest[consumed("", source)] >= acked for source, acked in facts.acked.items())
 
 
 def _ask(topology: Topology, facts: Facts, checkpoint: Checkpoint | None) -> Requests:
-    asked = Requests(checkpoint.number if checkpoint else None)
+    asked = Requests(checkpoint.number if checkpoint is not None else None)
     wanted: dict[str, list[tuple[int, VectorClock]]] = {stream: [] for stream in topology.readers}
     for name, sink in topology.sinks.items():
         clock = facts.committed[name]
@@ -141,14 +143,15 @@ def _ask(topology: Topology, facts: Facts, checkpoint: Checkpoint | None) -> Req
             asked.loads[operator] = run_from(facts.extents[operator], restart.end)
         else:
             clock = _offered(operator, facts, wanted, asked)
-            restart = Restart.from_clock(operator, spec.inputs, clock)
+            restart = Restart.from_clock(operator, topology.inputs(operator), clock)
         for stream in spec.inputs:
             offset = restart.received[stream]
             wanted[stream].append((offset, Lineage(restart.lineage[stream]).at(offset)))
             asked.offsets[needed(stream, operator)] = offset
+    lowest = {stream: min(offset for offset, _ in by) for stream, by in wanted.items()}
     for source in topology.sources:
-        asked.offsets[source] = _offered(source, facts, wanted, asked)[source]
-    return asked
+        lowest[consumed("", source)] = _offered(source, facts, wanted, asked)[source]
+    return replace(asked, lowest=VectorClock(lowest))
 
 
 def _offered(

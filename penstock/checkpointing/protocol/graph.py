@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.checkpointing.protocol.collect import Checkpoint, Facts, requests
-from penstock.checkpointing.protocol.lineage import StreamUnit, needed
+from penstock.checkpointing.protocol.lineage import StreamUnit, consumed, needed
 from penstock.checkpointing.protocol.markers import CheckpointMarker, Marker, ReleaseMarker, RetainMarker
 from penstock.checkpointing.protocol.operator import FTOperator, Restart, Send
 from penstock.checkpointing.protocol.p_stream import PStream
@@ -65,7 +65,7 @@ class PersistentOperatorGraph:
         self.operators = {
             name: FTOperator(
                 name,
-                spec.inputs,
+                topology.inputs(name),
                 spec.function,
                 self.streams[name],
                 readers=topology.readers[name],
@@ -224,16 +224,15 @@ class PersistentOperatorGraph:
         if first is None:
             first = self.facts.checkpoint.number + 1 if self.facts.checkpoint else self.released["checkpoint"]
             self.facts.checkpoint = None
-        clock = self.released.merge({**asked.offsets, "checkpoint": first})
+        clock = self.released.merge(asked.lowest).merge({"checkpoint": first})
         if clock == self.released:
             return []
         dropped = self.released["checkpoint"]
         self.released = clock
-        for stream, readers in self.topology.readers.items():
-            lowest = min(clock[needed(stream, reader)] for reader in readers)
-            self.facts.extents[stream] = [e for e in self.facts.extents[stream] if e.end > lowest]
+        for stream, extents in self.facts.extents.items():
+            self.facts.extents[stream] = [extent for extent in extents if extent.end > clock[stream]]
         for source in self.topology.sources:
-            self.facts.acked[source] = clock[source]
+            self.facts.acked[source] = clock[consumed("", source)]
         return self._release(dropped)
 
     def _release(self, dropped: int) -> list[Task]:
@@ -251,10 +250,8 @@ class PersistentOperatorGraph:
         if stream in self.operators:
             return self._sorted(self.operators[stream].on_marker(stream, marker))
         assert isinstance(marker, ReleaseMarker)
-        tasks: list[Task] = [AckTask(stream, marker.clock[stream])]
-        for reader in self.topology.readers[stream]:
-            tasks += self.streams[stream].trim_from(reader, marker.clock[needed(stream, reader)])
-        return tasks
+        acked = AckTask(stream, marker.clock[consumed("", stream)])
+        return [acked, *self.streams[stream].trim_from(marker.clock[stream])]
 
     def _sorted(self, effects: Iterable[Task | Send]) -> list[Task]:
         """Put markers into their channels, and return the tasks."""

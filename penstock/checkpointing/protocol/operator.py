@@ -76,18 +76,19 @@ class Restart:
     lineage: Mapping[str, Sequence[tuple[int, VectorClock]]]
 
     @classmethod
-    def from_clock(cls, operator: str, inputs: Sequence[str], clock: VectorClock) -> Restart:
-        """Return how an operator starts with an empty state at the clock of a p-unit of its own stream."""
+    def from_clock(cls, operator: str, inputs: Mapping[str, VectorClock], clock: VectorClock) -> Restart:
+        """Return how an operator starts with an empty state at the clock of a p-unit of its own stream.
+
+        `inputs` has its inputs with their origins, which say what each of them depends on.
+        """
         begin = {stream: clock[needed(stream, operator)] for stream in inputs}
-        own = {operator, *(name(stream, operator) for stream in inputs for name in (consumed, needed))}
-        before = VectorClock({name: value for name, value in clock.items() if name not in own})
         return cls(
             offset=clock[operator],
             end=clock[operator],
             received=begin,
             consumed=begin,
             silent={stream: clock[consumed(stream, operator)] for stream in inputs},
-            lineage={stream: [(begin[stream], before)] for stream in inputs},
+            lineage={stream: [(begin[stream], clock.only(origin))] for stream, origin in inputs.items()},
         )
 
 
@@ -151,8 +152,8 @@ class FTOperator:
     ----------
     name : str
         Its name, which is also that of the stream that it writes.
-    inputs : sequence of str
-        The streams that it reads, in the order that decides between tuples of equal time.
+    inputs : mapping of str to VectorClock
+        The streams that it reads, in the order that decides between tuples of equal time, and their origins.
     function : Function
         What it computes.
     stream : PStream
@@ -173,7 +174,7 @@ class FTOperator:
     def __init__(
         self,
         name: str,
-        inputs: Sequence[str],
+        inputs: Mapping[str, VectorClock],
         function: Function,
         stream: PStream,
         *,
@@ -192,7 +193,7 @@ class FTOperator:
         self._pending: _Pending | None = None
         self.queues: dict[str, deque[tuple[int, Any]]] = {stream: deque() for stream in self.inputs}
         self.state = function.initial
-        self._restart(Restart.from_clock(name, self.inputs, origin))
+        self._restart(Restart.from_clock(name, inputs, origin))
 
     def _restart(self, restart: Restart) -> None:
         self.offset = restart.offset
@@ -261,8 +262,7 @@ class FTOperator:
         if self.released.dominates(clock):
             return []
         effects: list[Task | Send] = []
-        for reader in self.readers:  # line 15
-            effects += self.stream.trim_from(reader, clock[needed(self.name, reader)])
+        effects += self.stream.trim_from(clock[self.name])  # line 15
         if clock["checkpoint"] > self.released["checkpoint"]:
             effects.append(DiscardTask(self.name, clock["checkpoint"]))
         self.released = self.released.merge(clock)

@@ -28,8 +28,8 @@ class PStream:
     Notes
     -----
     *PStream* of (Scabbard Table 1). Departures: a batch's number is given by `write`; `read` and passing on are two
-    steps, so that a reader's progress grows when it has acknowledged (Algorithm 1, lines 30 to 34); a reader
-    that is told to trim durable data gives the trimmed offset, and the stream trims what all readers gave.
+    steps, so that a reader's progress grows when it has acknowledged (Algorithm 1, lines 30 to 34); `trim_from` takes
+    no reader, because what is released is what none of them needs.
     """
 
     def __init__(self, name: str, *, always: bool = False) -> None:
@@ -42,7 +42,6 @@ class PStream:
         self._waiting: set[int] = set()  # batches that are not durable yet
         self._readers: dict[str, int] = {}  # the next batch of each
         self._offsets: dict[str, int] = {}  # where each began to read
-        self._needed: dict[str, int] = {}  # what each needs of what is durable
         self._trimmed = 0
 
     def subscribe(self, reader: str, offset: int) -> None:
@@ -57,7 +56,6 @@ class PStream:
             raise InvalidUsageError("readers subscribe once, and before anything is read", reader=reader)
         self._readers[reader] = 0
         self._offsets[reader] = offset
-        self._needed[reader] = 0
 
     def write(self, unit: StreamUnit, *, retained: bool = True) -> list[PersistTask]:
         """Append a p-unit, without what the stream has of it, and return what has to be done before it is read.
@@ -106,14 +104,12 @@ class PStream:
         del self._units[:passed]
         self._first += passed
 
-    def trim_from(self, reader: str, offset: int) -> list[TrimTask]:
-        """Note that `reader` never needs the durable tuples before `offset`; what no reader needs is trimmed in bulk."""
-        self._needed[reader] = max(self._needed[reader], offset)
-        lowest = min(self._needed.values())
-        if lowest <= self._trimmed:
+    def trim_from(self, offset: int) -> list[TrimTask]:
+        """Trim in bulk the durable tuples before `offset`, which nobody needs."""
+        if offset <= self._trimmed:
             return []
-        self._trimmed = lowest
-        return [TrimTask(self.name, lowest)]
+        self._trimmed = offset
+        return [TrimTask(self.name, offset)]
 
     def checkpoint(self) -> tuple[StreamUnit, ...]:
         """Return the p-units that a snapshot has to hold: all that some reader has not acknowledged."""

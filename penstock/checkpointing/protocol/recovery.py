@@ -167,10 +167,10 @@ class Recovery:
             graph.streams[name].load_stream(units[0].offset if units else self._begin(name), units)
         for name, operator in graph.operators.items():
             snapshot = self._snapshots.get(name)
-            inputs = self._topology.operators[name].inputs
-            restart = (
-                snapshot.restart if snapshot else Restart.from_clock(name, inputs, self._asked.clocks[name])
-            )
+            if snapshot is not None:
+                restart = snapshot.restart
+            else:
+                restart = Restart.from_clock(name, self._topology.inputs(name), self._asked.clocks[name])
             operator.load_state(restart, snapshot)
         tasks = graph.begin(self._asked.offsets, self._storage.last_checkpoint())
         self._ended(4)

@@ -153,6 +153,10 @@ class Topology:
             return self.sources[stream].retained or not self.sources[stream].replayable
         return self.operators[stream].retained
 
+    def inputs(self, operator: str) -> dict[str, VectorClock]:
+        """Return the streams that an operator reads, with their origins."""
+        return {stream: self.origin(stream) for stream in self.operators[operator].inputs}
+
     def origin(self, stream: str) -> VectorClock:
         """Return the clock before the first tuple of a stream."""
         names, found = [stream], {stream: 0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from penstock.errors import CorruptDataError, InvalidUsageError
@@ -97,6 +97,10 @@ class VectorClock(Mapping[str, int]):
                 "a vector clock does not go back", component=name, at=self[name], to=value
             )
         return VectorClock({**self._components, name: value})
+
+    def only(self, names: Iterable[str]) -> VectorClock:
+        """Return the components with these names; one that is not there becomes 0."""
+        return VectorClock({name: self[name] for name in names})
 
     def to_json(self) -> dict[str, int]:
         """Return a JSON object, with its names in order."""
