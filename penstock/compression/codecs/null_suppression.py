@@ -121,10 +121,12 @@ def packed_of(node: Node, first: int, last: int) -> Packed:
         where = children.pop(0)
         check(where.count == before[-1], "exceptions have another number of positions")
         positions = decode_stream(where, None, begin, end)
-        within = (positions >= 0) & (positions < SUB_BLOCK)
+        exceptions = exceptions[first:last]
+        room = np.full(last - first, SUB_BLOCK)
+        room[-1:] = min(last * SUB_BLOCK, node.count) - (last - 1) * SUB_BLOCK
+        within = (positions >= 0) & (positions < np.repeat(room, exceptions))
         check(positions.dtype == np.int16 and bool(within.all()), "an exception lies outside its sub-block")
         highs = same_type(int(before[-1]), begin, end)
-        exceptions = exceptions[first:last]
     begin, end = int(ends[first]), int(ends[last])
     if apart:
         payload = decode_stream(children.pop(0), None, begin, end).view(np.uint8)
