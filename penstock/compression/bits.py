@@ -33,9 +33,9 @@ __all__ = [
     "Ints",
     "Packed",
     "Step",
+    "ends_of",
     "finish",
     "pack",
-    "sizes_of",
     "unpack",
     "unpack_offsets",
 ]
@@ -196,8 +196,7 @@ def _steps(v: Any, step: int, firsts: Any, out: Any) -> None:
         for i in range(2, n):
             out[i] = (v[i] - v[i - 1]) - (v[i - 1] - v[i - 2])
         filler = out[2] if n > 2 else 0
-        out[0] = filler
-        out[1] = filler
+        out[: min(2, n)] = filler
     else:
         for i in range(1, n):
             out[i] = v[i] ^ v[i - 1]
@@ -384,9 +383,21 @@ def unpack(packed: Packed, out: Ints) -> None:
     )
 
 
-def sizes_of(widths: Ints, count: int) -> npt.NDArray[np.int64]:
-    """Return the bytes of the sub-blocks of `count` values."""
-    counts = np.full(widths.size, SUB_BLOCK, np.int64)
-    if widths.size:
-        counts[-1] = count - SUB_BLOCK * (widths.size - 1)
-    return (counts * widths.astype(np.int64) + 7) >> 3
+@kernel
+def _add_up(widths: Any, count: int, widest: int, ends: Any) -> bool:
+    """Write where sub-blocks of these widths begin, and where the last ends; say whether widths can be."""
+    at = 0
+    for b in range(widths.shape[0]):
+        width: Any = np.int64(widths[b])
+        if width < 0 or width > widest:
+            return False
+        ends[b] = at
+        at += (min(1024, count - b * 1024) * width + 7) // 8
+    ends[widths.shape[0]] = at
+    return True
+
+
+def ends_of(widths: Ints, count: int, widest: int) -> npt.NDArray[np.int64] | None:
+    """Return where the sub-blocks of `count` values begin, and the bytes of all; None if a width cannot be."""
+    ends = np.empty(widths.size + 1, np.int64)
+    return ends if _add_up(widths, count, widest, ends) else None

@@ -18,7 +18,15 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-__all__ = ["bit_length", "copy_bytes", "pack_words", "running_sum", "running_xor", "unpack_words"]
+__all__ = [
+    "bit_length",
+    "copy_bytes",
+    "pack_words",
+    "running_sum",
+    "running_xor",
+    "unpack_words",
+    "word_at",
+]
 
 _REGISTER_BITS = 512
 _INDEX = ir.IntType(64)
@@ -75,8 +83,13 @@ def running_xor(values: Any, first: Any) -> None:
 
 
 def copy_bytes(source: Any, begin: int, target: Any, at: int, size: int) -> None:
-    """Copy `size` bytes from one array to another, and up to 15 more: both have these to spare."""
+    """Copy `size` bytes from one array to another, and up to 16 more: both have these to spare."""
     target[at : at + size] = source[begin : begin + size]
+
+
+def word_at(source: Any, at: int) -> Any:
+    """Return the 8 bytes from `at` on as one word."""
+    return source[at : at + 8].view(np.uint64)[0]
 
 
 def _splat(builder: Any, value: Any, kind: Any) -> Any:
@@ -266,6 +279,20 @@ def _copy_16(typing: Any, source: Any, begin: Any, target: Any, at: Any) -> Any:
     return types.void(source, types.int64, target, types.int64), generate
 
 
+@intrinsic
+def _word_at(typing: Any, source: Any, at: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        start = _start(context, builder, signature.args[0], arguments[0])
+        return _load(builder, start, arguments[1], _INDEX)
+
+    return types.uint64(source, types.int64), generate
+
+
+@overload(word_at, strict=False)
+def _word_at_form(source: Any, at: Any) -> Callable[..., Any]:
+    return lambda source, at: _word_at(source, at)
+
+
 @overload(bit_length, strict=False)
 def _bit_length_form(value: Any) -> Callable[..., Any]:
     return lambda value: 64 - np.int64(_leading_zeros(np.uint64(value)))
@@ -314,7 +341,10 @@ def _running_xor_form(values: Any, first: Any) -> Callable[..., Any]:
 @overload(copy_bytes, strict=False)
 def _copy_bytes_form(source: Any, begin: Any, target: Any, at: Any, size: Any) -> Callable[..., Any]:
     def form(source: Any, begin: Any, target: Any, at: Any, size: Any) -> None:
-        for done in range(0, size, 16):
+        _copy_16(source, begin, target, at)
+        done = 16
+        while done < size:
             _copy_16(source, begin + done, target, at + done)
+            done += 16
 
     return form

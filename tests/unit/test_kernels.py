@@ -18,7 +18,7 @@ import pytest
 
 import penstock
 from penstock import _kernels
-from penstock.compression import bits, fused, statistics
+from penstock.compression import bits, fused, statistics, text
 from penstock.compression.codecs import decimals, dictionary, run_length, simple8b, variable_byte
 from penstock.operators import arrivals, key_queue, pages, staleness
 from penstock.state_store import key_index, key_set, keys, memory_table, row_codec, row_store
@@ -45,8 +45,9 @@ KERNELS = {
     "staleness": {"_bin", "_add"},
     "bits": {
         *("_cheapest_width", "_cut_zeros", "_steps", "_pack_run", "_unpack_run"),
-        *("_pack_offsets", "unpack_offsets", "finish", "_pack", "_unpack"),
+        *("_pack_offsets", "unpack_offsets", "finish", "_pack", "_unpack", "_add_up"),
     },
+    "text": {"_add_up", "_place", "_write_out", "_head", "_mix", "_same", "_assign_codes"},
     "statistics": {"_scan"},
     "fused": {"_sum_where"},
     "decimals": {"_to_integers", "_from_integers", "_to_steps", "_from_steps", "_count_misfits"},
@@ -72,13 +73,14 @@ REFERENCES = {
     "run_length": "test_kernels_of_codecs",
     "simple8b": "test_kernels_of_codecs",
     "variable_byte": "test_kernels_of_codecs",
+    "text": "test_kernels_of_codecs",
     "statistics": "test_kernels_of_codecs",
     "fused": "test_kernels_of_codecs",
 }
 MODULES = [
     *(keys, key_index, key_set, row_codec, row_store, memory_table),
     *(pages, arrivals, key_queue, staleness),
-    *(bits, statistics, fused, decimals, dictionary, run_length, simple8b, variable_byte),
+    *(bits, text, statistics, fused, decimals, dictionary, run_length, simple8b, variable_byte),
 ]
 
 
@@ -163,6 +165,8 @@ for kind in ("i1", "i2", "i4", "i8"):
     for codec in ("patched_ns", "run_length", "dictionary", "simple8b", "variable_byte"):
         decode(encode(values, codec))
     sum_where(Block(encode(values, "ns")), Block(encode(values, "ns")), 0, 9)
+for codec in ("base_delta>ns", "dictionary>base_delta>ns"):
+    decode(encode(pa.array(["a", "b", "a", "nine bytes", "nine bytes"]), codec))
 for kind in ("f4", "f8"):
     for codec in ("decimal", "quantized_0.5", "auto"):
         decode(encode(pa.array(numbers.to_numpy().astype(kind) / 4), codec))
@@ -203,6 +207,9 @@ def test_a_second_process_compiles_nothing() -> None:
         "_cheapest_width",
         "_cut_zeros",
         "_steps",
+        "_head",
+        "_mix",
+        "_same",
         "_pack_run",
         "_unpack_run",
         "_pack_offsets",

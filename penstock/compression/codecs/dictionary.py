@@ -12,6 +12,7 @@ from penstock.compression.abc import Transform, UnfitError, check
 from penstock.compression.bits import Ints
 from penstock.compression.codecs.registry import decode_stream, encode_light, register
 from penstock.compression.node import Node, width_code
+from penstock.compression.vectors import bit_length
 
 __all__ = ["MAX_DISTINCT", "Dictionary", "codes_of", "look_up"]
 
@@ -28,11 +29,12 @@ def _assign_codes(values: Ints, table: Any, distinct: Any, codes: Any, most: int
     `table` has a power of two of slots, at least twice `most`, each -1.
     """
     mask = np.uint64(table.shape[0] - 1)
+    # The highest bits of a product depend on all bits of its factors.
+    unused = np.uint64(65 - bit_length(np.uint64(table.shape[0])))
     count = 0
     for i in range(values.shape[0]):
         value = values[i]
-        mixed = np.uint64(value) * np.uint64(0x9E3779B97F4A7C15)
-        slot = (mixed ^ (mixed >> np.uint64(32))) & mask
+        slot = (np.uint64(value) * np.uint64(0x9E3779B97F4A7C15)) >> unused
         code = table[slot]
         while code >= 0 and distinct[code] != value:
             slot = (slot + np.uint64(1)) & mask

@@ -32,6 +32,7 @@ DEFAULT: Cascade = ("base_delta", "ns")
 _BY_NUMBER: dict[int, Codec] = {}
 _MADE: dict[str, Callable[[str], Codec]] = {}
 _SAMPLE = 4 * SUB_BLOCK
+_FEW_BYTES = 128
 
 
 def register(codec: Codec) -> None:
@@ -122,13 +123,18 @@ def encode_stream(values: Ints, cascade: Cascade) -> Node:
 
 
 def encode_light(values: Ints) -> Node:
-    """Return `values` coded by the smallest of a few quick cascades, judged by their first values."""
+    """Return `values` coded by the smallest of a few quick cascades, judged by their first values.
+
+    Few bytes stay as they are: to decode them takes longer than what is saved is worth.
+    """
     count = values.size
     if not count or (values == values[0]).all():
         return CODECS["constant"].encode(values)
-    sample = values[:_SAMPLE]
     best: Cascade = ("plain",)
-    best_size = float(sample.nbytes)
+    if values.nbytes <= _FEW_BYTES:
+        return CODECS["plain"].encode(values)
+    sample = values[:_SAMPLE]
+    best_size = sample.nbytes - _FEW_BYTES
     node = None
     for cascade in (DEFAULT, ("delta", "ns")):
         tried = encode_stream(sample, cascade)
