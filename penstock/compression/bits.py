@@ -205,7 +205,7 @@ def _steps(v: Any, step: int, firsts: Any, out: Any) -> None:
 
 @kernel
 def _cut_zeros(out: Any, bits: Any) -> int:
-    """Shift the zero bits that all values end with out of them; `bits` has what they do not have in common."""
+    """Shift out the zero bits that all values end with, and return their number; `bits` has all others."""
     tail = 0
     if bits:
         while not (bits >> tail) & 1:
@@ -349,7 +349,7 @@ def pack(values: Ints, step: Step, *, patched: bool) -> Packed:
     positions, highs = np.empty(room, np.int16), np.empty(room, dtype)
     payload = np.empty(blocks * SUB_BLOCK * dtype.itemsize, np.uint8)
     used, found = _pack(
-        np.ascontiguousarray(values),
+        values if values.flags.c_contiguous else np.ascontiguousarray(values),
         np.empty(SUB_BLOCK, f"u{dtype.itemsize}"),
         int(step),
         patched,
@@ -398,6 +398,6 @@ def _add_up(widths: Any, count: int, widest: int, ends: Any) -> bool:
 
 
 def ends_of(widths: Ints, count: int, widest: int) -> npt.NDArray[np.int64] | None:
-    """Return where the sub-blocks of `count` values begin, and the bytes of all; None if a width cannot be."""
+    """Return where the sub-blocks of `count` values begin, and all their bytes; None if a width cannot be."""
     ends = np.empty(widths.size + 1, np.int64)
     return ends if _add_up(widths, count, widest, ends) else None

@@ -21,6 +21,7 @@ from numba.extending import intrinsic, overload
 __all__ = [
     "bit_length",
     "copy_bytes",
+    "fill",
     "pack_words",
     "running_sum",
     "running_xor",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 _REGISTER_BITS = 512
+_FILL_BITS = 256
 _INDEX = ir.IntType(64)
 _SELECTOR = ir.IntType(32)
 _BYTE = ir.IntType(8)
@@ -85,6 +87,11 @@ def running_xor(values: Any, first: Any) -> None:
 def copy_bytes(source: Any, begin: int, target: Any, at: int, size: int) -> None:
     """Copy `size` bytes from one array to another, and up to 16 more: both have these to spare."""
     target[at : at + size] = source[begin : begin + size]
+
+
+def fill(out: Any, begin: int, end: int, value: Any) -> None:
+    """Write a value from `begin` to `end`, and perhaps over some of what follows these."""
+    out[begin:end] = value
 
 
 def word_at(source: Any, at: int) -> Any:
@@ -286,6 +293,37 @@ def _word_at(typing: Any, source: Any, at: Any) -> Any:
         return _load(builder, start, arguments[1], _INDEX)
 
     return types.uint64(source, types.int64), generate
+
+
+@intrinsic
+def _store_splat(typing: Any, out: Any, at: Any, value: Any) -> Any:
+    bits = out.dtype.bitwidth
+    kind = ir.VectorType(ir.IntType(bits), _FILL_BITS // bits)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        start = _start(context, builder, signature.args[0], arguments[0])
+        place = builder.mul(arguments[1], _number(bits // 8))
+        _store(builder, _splat(builder, arguments[2], kind), start, place)
+        return context.get_dummy_value()
+
+    return types.void(out, types.int64, out.dtype), generate
+
+
+@overload(fill, strict=False)
+def _fill_form(out: Any, begin: Any, end: Any, value: Any) -> Callable[..., Any]:
+    count = _FILL_BITS // out.dtype.bitwidth
+
+    def form(out: Any, begin: Any, end: Any, value: Any) -> None:
+        if end + count > out.shape[0]:
+            for i in range(begin, end):
+                out[i] = value
+        else:
+            at = begin
+            while at < end:
+                _store_splat(out, at, value)
+                at += count
+
+    return form
 
 
 @overload(word_at, strict=False)

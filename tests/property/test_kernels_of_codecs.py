@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ from penstock.compression import Block, bits, column_stats, decode, encode, sum_
 from penstock.compression.abc import Cascade, UnfitError
 from penstock.compression.arrow import to_streams
 from penstock.compression.bits import SUB_BLOCK, Ints, Step
-from penstock.compression.codecs import CODECS, decode_stream, encode_stream
+from penstock.compression.codecs import CODECS, decimals, decode_stream, encode_stream
 from penstock.compression.codecs.decimals import digits_of
 from penstock.compression.codecs.dictionary import codes_of, look_up
+from penstock.compression.codecs.differences import divisor_of
 from penstock.compression.text import MOST_DISTINCT, texts_of
 from penstock.errors import CorruptDataError
 from tests.coded import WIDTHS, streams, through_bytes
@@ -171,3 +173,35 @@ def test_a_dictionary_of_texts_has_each_once_in_the_order_in_which_they_appear(
 def test_many_distinct_texts_are_left_to_arrow() -> None:
     texts = pa.array([f"{n:06}" for n in range(MOST_DISTINCT + 1)])
     assert decode(encode(texts, "dictionary>base_delta>ns")).equals(texts)
+
+
+@given(
+    st.lists(st.integers(-(1 << 20), 1 << 20), min_size=1, max_size=50),
+    st.integers(1, 1 << 30),
+    st.integers(-(1 << 50), 1 << 50),
+)
+def test_a_divisor_is_the_greatest_of_all_differences(factors: list[int], divisor: int, first: int) -> None:
+    values = np.array([first + factor * divisor for factor in factors], np.int64)
+    expected = math.gcd(*((factor - factors[0]) * divisor for factor in factors))
+    assert divisor_of(values) == (expected if len(factors) > 1 else 1)
+    node = encode_stream(values, ("multiple", "plain")) if expected > 1 else None
+    if node is not None:
+        quotients = [(factor - factors[0]) * divisor // expected for factor in factors]
+        assert decode_stream(node.children[0]).tolist() == quotients
+        np.testing.assert_array_equal(decode_stream(node), values)
+
+
+@given(st.lists(st.integers(-(2**31) + 65, 2**31 - 65), min_size=1, max_size=60), st.integers(0, 10))
+def test_floats_of_integers_are_those_of_a_division(integers: list[int], digits: int) -> None:
+    values = np.array(integers, np.int32)
+    out, scratch = np.empty(values.size, np.float32), np.empty(1024)
+    decimals._divide(values, 10.0**digits, scratch, out)
+    np.testing.assert_array_equal(out, (values.astype(np.float64) / 10.0**digits).astype(np.float32))
+
+
+def test_a_float_in_the_middle_of_two_is_rounded_as_a_division_rounds_it() -> None:
+    # 2**24 + 1 tenths and the like: their quotients lie in the middle of two floats, or next to it.
+    values = np.array([(2 * n + 1) * 10 for n in range(1 << 23, (1 << 23) + 1000)], np.int32)
+    out, scratch = np.empty(values.size, np.float32), np.empty(1024)
+    decimals._divide(values, 10.0, scratch, out)
+    np.testing.assert_array_equal(out, (values / 10.0).astype(np.float32))

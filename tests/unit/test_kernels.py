@@ -19,7 +19,7 @@ import pytest
 import penstock
 from penstock import _kernels
 from penstock.compression import bits, fused, statistics, text
-from penstock.compression.codecs import decimals, dictionary, run_length, simple8b, variable_byte
+from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
 from penstock.operators import arrivals, key_queue, pages, staleness
 from penstock.state_store import key_index, key_set, keys, memory_table, row_codec, row_store
 from tests.naive import Update, conflated, hash_of, staleness_bin
@@ -50,7 +50,8 @@ KERNELS = {
     "text": {"_add_up", "_place", "_write_out", "_head", "_mix", "_same", "_assign_codes"},
     "statistics": {"_scan"},
     "fused": {"_sum_where"},
-    "decimals": {"_to_integers", "_from_integers", "_to_steps", "_from_steps", "_count_misfits"},
+    "decimals": {"_divide", "_to_integers", "_from_integers", "_to_steps", "_from_steps", "_count_misfits"},
+    "differences": {"_divide", "_add_up", "_join"},
     "dictionary": {"_assign_codes", "_recode", "_look_up"},
     "run_length": {"_find_runs", "_expand"},
     "simple8b": {"_write", "_read"},
@@ -69,6 +70,7 @@ REFERENCES = {
     "staleness": "test_staleness",
     "bits": "test_kernels_of_codecs",
     "decimals": "test_kernels_of_codecs",
+    "differences": "test_kernels_of_codecs",
     "dictionary": "test_kernels_of_codecs",
     "run_length": "test_kernels_of_codecs",
     "simple8b": "test_kernels_of_codecs",
@@ -80,7 +82,7 @@ REFERENCES = {
 MODULES = [
     *(keys, key_index, key_set, row_codec, row_store, memory_table),
     *(pages, arrivals, key_queue, staleness),
-    *(bits, text, statistics, fused, decimals, dictionary, run_length, simple8b, variable_byte),
+    *(bits, text, statistics, fused, decimals, differences, dictionary, run_length, simple8b, variable_byte),
 ]
 
 
@@ -162,7 +164,7 @@ from penstock.compression import Block, decode, encode, sum_where
 numbers = pa.array(range(3000))
 for kind in ("i1", "i2", "i4", "i8"):
     values = pa.array((numbers.to_numpy() % 100).astype(kind))
-    for codec in ("patched_ns", "run_length", "dictionary", "simple8b", "variable_byte"):
+    for codec in ("patched_ns", "run_length", "dictionary", "simple8b", "variable_byte", "multiple", "delta", "xor"):
         decode(encode(values, codec))
     sum_where(Block(encode(values, "ns")), Block(encode(values, "ns")), 0, 9)
 for codec in ("base_delta>ns", "dictionary>base_delta>ns"):

@@ -20,6 +20,7 @@ MAX_DISTINCT = 1 << 16
 """More distinct values than this in one stream are not for a dictionary."""
 
 _EMPTY = -1
+_FEW_DISTINCT = 1 << 10
 
 
 @kernel
@@ -59,15 +60,14 @@ def _recode(codes: Any, rank: Any, out: Any) -> None:
 
 @kernel
 def _look_up(codes: Any, values: Ints, out: Ints) -> int:
-    """Write the value of each code; return how many codes had none."""
-    size = values.shape[0]
+    """Write the value of each code; return how many codes had none, with which nothing is written."""
+    size = np.uint64(values.shape[0])
     wrong = 0
     for i in range(codes.shape[0]):
-        code = np.int64(codes[i])
-        if code < 0 or code >= size:
-            wrong += 1
-        else:
-            out[i] = values[code]
+        wrong += np.uint64(np.int64(codes[i])) >= size
+    if not wrong:
+        for i in range(codes.shape[0]):
+            out[i] = values[np.uint64(np.int64(codes[i]))]
     return wrong
 
 
@@ -76,10 +76,15 @@ def codes_of(values: Ints, most: int = MAX_DISTINCT) -> tuple[Ints, Ints] | None
 
     None if there are more than `most`.
     """
-    most = max(1, min(most, values.size))
-    table = np.full(1 << (2 * most - 1).bit_length(), _EMPTY, np.int32)
-    distinct, codes = np.empty(most, values.dtype), np.empty(values.size, np.int32)
-    count = _assign_codes(values, table, distinct, codes, most)
+    codes = np.empty(values.size, np.int32)
+    # A small table stays in the first cache; most streams that suit a dictionary need no more.
+    for room in (min(most, _FEW_DISTINCT), most):
+        room = max(1, min(room, values.size))
+        table = np.full(1 << (2 * room - 1).bit_length(), _EMPTY, np.int32)
+        distinct = np.empty(room, values.dtype)
+        count = _assign_codes(values, table, distinct, codes, room)
+        if count >= 0 or room == most:
+            break
     if count < 0:
         return None
     order = np.argsort(distinct[:count], kind="stable")

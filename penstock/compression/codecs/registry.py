@@ -115,11 +115,20 @@ def encode_stream(values: Ints, cascade: Cascade) -> Node:
     """
     if not cascade:
         return encode_light(values)
+    values = sealed(values)
     codec, rest = head_of(cascade)
     if not isinstance(codec, Transform):
         return codec.encode(values)
     stream, finish = codec.split(values)
     return finish(encode_stream(stream, rest))
+
+
+def sealed(values: Ints) -> Ints:
+    """Return a stream read-only: kernels are compiled for this kind of array alone, not for both."""
+    if values.flags.writeable:
+        values = values.view()
+        values.flags.writeable = False
+    return values
 
 
 def encode_light(values: Ints) -> Node:
@@ -162,4 +171,4 @@ def decode_stream(node: Node, count: int | None = None, start: int = 0, stop: in
     stop = node.count if stop is None else stop
     values = codec_of(node).decode(node, start, stop)
     check(values.size == stop - start, "a stream has fewer values than it states")
-    return values
+    return sealed(values)
