@@ -237,7 +237,7 @@ def _text(array: pa.Array[Any]) -> tuple[Ints, Ints]:
 def _offsets_and_bytes(array: pa.Array[Any]) -> tuple[Ints, Bytes]:
     """Return where each text begins and the last one ends, and the bytes that they are in."""
     _, bounds, data = array.buffers()
-    offsets = np.frombuffer(bounds, np.int32 if _most_text(array.type) < 1 << 31 else np.int64)
+    offsets: Ints = np.frombuffer(bounds, np.int32 if _most_text(array.type) < 1 << 31 else np.int64)
     content = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
     return offsets[array.offset : array.offset + len(array) + 1], content
 

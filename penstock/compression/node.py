@@ -100,11 +100,16 @@ class Node:
     @property
     def size_bytes(self) -> int:
         """Number of bytes that `write` appends in all."""
+        return self.own_bytes + sum(child.size_bytes for child in self.children)
+
+    @property
+    def own_bytes(self) -> int:
+        """Number of bytes without those of the children."""
         size = 2 + _varint_size(self.count)
         for part in (len(self.parameters), self.payload.size):
             if part:
                 size += _varint_size(part) + part
-        return size + sum(child.size_bytes for child in self.children)
+        return size
 
 
 def _varint_size(value: int) -> int:

@@ -11,7 +11,7 @@ from penstock._kernels import kernel
 from penstock.compression.bits import Bytes, Ints
 from penstock.compression.vectors import bit_length, copy_bytes, word_at
 
-__all__ = ["distinct_texts", "offsets_of", "texts_of"]
+__all__ = ["MOST_DISTINCT", "code_type", "distinct_texts", "offsets_of", "texts_of"]
 
 MOST_DISTINCT = 1 << 16
 """More distinct texts than this are not looked for here."""
@@ -84,15 +84,16 @@ def _same(source: Bytes, one: int, other: int, size: int) -> bool:
 def _assign_codes(offsets: Any, source: Bytes, table: Any, rows: Any, heads: Any, codes: Any) -> int:
     """Give each text the code of its first appearance; return how many there are, -1 if too many.
 
-    `table` has a power of two of slots, at least two and more than `rows`, each -1. `rows` gets the row where each distinct
-    text is, `heads` its first 8 bytes.
+    `table` has a power of two of slots, at least two and more than `rows`, each -1. `rows` gets the row
+    where each distinct text is, `heads` its first 8 bytes.
     """
     mask = np.uint64(table.shape[0] - 1)
     # The highest bits of a product depend on all bits of its factors.
     unused = np.uint64(65 - bit_length(np.uint64(table.shape[0])))
     count = 0
     for i in range(codes.shape[0]):
-        begin, end = np.int64(offsets[i]), np.int64(offsets[i + 1])
+        begin: Any = np.int64(offsets[i])
+        end: Any = np.int64(offsets[i + 1])
         size = end - begin
         head = _head(source, begin, end)
         mixed = _mix(np.uint64(size), head)
@@ -113,7 +114,7 @@ def _assign_codes(offsets: Any, source: Bytes, table: Any, rows: Any, heads: Any
                 count += 1
                 break
             if heads[code] == head:
-                first = np.int64(offsets[rows[code]])
+                first: Any = np.int64(offsets[rows[code]])
                 if np.int64(offsets[rows[code] + 1]) - first == size and (
                     size <= 8 or _same(source, begin, first, size)
                 ):

@@ -328,7 +328,10 @@ def _fill_form(out: Any, begin: Any, end: Any, value: Any) -> Callable[..., Any]
 
 @overload(word_at, strict=False)
 def _word_at_form(source: Any, at: Any) -> Callable[..., Any]:
-    return lambda source, at: _word_at(source, at)
+    def form(source: Any, at: Any) -> Any:
+        return _word_at(source, at)
+
+    return form
 
 
 @overload(bit_length, strict=False)
@@ -340,14 +343,22 @@ def _bit_length_form(value: Any) -> Callable[..., Any]:
 def _unpack_words_form(x: Any, at: Any, width: Any, word: Any, base: Any, out: Any) -> Callable[..., Any]:
     if word.bitwidth > out.dtype.bitwidth:
         return lambda x, at, width, word, base, out: None
-    return lambda x, at, width, word, base, out: _unpack_lanes(x, at, width, word, base, out)
+
+    def form(x: Any, at: Any, width: Any, word: Any, base: Any, out: Any) -> None:
+        _unpack_lanes(x, at, width, word, base, out)
+
+    return form
 
 
 @overload(pack_words, strict=False)
 def _pack_words_form(values: Any, base: Any, width: Any, word: Any, out: Any, at: Any) -> Callable[..., Any]:
     if word.bitwidth > values.dtype.bitwidth:
         return lambda values, base, width, word, out, at: None
-    return lambda values, base, width, word, out, at: _pack_lanes(values, base, width, word, out, at)
+
+    def form(values: Any, base: Any, width: Any, word: Any, out: Any, at: Any) -> None:
+        _pack_lanes(values, base, width, word, out, at)
+
+    return form
 
 
 @overload(running_sum, strict=False)

@@ -164,7 +164,9 @@ from penstock.compression import Block, decode, encode, sum_where
 numbers = pa.array(range(3000))
 for kind in ("i1", "i2", "i4", "i8"):
     values = pa.array((numbers.to_numpy() % 100).astype(kind))
-    for codec in ("patched_ns", "run_length", "dictionary", "simple8b", "variable_byte", "multiple", "delta", "xor"):
+    for codec in ("patched_ns", "run_length", "dictionary", "simple8b", "variable_byte"):
+        decode(encode(values, codec))
+    for codec in ("multiple", "delta", "xor"):
         decode(encode(values, codec))
     sum_where(Block(encode(values, "ns")), Block(encode(values, "ns")), 0, 9)
 for codec in ("base_delta>ns", "dictionary>base_delta>ns"):

@@ -57,14 +57,10 @@ class Framed(Codec):
         """Return the values of the frames in the range."""
         first, last, ends = parts_of(node, start, stop, FRAME)
         begin = first * FRAME
-        frames = [
-            self.unpack(
-                node.payload[ends[frame] : ends[frame + 1]],
-                min(FRAME, node.count - frame * FRAME),
-                node.dtype,
-            )
-            for frame in range(first, last)
-        ]
+        frames = []
+        for frame in range(first, last):
+            packed = node.payload[ends[frame] : ends[frame + 1]]
+            frames.append(self.unpack(packed, min(FRAME, node.count - frame * FRAME), node.dtype))
         values = frames[0] if len(frames) == 1 else np.concatenate([np.empty(0, node.dtype), *frames])
         return values[start - begin : stop - begin]
 

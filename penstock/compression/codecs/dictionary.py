@@ -12,6 +12,7 @@ from penstock.compression.abc import Transform, UnfitError, check
 from penstock.compression.bits import Ints
 from penstock.compression.codecs.registry import decode_stream, encode_light, register
 from penstock.compression.node import Node, width_code
+from penstock.compression.text import code_type
 from penstock.compression.vectors import bit_length
 
 __all__ = ["MAX_DISTINCT", "Dictionary", "codes_of", "look_up"]
@@ -62,7 +63,7 @@ def _recode(codes: Any, rank: Any, out: Any) -> None:
 def _look_up(codes: Any, values: Ints, out: Ints) -> int:
     """Write the value of each code; return how many codes had none, with which nothing is written."""
     size = np.uint64(values.shape[0])
-    wrong = 0
+    wrong: Any = 0
     for i in range(codes.shape[0]):
         wrong += np.uint64(np.int64(codes[i])) >= size
     if not wrong:
@@ -76,23 +77,28 @@ def codes_of(values: Ints, most: int = MAX_DISTINCT) -> tuple[Ints, Ints] | None
 
     None if there are more than `most`.
     """
+    most = max(1, min(most, values.size))
     codes = np.empty(values.size, np.int32)
     # A small table stays in the first cache; most streams that suit a dictionary need no more.
-    for room in (min(most, _FEW_DISTINCT), most):
-        room = max(1, min(room, values.size))
-        table = np.full(1 << (2 * room - 1).bit_length(), _EMPTY, np.int32)
-        distinct = np.empty(room, values.dtype)
-        count = _assign_codes(values, table, distinct, codes, room)
-        if count >= 0 or room == most:
-            break
-    if count < 0:
+    distinct = _distinct(values, codes, min(most, _FEW_DISTINCT))
+    if distinct is None and most > _FEW_DISTINCT:
+        distinct = _distinct(values, codes, most)
+    if distinct is None:
         return None
-    order = np.argsort(distinct[:count], kind="stable")
-    rank = np.empty(count, np.int8 if count <= 1 << 7 else np.int16 if count <= 1 << 15 else np.int32)
-    rank[order] = np.arange(count, dtype=rank.dtype)
-    out = np.empty(values.size, rank.dtype)
+    order = np.argsort(distinct, kind="stable")
+    rank: Ints = np.empty(order.size, code_type(order.size))
+    rank[order] = np.arange(order.size, dtype=rank.dtype)
+    out: Ints = np.empty(values.size, rank.dtype)
     _recode(codes, rank, out)
     return distinct[order], out
+
+
+def _distinct(values: Ints, codes: Any, most: int) -> Ints | None:
+    """Return the distinct values as they appear, and write their codes; None if they are more than `most`."""
+    table = np.full(1 << (2 * most - 1).bit_length(), _EMPTY, np.int32)
+    distinct = np.empty(most, values.dtype)
+    count = _assign_codes(values, table, distinct, codes, most)
+    return None if count < 0 else distinct[:count]
 
 
 def look_up(codes: Ints, values: Ints) -> Ints:

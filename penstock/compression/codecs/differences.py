@@ -109,7 +109,7 @@ def _factors_of(values: Ints) -> tuple[int, Ints]:
 
 @kernel
 def _divide(values: Ints, out: Any) -> int:
-    """Write the difference of each value from the first, divided by what divides all; return that, 0 for zeros.
+    """Write the difference of each value from the first, over what divides all; return that, 0 for zeros.
 
     What an odd number divides, times its inverse modulo 2**64, is the quotient. Other numbers give products
     beyond every quotient that there can be, and what zero bits at the low end divide no more has others.
