@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import settings
+import pytest
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from penstock.checkpointing.protocol import OperatorSpec, SinkSpec, SourceSpec, Topology
+from penstock.errors import PenstockError
+from tests.protocol_known_bad import KNOWN_BAD
 from tests.protocol_model import Add, Join, Keep, Total, Union, Window, World
 
 KINDS: dict[str, tuple[Any, int, bool]] = {
@@ -128,3 +138,20 @@ class Protocol(RuleBasedStateMachine):
 
 TestProtocol = Protocol.TestCase
 TestProtocol.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize("name", KNOWN_BAD)
+def test_each_broken_protocol_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    KNOWN_BAD[name](monkeypatch)
+    with pytest.raises((AssertionError, PenstockError)):
+        run_state_machine_as_test(
+            Protocol,
+            settings=settings(
+                TestProtocol.settings,
+                max_examples=400,
+                phases=[Phase.generate],
+                database=None,
+                report_multiple_bugs=False,
+                print_blob=False,
+            ),
+        )

@@ -176,6 +176,7 @@ class PersistentOperatorGraph:
 
     def _commit(self, sink: str, unit: StreamUnit) -> list[Task]:
         spec = self.topology.sinks[sink]
+        unit = unit.after(self.facts.committed[sink][spec.stream])
         if not unit.rows:
             self.streams[spec.stream].acknowledged(sink)
             return []

@@ -335,9 +335,19 @@ class FTOperator:
         """Return, by input, the offset of the next tuple that it has not received."""
         return dict(self.received)
 
-    def load_state(self, restart: Restart, snapshot: Snapshot | None) -> None:
-        """Start again, with the state and the queues of a snapshot or with empty ones."""
+    def load_state(
+        self, restart: Restart, snapshot: Snapshot | None, writers: Mapping[str, VectorClock]
+    ) -> None:
+        """Start again, with the state and the queues of a snapshot or with empty ones.
+
+        `writers` says by input from where its writer starts again, which may be later than this operator knew: a
+        clock of several paths to one source is the earliest of them.
+        """
         self._restart(restart)
+        for stream, clock in writers.items():
+            if clock[stream] <= self.received[stream]:
+                last = self.lineage[stream].entries[-1][1]
+                self.lineage[stream].add(self.received[stream], last.merge(clock.only(last)))
         if snapshot is not None:
             self.state = snapshot.state
             self.queues = {stream: deque(rows) for stream, rows in snapshot.queues.items()}

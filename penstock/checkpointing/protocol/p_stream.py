@@ -41,11 +41,10 @@ class PStream:
         self._first = 0  # the batch number of _units[0]
         self._waiting: set[int] = set()  # batches that are not durable yet
         self._readers: dict[str, int] = {}  # the next batch of each
-        self._offsets: dict[str, int] = {}  # where each began to read
         self._trimmed = 0
 
     def subscribe(self, reader: str, offset: int) -> None:
-        """Add a reader that has all tuples before `offset`.
+        """Add a reader that has all tuples before `offset`; of the first p-unit it may get some once more.
 
         Raises
         ------
@@ -54,8 +53,7 @@ class PStream:
         """
         if reader in self._readers or self._first:
             raise InvalidUsageError("readers subscribe once, and before anything is read", reader=reader)
-        self._readers[reader] = 0
-        self._offsets[reader] = offset
+        self._readers[reader] = sum(unit.end <= offset for unit in self._units)
 
     def write(self, unit: StreamUnit, *, retained: bool = True) -> list[PersistTask]:
         """Append a p-unit, without what the stream has of it, and return what has to be done before it is read.
@@ -95,7 +93,7 @@ class PStream:
         batch = self._readers[reader]
         if batch == self._first + len(self._units) or any(waiting <= batch for waiting in self._waiting):
             return None
-        return self._units[batch - self._first].after(self._offsets[reader])
+        return self._units[batch - self._first]
 
     def acknowledged(self, reader: str) -> None:
         """Move `reader` on by one p-unit. Memory of p-units that all readers passed is freed."""

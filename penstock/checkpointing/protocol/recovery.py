@@ -171,7 +171,8 @@ class Recovery:
                 restart = snapshot.restart
             else:
                 restart = Restart.from_clock(name, self._topology.inputs(name), self._asked.clocks[name])
-            operator.load_state(restart, snapshot)
+            writers = {s: self._asked.clocks[s] for s in operator.inputs if s in self._asked.clocks}
+            operator.load_state(restart, snapshot, writers)
         tasks = graph.begin(self._asked.offsets, self._storage.last_checkpoint())
         self._ended(4)
         phases = [after - before for before, after in zip(self._times, self._times[1:], strict=False)]

@@ -85,7 +85,7 @@ class Topology:
 
     Notes
     -----
-    Downstream of a fault-tolerant operator all are fault-tolerant (Scabbard §3.1); this is seen to here. A departure:
+    An operator before a sink, and any downstream of a fault-tolerant one, are fault-tolerant (Scabbard §3.1); this is seen to here. A departure:
     an operator with several inputs has to be, also without a state, because how far it is in each of them is one.
     """
 
@@ -99,7 +99,10 @@ class Topology:
         for name in names:
             if names.count(name) > 1 or name == "checkpoint" or not name or set(name) & set("<>"):
                 raise InvalidUsageError("a name is used twice or cannot be one", name=name)
-        self.operators = self._sorted(specs)
+        last = {sink.stream for sink in self.sinks.values()}
+        self.operators = self._sorted(
+            [replace(spec, fault_tolerant=spec.fault_tolerant or spec.name in last) for spec in specs]
+        )
         self.readers: dict[str, list[str]] = {name: [] for name in (*self.sources, *self.operators)}
         for spec in self.operators.values():
             for stream in spec.inputs:
