@@ -204,6 +204,25 @@ def from_streams(kind: pa.DataType, rows: int, columns: Streams, max_bytes: int)
     return pa.Array.from_buffers(kind, rows, [validity, pa.py_buffer(streams[0])])
 
 
+def dictionary_of(kind: pa.DataType, columns: Streams) -> pa.Array[Any]:
+    """Return the dictionary array of texts whose distinct values are kept apart.
+
+    Raises
+    ------
+    CorruptDataError
+        If the streams contradict one another or the type.
+    """
+    codes, lengths, content = columns.streams
+    offsets, data = _offsets(kind, lengths, content)
+    texts = _text_array(kind, len(offsets) - 1, None, offsets, data)
+    check(
+        not codes.size or (int(codes.min()) >= 0 and int(codes.max()) < len(texts)),
+        "a code has no text in its dictionary",
+    )
+    missing = None if columns.valid is None else columns.valid == 0
+    return pa.DictionaryArray.from_arrays(pa.array(codes, mask=missing), texts, safe=False)
+
+
 def raw_bytes(streams: Streams) -> int:
     """Return the bytes that the streams take when they are decoded."""
     return sum(stream.nbytes for stream in streams.streams)

@@ -30,6 +30,7 @@ from penstock.compression.abc import Cascade, UnfitError, check, check_version
 from penstock.compression.arrow import (
     Layout,
     Streams,
+    dictionary_of,
     from_streams,
     get_type,
     layouts_of,
@@ -252,8 +253,18 @@ class Block:
         with self._named():
             return [(name, cascade_of(node), node.count, node.size_bytes) for name, node in streams]
 
-    def read(self, start: int = 0, stop: int | None = None) -> pa.Array[Any]:
+    def read(
+        self, start: int = 0, stop: int | None = None, *, keep_dictionary: bool = False
+    ) -> pa.Array[Any]:
         """Return rows `start` to `stop`, decoding no more sub-blocks than hold them.
+
+        Parameters
+        ----------
+        start, stop : int
+            The rows; all unless told.
+        keep_dictionary : bool
+            Return texts whose distinct values are kept apart as an Arrow dictionary, which may have
+            values that no row has.
 
         Raises
         ------
@@ -272,6 +283,8 @@ class Block:
                 check(bool(((valid == 0) | (valid == 1)).all()), "a null is neither there nor not")
             streams = self._streams(start, stop)
             parts = Streams(self.layout, streams, valid)
+            if keep_dictionary and self.layout is Layout.TEXT_DICTIONARY:
+                return dictionary_of(self.type, parts)
             return from_streams(self.type, stop - start, parts, self._max_bytes)
 
     def _streams(self, start: int, stop: int) -> tuple[Ints, ...]:

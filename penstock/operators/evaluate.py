@@ -24,7 +24,7 @@ from penstock.operators.expression import Expression
 if TYPE_CHECKING:
     from sqlglot import exp
 
-__all__ = ["evaluate", "filter_rows", "project", "type_of"]
+__all__ = ["can_fail", "evaluate", "filter_rows", "project", "type_of"]
 
 _Value: TypeAlias = Any  # an array or a scalar of pyarrow, which has no types
 _Integers: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
@@ -51,6 +51,12 @@ def evaluate(expression: Expression, table: pa.Table) -> pa.ChunkedArray[Any]:
     except pa.ArrowInvalid as error:
         raise InvalidUsageError(f"an expression fails: {error}", expression=expression.text) from None
     return _column(value, table.num_rows)
+
+
+@lru_cache(maxsize=4096)
+def can_fail(expression: Expression) -> bool:
+    """Say whether there may be values for which `evaluate` raises: those at which integers overflow."""
+    return any(type(node).__name__ in _CHECKED for node in expression.tree.walk())
 
 
 def type_of(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
@@ -408,3 +414,6 @@ _FUNCTIONS: Final[dict[str, Callable[[Any, pa.Table], _Value]]] = {
     "Length": _function("utf8_length", pa.string()),
 }
 """How each kind of sqlglot's nodes is computed."""
+
+_CHECKED: Final = frozenset({"Abs", "Add", "IntDiv", "Mul", "Neg", "Sub"})
+"""sqlglot's names of what is calculated with a check for overflow."""

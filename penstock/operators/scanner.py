@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from penstock.checkpointing.p_stream import Piece
 from penstock.compression import TableBlock
 from penstock.errors import InvalidUsageError
-from penstock.operators.evaluate import evaluate, type_of
+from penstock.operators.evaluate import can_fail, evaluate, type_of
 from penstock.operators.expression import Expression
 from penstock.operators.fragments import Fragmenter
 from penstock.operators.latest import Latest
@@ -106,7 +106,8 @@ class Scanner:
             If an integer overflows.
         """
         for piece, block in blocks:
-            rows = pa.Table.from_batches([block.read(self._columns, piece.first, piece.stop)])
+            read = block.read(self._columns, piece.first, piece.stop, keep_dictionary=True)
+            rows = pa.Table.from_batches([read])
             if not self._columns:
                 rows = _counted(piece.stop - piece.first)
             found = self._rows(rows)
@@ -120,27 +121,40 @@ class Scanner:
     def _rows(self, rows: pa.Table) -> pa.Table | None:
         mask = None
         if self._where is not None:
-            mask = pc.fill_null(evaluate(self._where, rows).combine_chunks(), False)
+            mask = self._mask(rows)
             selected = mask.true_count
             if selected == len(mask):
                 mask = None
             elif self._fragmenter is None or selected < _FEW * len(mask):
                 rows, mask = rows.filter(mask), None
         if self._select is not None:
-            rows = pa.table(
-                [
-                    rows.column(value.columns[0]) if value.is_column else evaluate(value, rows)
-                    for value in self._select.values()
-                ],
-                names=list(self._select),
-            )
+            columns = [_evaluated(value, rows) for value in self._select.values()]
+            rows = pa.table(columns, names=list(self._select))
         if self._fragmenter is not None:
             self._fold(rows, None if mask is None else mask.to_numpy(zero_copy_only=False))
             return None
+        rows = _plain(rows)
         if self._latest is not None:
             self._latest.add(rows)
             return None
-        return rows
+        return rows if rows.schema.equals(self.schema) else rows.cast(self.schema)
+
+    def _mask(self, rows: pa.Table) -> pa.Array[Any]:
+        """Return for which rows the predicate is true."""
+        assert self._where is not None
+        parts = self._where.conjuncts()
+        mask = pc.fill_null(_whole(_evaluated(parts[0], rows)), False)
+        for part in parts[1:]:
+            if not can_fail(part):
+                mask = pc.and_(mask, pc.fill_null(_whole(_evaluated(part, rows)), False))
+                continue
+            # What fails for a row that another conjunct excludes must not.
+            passed = pc.indices_nonzero(mask)
+            kept = pc.fill_null(_whole(_evaluated(part, rows.take(passed))), False).to_numpy(zero_copy_only=False)
+            found = np.zeros(len(mask), np.bool_)
+            found[passed.to_numpy()[kept]] = True
+            mask = pa.array(found)
+        return mask
 
     def _fold(self, rows: pa.Table, mask: npt.NDArray[np.bool_] | None) -> None:
         if not rows.num_rows:
@@ -150,8 +164,8 @@ class Scanner:
         values = []
         for value in self._values.values():
             if value is not None and value not in made:
-                column = rows.column(value.columns[0]) if value.is_column else evaluate(value, rows)
-                made[value] = _whole(column)
+                column = _whole(_evaluated(value, rows))
+                made[value] = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
             values.append(None if value is None else made[value])
         self._fragmenter.add(
             _whole(rows.column(self._fragments.time)),
@@ -159,6 +173,33 @@ class Scanner:
             values,
             mask,
         )
+
+
+def _evaluated(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
+    """Return the expression's value in each row; of texts in a dictionary it is computed once for each."""
+    if expression.is_column:
+        return rows.column(expression.columns[0])
+    kinds = {name: rows.schema.field(name).type for name in expression.columns}
+    coded = [name for name, kind in kinds.items() if pa.types.is_dictionary(kind)]
+    if not coded:
+        return evaluate(expression, rows)
+    if len(kinds) == 1 and not can_fail(expression):
+        column = _whole(rows.column(coded[0]))
+        if not column.indices.null_count:
+            values = evaluate(expression, pa.table({coded[0]: column.dictionary}))
+            return pa.chunked_array([_whole(values).take(column.indices)])
+    return evaluate(expression, _plain(rows.select(list(kinds))))
+
+
+def _plain(rows: pa.Table) -> pa.Table:
+    """Return rows with the values of dictionaries."""
+    if not any(pa.types.is_dictionary(field.type) for field in rows.schema):
+        return rows
+    fields = [
+        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+        for field in rows.schema
+    ]
+    return rows.cast(pa.schema(fields))
 
 
 def _whole(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:

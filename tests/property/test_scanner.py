@@ -61,7 +61,8 @@ def units(rows: pa.Table, cuts: Sequence[int]) -> list[tuple[Piece, TableBlock]]
     for start, stop in zip([0, *cuts], [*cuts, rows.num_rows], strict=True):
         part = rows.slice(start, stop - start)
         padded = pa.concat_tables([rows.slice(0, 2), part, rows.slice(0, 1)])
-        block = TableBlock(encode_table(padded, codecs=dict.fromkeys(ALL, "plain")))
+        codecs = dict.fromkeys(ALL, "plain") | ({"name": "dictionary>plain"} if len(found) % 2 else {})
+        block = TableBlock(encode_table(padded, codecs=codecs))
         found.append((Piece("s", 0, block.size_bytes, block.rows, 2 if rows.num_rows > 1 else 1, 0), block))
     return [
         (Piece("s", 0, block.size_bytes, block.rows, piece.first, block.rows - 1), block)
@@ -93,7 +94,8 @@ def _plain(value: Any) -> Any:
     return value.timestamp() if hasattr(value, "timestamp") else round(value, 9) if isinstance(value, float) else value
 
 
-WHERE = st.sampled_from([None, "small = 1", "x > 0 AND n < 500", "name = 'name 2' OR k = 0", "n < 2000", "n < -2000"])
+WHERE = st.sampled_from([None, "small = 1", "x > 0 AND n < 500", "name = 'name 2' OR k = 0", "n < 2000", "n < -2000",
+    "name = 'name 2' AND small <> 0", "n > 0 AND n * 2 < 1000 AND name <> 'name 1'"])
 GROUPS = st.sampled_from([(), ("k",), ("name",), ("k", "small"), ("day", "name", "k"), ("small",)])
 
 
