@@ -42,7 +42,9 @@ def path_in(options: Mapping[str, str]) -> str:
     """
     path = {name.lower(): text for name, text in options.items()}.get("path")
     if not path:
-        raise InvalidUsageError("the data source pstream needs a path", hint="load(PATH) or option('path', PATH)")
+        raise InvalidUsageError(
+            "the data source pstream needs a path", hint="load(PATH) or option('path', PATH)"
+        )
     return path
 
 
@@ -145,7 +147,9 @@ def _start(text: str) -> str | int | datetime:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidUsageError(
-            "no such start", start=text, hint="earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z"
+            "no such start",
+            start=text,
+            hint="earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z",
         ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -27,8 +28,8 @@ from pyspark.sql.types import StructType
 from penstock.checkpointing.files import Files
 from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
 from penstock.compression import TableBlock
-from penstock.errors import InvalidUsageError
-from penstock.spark_ext.p_stream_options import ReadOptions, WriteOptions, path_in
+from penstock.errors import InternalError, InvalidUsageError
+from penstock.spark_ext.p_stream_options import ReadOptions, WriteOptions
 from penstock.spark_ext.p_stream_sink import BatchWriter, StreamWriter
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, check_same, converted, spark_schema
 
@@ -46,12 +47,12 @@ class PStreamDataSource(DataSource):
     path
         Where the p-stream is.
     reader
-        A name to subscribe under (streams only). What the query has not committed is kept for it, whoever
-        else reads. Without it nothing is kept. One name belongs to one query.
+        A name to subscribe under (streams only). What the query has not committed is kept for it,
+        whoever else reads. Without it nothing is kept. One name belongs to one query.
     start : earliest
-        Where a query with a new checkpoint begins: ``earliest``, ``latest``, an offset, or an ISO 8601 time (of
-        UTC where it has no zone), which is the first commit at or after it. A reader that is subscribed
-        already goes on where it was.
+        Where a query with a new checkpoint begins: ``earliest``, ``latest``, an offset, or an ISO 8601
+        time (of UTC where it has no zone), which is the first commit at or after it. A reader that is
+        subscribed already goes on where it was.
     columns
         What is read: names with commas between them, or a JSON list. All columns unless given.
     maxRows, maxBytes
@@ -64,7 +65,8 @@ class PStreamDataSource(DataSource):
     path
         Where the p-stream is; it is created where there is none.
     writer
-        The writer's name in the commit log: the query's id, or one of its own for each batch job, unless given.
+        The writer's name in the commit log: the query's id, or a new one for each batch job, unless
+        given.
     batch
         With `writer`, and for batch jobs only, as in ``foreachBatch``: the writer's number of the rows; what
         is not larger than its last was written already, and is dropped.
@@ -211,7 +213,8 @@ class _Plan:
     @property
     def stream(self) -> PStream:
         """The driver's view of the p-stream."""
-        assert self._stream is not None, "a worker has no view of the commit log"
+        if self._stream is None:
+            raise InternalError("a worker has no view of the commit log")
         return self._stream
 
     def split(self, start: int, stop: int) -> list[_Pieces]:
@@ -229,7 +232,7 @@ class _Plan:
 def _bounded(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     parts = min(rows.num_rows, 1 + rows.nbytes // _BATCH_BYTES)
     edges = [rows.num_rows * part // parts for part in range(parts + 1)] if parts else []
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         yield rows.slice(low, high - low)
 
 
@@ -252,7 +255,7 @@ class _Reader(DataSourceReader):
 
 
 class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
-    """Plans micro-batches on the driver, in one process for the life of a query, and reads them on workers."""
+    """Plans micro-batches on the driver, in one process for the life of a query; workers read them."""
 
     def __init__(self, plan: _Plan) -> None:
         self._plan = plan
