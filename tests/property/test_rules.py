@@ -77,7 +77,9 @@ def _graphs(draw: st.DrawFn) -> Graph:
         chosen = draw(st.lists(st.sampled_from(names)))
         kept = [name for name in names if name in ("t", "k", *chosen)]
         computed = [text for name in names for text in _COMPUTED.get(name, [])]
-        made = {"y": draw(st.sampled_from(computed))} if computed and draw(st.booleans()) else {}
+        made: dict[str, str] = {}
+        if draw(st.booleans()) and computed:
+            made["y"] = draw(st.sampled_from(computed))
         return here.select(*[name for name in kept if name not in made], **made)
 
     here = graph("random").source("left", _SCHEMA)
