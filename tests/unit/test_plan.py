@@ -137,7 +137,7 @@ def test_selectivities_are_counted_on_a_sample() -> None:
     # A tuple of every tenth second passes, and a pane is nine seconds: 200 tuples are in 200 panes.
     assert shares["scan"] == 1.0
     assert shares["assemble"] is None
-    assert "passes 10.000%, 16 B a tuple" in plan.explain()
+    assert "passes 10%, 16 B a tuple" in plan.explain()
     assert "(assumed)" in made.plan().explain()
 
 
