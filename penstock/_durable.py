@@ -65,8 +65,8 @@ def _forget(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def read(path: Path) -> bytes:
-    """Return the content of `path`.
+def read(path: Path, at: int = 0, size: int = -1) -> bytes:
+    """Return the content of `path`, or `size` bytes of it from `at` on, fewer where it ends before.
 
     Raises
     ------
@@ -76,7 +76,9 @@ def read(path: Path) -> bytes:
         If the file system refuses.
     """
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            file.seek(at)
+            return file.read(size)
     except FileNotFoundError:
         raise
     except NotADirectoryError as error:

@@ -23,6 +23,11 @@ FAILPOINTS = (
     "operator.after_apply",
     "operator.after_commit",
     "operator.before_release",
+    "p_stream.after_segments",
+    "p_stream.after_commit",
+    "sink.after_segments",
+    "sink.before_commit",
+    "sink.after_commit",
 )
 """Every fail point there is; `failpoint` refuses other names, so that tests can go through them all."""
 

@@ -131,6 +131,15 @@ class Files(Protocol):
             If the name or the location is not possible.
         """
 
+    def read_range(self, name: str, at: int, size: int) -> Content:
+        """Return `size` bytes of the file `name` from `at` on; fewer where the file ends before.
+
+        Raises
+        ------
+        FileNotFoundError, UnavailableError, InvalidUsageError
+            As `read`.
+        """
+
     def delete(self, name: str) -> None:
         """Remove the file `name`; one that is gone already is no error.
 
@@ -278,6 +287,10 @@ class LocalFiles:
         """Return the content of the file `name`; see `Files.read`."""
         return _durable.read(self.directory / _checked(name))
 
+    def read_range(self, name: str, at: int, size: int) -> Content:
+        """Return a part of the file `name`; see `Files.read_range`."""
+        return _durable.read(self.directory / _checked(name), at, size)
+
     def delete(self, name: str) -> None:
         """Remove the file `name`; see `Files.delete`."""
         _durable.delete(self.directory / _checked(name))
@@ -369,16 +382,26 @@ class RemoteFiles:
 
     def read(self, name: str) -> Content:
         """Return the content of the file `name`, in memory of pyarrow's; see `Files.read`."""
+        return self._read(name, 0, None)
+
+    def read_range(self, name: str, at: int, size: int) -> Content:
+        """Return a part of the file `name`; see `Files.read_range`."""
+        return self._read(name, at, size)
+
+    def _read(self, name: str, at: int, wanted: int | None) -> memoryview:
         target = self.path_of(_checked(name))
         with self._refusals("cannot read state", target):
             system, directory = self._place()
             try:
                 with system.open_input_file(f"{directory}/{name}") as stream:
-                    size = stream.size()
-                    content = memoryview(stream.read_buffer(size)).cast("B")
+                    whole = stream.size()
+                    size = max(0, whole - at if wanted is None else min(wanted, whole - at))
+                    if at:
+                        stream.seek(min(at, whole))
+                    content = memoryview(stream.read_buffer(size) if size else b"").cast("B")
             except FileNotFoundError:
                 raise _missing(target) from None
-        if size == 0 and self._scheme in _EMPTY_FIRST:
+        if whole == 0 and self._scheme in _EMPTY_FIRST:
             raise _missing(target)
         if content.nbytes != size:
             raise UnavailableError(

@@ -86,6 +86,15 @@ def test_what_was_published_is_read(directory: Files, size: int, wrap: Callable[
     assert bytes(directory.read("f")) == content
 
 
+def test_a_part_of_a_file_is_read(directory: Files) -> None:
+    content = os.urandom(1000)
+    directory.publish("f", content)
+    for at, size in ((0, 10), (990, 10), (995, 10), (1000, 5), (2000, 5), (17, 0)):
+        assert bytes(directory.read_range("f", at, size)) == content[at : at + size]
+    with pytest.raises(FileNotFoundError):
+        directory.read_range("g", 0, 1)
+
+
 def test_a_p_unit_is_decoded_from_what_is_read(directory: Files) -> None:
     unit = PUnit("kind", {"n": 1}, {"rows": pa.RecordBatch.from_pydict({"a": [1, 2, 3]})})
     directory.publish("unit.punit", encode(unit))

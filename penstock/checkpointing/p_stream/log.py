@@ -1,0 +1,373 @@
+"""The commit log of a p-stream: numbered files, each whole or not there.
+
+    00000000000000000041.entry       entry 41
+    00000000000000000042.entry       entry 42, the newest
+    00000000000000000040.start       the state after entry 40, which stands for entries 1 to 40
+
+Invariants (docs/design/0007-p-streams.md):
+
+1. Entry n + 1 is created exclusively, by one who knows all entries up to n. So what it says was decided in
+   their knowledge: a batch is committed once, a session that another has followed commits nothing, and a
+   release passes no reader that subscribed before.
+2. Entries are deleted in ascending order, and only those before the newest start's. So if entry n is there
+   after n + 1 was read or created, n + 1 is the first of its number. If n is gone, one knows nothing: n + 1
+   may be a second one, which nobody else will find.
+3. A start is durable before an entry that it stands for goes, and a release before a row goes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from penstock import _clock
+from penstock.checkpointing.p_stream.entry import (
+    Commit,
+    Entry,
+    Release,
+    Segment,
+    Start,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+    WriterState,
+    from_bytes,
+    to_bytes,
+)
+from penstock.errors import ConflictError, CorruptDataError, FencedError
+
+if TYPE_CHECKING:
+    from penstock.checkpointing.files import Files
+
+__all__ = ["CommitLog"]
+
+_FILE = re.compile(r"(?P<number>\d{20})\.(?P<kind>entry|start)")
+
+_SPARE_ENTRIES = 64
+"""Entries after which a start is worth its cost, where few commits are kept."""
+
+
+def _name(number: int, kind: str) -> str:
+    return f"{number:020}.{kind}"
+
+
+class CommitLog:
+    """What one process knows of a log; `refresh` brings in what others have added since.
+
+    Used by writers and by readers, each with an object of its own; it is not safe to share among threads.
+
+    Parameters
+    ----------
+    files : Files
+        The directory of the log.
+
+    Raises
+    ------
+    CorruptDataError
+        If a file of the log is damaged or missing.
+    UnavailableError
+        If the file system refuses.
+    """
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._load()
+
+    def _set(self, start: Start) -> None:
+        self.number = start.number
+        """The newest entry that is known."""
+        self.start = start.start
+        """The first row that is there."""
+        self.end = start.end
+        """The number of rows ever committed."""
+        self.commits = list(start.commits)
+        """The commits whose rows are not all released, in their order."""
+        self.writers = dict(start.writers)
+        """Of each writer its newest commit."""
+        self.readers = dict(start.readers)
+        """Who is subscribed, and where each began."""
+        self._started_at = start.number
+
+    # ------------------------------------------------------------------------------------- reading
+
+    def refresh(self) -> None:
+        """Take note of all entries that are there by now.
+
+        Raises
+        ------
+        CorruptDataError
+            If an entry is damaged or missing.
+        UnavailableError
+            If the file system refuses.
+        """
+        begin = self.number
+        self._follow()
+        if not self._is_there(begin):
+            self._load()
+
+    def _follow(self) -> None:
+        while (entry := self._read(self.number + 1)) is not None:
+            self._apply(entry)
+
+    def _is_there(self, number: int) -> bool:
+        """Say whether an entry was not deleted yet. Entry 0, which there never is, goes with the first start."""
+        if number == 0:
+            return not self._numbers("start")
+        try:
+            return bool(self._files.read_range(_name(number, "entry"), 0, 1))
+        except FileNotFoundError:
+            return False
+
+    def _numbers(self, kind: str) -> list[int]:
+        names = (_FILE.fullmatch(fact.name) for fact in self._files.list())
+        return sorted(int(found["number"]) for found in names if found and found["kind"] == kind)
+
+    def _load(self) -> None:
+        """Read the newest start and all entries after it, as often as a newer start appears meanwhile."""
+        seen = None
+        while True:
+            newest = max(self._numbers("start"), default=0)
+            entries = self._numbers("entry")
+            start = self._read_start(newest)
+            if start is not None:
+                self._set(start)
+                self._follow()
+                if self._is_there(newest) and self.number >= max(entries, default=0):
+                    return
+            if seen == newest:
+                lost = newest if start is None or not self._is_there(newest) else self.number + 1
+                raise CorruptDataError(
+                    "an entry of the commit log is missing", file=self._files.path_of(_name(lost, "entry"))
+                )
+            seen = newest
+
+    def _read_start(self, number: int) -> Start | None:
+        if number == 0:
+            return Start()
+        name = _name(number, "start")
+        try:
+            content = self._files.read(name)
+        except FileNotFoundError:
+            return None
+        file = self._files.path_of(name)
+        start = from_bytes(content, file)
+        if not isinstance(start, Start) or start.number != number:
+            raise CorruptDataError("the file is not the start that its name says", file=file)
+        return start
+
+    def _read(self, number: int) -> Entry | None:
+        name = _name(number, "entry")
+        try:
+            content = self._files.read(name)
+        except FileNotFoundError:
+            return None
+        file = self._files.path_of(name)
+        entry = from_bytes(content, file)
+        if isinstance(entry, Start):
+            raise CorruptDataError("the file is no entry of a commit log", file=file, kind="start")
+        if isinstance(entry, Commit) and number == self.number + 1 and entry.offset != self.end:
+            raise CorruptDataError(
+                "a commit does not follow the one before it", file=file, offset=entry.offset, expected=self.end
+            )
+        return entry
+
+    def _apply(self, entry: Entry) -> None:
+        self.number += 1
+        match entry:
+            case Commit():
+                self.end = entry.end
+                if entry.rows:
+                    self.commits.append(entry)
+                self.writers[entry.writer] = WriterState(entry.batch, entry.session, entry.clock)
+            case Subscribe(reader, offset):
+                self.readers[reader] = Subscription(self.number, offset)
+            case Unsubscribe(reader):
+                self.readers.pop(reader, None)
+            case Release(start):
+                self.start = start
+                self.commits = [commit for commit in self.commits if commit.end > start]
+
+    def since(self, offset: int) -> Iterator[Commit]:
+        """Return the commits that have rows at or after `offset`, in their order."""
+        return (commit for commit in self.commits if commit.end > offset)
+
+    # ------------------------------------------------------------------------------------- writing
+
+    def _append(self, decide: Callable[[], Entry | None], holds: Callable[[], bool]) -> bool:
+        """Add the entry that `decide` returns in the knowledge of all others; say whether there was one.
+
+        Parameters
+        ----------
+        decide : callable
+            Called again whenever others have added entries. None where there is nothing to add any more.
+        holds : callable
+            Whether the log is as if the entry had been added; asked where the entry itself cannot tell.
+        """
+        while True:
+            self.refresh()
+            entry = decide()
+            if entry is None:
+                return False
+            before = self.number
+            try:
+                self._files.publish(_name(before + 1, "entry"), to_bytes(entry))
+            except ConflictError:
+                continue
+            if self._is_there(before):
+                self._apply(entry)
+                return True
+            self._load()
+            if holds():
+                return True
+            if before + 1 < self._started_at:
+                self._files.delete(_name(before + 1, "entry"))
+
+    def commit(
+        self,
+        writer: str,
+        batch: int,
+        segments: Sequence[Segment],
+        *,
+        clock: Mapping[str, int] | None = None,
+        session: str = "",
+    ) -> bool:
+        """Make segments visible, unless this batch of the writer is in the log already.
+
+        Parameters
+        ----------
+        writer, batch, segments, clock
+            As in `Commit`. The segments are durable by now.
+        session : str
+            The attempt that commits; see `begin`. Empty where any attempt of the writer may commit.
+
+        Returns
+        -------
+        bool
+            False if the batch, or a later one, was there.
+
+        Raises
+        ------
+        FencedError
+            If another session of this writer has begun since.
+        CorruptDataError, UnavailableError
+            As `refresh`. After `UnavailableError` the commit may be in the log; calling again finds out.
+        """
+
+        def decide() -> Commit | None:
+            known = self.writers.get(writer)
+            if session and (known is None or known.session != session):
+                raise FencedError(
+                    "another process writes to the p-stream under the same name",
+                    writer=writer,
+                    hint="give each writer a name of its own",
+                )
+            if known is not None and batch <= known.batch:
+                return None
+            now = _clock.now_us()
+            return Commit(writer, batch, session, self.end, now, tuple(segments), dict(clock or {}))
+
+        return self._append(decide, lambda: self._has(writer, session, batch))
+
+    def begin(self, writer: str, session: str) -> WriterState:
+        """Begin a session: from here on, what other sessions of the writer commit is refused.
+
+        Returns
+        -------
+        WriterState
+            The writer's newest commit; of batch -1 where there is none.
+
+        Raises
+        ------
+        CorruptDataError, UnavailableError
+            As `refresh`.
+        """
+
+        def decide() -> Commit:
+            known = self.writers.get(writer, WriterState(-1, "", {}))
+            return Commit(writer, known.batch, session, self.end, _clock.now_us(), (), known.clock)
+
+        self._append(decide, lambda: self._has(writer, session, -1))
+        return self.writers[writer]
+
+    def _has(self, writer: str, session: str, batch: int) -> bool:
+        known = self.writers.get(writer)
+        return known is not None and known.session == session and known.batch >= batch
+
+    def subscribe(self, reader: str, offset_of: Callable[[], int]) -> Subscription:
+        """Subscribe a reader, if it is not; return where it began.
+
+        Parameters
+        ----------
+        reader : str
+            Its name.
+        offset_of : callable
+            Returns the first row that it needs, as the log is then; it raises what is to be raised.
+
+        Raises
+        ------
+        CorruptDataError, UnavailableError
+            As `refresh`.
+        """
+        self._append(
+            lambda: None if reader in self.readers else Subscribe(reader, offset_of()),
+            lambda: reader in self.readers,
+        )
+        return self.readers[reader]
+
+    def unsubscribe(self, reader: str) -> bool:
+        """Let a reader go; say whether it was there.
+
+        Raises
+        ------
+        CorruptDataError, UnavailableError
+            As `refresh`.
+        """
+        return self._append(
+            lambda: Unsubscribe(reader) if reader in self.readers else None,
+            lambda: reader not in self.readers,
+        )
+
+    def release(self, start_of: Callable[[], int]) -> bool:
+        """Let the stream begin later; say whether it does.
+
+        Parameters
+        ----------
+        start_of : callable
+            Returns the first row that is needed, as the log is then; where that is no later than the
+            stream's start, nothing is added.
+
+        Raises
+        ------
+        CorruptDataError, UnavailableError
+            As `refresh`.
+        """
+        return self._append(
+            lambda: Release(start) if (start := start_of()) > self.start else None,
+            lambda: self.start >= start_of(),
+        )
+
+    def compact(self) -> None:
+        """Write a start and delete the entries that it stands for, where they are many.
+
+        Raises
+        ------
+        CorruptDataError, UnavailableError
+            As `refresh`.
+        """
+        if self.number - self._started_at < max(_SPARE_ENTRIES, len(self.commits) // 4):
+            return
+        start = Start(
+            self.number, self.start, self.end, tuple(self.commits), dict(self.writers), dict(self.readers)
+        )
+        try:
+            self._files.publish(_name(start.number, "start"), to_bytes(start))
+        except ConflictError:
+            pass  # The state after an entry is one and the same, whoever writes it.
+        self._started_at = start.number
+        for number in self._numbers("entry"):
+            if number < start.number:
+                self._files.delete(_name(number, "entry"))
+        for number in self._numbers("start"):
+            if number < start.number:
+                self._files.delete(_name(number, "start"))

@@ -1,0 +1,129 @@
+"""Following a p-stream without Spark."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from penstock.checkpointing.p_stream.stream import EARLIEST, PStream, Trimmed
+from penstock.errors import InvalidUsageError
+
+__all__ = ["PStreamReader"]
+
+_POLL_S = 0.02
+
+
+class PStreamReader:
+    """Reads a p-stream in order, from where this reader is.
+
+    With a name it is a subscriber: what it has not released is kept, and another reader of that name, in
+    another process and later, goes on from what was released. Without a name nothing is kept for it.
+
+    Not safe to share among threads.
+
+    Parameters
+    ----------
+    location : str or path
+        Where the p-stream is.
+    reader : str, optional
+        The name to subscribe under.
+    start : str or int
+        ``"earliest"``, ``"latest"`` or an offset; where a subscriber that is not new goes on all the same.
+    columns : sequence of str, optional
+        What to read; all columns unless told.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no stream, no such column, or rows from `start` on are released.
+    CorruptDataError
+        If the stream's files are damaged.
+    UnavailableError
+        If the file system refuses.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from penstock.checkpointing.p_stream.writer import PStreamWriter
+    >>> place = tempfile.mkdtemp() + "/numbers"
+    >>> with PStreamWriter(place, pa.schema({"n": pa.int64()})) as writer:
+    ...     writer.append(pa.table({"n": range(5)}))
+    >>> reader = PStreamReader(place, reader="sums")
+    >>> sum(reader.read(max_rows=3)["n"].to_pylist())
+    3
+    >>> trimmed = reader.release()
+    >>> PStreamReader(place, reader="sums").read()["n"].to_pylist()  # a restart goes on from there
+    [3, 4]
+    """
+
+    def __init__(
+        self,
+        location: str | os.PathLike[str],
+        *,
+        reader: str | None = None,
+        start: str | int = EARLIEST,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        self._stream = PStream(location)
+        known = self._stream.schema.names
+        if columns is not None and (unknown := [name for name in columns if name not in known]):
+            raise InvalidUsageError(
+                "the p-stream has no such columns", columns=", ".join(unknown), known=", ".join(known)
+            )
+        self._columns = list(known if columns is None else columns)
+        self.schema = pa.schema([self._stream.schema.field(name) for name in self._columns])
+        self.reader = reader
+        if reader is None:
+            self.offset = self._stream.offset_of(start)
+        else:
+            self.offset = self._stream.subscribe(reader, start)
+
+    def read(self, max_rows: int | None = None) -> pa.Table:
+        """Return the rows that are there and were not read, at most `max_rows`; maybe none.
+
+        Raises
+        ------
+        InvalidUsageError
+            If what comes next is released: only without a name.
+        CorruptDataError, UnavailableError
+            If what is read is damaged, or the file system refuses.
+        """
+        self._stream.refresh()
+        stop = self._stream.end
+        if max_rows is not None:
+            stop = min(stop, self.offset + max_rows)
+        batches = list(self._stream.read(self.offset, stop, self._columns)) if stop > self.offset else []
+        self.offset = max(stop, self.offset)
+        return pa.Table.from_batches(batches, self.schema)
+
+    def follow(self, *, max_rows: int | None = None, poll_s: float = _POLL_S) -> Iterator[pa.Table]:
+        """Return rows as they come, for ever; waits while there are none.
+
+        Raises
+        ------
+        InvalidUsageError, CorruptDataError, UnavailableError
+            As `read`.
+        """
+        while True:
+            rows = self.read(max_rows)
+            if rows.num_rows:
+                yield rows
+            else:
+                time.sleep(poll_s)  # polls: other processes' commits tell nobody
+
+    def release(self) -> Trimmed:
+        """Let all rows that were read go: they are not read again, and are deleted once nobody needs them.
+
+        Raises
+        ------
+        InvalidUsageError
+            If this reader has no name.
+        CorruptDataError, UnavailableError
+            As `read`.
+        """
+        if self.reader is None:
+            raise InvalidUsageError("a reader without a name releases nothing", hint="give reader=")
+        return self._stream.trim_from(self.reader, self.offset)

@@ -1,0 +1,394 @@
+"""A p-stream: a durable channel of rows with writers, subscribers and a promise of where it begins.
+
+    LOCATION/
+      p-stream                       what it is: format version, identity, schema
+      log/                           who wrote and who reads what (`penstock.checkpointing.p_stream.log`)
+      segments/                      p-units (`penstock.checkpointing.p_stream.segments`)
+      readers/NAME-NUMBER/OFFSET.progress
+                                     up to where a subscription is done; the largest offset counts
+
+Rows have logical positions, the **offsets**: the first row ever written has 0 (Scabbard §3.1).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock import _clock
+from penstock.checkpointing.files import FileFacts, Files, open_files
+from penstock.checkpointing.p_stream.entry import WriterState
+from penstock.checkpointing.p_stream.log import CommitLog
+from penstock.checkpointing.p_stream.segments import Piece, pieces, read_blocks, writer_of
+from penstock.checkpointing.p_unit import PUnit, decode, encode
+from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
+
+__all__ = ["EARLIEST", "LATEST", "PStream", "Trimmed"]
+
+EARLIEST, LATEST = "earliest", "latest"
+
+_LOGGER = logging.getLogger(__name__)
+
+_FILE = "p-stream"
+
+_SPARE_BYTES = 16 << 20
+_SPARE_COMMITS = 16
+"""What must be superfluous before something is deleted, so that its cost is spread over many commits."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_PROGRESS = re.compile(r"(\d{20})\.progress")
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """What `PStream.trim` did.
+
+    Parameters
+    ----------
+    start : int
+        The first row that is kept.
+    segments : int
+        How many files went.
+    size_bytes : int
+        Their bytes, as far as they were known.
+    """
+
+    start: int
+    segments: int = 0
+    size_bytes: int = 0
+
+
+class PStream:
+    """One process's view of a p-stream. Writers and readers are made of it.
+
+    Not safe to share among threads. Nothing is held open.
+
+    Parameters
+    ----------
+    location : str or path
+        A directory; see `penstock.checkpointing.files.open_files`.
+    schema : pyarrow.Schema, optional
+        Creates the stream where there is none; where there is one, it must have these columns.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no stream and no schema, or the schema is another.
+    CorruptDataError
+        If the stream's files are damaged.
+    UnavailableError
+        If the file system refuses.
+    """
+
+    def __init__(self, location: str | os.PathLike[str], schema: pa.Schema | None = None) -> None:
+        self.files: Files = open_files(location)
+        self.identity, self.schema = self._open(schema)
+        self.log = CommitLog(self.files.child("log"))
+        self.segments = self.files.child("segments")
+
+    # ------------------------------------------------------------------------------------ identity
+
+    def _open(self, schema: pa.Schema | None) -> tuple[str, pa.Schema]:
+        try:
+            known = self._read()
+        except FileNotFoundError:
+            if schema is None:
+                raise InvalidUsageError(
+                    "there is no p-stream",
+                    location=self.files.location,
+                    hint="write to it first, or give the schema that it is to have",
+                ) from None
+            with contextlib.suppress(ConflictError):
+                self.files.publish(_FILE, _described(schema))
+            known = self._read()
+        if schema is not None:
+            check_schema(schema, known[1], self.files.location)
+        return known
+
+    def _read(self) -> tuple[str, pa.Schema]:
+        file = self.files.path_of(_FILE)
+        unit = decode(self.files.read(_FILE), file)
+        if unit.kind != "p-stream":
+            raise CorruptDataError("the file describes no p-stream", file=file, kind=unit.kind)
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(unit.meta["schema"])))
+        return unit.meta["identity"], schema
+
+    # ------------------------------------------------------------------------------------- readers
+
+    def refresh(self) -> None:
+        """Take note of what was committed since; see `CommitLog.refresh`."""
+        self.log.refresh()
+
+    @property
+    def start(self) -> int:
+        """The first row that is there, as far as is known."""
+        return self.log.start
+
+    @property
+    def end(self) -> int:
+        """The number of rows ever committed, as far as is known."""
+        return self.log.end
+
+    def offset_at(self, time_us: int) -> int:
+        """Return the offset of the first commit at or after a time; the end where there is none."""
+        for commit in self.log.commits:
+            if commit.time_us >= time_us:
+                return max(commit.offset, self.start)
+        return self.end
+
+    def offset_of(self, start: str | int) -> int:
+        """Return the offset that ``"earliest"``, ``"latest"`` or a number means, now.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it is something else, or rows from there on are released.
+        """
+        self.refresh()
+        return self._offset_of(start)
+
+    def _offset_of(self, start: str | int) -> int:
+        if start == EARLIEST:
+            return self.start
+        if start == LATEST:
+            return self.end
+        if not isinstance(start, int) or isinstance(start, bool) or start < 0:
+            raise InvalidUsageError("no such start", start=start, hint="earliest, latest, or an offset")
+        self._check_kept(start)
+        return start
+
+    def _check_kept(self, offset: int) -> None:
+        if offset < self.start:
+            raise InvalidUsageError(
+                "rows of the p-stream are released already",
+                location=self.files.location,
+                wanted=offset,
+                start=self.start,
+                hint="start at the earliest offset, or subscribe before others release",
+            )
+
+    def pieces(self, start: int, stop: int) -> list[Piece]:
+        """Return where the rows from `start` to before `stop` are.
+
+        Raises
+        ------
+        InvalidUsageError
+            If they are released, or not all committed.
+        """
+        if stop > self.end:
+            self.refresh()
+        self._check_kept(start)
+        if stop > self.end:
+            raise InvalidUsageError("the p-stream has no such rows", stop=stop, end=self.end)
+        return list(pieces(self.log.since(start), start, stop))
+
+    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Return the rows from `start` to before `stop`, a p-unit at a time.
+
+        Raises
+        ------
+        InvalidUsageError
+            As `pieces`, or if there is no such column.
+        CorruptDataError, UnavailableError
+            If what is read is damaged, or the file system refuses.
+        """
+        names = self.schema.names if columns is None else list(columns)
+        for piece, block in read_blocks(self.segments, self.pieces(start, stop)):
+            yield block.read(names, piece.first, piece.stop)
+
+    def subscribe(self, reader: str, start: str | int = EARLIEST) -> int:
+        """Subscribe a reader, if it is not; return the offset from which it goes on.
+
+        From now on nothing from there on is deleted before the reader releases it.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the name cannot be one, or rows from `start` on are released.
+        CorruptDataError, UnavailableError
+            If the log is damaged, or the file system refuses.
+        """
+        checked_name(reader)
+        self.log.subscribe(reader, lambda: self._offset_of(start))
+        return self._progress(reader)
+
+    def unsubscribe(self, reader: str) -> bool:
+        """Let a reader go, for which nothing is kept any more; say whether it was there.
+
+        Raises
+        ------
+        CorruptDataError, UnavailableError
+            As `subscribe`.
+        """
+        self.refresh()
+        if reader not in self.log.readers:
+            return False
+        files = self._notes(reader)
+        found = self.log.unsubscribe(reader)
+        for fact in files.list():
+            files.delete(fact.name)
+        return found
+
+    def readers(self) -> dict[str, int]:
+        """Return up to which offset each subscribed reader is done."""
+        return {reader: self._progress(reader) for reader in self.log.readers}
+
+    def trim_from(self, reader: str, offset: int) -> Trimmed:
+        """Release the rows before `offset` for a reader: the release marker of a stream (Scabbard §3.3).
+
+        What no subscribed reader needs is deleted, in bulk, once it is worth while.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the reader is not subscribed, or the rows are not there yet.
+        CorruptDataError, UnavailableError
+            As `subscribe`.
+        """
+        self.refresh()
+        if reader not in self.log.readers:
+            raise InvalidUsageError("the reader is not subscribed", reader=reader)
+        if offset > self.end:
+            raise InvalidUsageError("a reader releases rows that are not there", offset=offset, end=self.end)
+        files = self._notes(reader)
+        known = _offsets(files)
+        if offset > max(known, default=self.log.readers[reader].offset):
+            with contextlib.suppress(ConflictError):
+                files.publish(_progress_name(offset), encode(PUnit("progress", {"time_us": _clock.now_us()})))
+            for older in known:
+                files.delete(_progress_name(older))
+        return self.trim()
+
+    def _progress(self, reader: str) -> int:
+        return max(_offsets(self._notes(reader)), default=self.log.readers[reader].offset)
+
+    def _notes(self, reader: str) -> Files:
+        return self.files.child("readers").child(f"{reader}-{self.log.readers[reader].number}")
+
+    # ------------------------------------------------------------------------------------ trimming
+
+    def trim(self, *, now: bool = False) -> Trimmed:
+        """Delete what no subscribed reader needs, once it is enough to be worth while, or `now`.
+
+        Steps: 1. the log says, durably, that the stream begins at the least progress, 2. segments that no
+        commit names any more go, 3. entries that a start stands for go. Without a reader nothing is deleted.
+
+        Raises
+        ------
+        CorruptDataError, UnavailableError
+            As `subscribe`.
+        """
+        self.refresh()
+        spare = [commit for commit in self.log.commits if commit.end <= self._needed()]
+        enough = sum(commit.size_bytes for commit in spare) >= _SPARE_BYTES or len(spare) >= _SPARE_COMMITS
+        if not spare or not (enough or now):
+            return Trimmed(self.start)
+        self.log.release(self._needed)
+        orphans = self._orphans()
+        for fact in orphans:
+            self.segments.delete(fact.name)
+        self.log.compact()
+        size = sum(fact.size_bytes for fact in orphans)
+        _LOGGER.info(
+            "trimmed [p_stream=%s start=%d segments=%d bytes=%d]",
+            self.files.location, self.start, len(orphans), size,
+        )  # fmt: skip
+        return Trimmed(self.start, len(orphans), size)
+
+    def _needed(self) -> int:
+        return min(self.readers().values(), default=self.start)
+
+    def _orphans(self) -> list[FileFacts]:
+        """Return the segments that no commit names, now or ever."""
+        listed = self.segments.list()
+        # Listed first: what is committed after it was listed is kept.
+        self.refresh()
+        kept = {segment.name for commit in self.log.commits for segment in commit.segments}
+        return [fact for fact in listed if fact.name not in kept and _is_settled(fact.name, self.log.writers)]
+
+    def cut_back(self, writer: str) -> int:
+        """Delete what a writer's attempts wrote and did not commit; return how many files that was.
+
+        Raises
+        ------
+        CorruptDataError, UnavailableError
+            As `subscribe`.
+        """
+        orphans = [fact.name for fact in self._orphans() if (writer_of(fact.name) or ("", 0))[0] == writer]
+        for name in orphans:
+            self.segments.delete(name)
+        return len(orphans)
+
+
+def _is_settled(segment: str, writers: Mapping[str, WriterState]) -> bool:
+    """Say whether the batch of a segment is in the log, so that only commits that are there may name it."""
+    known = writer_of(segment)
+    if known is None:
+        return False
+    state = writers.get(known[0])
+    return state is not None and known[1] <= state.batch
+
+
+def _described(schema: pa.Schema) -> memoryview:
+    text = base64.b64encode(schema.serialize().to_pybytes()).decode()
+    return encode(PUnit("p-stream", {"identity": _clock.new_id(), "schema": text}))
+
+
+def _progress_name(offset: int) -> str:
+    return f"{offset:020}.progress"
+
+
+def _offsets(files: Files) -> list[int]:
+    return [int(found[1]) for fact in files.list() if (found := _PROGRESS.fullmatch(fact.name))]
+
+
+def checked_name(name: str) -> str:
+    """Return the name of a reader or writer.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it cannot be one.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidUsageError(
+            "a name is not possible",
+            name=repr(name),
+            hint="use letters of ASCII, digits, _, . and -, at most 100, and no . or - first",
+        )
+    return name
+
+
+def check_schema(given: pa.Schema, known: pa.Schema, location: str) -> None:
+    """Check that rows of one schema may be written to a stream of another; their order may differ.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a column is missing, too many, of another type, or given twice.
+    """
+    names = given.names
+    if len(set(names)) < len(names):
+        raise InvalidUsageError("two columns have one name", columns=", ".join(names))
+    missing = [name for name in known.names if name not in names]
+    unknown = [name for name in names if name not in known.names]
+    others = [
+        f"{name} is {given.field(name).type}, not {known.field(name).type}"
+        for name in names
+        if name in known.names and not given.field(name).type.equals(known.field(name).type)
+    ]
+    if missing or unknown or others:
+        raise InvalidUsageError(
+            "the columns are not those of the p-stream",
+            location=location,
+            missing=", ".join(missing) or "none",
+            unknown=", ".join(unknown) or "none",
+            types="; ".join(others) or "as they should",
+        )

@@ -1,0 +1,300 @@
+"""Appending to a p-stream from any Python process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock._clock import new_id
+from penstock._failpoints import failpoint
+from penstock.checkpointing.p_stream.segments import UNIT_ROWS, Coder, SegmentWriter
+from penstock.checkpointing.p_stream.stream import PStream, check_schema, checked_name
+from penstock.errors import InvalidUsageError
+from penstock.units import parse_duration_us
+
+if TYPE_CHECKING:
+    from penstock.compression import Goal
+
+__all__ = ["PStreamWriter"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_PENDING_BYTES = 256 << 20
+
+
+class PStreamWriter:
+    """Appends Arrow tables to a p-stream; rows are visible once they are durable.
+
+    A thread of its own codes, writes and commits what was appended: all that came while the commit before
+    was under way, in one (group commit). What one call appends becomes visible at once or not at all.
+
+    One name belongs to one process at a time: opening a writer fences the one that had its name before.
+    Several writers, each with a name of its own, may append to one stream. Any thread may call it.
+
+    Parameters
+    ----------
+    location : str or path
+        Where the p-stream is; see `penstock.checkpointing.files.open_files`.
+    schema : pyarrow.Schema, optional
+        Its columns; needed where the stream does not exist yet.
+    writer : str
+        The writer's name.
+    interval : str or timedelta
+        How long rows may wait for others to be committed with; "200ms" unless told.
+    goal, error_bounds, codecs, threads
+        How columns are coded; see `penstock.compression.Chooser` and `encode_table`.
+    unit_rows : int
+        The most rows of a p-unit.
+    max_pending_bytes : int
+        Once this much waits, `append` waits too.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no stream and no schema, the schema is another, or a setting is wrong.
+    CorruptDataError
+        If the stream's files are damaged.
+    UnavailableError
+        If the file system refuses.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> place = tempfile.mkdtemp() + "/clicks"
+    >>> schema = pa.schema({"user": pa.int64(), "page": pa.string()})
+    >>> with PStreamWriter(place, schema) as writer:
+    ...     writer.append(pa.table({"user": [1, 2], "page": ["a", "b"]}), clock={"clicks.csv": 2})
+    >>> with PStreamWriter(place) as writer:  # goes on where it was
+    ...     print(writer.clock)
+    {'clicks.csv': 2}
+    """
+
+    def __init__(
+        self,
+        location: str | os.PathLike[str],
+        schema: pa.Schema | None = None,
+        *,
+        writer: str = "writer",
+        interval: str | timedelta = "200ms",
+        goal: str | Goal = "balanced",
+        error_bounds: Mapping[str, float] | None = None,
+        codecs: Mapping[str, str] | None = None,
+        threads: int | None = None,
+        unit_rows: int = UNIT_ROWS,
+        max_pending_bytes: int = _PENDING_BYTES,
+    ) -> None:
+        if unit_rows < 1 or max_pending_bytes < 1:
+            raise InvalidUsageError(
+                "a limit must be at least 1", unit_rows=unit_rows, max_pending_bytes=max_pending_bytes
+            )
+        self.name = checked_name(writer)
+        self._interval_s = parse_duration_us(interval) / 1e6
+        self._coder = Coder(goal, error_bounds=error_bounds, codecs=codecs, threads=threads)
+        self._unit_rows, self._max_pending_bytes = unit_rows, max_pending_bytes
+        self._stream = PStream(location, schema)
+        self.schema = self._stream.schema
+        self._session = new_id()
+        known = self._stream.log.begin(self.name, self._session)
+        self._batch = known.batch
+        if cut := self._stream.cut_back(self.name):
+            _LOGGER.warning(
+                "cut back to the last commit [p_stream=%s writer=%s batch=%d segments=%d]",
+                self._stream.files.location, self.name, self._batch, cut,
+            )  # fmt: skip
+        self._committed = dict(known.clock)
+        self._clock = dict(known.clock)
+        self._pending: list[pa.Table] = []
+        self._pending_bytes = 0
+        self._appended = self._durable = 0
+        self._wanted = 0
+        self._error: BaseException | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="penstock-writer", daemon=True)
+        self._thread.start()
+
+    # ---------------------------------------------------------------------------------- the caller
+
+    @property
+    def clock(self) -> dict[str, int]:
+        """The vector clock of the newest commit: from where each source is to be read again."""
+        with self._changed:
+            return dict(self._committed)
+
+    @property
+    def committed_rows(self) -> int:
+        """The rows of the stream as of this writer's newest commit, other writers' too."""
+        return self._stream.end
+
+    def append(self, table: pa.Table | pa.RecordBatch, *, clock: Mapping[str, int] | None = None) -> None:
+        """Append rows; returns before they are durable. Waits while too much is pending.
+
+        Parameters
+        ----------
+        table : pyarrow.Table or pyarrow.RecordBatch
+            With the stream's columns, in any order. Its memory is shared until it is coded.
+        clock : mapping of str to int, optional
+            How far its sources were read with it. What is not named stays as it was.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the columns are others, or the writer is closed.
+        PenstockError
+            If rows before these could not be committed: as `flush`.
+        """
+        rows = self._checked(table)
+        with self._changed:
+            self._changed.wait_for(self._has_room)
+            self._check_open()
+            if clock:
+                self._clock.update(clock)
+            self._pending.append(rows)
+            self._pending_bytes += rows.nbytes
+            self._appended += 1
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until all that was appended is durable and visible.
+
+        Raises
+        ------
+        FencedError
+            If another process opened a writer of this name since.
+        CorruptDataError, UnavailableError
+            If the stream is damaged or the file system refuses. What was appended since the last commit is
+            lost to this writer; a new one tells by its clock from where to go on.
+        """
+        with self._changed:
+            self._check_error()
+            wanted = self._wanted = self._appended
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._durable >= wanted or self._error is not None)
+            self._check_error()
+
+    def close(self) -> None:
+        """Flush and end. Closing twice is no error.
+
+        Raises
+        ------
+        PenstockError
+            As `flush`.
+        """
+        with self._changed:
+            if self._closed:
+                return
+        try:
+            self.flush()
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """End without committing what is pending."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._coder.close()
+
+    def __enter__(self) -> PStreamWriter:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; without committing what is pending if an error is under way."""
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def _checked(self, table: pa.Table | pa.RecordBatch) -> pa.Table:
+        rows = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
+        check_schema(rows.schema, self.schema, self._stream.files.location)
+        for field in self.schema:
+            if not field.nullable and rows.column(field.name).null_count:
+                raise InvalidUsageError("a column has nulls that may have none", column=field.name)
+        return rows.select(self.schema.names).cast(self.schema)
+
+    def _has_room(self) -> bool:
+        return (
+            self._pending_bytes < self._max_pending_bytes or self._error is not None or self._closed
+        )
+
+    def _check_open(self) -> None:
+        self._check_error()
+        if self._closed:
+            raise InvalidUsageError("the writer is closed", writer=self.name)
+
+    def _check_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    # ---------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        try:
+            while (taken := self._take()) is not None:
+                self._write(*taken)
+        except BaseException as error:  # noqa: BLE001 - raised by the next call
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _take(self) -> tuple[list[pa.Table], int, dict[str, int], int] | None:
+        """Wait for rows, and a while for more; return them, with the clock and the count of appends."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._pending) or self._closed)
+            self._changed.wait_for(self._is_enough, timeout=self._interval_s)
+            if self._closed:
+                return None
+            taken = self._pending, self._pending_bytes, dict(self._clock), self._appended
+            self._pending = []
+            return taken
+
+    def _is_enough(self) -> bool:
+        return (
+            self._closed
+            or self._wanted > self._durable
+            or self._pending_bytes >= self._max_pending_bytes // 2
+        )
+
+    def _write(self, tables: list[pa.Table], size: int, clock: dict[str, int], appended: int) -> None:
+        """Commit rows. Steps: 1. code and write the segments, 2. commit them, 3. tell who waits."""
+        self._batch += 1
+        segments = SegmentWriter(
+            self._stream.segments, self._coder, self.name, self._batch, unit_rows=self._unit_rows
+        )
+        for table in tables:
+            segments.add(table)
+        written = segments.finish()
+        failpoint("p_stream.after_segments")
+        self._stream.log.commit(self.name, self._batch, written, clock=clock, session=self._session)
+        failpoint("p_stream.after_commit")
+        self._stream.log.compact()
+        with self._changed:
+            self._pending_bytes -= size
+            self._committed, self._durable = clock, appended
+            self._changed.notify_all()
+
+    def __repr__(self) -> str:
+        """Return what it writes to."""
+        return f"PStreamWriter({self._stream.files.location!r}, writer={self.name!r})"
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what waits and what is durable: calls of `append`, and bytes."""
+        with self._changed:
+            return {
+                "appended": self._appended,
+                "durable": self._durable,
+                "pending_bytes": self._pending_bytes,
+                "rows": self._stream.end,
+            }
