@@ -13,13 +13,14 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from benchmarks.harness import machine
 from benchmarks.streams import DATA, load
 from penstock.compression import Chooser, TableBlock, encode_table
 
@@ -27,12 +28,12 @@ _UNIT_ROWS = 65_536
 _ROUNDS = 5
 
 
-def _seconds(action: Callable[[], object]) -> float:
+def _seconds(action: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     taken = []
     for _ in range(_ROUNDS):
-        start = time.perf_counter()
+        start = clock()
         action()
-        taken.append(time.perf_counter() - start)
+        taken.append(clock() - start)
     return min(taken)
 
 
@@ -51,18 +52,20 @@ def _spark_seconds(folder: Path, schema: pa.Schema) -> dict[str, float]:
     return found
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--stream", default="cluster")
+    parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--data", type=Path, default=DATA)
-    arguments = parser.parse_args()
-    stream = load("cluster", arguments.data, arguments.rows)
+    parser.add_argument("--quick", action="store_true", help="few rows, without Spark")
+    options = parser.parse_args(arguments)
+    stream = load(options.stream, options.data, 10_000 if options.quick else options.rows)
     if stream is None:
-        raise SystemExit("the cluster's file is missing")
+        raise SystemExit("the stream's file is missing")
     table = stream.long
-    width = sum(one.type.bit_width for one in table.schema) / 8
-    mb = table.num_rows * width / 1e6
+    mb = table.nbytes / 1e6
+    width = table.nbytes / table.num_rows
     units = [table.slice(at, _UNIT_ROWS) for at in range(0, table.num_rows, _UNIT_ROWS)]
     chooser = Chooser(interval_s=1e9)
     blocks = [encode_table(unit, chooser=chooser) for unit in units]
@@ -86,11 +89,14 @@ def main() -> None:
             for unit in units:
                 encode_table(unit, chooser=chooser)
 
-        print(f"rows {table.num_rows:,}, {width:g} bytes each, stored as {stored_mb / mb:.1%}")
-        print(f"compress   {mb / _seconds(compress):8.0f} MB/s, one core")
-        decode = _seconds(lambda: [TableBlock(block).read() for block in blocks])
-        print(f"decode     {mb / decode:8.0f} MB/s, one core")
+        print(f"python -m benchmarks.persist_costs\n\n{machine()}, load {os.getloadavg()[0]:.1f}")
+        print(f"rows {table.num_rows:,}, {width:.3g} bytes each, stored as {stored_mb / mb:.1%}")
+        print(f"compress   {mb / _seconds(compress, time.process_time):8.0f} MB/s, one core, CPU time")
+        decode = _seconds(lambda: [TableBlock(block).read() for block in blocks], time.process_time)
+        print(f"decode     {mb / decode:8.0f} MB/s, one core, CPU time")
         print(f"sync       {10 * stored_mb / _seconds(write):8.0f} MB/s of stored bytes")
+        if options.quick:
+            return
         for kind, seconds in _spark_seconds(folder, table.schema).items():
             print(f"{kind:<10} {mb / seconds:8.0f} MB/s, Spark on two cores")
 
