@@ -40,7 +40,7 @@ def _seconds(action: Callable[[], object], clock: Callable[[], float] = time.per
 def _core_seconds() -> float:
     """Return the CPU time of this process and all that it started, such as Spark's JVM."""
     ticks = 0
-    for process in (os.getpid(), *descendants(os.getpid())):
+    for process in descendants(os.getpid()):
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,7 +1,7 @@
 """Whether a p-stream pays: what it costs to write and read one, beside reading the source again.
 
-Costs are time per tuple of the source. `benchmarks/persist_costs.py` measures the rates below and
-`benchmarks/results/persist_costs.txt` has what it printed on two cores of a virtual machine. They are no
+Costs are time of one core per tuple of the source. `benchmarks/persist_costs.py` measures the rates below, and
+`benchmarks/results/persist_costs.txt` has what it printed on a virtual machine of two cores. They are no
 promises: what matters is their order, as formats differ by factors.
 """
 
@@ -17,19 +17,19 @@ __all__ = ["REREADS", "Choice", "choose"]
 REREADS: Final = 0.1
 """How often a reader reads a tuple again, after a failure or a restart. It is assumed."""
 
-_COMPRESS_MB_S: Final = 1000.0
-_DECODE_MB_S: Final = 2000.0
-_SYNC_MB_S: Final = 500.0
+_COMPRESS_MB_S: Final = 900.0
+_DECODE_MB_S: Final = 1500.0
+_SYNC_MB_S: Final = 770.0
 
 _READ_MB_S: Final = {
-    "parquet": 300.0,
-    "orc": 300.0,
-    "csv": 100.0,
-    "json": 50.0,
-    "text": 100.0,
-    "kafka": 50.0,
-    "market": 300.0,
-    "rate": 300.0,
+    "parquet": 170.0,
+    "orc": 170.0,
+    "csv": 55.0,
+    "json": 30.0,
+    "text": 55.0,
+    "kafka": 30.0,
+    "market": 170.0,
+    "rate": 170.0,
 }
 """How fast Spark reads values, by format or kind. ORC is taken for Parquet, text for CSV, and Kafka, which
 hands JSON to Spark, for JSON; the generators for Parquet: none of them was measured."""
