@@ -1,7 +1,7 @@
 """Whether a p-stream pays: what it costs to write and read one, beside reading the source again.
 
-Costs are time of one core per tuple of the source. `benchmarks/persist_costs.py` measures the rates below, and
-`benchmarks/results/persist_costs.txt` has what it printed on a virtual machine of two cores. They are no
+Costs are time of one core per tuple of the source. `benchmarks/persist_costs.py` measures the rates below,
+and `benchmarks/results/persist_costs.txt` has what it printed on a virtual machine of two cores. They are no
 promises: what matters is their order, as formats differ by factors.
 """
 
@@ -14,7 +14,7 @@ from penstock.operators.graph.nodes import Source
 
 __all__ = ["REREADS", "Choice", "choose"]
 
-REREADS: Final = 0.1
+REREADS: Final = 0.01
 """How often a reader reads a tuple again, after a failure or a restart. It is assumed."""
 
 _COMPRESS_MB_S: Final = 900.0
