@@ -31,7 +31,7 @@ from penstock.conf.pipeline import (
     refuse_what_cannot_run,
 )
 from penstock.errors import InvalidUsageError
-from penstock.jobs.failure import root_cause, spark_message
+from penstock.spark_ext.failure import root_cause, spark_message
 from penstock.jobs.session import is_local
 from penstock.spark_ext.update_queue import update_queue
 from penstock.units import parse_duration_us

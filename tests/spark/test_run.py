@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.build import pack_values, unpack_values
-from penstock.jobs.failure import root_cause
+from penstock.spark_ext.failure import root_cause
 from penstock.jobs.run import Batch, run_pipeline, run_to_end
 from penstock.market import Market
 
