@@ -460,6 +460,34 @@ def block(
         typer.echo(json.dumps({"columns": found}, indent=2))
 
 
+@inspect.command()
+def graph(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT", help="The directory that a graph was started with.", show_default=False
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show a graph's plan, its p-streams with offsets and lag, its markers and its last recovery.
+
+    The graph may run meanwhile. Spark is not started.
+    """
+    with _errors(debug=debug):
+        from penstock.checkpointing.graph_directory import GraphDirectory
+        from penstock.checkpointing.graph_facts import facts_of
+
+        facts = facts_of(GraphDirectory(checkpoint))
+        if as_json:
+            typer.echo(json.dumps(facts.as_dict(), indent=2))
+            return
+        from penstock.jobs.inspect_graph import show
+
+        show(facts, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
 def _surveys(
     path: str, checkpoint: str | None, retain_versions: int
 ) -> Iterator[tuple[Operator, int, BucketSurvey]]:
