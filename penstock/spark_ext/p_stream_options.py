@@ -11,10 +11,11 @@ from penstock.checkpointing.p_stream import EARLIEST, LATEST, PStream
 from penstock.checkpointing.p_stream.segments import UNIT_ROWS
 from penstock.checkpointing.p_stream.stream import checked_name
 from penstock.errors import InvalidUsageError
+from penstock.operators.scan import Scan
 
 __all__ = ["ReadOptions", "WriteOptions"]
 
-_READ = ("columns", "maxBytes", "maxRows", "partitions", "reader", "start")
+_READ = ("columns", "maxBytes", "maxRows", "partitions", "reader", "scan", "start")
 _WRITE = ("batch", "goal", "unitRows", "writer")
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 
@@ -100,6 +101,8 @@ class ReadOptions:
         The most of a micro-batch.
     partitions : int or None
         Into how many tasks a batch is divided at the most.
+    scan : Scan or None
+        What the readers do; then `columns` is None.
     """
 
     path: str
@@ -109,6 +112,7 @@ class ReadOptions:
     max_rows: int | None
     max_bytes: int | None
     partitions: int | None
+    scan: Scan | None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -120,6 +124,8 @@ class ReadOptions:
             If one is unknown or wrong.
         """
         given = _known(options, _READ)
+        if "scan" in given and "columns" in given:
+            raise InvalidUsageError("a scan names its columns", hint="leave out the option columns")
         return cls(
             path=path_in(options),
             reader=_name(given, "reader"),
@@ -128,6 +134,7 @@ class ReadOptions:
             max_rows=_count(given, "maxRows"),
             max_bytes=_count(given, "maxBytes"),
             partitions=_count(given, "partitions"),
+            scan=Scan.from_json(given["scan"]) if "scan" in given else None,
         )
 
     def start_in(self, stream: PStream) -> int | str:

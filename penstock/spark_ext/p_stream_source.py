@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -55,6 +55,9 @@ class PStreamDataSource(DataSource):
         subscribed already goes on where it was.
     columns
         What is read: names with commas between them, or a JSON list. All columns unless given.
+    scan
+        What the readers do before a row crosses to the JVM, as JSON of `penstock.operators.scan.Scan`; the
+        planner of a graph sets it, in place of `columns`.
     maxRows, maxBytes
         The most rows of a micro-batch, and the most bytes as they are stored, but at least one p-unit.
     partitions
@@ -93,7 +96,8 @@ class PStreamDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns that are read."""
         options = ReadOptions.parse(self.options)
-        return Columns.of(PStream(options.path).schema, options.columns).spark
+        stored = PStream(options.path).schema
+        return _scan_of(options, stored, options.columns).spark
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch."""
@@ -114,7 +118,7 @@ class PStreamDataSource(DataSource):
     def _plan(self, schema: StructType) -> _Plan:
         options = ReadOptions.parse(self.options)
         stream = PStream(options.path)
-        scan = Columns.of(stream.schema, options.columns or tuple(schema.names))
+        scan = _scan_of(options, stream.schema, options.columns or tuple(schema.names))
         check_same(schema, scan.spark, stream.files.location)
         return _Plan(options, options.partitions or self.parallelism, stream, scan)
 
@@ -162,18 +166,73 @@ class Columns:
         fields = pa.schema([stored.field(name) for name in chosen], stored.metadata)
         return cls(tuple(chosen), spark_schema(fields))
 
-    def rows_of(self, piece: Piece, block: TableBlock) -> pa.RecordBatch:
-        """Return the rows of a piece as they cross to the JVM.
+    def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
+        """Return the rows of p-units as they cross to the JVM.
 
         Raises
         ------
         InvalidUsageError
             If a value has no counterpart in Spark.
         CorruptDataError
-            If the p-unit is damaged.
+            If a p-unit is damaged.
         """
-        rows = block.read(self.names, piece.first, piece.stop)
-        return converted(rows, as_arrow_of_spark(self.spark))
+        wanted = as_arrow_of_spark(self.spark)
+        for piece, block in blocks:
+            yield converted(block.read(self.names, piece.first, piece.stop), wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What becomes of a task's rows where a graph's planner set a `Scan`.
+
+    Parameters
+    ----------
+    scan : Scan
+        What the reader does.
+    stored : pyarrow.Schema
+        The p-stream's columns.
+    spark : StructType
+        What Spark is told.
+    """
+
+    scan: Scan
+    stored: pa.Schema
+    spark: StructType
+
+    @classmethod
+    def of(cls, stored: pa.Schema, scan: Scan) -> Pushed:
+        """Return what runs a scan on a p-stream.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the scan does not fit the stream, or makes a type that Spark has not.
+        """
+        from penstock.operators.scanner import Scanner
+
+        return cls(scan, stored, spark_schema(Scanner(scan, stored).schema))
+
+    def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
+        """Return what the rows of p-units become, as it crosses to the JVM.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a value has no counterpart in Spark, or an integer overflows.
+        CorruptDataError
+            If a p-unit is damaged.
+        """
+        from penstock.operators.scanner import Scanner
+
+        wanted = as_arrow_of_spark(self.spark)
+        for rows in Scanner(self.scan, self.stored).run(blocks):
+            yield converted(rows, wanted)
+
+
+def _scan_of(
+    options: ReadOptions, stored: pa.Schema, columns: Sequence[str] | None
+) -> Columns | Pushed:
+    return Pushed.of(stored, options.scan) if options.scan else Columns.of(stored, columns)
 
 
 class _Pieces(InputPartition):
@@ -199,7 +258,7 @@ def balanced(pieces: Sequence[Piece], parts: int) -> list[_Pieces]:
 class _Plan:
     """What both readers share. Of its parts only those for reading go to the workers."""
 
-    def __init__(self, options: ReadOptions, partitions: int, stream: PStream, scan: Columns) -> None:
+    def __init__(self, options: ReadOptions, partitions: int, stream: PStream, scan: Columns | Pushed) -> None:
         self.options = options
         self.partitions = partitions
         self.scan = scan
@@ -225,8 +284,8 @@ class _Plan:
         """Return a task's rows, a p-unit at a time, or less where that is large."""
         # Spark makes a partition of its own where a batch has none.
         pieces = partition.pieces if isinstance(partition, _Pieces) else ()
-        for piece, block in read_blocks(self._segments, pieces):
-            yield from _bounded(self.scan.rows_of(piece, block))
+        for rows in self.scan.run(read_blocks(self._segments, pieces)):
+            yield from _bounded(rows)
 
 
 def _bounded(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
