@@ -84,11 +84,16 @@ def spark_schema(schema: pa.Schema) -> StructType:
     InvalidUsageError
         If a column has a type that Spark has not.
     """
-    kept = (schema.metadata or {}).get(_KEPT)
-    if kept is not None:
-        return StructType.fromJson(json.loads(kept))
-    fields = [field.with_type(_plain(field.type, field.name)) for field in schema]
-    return from_arrow_schema(pa.schema(fields))
+    text = (schema.metadata or {}).get(_KEPT)
+    kept = {field.name: field for field in StructType.fromJson(json.loads(text))} if text else {}
+    return StructType([_spark_field(field, kept.get(field.name)) for field in schema])
+
+
+def _spark_field(field: pa.Field, kept: StructField | None) -> StructField:
+    if kept is not None and _stored_field(kept).type.equals(field.type):
+        return kept
+    plain = field.with_type(_plain(field.type, field.name))
+    return from_arrow_schema(pa.schema([plain])).fields[0]
 
 
 def _plain(kind: pa.DataType, column: str) -> pa.DataType:

@@ -217,6 +217,13 @@ def test_columns_are_chosen_by_name(spark: SparkSession, tmp_path: Path) -> None
     assert [row.text for row in one.collect()] == [None, "1", "2", None, "4"]
     given = spark.read.format("pstream").schema("n long").load(str(tmp_path / "source"))
     assert [row.n for row in given.collect()] == [0, 1, 2, 3, 4]
+    spark.range(3).selectExpr("id", "id % 2 odd").write.format("pstream").mode("append").save(
+        str(tmp_path / "s")
+    )
+    ours = spark.read.format("pstream").option("columns", "odd").load(str(tmp_path / "s"))
+    assert sorted(row.odd for row in ours.collect()) == [0, 0, 1]
+    loose = spark.read.format("pstream").schema("odd long, id long").load(str(tmp_path / "s"))
+    assert sorted(tuple(row) for row in loose.collect()) == [(0, 0), (0, 2), (1, 1)]
     with refused("no such columns.* columns=x known=n, text"):
         read.option("columns", "n,x").load(str(tmp_path / "source"))
     with refused("types=n is int, not bigint"):
