@@ -34,13 +34,13 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @kernel
-def _position(keys: Any, i: int, columns: int, bits: Any) -> int:
+def _position(keys: Any, i: int, columns: int, bits: Any) -> Any:
     """Return where the search for column i of `keys` begins in a table of 2**(64 - bits) entries."""
     h = np.uint64(0)
     for c in range(columns):
         h = (h ^ np.uint64(keys[c, i])) * _MULTIPLIER
         h ^= h >> np.uint64(32)
-    return int((h * _MULTIPLIER) >> bits)
+    return np.int64((h * _MULTIPLIER) >> bits)
 
 
 @kernel
