@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 from penstock._version import __version__
 
 if TYPE_CHECKING:
+    from penstock.operators.graph import graph
     from penstock.spark_ext.metrics import metrics
     from penstock.spark_ext.read_state import read_state
     from penstock.spark_ext.register import register
     from penstock.spark_ext.update_queue import update_queue
 
-__all__ = ["__version__", "metrics", "read_state", "register", "update_queue"]
+__all__ = ["__version__", "graph", "metrics", "read_state", "register", "update_queue"]
 
 _LAZY = {
+    "graph": "penstock.operators.graph",
     "metrics": "penstock.spark_ext.metrics",
     "read_state": "penstock.spark_ext.read_state",
     "register": "penstock.spark_ext.register",

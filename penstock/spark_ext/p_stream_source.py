@@ -29,6 +29,7 @@ from penstock.checkpointing.files import Files
 from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
 from penstock.compression import TableBlock
 from penstock.errors import InternalError, InvalidUsageError
+from penstock.operators.scan import Scan
 from penstock.spark_ext.p_stream_options import ReadOptions, WriteOptions
 from penstock.spark_ext.p_stream_sink import BatchWriter, StreamWriter
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, check_same, converted, spark_schema
