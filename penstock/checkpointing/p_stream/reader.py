@@ -74,7 +74,8 @@ class PStreamReader:
                 "the p-stream has no such columns", columns=", ".join(unknown), known=", ".join(known)
             )
         self._columns = list(known if columns is None else columns)
-        self.schema = pa.schema([self._stream.schema.field(name) for name in self._columns])
+        stored = self._stream.schema
+        self.schema = pa.schema([stored.field(name) for name in self._columns], stored.metadata)
         self.reader = reader
         if reader is None:
             self.offset = self._stream.offset_of(start)
