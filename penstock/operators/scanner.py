@@ -119,6 +119,19 @@ class Scanner:
         elif self._latest is not None:
             yield self._latest.finish()
 
+    def apply(self, rows: pa.Table) -> pa.Table:
+        """Return what the rows of a table become, before they are persisted: selected and projected.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the scan conflates or makes fragments, or an integer overflows.
+        """
+        found = self._rows(rows.select(self._columns))
+        if found is None:
+            raise InvalidUsageError("rows can only be selected and projected before they are persisted")
+        return found
+
     def _rows(self, rows: pa.Table) -> pa.Table | None:
         mask = None
         if self._parts:
