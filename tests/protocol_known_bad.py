@@ -109,6 +109,7 @@ def reads_what_is_not_durable(patch: Patch) -> None:
         return tasks
 
     patch.setattr(PStream, "write", eager)
+    patch.setattr(PStream, "persisted", lambda self, unit: None)
 
 
 def releases_what_open_windows_need(patch: Patch) -> None:

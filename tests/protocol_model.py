@@ -80,7 +80,9 @@ class Join(Stateless):
     def apply(self, state: Any, stream: str, offset: int, row: Row) -> tuple[Any, Sequence[Row]]:
         kept = tuple(entry for entry in state if entry[2][0] >= row[0] - self.window)
         pairs = [
-            (row[0], row[1], 100 * other[2] + row[2]) for s, _, other in kept if s != stream and other[1] == row[1]
+            (row[0], row[1], 100 * other[2] + row[2])
+            for s, _, other in kept
+            if s != stream and other[1] == row[1]
         ]
         return (*kept, (stream, offset, row)), pairs
 

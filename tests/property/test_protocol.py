@@ -31,6 +31,22 @@ KINDS: dict[str, tuple[Any, int, bool]] = {
 }
 
 
+# Kinds of operators, and what they read: sources and operators in their order, counted from 0, or from the last
+# one by -1. Besides free ones, shapes in which markers and progress differ by path.
+SHAPES: list[list[tuple[str, tuple[int, ...]]] | None] = [
+    None,
+    None,
+    [("total", (0,)), ("total", (1,)), ("union", (-1, -2))],
+    [("keep", (0,)), ("window", (0,)), ("join", (-2, -1)), ("total", (-1,))],
+    [("add", (0,)), ("keep", (-1,)), ("window", (-2,)), ("union", (-1, -2)), ("window", (-1,))],
+]
+_FREE = st.lists(
+    st.tuples(st.sampled_from(sorted(KINDS)), st.tuples(st.integers(0, 7), st.integers(0, 7))),
+    min_size=1,
+    max_size=5,
+)
+
+
 @st.composite
 def topologies(draw: st.DrawFn) -> Topology:
     sources = [
@@ -39,23 +55,23 @@ def topologies(draw: st.DrawFn) -> Topology:
     ]
     streams = [source.name for source in sources]
     operators = list[OperatorSpec]()
-    for i in range(draw(st.integers(1, 5))):
-        kind = draw(st.sampled_from(sorted(KINDS)))
+    for kind, read in draw(st.sampled_from(SHAPES)) or draw(_FREE):
         function, inputs, stateful = KINDS[kind]
-        if inputs > len(streams):
-            continue
-        read = draw(st.lists(st.sampled_from(streams), min_size=inputs, max_size=inputs, unique=True))
-        operators.append(
-            OperatorSpec(
-                f"{kind}{i}",
-                read,
-                function,
-                stateful=stateful,
-                fault_tolerant=stateful or inputs > 1 or draw(st.booleans()),
-                retained=draw(st.booleans()),
+        chosen = list(dict.fromkeys(streams[at % len(streams)] for at in read[:inputs]))
+        if len(chosen) == inputs:
+            name = f"{kind}{len(operators)}"
+            fault_tolerant = stateful or inputs > 1 or draw(st.booleans())
+            operators.append(
+                OperatorSpec(
+                    name,
+                    chosen,
+                    function,
+                    stateful=stateful,
+                    fault_tolerant=fault_tolerant,
+                    retained=draw(st.booleans()),
+                )
             )
-        )
-        streams.append(operators[-1].name)
+            streams.append(name)
     read_by = {stream for operator in operators for stream in operator.inputs}
     sinks = [
         SinkSpec(f"out of {stream}", stream, transactional=draw(st.booleans()))
@@ -79,7 +95,11 @@ class Protocol(RuleBasedStateMachine):
     def running(self) -> bool:
         return self.world.graph is not None
 
-    @rule(source=st.integers(0, 2), gaps=st.lists(st.integers(0, 3), min_size=1, max_size=5), key=st.integers(0, 2))
+    @rule(
+        source=st.integers(0, 2),
+        gaps=st.lists(st.integers(0, 3), min_size=1, max_size=5),
+        key=st.integers(0, 2),
+    )
     def emit(self, source: int, gaps: list[int], key: int) -> None:
         names = list(self.world.rows)
         rows = []

@@ -12,6 +12,7 @@ from penstock.checkpointing.protocol.markers import CheckpointMarker, Marker, Re
 from penstock.checkpointing.protocol.p_stream import PStream
 from penstock.checkpointing.protocol.tasks import CheckpointTask, DiscardTask, QueryTask, Task
 from penstock.checkpointing.protocol.vector_clock import VectorClock
+from penstock.errors import InternalError
 
 __all__ = ["FTOperator", "Function", "Restart", "Send", "Snapshot"]
 
@@ -190,6 +191,7 @@ class FTOperator:
         self.retains = retains
         self.released = VectorClock()
         self.queried = False
+        self.behind = False
         self._pending: _Pending | None = None
         self.queues: dict[str, deque[tuple[int, Any]]] = {stream: deque() for stream in self.inputs}
         self.state = function.initial
@@ -273,7 +275,17 @@ class FTOperator:
         return [Send(stream, self.name, marker) for stream in self.inputs]
 
     def on_unit(self, stream: str, unit: StreamUnit) -> list[Task | Send]:
-        """Take a p-unit from an input (lines 17 to 25)."""
+        """Take a p-unit from an input (lines 17 to 25).
+
+        Raises
+        ------
+        InternalError
+            If tuples are missing before it.
+        """
+        if unit.offset > self.received[stream]:
+            raise InternalError(
+                "a p-unit leaves a gap", operator=self.name, stream=stream, offset=unit.offset
+            )
         if unit.end < self.received[stream]:  # line 19
             return []
         unit = unit.after(self.received[stream])
@@ -285,11 +297,12 @@ class FTOperator:
         self.queues[stream] += rows
         self.received[stream] = unit.end  # line 25
         self.lineage[stream].add(unit.end, unit.clock)
+        self.behind |= not unit.rows
         return self.on_notification()
 
     def on_notification(self) -> list[Task | Send]:
-        """Ask for a query if there is something to do and none is under way (lines 26 and 27)."""
-        if self.queried or self._next() is None:
+        """Ask for a query if there is something to do or to pass on, and none is under way (lines 26 and 27)."""
+        if self.queried or not (self.behind or self._next()):
             return []
         self.queried = True
         return [QueryTask(self.name)]
@@ -299,7 +312,7 @@ class FTOperator:
 
         Queues, state and results change together, so that every snapshot sees all of it or nothing.
         """
-        self.queried = False
+        self.queried = self.behind = False
         results: list[Any] = []
         while (stream := self._next()) is not None:
             offset, row = self.queues[stream].popleft()
@@ -340,8 +353,8 @@ class FTOperator:
     ) -> None:
         """Start again, with the state and the queues of a snapshot or with empty ones.
 
-        `writers` says by input from where its writer starts again, which may be later than this operator knew: a
-        clock of several paths to one source is the earliest of them.
+        `writers` has by input the clock of its writer now, which may be later than this operator knew: where several
+        paths lead to one source, a clock has the earliest of them.
         """
         self._restart(restart)
         for stream, clock in writers.items():

@@ -165,14 +165,15 @@ class Recovery:
         graph.facts = self._facts
         for name, units in self._units.items():
             graph.streams[name].load_stream(units[0].offset if units else self._begin(name), units)
+        clocks = {source: self._asked.clocks[source] for source in self._topology.sources}
         for name, operator in graph.operators.items():
             snapshot = self._snapshots.get(name)
             if snapshot is not None:
                 restart = snapshot.restart
             else:
                 restart = Restart.from_clock(name, self._topology.inputs(name), self._asked.clocks[name])
-            writers = {s: self._asked.clocks[s] for s in operator.inputs if s in self._asked.clocks}
-            operator.load_state(restart, snapshot, writers)
+            operator.load_state(restart, snapshot, {stream: clocks[stream] for stream in operator.inputs})
+            clocks[name] = operator.set_dependencies(()).clock
         tasks = graph.begin(self._asked.offsets, self._storage.last_checkpoint())
         self._ended(4)
         phases = [after - before for before, after in zip(self._times, self._times[1:], strict=False)]
