@@ -157,7 +157,9 @@ class Protocol(RuleBasedStateMachine):
 
 
 TestProtocol = Protocol.TestCase
-TestProtocol.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, derandomize=True)
+TestProtocol.settings = settings(
+    max_examples=100, stateful_step_count=30, deadline=None, derandomize=True
+)
 
 
 @pytest.mark.parametrize("name", KNOWN_BAD)

@@ -117,8 +117,10 @@ class PersistentOperatorGraph:
         Raises
         ------
         InvalidUsageError
-            If one is under way.
+            If one is under way, or nothing is checkpointed.
         """
+        if not self.topology.fault_tolerant:
+            raise InvalidUsageError("nothing in this graph is checkpointed")
         if self.checkpoint is not None:
             raise InvalidUsageError("a checkpoint is under way", checkpoint=self.checkpoint)
         self._last_checkpoint += 1
@@ -226,7 +228,7 @@ class PersistentOperatorGraph:
             first = self.facts.checkpoint.number + 1 if self.facts.checkpoint else self.released["checkpoint"]
             self.facts.checkpoint = None
         clock = self.released.merge(asked.lowest).merge({"checkpoint": first})
-        if clock == self.released:
+        if self.released.dominates(clock):
             return []
         dropped = self.released["checkpoint"]
         self.released = clock
