@@ -1,4 +1,4 @@
-"""Broken persistence protocols, each of which the state machine of `tests/property/test_protocol.py` has to find."""
+"""Broken persistence protocols; the state machine of `tests/property/test_protocol.py` has to find each."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.checkpointing.protocol import FTOperator, PersistentOperatorGraph, PStream, Snapshot, StreamUnit
-from penstock.checkpointing.protocol import graph as graphs
-from penstock.checkpointing.protocol.tasks import CommitTask, CompleteTask, PersistTask, Task
+from penstock.checkpointing.protocol.tasks import AckTask, CommitTask, CompleteTask, PersistTask, Task
 from tests.protocol_model import Join, MemoryStorage, Total, Window
 
 Patch = pytest.MonkeyPatch
@@ -143,7 +142,7 @@ def acknowledges_what_was_received(patch: Patch) -> None:
 
     def eager(self: PersistentOperatorGraph, source: str, offset: int, rows: Any) -> list[Task]:
         tasks = receive(self, source, offset, rows)
-        return [*tasks, graphs.AckTask(source, self.streams[source].end)]
+        return [*tasks, AckTask(source, self.streams[source].end)]
 
     patch.setattr(PersistentOperatorGraph, "receive", eager)
 

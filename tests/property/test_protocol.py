@@ -1,4 +1,4 @@
-"""Whatever crashes when, what comes out is what a run without crashes gives, and what is kept is what is needed."""
+"""Whatever crashes when, what comes out is what came without; just what is needed is kept (0006)."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ KINDS: dict[str, tuple[Any, int, bool]] = {
 }
 
 
-# Kinds of operators, and what they read: sources and operators in their order, counted from 0, or from the last
-# one by -1. Besides free ones, shapes in which markers and progress differ by path.
+# Kinds of operators, and what they read: sources and operators in their order, counted from 0, or backwards from
+# -1. Besides free graphs, shapes in which markers and progress differ by path.
 SHAPES: list[list[tuple[str, tuple[int, ...]]] | None] = [
     None,
     None,
@@ -157,9 +157,7 @@ class Protocol(RuleBasedStateMachine):
 
 
 TestProtocol = Protocol.TestCase
-TestProtocol.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None, derandomize=True
-)
+TestProtocol.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, derandomize=True)
 
 
 @pytest.mark.parametrize("name", KNOWN_BAD)

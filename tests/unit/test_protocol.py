@@ -44,7 +44,9 @@ from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 from tests.protocol_model import Add, Join, Keep, MemoryStorage, Row, Total, Union, Window, World
 
 
-def unit(stream: str, offset: int, rows: Sequence[Any] = (), clock: dict[str, int] | None = None) -> StreamUnit:
+def unit(
+    stream: str, offset: int, rows: Sequence[Any] = (), clock: dict[str, int] | None = None
+) -> StreamUnit:
     return StreamUnit(stream, offset, tuple(rows), VectorClock(clock or {stream: offset + len(rows)}))
 
 
@@ -56,10 +58,10 @@ def two_inputs(function: Any = None) -> FTOperator:
     stream = PStream("o")
     stream.subscribe("d", 0)
     inputs = {s: VectorClock({s: 0}) for s in ("a", "b")}
-    origin = VectorClock({"o": 0, "a": 0, "b": 0, **{n(s, "o"): 0 for s in inputs for n in (consumed, needed)}})
-    return FTOperator(
-        "o", inputs, function or Union(), stream, readers=["d"], retains=True, origin=origin
+    origin = VectorClock(
+        {"o": 0, "a": 0, "b": 0, **{n(s, "o"): 0 for s in inputs for n in (consumed, needed)}}
     )
+    return FTOperator("o", inputs, function or Union(), stream, readers=["d"], retains=True, origin=origin)
 
 
 # P-streams
@@ -277,7 +279,7 @@ def test_the_emission_of_a_result_releases_what_only_results_up_to_it_depend_on(
     for time in range(0, 6, 2):
         world.emit("s", rows(time, time + 1))
         world.settle()
-    # [-2, 2) and [0, 4) are out: the next one depends on the tuples from time 2 on, which are the second p-unit's.
+    # [-2, 2) and [0, 4) are out: what follows needs tuples from time 2 on, the second p-unit.
     assert [row[0] for row in world.storage.output["out"]] == [2, 4]
     assert [each.offset for each in world.storage.units("s")] == [2, 4]
     assert world.storage.recorded["out"]["s<sum"] == 2
@@ -481,7 +483,11 @@ def test_downstream_of_a_fault_tolerant_operator_and_before_a_sink_all_are() -> 
         ([OperatorSpec("a", ["s", "s"], Union())], [], "twice"),
         ([OperatorSpec("a", ["s"], Add())], [], "nobody reads"),
         ([], [SinkSpec("out", "x")], "not there"),
-        ([OperatorSpec("a", ["s"], Total(), stateful=True), OperatorSpec("b", ["a"], Add())], [], "fault-tolerant"),
+        (
+            [OperatorSpec("a", ["s"], Total(), stateful=True), OperatorSpec("b", ["a"], Add())],
+            [],
+            "fault-tolerant",
+        ),
     ],
 )
 def test_a_graph_that_cannot_run_is_refused(
