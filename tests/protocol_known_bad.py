@@ -152,22 +152,23 @@ def releases_nothing(patch: Patch) -> None:
     patch.setattr(PersistentOperatorGraph, "_release", lambda self, dropped: [])
 
 
-KNOWN_BAD: dict[str, Callable[[Patch], None]] = {
-    protocol.__name__: protocol
-    for protocol in (
-        releases_before_the_commit,
-        completes_a_checkpoint_early,
-        forgets_the_queues,
-        forgets_the_results,
-        forgets_what_comes_between_markers,
-        takes_what_it_has_already,
-        shows_what_is_out_already,
-        takes_tuples_as_they_arrive,
-        reads_what_is_not_durable,
-        releases_what_open_windows_need,
-        discards_before_the_record_is_dropped,
-        forgets_what_was_prepared,
-        acknowledges_what_was_received,
-        releases_nothing,
+# Each with the shape of graph on which it is looked for: one on which it matters.
+KNOWN_BAD: dict[str, tuple[Callable[[Patch], None], str]] = {
+    protocol.__name__: (protocol, shape)
+    for protocol, shape in (
+        (releases_before_the_commit, "deep"),
+        (completes_a_checkpoint_early, "sum"),
+        (forgets_the_queues, "fan in"),
+        (forgets_the_results, "fan in"),
+        (forgets_what_comes_between_markers, "fan in"),
+        (takes_what_it_has_already, "fan out"),
+        (shows_what_is_out_already, "fan out"),
+        (takes_tuples_as_they_arrive, "fan in"),
+        (reads_what_is_not_durable, "sum"),
+        (releases_what_open_windows_need, "diamond"),
+        (discards_before_the_record_is_dropped, "sum"),
+        (forgets_what_was_prepared, "sum"),
+        (acknowledges_what_was_received, "sum"),
+        (releases_nothing, "sum"),
     )
 }
