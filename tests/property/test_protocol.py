@@ -31,8 +31,8 @@ KINDS: dict[str, tuple[Any, int, bool]] = {
 }
 
 
-# How many sources, and kinds of operators with what they read: sources and operators in their order, from 0 on,
-# or from the last by -1. In these shapes markers, progress and needs differ by path.
+# How many sources, and kinds of operators with what they read: sources and operators in order, from 0 on, or
+# from the last by -1. In these shapes markers, progress and needs differ by path.
 Shape = tuple[int, list[tuple[str, tuple[int, ...]]]]
 SHAPES: dict[str, Shape] = {
     "sum": (1, [("total", (0,))]),
