@@ -35,23 +35,26 @@ def seconds(work: Callable[[], Any], repeats: int) -> float:
 
 def _streams(count: int) -> dict[str, list[Stream]]:
     """Return streams of several kinds, each in several widths."""
+    from penstock.compression.codecs.registry import sealed
+
     generator = np.random.default_rng(1)
-    small = generator.integers(0, 1000, count)
-    outliers = np.where(generator.random(count) < 0.01, generator.integers(0, 1 << 30, count), small)
-    rising = np.cumsum(generator.integers(0, 20, count))
+    small = generator.integers(0, 100, count)
+    outliers = np.where(generator.random(count) < 0.01, generator.integers(0, 120, count), small % 8)
+    rising = np.cumsum(generator.integers(0, 2, count)) % 120
     runs = np.repeat(small, generator.integers(1, 20, count))[:count]
     decimals = np.round(generator.random(count) * 1000, 2)
     letters = generator.integers(97, 123, 64 * 64, dtype=np.int8).reshape(64, 64)
-    both = (np.int32, np.int64)
+    numbers = {
+        **{"small": small, "zeros": small * 0, "outliers": outliers, "rising": rising},
+        **{"runs": runs, "fives": small // 5 * 5},
+    }
     return {
-        "small": [small.astype(kind) for kind in (np.int16, *both)],
-        "zeros": [np.zeros(count, kind) for kind in both],
-        "outliers": [outliers.astype(kind) for kind in both],
-        "rising": [rising.astype(kind) for kind in both],
-        "runs": [runs.astype(kind) for kind in both],
-        "fives": [(small * 5).astype(kind) for kind in both],
-        "floats": [decimals.astype(np.float32).view(np.int32), decimals.view(np.int64)],
-        "text": [letters[generator.integers(0, 64, count // 64)].reshape(-1)],
+        **{
+            name: [sealed(values.astype(kind)) for kind in ("i1", "i2", "i4", "i8")]
+            for name, values in numbers.items()
+        },
+        "floats": [sealed(decimals.astype(np.float32).view(np.int32)), sealed(decimals.view(np.int64))],
+        "text": [sealed(letters[generator.integers(0, 64, count // 64)].reshape(-1))],
     }
 
 
@@ -85,25 +88,34 @@ _KINDS: dict[str, tuple[str, ...]] = {
 }
 
 
+def _line(rows: list[tuple[int, float]]) -> tuple[float, float]:
+    """Return the nanoseconds for a value, and for a byte of it, that come nearest to what was measured."""
+    sizes, times = (np.array(numbers, float) for numbers in zip(*rows, strict=True))
+    weights = 1.0 / np.maximum(times, 0.02)
+    columns = np.stack([np.ones_like(sizes), sizes]).T
+    value, byte = np.linalg.lstsq(columns * weights[:, None], times * weights, rcond=None)[0]
+    if value < 0 or byte < 0:
+        # One of both alone.
+        value, byte = (0.0, float(np.median(times / sizes))) if value < 0 else (float(np.median(times)), 0.0)
+    return float(value), float(byte)
+
+
 def codec_costs(*, quick: bool = False) -> Iterator[str]:
     """Measure what the chooser's constants say, and return the lines of that table.
 
     A transform's time is its own: its child is left as it is.
     """
-    from penstock.compression import chooser
     from penstock.compression.abc import Transform, UnfitError
-    from penstock.compression.codecs import codec_of, decode_stream
+    from penstock.compression.codecs import decode_stream
     from penstock.compression.codecs.registry import codec_named, encode_stream
+    from penstock.compression.costs import COSTS, kind_of
 
     streams = _streams(2048 if quick else _VALUES)
-    found: dict[str, list[tuple[float, float]]] = {}
+    found: dict[str, list[tuple[int, float, float]]] = {}
     details = []
     for name, kinds in _KINDS.items():
         codec = codec_named(name)
-        # What the chooser calls it.
-        last = name.rpartition(">")[2]
-        key = last if last in chooser._PER_BYTE else last.partition("-")[0].rstrip("_.0123456789")
-        repeats = 1 if quick or key in ("zstd_19", "pcodec") else 7
+        repeats = 1 if quick or name in ("zstd_19", "pcodec") else 7
         for kind in kinds:
             for values in streams[kind]:
                 transform = isinstance(codec, Transform)
@@ -112,22 +124,20 @@ def codec_costs(*, quick: bool = False) -> Iterator[str]:
                 except UnfitError:
                     continue  # an optional library is not there
                 work = codec.split if transform else codec.encode
-                size = values.nbytes if key in chooser._PER_BYTE else values.size
-                encode = seconds(lambda work=work, values=values: work(values), repeats) / size * 1e9
-                assert codec_of(node).number == codec.number
-                decode = seconds(lambda node=node: decode_stream(node), repeats) / size * 1e9
-                found.setdefault(key, []).append((encode, decode))
+                encode = seconds(lambda work=work, values=values: work(values), repeats) / values.size * 1e9
+                decode = seconds(lambda node=node: decode_stream(node), repeats) / values.size * 1e9
+                found.setdefault(kind_of(name), []).append((values.dtype.itemsize, encode, decode))
                 details.append(f"{name:24} {kind:10} {values.dtype!s:6} {encode:9.2f} {decode:9.2f}")
-    yield "\nnanoseconds a value, encode and decode: the median of the streams below"
-    for title, table in (("_PER_VALUE", chooser._PER_VALUE), ("_PER_BYTE", chooser._PER_BYTE)):
-        yield f"{title}: dict[str, tuple[float, float]] = {{"
-        for key, (was_encode, was_decode) in table.items():
-            if key in found:
-                encode, decode = (median(list(times)) for times in zip(*found[key], strict=True))
-                line = f'    "{key}": ({encode:.2g}, {decode:.2g}),'
-                yield f"{line:44}  # was {was_encode}, {was_decode}"
-        yield "}"
-    yield f"\n{'codec':24} {'stream':10} {'type':6} {'encode':>9} {'decode':>9}"
+    yield "\nnanoseconds to encode a value, and a byte of it; to decode them: nearest to the streams below"
+    yield "COSTS: dict[str, Cost] = {"
+    for key, known in COSTS.items():
+        rows = found.get(key, [])
+        if rows:
+            times = (*_line([(size, one) for size, one, _ in rows]), *_line([(s, two) for s, _, two in rows]))
+            line = f'    "{key}": Cost({", ".join(f"{time:.2g}" for time in times)}),'
+            yield f"{line:52}  # is {', '.join(f'{time:g}' for time in known)}"
+    yield "}"
+    yield f"\n{'codec':24} {'stream':10} {'type':6} {'encode':>9} {'decode':>9}   nanoseconds a value"
     yield from details
 
 

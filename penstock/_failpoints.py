@@ -25,6 +25,9 @@ FAILPOINTS = (
     "operator.before_release",
     "p_stream.after_segments",
     "p_stream.after_commit",
+    "sink.after_segments",
+    "sink.before_commit",
+    "sink.after_commit",
 )
 """Every fail point there is; `failpoint` refuses other names, so that tests can go through them all."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -69,10 +71,11 @@ def streams(draw: st.DrawFn) -> Ints:
 
 def through_bytes(node: Node) -> Node:
     """Return the node that the bytes of `node` are read as."""
-    out = bytearray()
-    node.write(out)
+    parts: list[Any] = []
+    node.write(parts)
+    out = b"".join(parts)
     assert len(out) == node.size_bytes
-    reader = Reader(np.frombuffer(bytes(out), np.uint8), "here", 1 << 20)
+    reader = Reader(np.frombuffer(out, np.uint8), "here", 1 << 20)
     again = reader.node()
     assert reader.at_end
     return again

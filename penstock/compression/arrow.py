@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 
 from penstock.compression.abc import check
 from penstock.compression.bits import Bytes, Ints
+from penstock.compression.text import distinct_texts, offsets_of, texts_of
 from penstock.errors import CorruptDataError, InvalidUsageError
 
 __all__ = ["Layout", "Streams", "from_streams", "get_type", "is_float", "put_type", "to_streams"]
@@ -145,9 +146,8 @@ def to_streams(array: pa.Array[Any], *, dictionary: bool = False) -> Streams:
         if valid is not None:
             array = array.fill_null("" if kind in (pa.string(), pa.large_string()) else b"")
         if dictionary:
-            encoded = array.dictionary_encode()
-            codes = np.frombuffer(encoded.indices.buffers()[1], np.int32, len(array))
-            return Streams(Layout.TEXT_DICTIONARY, (codes, *_text(encoded.dictionary)), valid)
+            codes, distinct = _distinct(array)
+            return Streams(Layout.TEXT_DICTIONARY, (codes, *_text(distinct)), valid)
         return Streams(layout, _text(array), valid)
     if pa.types.is_boolean(kind):
         values = _bits(array if valid is None else array.fill_null(False))
@@ -168,8 +168,8 @@ def to_streams(array: pa.Array[Any], *, dictionary: bool = False) -> Streams:
     return Streams(layout, (values,), valid)
 
 
-def from_streams(kind: pa.DataType, rows: int, columns: Streams) -> pa.Array[Any]:
-    """Return the array of `rows` values whose streams these are.
+def from_streams(kind: pa.DataType, rows: int, columns: Streams, max_bytes: int) -> pa.Array[Any]:
+    """Return the array of `rows` values whose streams these are, with at most `max_bytes` of text.
 
     Raises
     ------
@@ -187,12 +187,11 @@ def from_streams(kind: pa.DataType, rows: int, columns: Streams) -> pa.Array[Any
         return _text_array(kind, rows, validity, offsets, data)
     if layout is Layout.TEXT_DICTIONARY:
         offsets, data = _offsets(kind, streams[1], streams[2])
-        values = _text_array(kind, len(offsets) - 1, None, offsets, data)
-        codes = streams[0].astype(np.int32, copy=False)
-        within = bool(((codes >= 0) & (codes < len(values))).all())
-        check(within, "a code has no value in its dictionary")
-        taken = values.take(pa.array(codes))
-        return pa.Array.from_buffers(kind, rows, [validity, *taken.buffers()[1:]])
+        _text_array(kind, len(offsets) - 1, None, offsets, data)
+        texts = texts_of(streams[0], offsets, data, offsets.dtype, min(max_bytes, _most_text(kind)))
+        if texts is None:
+            raise CorruptDataError("a code has no text in its dictionary, or all have too many bytes")
+        return pa.Array.from_buffers(kind, rows, [validity, *map(pa.py_buffer, texts)])
     if pa.types.is_boolean(kind):
         return pa.Array.from_buffers(
             kind, rows, [validity, pa.py_buffer(np.packbits(streams[0], bitorder="little"))]
@@ -203,6 +202,25 @@ def from_streams(kind: pa.DataType, rows: int, columns: Streams) -> pa.Array[Any
         pairs[:, 1] = streams[1] if len(streams) == 2 else streams[0] >> 63
         return pa.Array.from_buffers(kind, rows, [validity, pa.py_buffer(pairs)])
     return pa.Array.from_buffers(kind, rows, [validity, pa.py_buffer(streams[0])])
+
+
+def dictionary_of(kind: pa.DataType, columns: Streams) -> pa.Array[Any]:
+    """Return the dictionary array of texts whose distinct values are kept apart.
+
+    Raises
+    ------
+    CorruptDataError
+        If the streams contradict one another or the type.
+    """
+    codes, lengths, content = columns.streams
+    offsets, data = _offsets(kind, lengths, content)
+    texts = _text_array(kind, len(offsets) - 1, None, offsets, data)
+    check(
+        not codes.size or (int(codes.min()) >= 0 and int(codes.max()) < len(texts)),
+        "a code has no text in its dictionary",
+    )
+    missing = None if columns.valid is None else columns.valid == 0
+    return pa.DictionaryArray.from_arrays(pa.array(codes, mask=missing), texts, safe=False)
 
 
 def raw_bytes(streams: Streams) -> int:
@@ -231,28 +249,50 @@ def _text(array: pa.Array[Any]) -> tuple[Ints, Ints]:
     """Return lengths and bytes of text without nulls."""
     if not len(array):
         return np.empty(0, np.int32), np.empty(0, np.int8)
-    wide = array.type in (pa.large_string(), pa.large_binary())
+    offsets, content = _offsets_and_bytes(array)
+    return np.diff(offsets), content[int(offsets[0]) : int(offsets[-1])].view(np.int8)
+
+
+def _offsets_and_bytes(array: pa.Array[Any]) -> tuple[Ints, Bytes]:
+    """Return where each text begins and the last one ends, and the bytes that they are in."""
     _, bounds, data = array.buffers()
-    offsets = np.frombuffer(bounds, np.int64 if wide else np.int32)
-    offsets = offsets[array.offset : array.offset + len(array) + 1]
-    content = np.empty(0, np.int8) if data is None else np.frombuffer(data, np.int8)
-    return np.diff(offsets), content[int(offsets[0]) : int(offsets[-1])]
+    offsets: Ints = np.frombuffer(bounds, np.int32 if _most_text(array.type) < 1 << 31 else np.int64)
+    content = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    return offsets[array.offset : array.offset + len(array) + 1], content
+
+
+def _distinct(array: pa.Array[Any]) -> tuple[Ints, pa.Array[Any]]:
+    """Return the code of each text, and the distinct texts, in the order in which they appear."""
+    if not len(array):
+        return np.empty(0, np.int32), array
+    found = distinct_texts(*_offsets_and_bytes(array))
+    if found is None:
+        encoded = array.dictionary_encode()
+        return np.frombuffer(encoded.indices.buffers()[1], np.int32, len(array)), encoded.dictionary
+    rows, codes = found
+    return codes, array.take(pa.array(rows))
 
 
 def _offsets(kind: pa.DataType, lengths: Ints, content: Ints) -> tuple[Ints, Bytes]:
-    check(bool((lengths >= 0).all()), "a text has a length that cannot be")
-    wide = kind in (pa.large_string(), pa.large_binary())
-    offsets = np.zeros(lengths.size + 1, np.int64)
-    np.cumsum(lengths, dtype=np.int64, out=offsets[1:])
+    most = _most_text(kind)
+    offsets = offsets_of(lengths, np.int32 if most < 1 << 31 else np.int64, most)
+    if offsets is None:
+        raise CorruptDataError("a text has a length that cannot be")
     check(
         content.dtype == np.int8 and int(offsets[-1]) == content.size, "texts have other lengths than bytes"
     )
-    return offsets if wide else offsets.astype(np.int32), content.view(np.uint8)
+    return offsets, content.view(np.uint8)
+
+
+def _most_text(kind: pa.DataType) -> int:
+    """Return the most bytes that an array of texts can have."""
+    return (1 << 63 if kind in (pa.large_string(), pa.large_binary()) else 1 << 31) - 1
 
 
 def _text_array(kind: pa.DataType, rows: int, validity: Any, offsets: Ints, data: Bytes) -> pa.Array[Any]:
     array = pa.Array.from_buffers(kind, rows, [validity, pa.py_buffer(offsets), pa.py_buffer(data)])
-    if kind in (pa.string(), pa.large_string()):
+    # Nothing but ASCII is UTF-8 already, which is quicker to see.
+    if kind in (pa.string(), pa.large_string()) and data.size and data.max() > 0x7F:
         try:
             array.validate(full=True)
         except pa.ArrowException:

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock._kernels import kernel
+from penstock.compression.vectors import bit_length, pack_words, running_sum, running_xor, unpack_words
 
 __all__ = [
     "SUB_BLOCK",
@@ -32,10 +33,9 @@ __all__ = [
     "Ints",
     "Packed",
     "Step",
+    "ends_of",
     "finish",
     "pack",
-    "scratch",
-    "sizes_of",
     "unpack",
     "unpack_offsets",
 ]
@@ -91,72 +91,13 @@ class Packed(NamedTuple):
 
 
 @kernel
-def _bit_length(value: Any) -> int:
-    """Return the number of bits of an unsigned integer."""
-    v = np.uint64(value)
-    bits = 0
-    for shift in (32, 16, 8, 4, 2, 1):
-        if v >> np.uint64(shift):
-            v >>= np.uint64(shift)
-            bits += shift
-    return bits + int(v)
-
-
-@kernel
-def _pack_words(x: Any, width: int, out: Any) -> None:
-    """Pack the 1,024 words of `x` into `out`, `width` bits each, in lanes."""
-    word = x.itemsize * 8
-    lanes = 1024 // word
-    for i in range(width * lanes):
-        out[i] = 0
-    for row in range(word):
-        at = row * width
-        k = at // word
-        shift = at - k * word
-        source = x[row * lanes : row * lanes + lanes]
-        low = out[k * lanes : k * lanes + lanes]
-        s = x.dtype.type(shift)
-        for lane in range(lanes):
-            low[lane] |= source[lane] << s
-        if shift + width > word:
-            high = out[k * lanes + lanes : k * lanes + lanes + lanes]
-            s = x.dtype.type(word - shift)
-            for lane in range(lanes):
-                high[lane] |= source[lane] >> s
-
-
-@kernel
-def _unpack_words(x: Any, width: int, out: Any) -> None:
-    """Undo `_pack_words`: `x` has the packed words, `out` gets 1,024."""
-    word = out.itemsize * 8
-    lanes = 1024 // word
-    one = out.dtype.type(1)
-    mask = ~out.dtype.type(0) if width == word else (one << out.dtype.type(width)) - one
-    for row in range(word):
-        at = row * width
-        k = at // word
-        shift = at - k * word
-        target = out[row * lanes : row * lanes + lanes]
-        low = x[k * lanes : k * lanes + lanes]
-        s = out.dtype.type(shift)
-        if shift + width <= word:
-            for lane in range(lanes):
-                target[lane] = (low[lane] >> s) & mask
-        else:
-            high = x[k * lanes + lanes : k * lanes + lanes + lanes]
-            t = out.dtype.type(word - shift)
-            for lane in range(lanes):
-                target[lane] = ((low[lane] >> s) | (high[lane] << t)) & mask
-
-
-@kernel
-def _pack_run(x: Any, count: int, width: int, out: Bytes) -> None:
-    """Pack `count` words of `x` as one run of bits."""
-    for i in range((count * width + 7) // 8):
+def _pack_run(values: Any, base: Any, width: int, out: Bytes) -> None:
+    """Pack values less `base` as one run of bits."""
+    for i in range((values.shape[0] * width + 7) // 8):
         out[i] = 0
     at = 0
-    for i in range(count):
-        value = np.uint64(x[i])
+    for i in range(values.shape[0]):
+        value = np.uint64(values[i]) - np.uint64(base)
         left = width
         while left > 0:
             room = 8 - (at & 7)
@@ -168,10 +109,10 @@ def _pack_run(x: Any, count: int, width: int, out: Bytes) -> None:
 
 
 @kernel
-def _unpack_run(x: Bytes, count: int, width: int, out: Any) -> None:
+def _unpack_run(x: Bytes, width: int, base: Any, out: Any) -> None:
     """Undo `_pack_run`."""
     at = 0
-    for i in range(count):
+    for i in range(out.shape[0]):
         value = np.uint64(0)
         done = 0
         while done < width:
@@ -181,67 +122,55 @@ def _unpack_run(x: Bytes, count: int, width: int, out: Any) -> None:
             value |= bits << np.uint64(done)
             at += take
             done += take
-        out[i] = out.dtype.type(value)
+        out[i] = out.dtype.type(value) + base
 
 
 @kernel
-def _pack_offsets(offsets: Any, count: int, width: int, w8: Any, w16: Any, w32: Any, out: Bytes) -> int:
-    """Pack a sub-block's offsets by the narrowest words that hold them; return the bytes written."""
+def _pack_offsets(values: Any, base: Any, width: int, out: Bytes, at: int) -> int:
+    """Pack a sub-block's values less `base` by the narrowest words that hold them; return the bytes."""
+    count = values.shape[0]
     if count < 1024:
-        _pack_run(offsets, count, width, out)
+        _pack_run(values, base, width, out[at:])
         return (count * width + 7) // 8
-    size = 128 * width
     if width == 0:
         return 0
     if width <= 8:
-        for i in range(1024):
-            w8[i] = np.uint8(offsets[i])
-        _pack_words(w8, width, out[:size])
-    elif width <= 16 and offsets.itemsize > 1:
-        for i in range(1024):
-            w16[i] = np.uint16(offsets[i])
-        _pack_words(w16, width, out[:size].view(np.uint16))
-    elif width <= 32 and offsets.itemsize > 2:
-        for i in range(1024):
-            w32[i] = np.uint32(offsets[i])
-        _pack_words(w32, width, out[:size].view(np.uint32))
+        pack_words(values, base, width, np.uint8(0), out, at)
+    elif width <= 16:
+        pack_words(values, base, width, np.uint16(0), out, at)
+    elif width <= 32:
+        pack_words(values, base, width, np.uint32(0), out, at)
     else:
-        _pack_words(offsets, width, out[:size].view(offsets.dtype))
-    return size
+        pack_words(values, base, width, np.uint64(0), out, at)
+    return 128 * width
 
 
 @kernel
-def unpack_offsets(x: Bytes, count: int, width: int, w8: Any, w16: Any, w32: Any, offsets: Any) -> None:
-    """Undo `_pack_offsets`; `x` begins with the sub-block."""
-    if count < 1024:
-        _unpack_run(x, count, width, offsets)
-        return
-    size = 128 * width
-    if width == 0:
+def unpack_offsets(x: Bytes, at: int, width: int, base: Any, out: Any) -> None:
+    """Write a sub-block's offsets, which begin at byte `at`, each plus `base`."""
+    if out.shape[0] < 1024:
+        _unpack_run(x[at:], width, base, out)
+    elif width == 0:
         for i in range(1024):
-            offsets[i] = 0
+            out[i] = base
     elif width <= 8:
-        _unpack_words(x[:size], width, w8)
-        for i in range(1024):
-            offsets[i] = w8[i]
-    elif width <= 16 and offsets.itemsize > 1:
-        _unpack_words(x[:size].view(np.uint16), width, w16)
-        for i in range(1024):
-            offsets[i] = w16[i]
-    elif width <= 32 and offsets.itemsize > 2:
-        _unpack_words(x[:size].view(np.uint32), width, w32)
-        for i in range(1024):
-            offsets[i] = w32[i]
+        unpack_words(x, at, width, np.uint8(0), base, out)
+    elif width <= 16:
+        unpack_words(x, at, width, np.uint16(0), base, out)
+    elif width <= 32:
+        unpack_words(x, at, width, np.uint32(0), base, out)
     else:
-        _unpack_words(x[:size].view(offsets.dtype), width, offsets)
+        unpack_words(x, at, width, np.uint64(0), base, out)
 
 
 @kernel
-def _cheapest_width(offsets: Any, count: int, widest: int) -> int:
+def _cheapest_width(offsets: Any, widest: int, counts: Any) -> int:
     """Return the width that takes the fewest bits, each exception costing 16 more than its high bits."""
-    counts = np.zeros(65, np.int64)
-    for i in range(count):
-        counts[_bit_length(offsets[i])] += 1
+    for width in range(65):
+        counts[width] = 0
+    for i in range(offsets.shape[0]):
+        counts[bit_length(offsets[i])] += 1
+    count = offsets.shape[0]
     best, best_cost, exceptions = widest, widest * count, 0
     for width in range(widest - 1, -1, -1):
         exceptions += counts[width + 1]
@@ -254,11 +183,42 @@ def _cheapest_width(offsets: Any, count: int, widest: int) -> int:
 
 
 @kernel
+def _steps(v: Any, step: int, firsts: Any, out: Any) -> None:
+    """Write the differences of a sub-block's values, and the values that have nothing before them."""
+    n = v.shape[0]
+    firsts[0] = v[0]
+    if step == 2:
+        for i in range(1, n):
+            out[i] = v[i] - v[i - 1]
+        out[0] = out[1] if n > 1 else 0
+    elif step == 3:
+        firsts[1] = v[1] if n > 1 else v[0]
+        for i in range(2, n):
+            out[i] = (v[i] - v[i - 1]) - (v[i - 1] - v[i - 2])
+        filler = out[2] if n > 2 else 0
+        out[: min(2, n)] = filler
+    else:
+        for i in range(1, n):
+            out[i] = v[i] ^ v[i - 1]
+        out[0] = 0
+
+
+@kernel
+def _cut_zeros(out: Any, bits: Any) -> int:
+    """Shift out the zero bits that all values end with, and return their number; `bits` has all others."""
+    tail = 0
+    if bits:
+        while not (bits >> tail) & 1:
+            tail += 1
+        if tail:
+            for i in range(out.shape[0]):
+                out[i] >>= out.dtype.type(tail)
+    return tail
+
+
+@kernel
 def _pack(
     values: Any,
-    w8: Any,
-    w16: Any,
-    w32: Any,
     unsigned: Any,
     step: int,
     patched: bool,
@@ -274,119 +234,84 @@ def _pack(
 
     `unsigned` is a scratch of 1,024 words of the values' width. `values` are signed.
     """
-    one = unsigned.dtype.type(1)
     signed = unsigned.view(values.dtype)
+    counts = np.empty(65, np.int64)
+    zero = values.dtype.type(0)
+    all_bits = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * values.itemsize)
     used, found = 0, 0
     for b in range(widths.shape[0]):
         v = values[b * 1024 : min(b * 1024 + 1024, values.shape[0])]
         n = v.shape[0]
-        if step <= 1:
-            for i in range(n):
-                signed[i] = v[i]
-        elif step == 2:
-            firsts[b, 0] = v[0]
-            for i in range(1, n):
-                signed[i] = v[i] - v[i - 1]
-            signed[0] = signed[1] if n > 1 else 0
-        elif step == 3:
-            firsts[b, 0] = v[0]
-            firsts[b, 1] = v[1] if n > 1 else v[0]
-            for i in range(2, n):
-                signed[i] = (v[i] - v[i - 1]) - (v[i - 1] - v[i - 2])
-            filler = signed[2] if n > 2 else 0
-            signed[0] = filler
-            signed[1] = filler
-        else:
-            firsts[b, 0] = v[0]
-            for i in range(1, n):
-                signed[i] = v[i] ^ v[i - 1]
-            signed[0] = 0
-        bits = unsigned.dtype.type(0)
+        if step > 1:
+            _steps(v, step, firsts[b], signed[:n])
+            v = signed[:n]
+        base = zero
         if step in (0, 4):
+            joined = zero
             for i in range(n):
-                bits |= unsigned[i]
+                joined |= v[i]
+            bits = np.uint64(joined) & all_bits
             bases[b] = 0
-            if step == 4 and bits:
-                tail = 0
-                while not (bits >> unsigned.dtype.type(tail)) & one:
-                    tail += 1
-                t = unsigned.dtype.type(tail)
+            if step == 4:
+                tail = _cut_zeros(unsigned[:n], bits)
                 bases[b] = tail
-                bits >>= t
-                for i in range(n):
-                    unsigned[i] >>= t
+                bits >>= np.uint64(tail)
         else:
-            least = signed[0]
+            least = v[0]
+            most = v[0]
             for i in range(n):
-                least = min(least, signed[i])
-            bases[b] = least
-            base = unsigned.dtype.type(least)
-            for i in range(n):
-                unsigned[i] -= base
-                bits |= unsigned[i]
-        width = _bit_length(bits)
+                least = min(least, v[i])
+                most = max(most, v[i])
+            base = least
+            bases[b] = base
+            bits = np.uint64(np.int64(most) - np.int64(least)) & all_bits
+        width = bit_length(bits)
         if patched:
+            offsets = unsigned[:n]
+            for i in range(n):
+                signed[i] = v[i] - base
+            v = signed[:n]
+            base = zero
             widest = width
-            width = _cheapest_width(unsigned, n, widest)
+            width = _cheapest_width(offsets, widest, counts)
+            before = found
             if width < widest:
-                before = found
+                limit = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
                 for i in range(n):
-                    high = unsigned[i] >> unsigned.dtype.type(width)
-                    if high:
+                    offset = np.uint64(offsets[i])
+                    if offset > limit:
                         positions[found] = i
-                        highs[found] = high
+                        highs[found] = offset >> np.uint64(width)
                         found += 1
-                        unsigned[i] &= (one << unsigned.dtype.type(width)) - one
-                exceptions[b] = found - before
-            else:
-                exceptions[b] = 0
+                        offsets[i] = offset & limit
+            exceptions[b] = found - before
         widths[b] = width
-        used += _pack_offsets(unsigned, n, width, w8, w16, w32, payload[used:])
+        used += _pack_offsets(v, base, width, payload, used)
     return used, found
 
 
 @kernel
-def finish(unsigned: Any, step: int, base: Any, first: Any, second: Any, out: Any) -> None:
-    """Turn the offsets of a sub-block into values."""
-    signed = unsigned.view(out.dtype)
-    n = out.shape[0]
-    if step == 0:
-        for i in range(n):
-            out[i] = signed[i]
-    elif step == 1:
-        for i in range(n):
-            out[i] = signed[i] + base
-    elif step == 2:
-        value = first
-        out[0] = value
-        for i in range(1, n):
-            value += signed[i] + base
-            out[i] = value
+def finish(step: int, shift: Any, first: Any, second: Any, out: Any) -> None:
+    """Turn the differences of a sub-block into values, where they are."""
+    if step == 2:
+        out[0] = 0
+        running_sum(out, first)
     elif step == 3:
-        out[0] = first
-        if n > 1:
-            delta = second - first
-            value = second
-            out[1] = value
-            for i in range(2, n):
-                delta += signed[i] + base
-                value += delta
-                out[i] = value
-    else:
-        value = first
-        out[0] = value
-        for i in range(1, n):
-            value ^= signed[i] << base
-            out[i] = value
+        out[: min(2, out.shape[0])] = 0
+        running_sum(out, second - first)
+        out[0] = 0
+        running_sum(out, first)
+    elif step == 4:
+        if shift:
+            for i in range(out.shape[0]):
+                out[i] <<= shift
+        out[0] = 0
+        running_xor(out, first)
 
 
 @kernel
 def _unpack(
     payload: Bytes,
-    w8: Any,
-    w16: Any,
-    w32: Any,
-    unsigned: Any,
     step: int,
     bases: Any,
     firsts: Any,
@@ -400,21 +325,16 @@ def _unpack(
     used, found = 0, 0
     for b in range(widths.shape[0]):
         o = out[b * 1024 : min(b * 1024 + 1024, out.shape[0])]
-        n = o.shape[0]
         width: Any = np.int64(widths[b])
-        unpack_offsets(payload[used:], n, width, w8, w16, w32, unsigned)
-        used += (n * width + 7) // 8
+        base = bases[b]
+        unpack_offsets(payload, used, width, base if step < 4 else out.dtype.type(0), o)
+        used += (o.shape[0] * width + 7) // 8
         if exceptions.shape[0] > 0:
             for k in range(found, found + exceptions[b]):
-                unsigned[positions[k]] |= highs[k] << unsigned.dtype.type(width)
+                o[positions[k]] += highs[k] << out.dtype.type(width)
             found += exceptions[b]
-        finish(unsigned, step, bases[b], firsts[b, 0], firsts[b, 1], o)
-
-
-def scratch(dtype: np.dtype[Any]) -> tuple[Any, Any, Any, Any]:
-    """Return the arrays in which one sub-block is worked on: words of 8, 16 and 32 bits, and of `dtype`."""
-    one, two, four, own = (np.empty(SUB_BLOCK, name) for name in ("u1", "u2", "u4", f"u{dtype.itemsize}"))
-    return one, two, four, own
+        if step > 1:
+            finish(step, base, firsts[b, 0], firsts[b, 1], o)
 
 
 def pack(values: Ints, step: Step, *, patched: bool) -> Packed:
@@ -426,11 +346,11 @@ def pack(values: Ints, step: Step, *, patched: bool) -> Packed:
     # A width is chosen only if at most an eighth of the offsets are exceptions.
     room = count // 8 + blocks if patched else 0
     exceptions = np.empty(blocks if patched else 0, np.int16)
-    positions, highs = np.empty(room, np.int16), np.empty(room, f"u{dtype.itemsize}")
+    positions, highs = np.empty(room, np.int16), np.empty(room, dtype)
     payload = np.empty(blocks * SUB_BLOCK * dtype.itemsize, np.uint8)
     used, found = _pack(
-        np.ascontiguousarray(values),
-        *scratch(dtype),
+        values if values.flags.c_contiguous else np.ascontiguousarray(values),
+        np.empty(SUB_BLOCK, f"u{dtype.itemsize}"),
         int(step),
         patched,
         bases,
@@ -441,41 +361,43 @@ def pack(values: Ints, step: Step, *, patched: bool) -> Packed:
         highs,
         payload,
     )
-    return Packed(
-        step,
-        widths,
-        bases,
-        firsts,
-        exceptions,
-        positions[:found],
-        highs[:found].view(dtype),
-        payload[:used],
-    )
+    return Packed(step, widths, bases, firsts, exceptions, positions[:found], highs[:found], payload[:used])
 
 
 def unpack(packed: Packed, out: Ints) -> None:
     """Undo `pack` into `out`, whose size is the number of values.
 
-    The caller has checked that widths are those of the type, positions below `SUB_BLOCK`, and that there
-    are as many bytes and exceptions as they say.
+    The caller has checked that widths are those of the type, positions below the values of their sub-block,
+    and that there are as many bytes and exceptions as they say.
     """
     _unpack(
         packed.payload,
-        *scratch(out.dtype),
         int(packed.step),
         packed.bases,
         packed.firsts,
         packed.widths,
         packed.exceptions,
         packed.positions,
-        packed.highs.view(f"u{out.dtype.itemsize}"),
+        packed.highs,
         out,
     )
 
 
-def sizes_of(widths: Ints, count: int) -> npt.NDArray[np.int64]:
-    """Return the bytes of the sub-blocks of `count` values."""
-    counts = np.full(widths.size, SUB_BLOCK, np.int64)
-    if widths.size:
-        counts[-1] = count - SUB_BLOCK * (widths.size - 1)
-    return (counts * widths.astype(np.int64) + 7) >> 3
+@kernel
+def _add_up(widths: Any, count: int, widest: int, ends: Any) -> bool:
+    """Write where sub-blocks of these widths begin, and where the last ends; say whether widths can be."""
+    at = 0
+    for b in range(widths.shape[0]):
+        width: Any = np.int64(widths[b])
+        if width < 0 or width > widest:
+            return False
+        ends[b] = at
+        at += (min(1024, count - b * 1024) * width + 7) // 8
+    ends[widths.shape[0]] = at
+    return True
+
+
+def ends_of(widths: Ints, count: int, widest: int) -> npt.NDArray[np.int64] | None:
+    """Return where the sub-blocks of `count` values begin, and all their bytes; None if a width cannot be."""
+    ends = np.empty(widths.size + 1, np.int64)
+    return ends if _add_up(widths, count, widest, ends) else None

@@ -1,11 +1,8 @@
-"""Which cascade suits a stream: a cost model over size, encode time, decode time and write bandwidth.
+"""Which cascade suits a stream: a search over a short sample, and over a long one among what did best.
 
-The model says what a value costs in nanoseconds: to encode it, to write its bytes at the bandwidth, and,
-weighed, to decode it again. Sizes come from coding a sample with each candidate; times from constants per
-codec, walked over the coded tree, so that a codec which sees few values (a run's heads) costs little.
-The statistics of the sample rule out most candidates before anything is coded. (Scabbard §5.2 leaves
-such a model to future work; its two ends, "minimise time" and "minimise bytes", are an endless bandwidth
-and one of zero.)
+The statistics of a sample rule out most candidates before anything is coded, and a bound below what a codec
+costs most of the others. Where the goal values bytes, the best few of each family are coded once more, on
+more values: a codec of repeats shows only there what it can do. (Scabbard §5.2)
 """
 
 from __future__ import annotations
@@ -15,136 +12,33 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from penstock import _clock
-from penstock.compression.abc import Cascade, Codec, Transform, UnfitError
-from penstock.compression.arrow import Layout, is_float, layouts_of, to_streams
+from penstock.compression.abc import Cascade, Transform, UnfitError
+from penstock.compression.arrow import Layout, Streams, is_float, layouts_of, to_streams
 from penstock.compression.bits import Ints
-from penstock.compression.codecs import CODECS, codec_of
+from penstock.compression.codecs import CODECS, encode_stream
 from penstock.compression.codecs.agnostic import Pcodec
 from penstock.compression.codecs.dictionary import MAX_DISTINCT
 from penstock.compression.codecs.registry import DEFAULT, head_of
+from penstock.compression.costs import GOALS, Goal, cost, goal_of, least_cost
 from penstock.compression.node import Node
 from penstock.compression.statistics import ColumnStats, sample_of, stream_stats
-from penstock.errors import InvalidUsageError
 
-__all__ = ["GOALS", "Choice", "Chooser", "Decision", "Goal", "Plan", "choose", "cost", "goal_of", "rank"]
+__all__ = ["GOALS", "Choice", "Chooser", "Decision", "Goal", "Plan", "choose", "goal_of", "rank"]
 
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What a chooser minimises, in nanoseconds a value.
-
-    Parameters
-    ----------
-    write_mb_s : float
-        Write bandwidth in 10**6 bytes a second. 0 minimises bytes alone, infinity time alone.
-    decode_weight : float
-        What a nanosecond of decoding counts beside one of encoding.
-    """
-
-    write_mb_s: float
-    decode_weight: float = 1.0
-
-
-GOALS = {"fast": Goal(700.0), "balanced": Goal(40.0), "small": Goal(0.0)}
-"""The goals that have names."""
-
-
-def goal_of(goal: str | Goal) -> Goal:
-    """Return a goal by its name.
-
-    Raises
-    ------
-    InvalidUsageError
-        If there is none.
-    """
-    if isinstance(goal, Goal):
-        return goal
-    if goal not in GOALS:
-        raise InvalidUsageError("there is no such goal", goal=goal, known=", ".join(GOALS))
-    return GOALS[goal]
-
-
-# Nanoseconds a value, or a byte for the codecs of bytes: (encode, decode), measured by
-# `python -m benchmarks.compression --codecs`.
-_PER_VALUE: dict[str, tuple[float, float]] = {
-    # A view of the values; this is what copying them into the block and out of it takes, estimated.
-    "plain": (0.2, 0.2),
-    "constant": (0.12, 0.13),
-    "ns": (0.8, 0.7),
-    "patched_ns": (5.3, 1.4),
-    "ns_words": (5.4, 1.7),
-    "base_delta": (0.36, 0.18),
-    "delta": (0.32, 0.6),
-    "multiple": (3.8, 0.64),
-    "xor": (0.32, 0.56),
-    "run_length": (0.94, 2.0),
-    "dictionary": (1.9, 0.79),
-    "variable_byte": (2.5, 2.8),
-    "simple8b": (3.8, 1.2),
-    "decimal": (0.45, 0.47),
-    "quantized": (1.6, 0.32),
-    "pcodec": (18.0, 1.1),
-}
-_PER_BYTE: dict[str, tuple[float, float]] = {
-    "snappy": (0.57, 0.58),
-    "lz4": (0.63, 0.28),
-    "zstd": (1.6, 0.94),
-    "zstd_9": (7.9, 0.78),
-    "zstd_19": (330.0, 1.3),
-}
 _SAMPLE = 1 << 14
 _LONG_SAMPLE = 1 << 16
 _LONG_SAMPLE_BELOW_MB_S = 500.0
+_SLOW_BELOW_MB_S = 4.0
 _SHORTEST_RUN = 1.5
-_LEAST_TEXTS = 1 << 12
 _DEPTH = 3
-_SLOW_DEPTH = 1
-
-
-def cost(node: Node, cascade: Cascade, goal: Goal) -> float:
-    """Return what coding, writing and decoding a stream costs: nanoseconds, or bytes for "small".
-
-    Parameters
-    ----------
-    node : Node
-        The coded stream.
-    cascade : Cascade
-        What coded it. Levels of one codec, which cost differently, are the same in a node.
-    goal : Goal
-        What to minimise.
-    """
-    if not goal.write_mb_s:
-        return float(node.size_bytes)
-    encode, decode = _times_ns(node, cascade)
-    return encode + goal.decode_weight * decode + node.size_bytes * 1000.0 / goal.write_mb_s
-
-
-def _times_ns(node: Node, cascade: Cascade) -> tuple[float, float]:
-    """Return the nanoseconds to encode and to decode a node and all below."""
-    codec, rest = head_of(cascade) if cascade else (codec_of(node), ())
-    encode, decode = _own_ns(codec, node)
-    for position, child in enumerate(node.children):
-        below = _times_ns(child, rest if position == 0 else ())
-        encode, decode = encode + below[0], decode + below[1]
-    return encode, decode
-
-
-def _own_ns(codec: Codec, node: Node) -> tuple[float, float]:
-    """Return the nanoseconds of one node without its children."""
-    name = codec.name.rpartition(">")[2]
-    if name in _PER_BYTE:
-        (encode, decode), count = _PER_BYTE[name], node.count * node.dtype.itemsize
-    else:
-        (encode, decode), count = _PER_VALUE[_kind_of(name)], node.count
-    return encode * count, decode * count
-
-
-def _kind_of(name: str) -> str:
-    """Return the name of a codec without its parameter."""
-    return name if name in _PER_VALUE else name.partition("_")[0]
+_FINALISTS = 3
+_FAMILIES = ("lz4", "zstd", "zstd_9", "pcodec")
+_SETTLED = 16
+_DECIDING_SHARE = 1 / 40
 
 
 class Choice(NamedTuple):
@@ -155,13 +49,22 @@ class Choice(NamedTuple):
     node: Node
 
 
-def choose(values: Ints, goal: Goal, *, floats: bool = False, bound: float | None = None) -> Choice:
+def choose(
+    values: Ints, goal: Goal, *, floats: bool = False, bound: float | None = None, share: float = 1.0
+) -> Choice:
     """Return the cascade with the least cost for a stream; see `rank`."""
-    return rank(values, goal, floats=floats, bound=bound)[0]
+    return rank(values, goal, floats=floats, bound=bound, share=share)[0]
 
 
 def rank(
-    values: Ints, goal: Goal, *, floats: bool = False, bound: float | None = None, depth: int = 0
+    values: Ints,
+    goal: Goal,
+    *,
+    floats: bool = False,
+    bound: float | None = None,
+    text: bool = False,
+    share: float = 1.0,
+    depth: int = 0,
 ) -> list[Choice]:
     """Return the cascades that were tried on a stream, the cheapest first.
 
@@ -175,6 +78,10 @@ def rank(
         Whether the integers are the bits of floating-point numbers.
     bound : float, optional
         The error that each of these may have.
+    text : bool
+        Whether the stream are the bytes of texts, which are no numbers.
+    share : float
+        Which part of a block the sample is.
     depth : int
         How many transforms the stream has gone through.
     """
@@ -183,40 +90,98 @@ def rank(
     tried: list[Choice] = []
     least = math.inf
     stats = stream_stats(values, floats=floats)
-    for cascade in _candidates(stats, goal, floats=floats, bound=bound, depth=depth):
-        if _at_least(values, cascade, goal) >= least:
+    candidates = _candidates(stats, goal, floats=floats, bound=bound, depth=depth)
+    for cascade in _for_text(stats, goal) if text else candidates:
+        if least_cost(values.size, values.nbytes, cascade[-1], goal) >= least:
             continue
         try:
-            found = _try(values, cascade, goal, depth)
+            tried += _try(values, cascade, goal, share, depth)
         except UnfitError:
             continue
-        tried.append(found)
-        least = min(least, found.cost)
+        least = min(choice.cost for choice in tried)
     return sorted(tried, key=lambda choice: choice.cost)
 
 
-def _try(values: Ints, cascade: Cascade, goal: Goal, depth: int) -> Choice:
+def _try(values: Ints, cascade: Cascade, goal: Goal, share: float, depth: int) -> list[Choice]:
     """Code `values`; what a transform leaves open is searched for."""
     codec, _ = head_of(cascade)
-    if isinstance(codec, Transform):
-        stream, finish = codec.split(values)
-        below = rank(stream, goal, depth=depth + 1)[0]
-        node, cascade = finish(below.node), (*cascade, *below.cascade)
-    else:
+    if not isinstance(codec, Transform):
         node = codec.encode(values)
-    return Choice(cost(node, cascade, goal), cascade, node)
+        return [Choice(cost(node, cascade, goal, share), cascade, node)]
+    stream, finish = codec.split(values)
+    choices = []
+    for below in _finalists(rank(stream, goal, share=share, depth=depth + 1), 1):
+        node, whole = finish(below.node), (*cascade, *below.cascade)
+        choices.append(Choice(cost(node, whole, goal, share), whole, node))
+    return choices
 
 
-def _at_least(values: Ints, cascade: Cascade, goal: Goal) -> float:
-    """Return a bound below the cost of coding `values`, known before it is done."""
+def _finalists(ranked: list[Choice], count: int) -> list[Choice]:
+    """Return the cheapest, and the cheapest that end with each codec of repeats."""
+    found = {choice.cascade: choice for choice in ranked[:count]}
+    for family in _FAMILIES:
+        ends = (choice for choice in ranked if choice.cascade[-1].removeprefix("ns_") == family)
+        if first := next(ends, None):
+            found[first.cascade] = first
+    return list(found.values())
+
+
+def decide(
+    short: Ints, long: Ints, goal: Goal, *, floats: bool, bound: float | None, text: bool, share: float
+) -> list[Choice]:
+    """Return the best cascades for a stream of which there are two samples, the cheapest first.
+
+    Parameters
+    ----------
+    short, long : Ints
+        All cascades are tried on the first, the best few on the second.
+    goal : Goal
+        What to minimise.
+    floats, bound, text
+        As for `rank`.
+    share : float
+        Which part of a block the long sample is.
+    """
+    part = share * min(1.0, short.size / max(long.size, 1))
+    ranked = rank(short, goal, floats=floats, bound=bound, text=text, share=part)
+    if long.size <= short.size:
+        return ranked
+    cascades = [choice.cascade for choice in _finalists(ranked, _FINALISTS)]
     if not goal.write_mb_s:
-        return 0.0
-    name = cascade[-1]
-    if name in _PER_BYTE:
-        (encode, decode), count = _PER_BYTE[name], values.nbytes
-    else:
-        (encode, decode), count = _PER_VALUE[_kind_of(name)], values.size
-    return (encode + goal.decode_weight * decode) * count
+        cascades += [(*cascade[:-1], "zstd_19") for cascade in cascades if cascade[-1] == "zstd_9"]
+    again = []
+    for cascade in cascades:
+        try:
+            node = encode_stream(long, cascade)
+        except UnfitError:
+            continue
+        again.append(Choice(cost(node, cascade, goal, share), cascade, node))
+    return sorted(again, key=lambda choice: choice.cost)
+
+
+def _holds(values: Ints, cascade: Cascade) -> bool:
+    """Say whether a cascade can code a stream, from the transforms that it goes through."""
+    while cascade:
+        codec, cascade = head_of(cascade)
+        if not isinstance(codec, Transform):
+            return codec.name != "constant" or not (values != values[:1]).any()
+        try:
+            values, _ = codec.split(values)
+        except UnfitError:
+            return False
+    return True
+
+
+def _for_text(stats: ColumnStats, goal: Goal) -> Iterator[Cascade]:
+    """Yield what may suit the bytes of texts."""
+    if stats.runs == 1:
+        yield ("constant",)
+        return
+    yield from (DEFAULT, ("lz4",), ("zstd",), ("zstd_9",))
+    if goal.write_mb_s <= _SLOW_BELOW_MB_S:
+        yield ("dictionary",)
+        if Pcodec.installed():
+            yield ("pcodec",)
 
 
 def _candidates(
@@ -251,11 +216,9 @@ def _candidates(
         yield ("delta", f"ns_{library}")
         yield (library,)
     yield ("zstd_9",)
-    if not goal.write_mb_s:
-        if depth <= _SLOW_DEPTH:
-            yield ("zstd_19",)
-            if Pcodec.installed():
-                yield ("pcodec",)
+    if goal.write_mb_s <= _SLOW_BELOW_MB_S:
+        if Pcodec.installed():
+            yield ("pcodec",)
         if depth < _DEPTH:
             yield from (("delta",), ("base_delta",))
 
@@ -297,8 +260,8 @@ class Decision:
     ----------
     plan : Plan
         How it codes the column now.
-    made_s : float
-        When it decided, on the chooser's clock.
+    due_s : float
+        When it decides again, on the chooser's clock.
     blocks, deoptimised : int
         How many blocks it has coded, and in how many a value did not fit the plan.
     decisions : int
@@ -306,7 +269,7 @@ class Decision:
     """
 
     plan: Plan
-    made_s: float
+    due_s: float
     blocks: int = 0
     deoptimised: int = 0
     decisions: int = 1
@@ -317,8 +280,9 @@ class Decision:
 class Chooser:
     """Decides how columns are coded, remembers it, and decides again now and then.
 
-    It decides when it sees a column first, after `interval_s`, and for the block after one in which a
-    value did not fit. One chooser belongs to one writer; it is not safe to share among threads.
+    It decides when it sees a column first, after `interval_s` or 40 times what deciding took, and for the
+    block after one in which a value did not fit. One chooser belongs to one writer; it is not safe to share
+    among threads.
 
     Parameters
     ----------
@@ -351,12 +315,18 @@ class Chooser:
     def plan(self, column: str, array: pa.Array[Any]) -> Plan:
         """Return how to code `array`, the next values of `column`."""
         known = self.columns.get(column)
+        now_s = self.now_s()
+        if known is not None and not known.stale and now_s < known.due_s:
+            return known.plan
+        plan = self._decide(column, array)
+        made_s = self.now_s()
+        due_s = made_s + max(self.interval_s, (made_s - now_s) / _DECIDING_SHARE)
         if known is None:
-            known = self.columns[column] = Decision(self._decide(column, array), self.now_s())
-        elif known.stale or self.now_s() - known.made_s >= self.interval_s:
-            known.plan, known.made_s, known.stale = self._decide(column, array), self.now_s(), False
+            known = self.columns[column] = Decision(plan, due_s)
+        else:
+            known.plan, known.due_s, known.stale = plan, due_s, False
             known.decisions += 1
-        return known.plan
+        return plan
 
     def coded(self, column: str, *, fits: bool) -> None:
         """Take note that a block of `column` was coded, and whether all its streams fitted the plan."""
@@ -368,18 +338,50 @@ class Chooser:
 
     def _decide(self, column: str, array: pa.Array[Any]) -> Plan:
         goal = goal_of(self.goal)
-        short = goal.write_mb_s >= _LONG_SAMPLE_BELOW_MB_S
-        rows = _SAMPLE if short else _LONG_SAMPLE
-        if Layout.TEXT in layouts_of(array.type) and len(array):
-            # Text is long: as many rows as have about the bytes of a sample of numbers.
-            rows = max(_LEAST_TEXTS, min(rows, 8 * rows * len(array) // max(array.nbytes, 1)))
-        sample = sample_of(array, rows)
+        short = sample_of(array, _SAMPLE)
+        long = short if goal.write_mb_s >= _LONG_SAMPLE_BELOW_MB_S else sample_of(array, _LONG_SAMPLE, 1)
         floats, bound = is_float(array.type), self.error_bounds.get(column)
         plans: list[tuple[float, Plan]] = []
-        for dictionary in (False, True) if Layout.TEXT in layouts_of(array.type) else (False,):
-            parts = to_streams(sample, dictionary=dictionary)
-            chosen = [choose(stream, goal, floats=floats, bound=bound) for stream in parts.streams]
-            validity = () if parts.valid is None else choose(parts.valid, goal).cascade
-            plan = Plan(dictionary, tuple(choice.cascade for choice in chosen), validity)
-            plans.append((sum(choice.cost for choice in chosen), plan))
+        for dictionary, parts in _layouts(short, goal):
+            more = parts if long is short else to_streams(long, dictionary=dictionary)
+            share = len(long) / max(len(array), 1)
+            whole = _whole(array, dictionary, parts)
+            chosen = []
+            total = 0.0
+            for position, (few, many) in enumerate(zip(parts.streams, more.streams, strict=False)):
+                text = len(parts.streams) > 1 and position == len(parts.streams) - 1 and few.dtype == np.int8
+                found = decide(few, many, goal, floats=floats, bound=bound, text=text, share=share)
+                if position < len(whole):
+                    found = [choice for choice in found if _holds(whole[position], choice.cascade)]
+                settled = dictionary and position and more.streams[1].size * _SETTLED <= len(long)
+                total += found[0].cost * (share if settled else 1.0) if found else 0.0
+                chosen.append(found[0].cascade if found else ("run_length", *DEFAULT))
+            validity: Cascade = ()
+            if parts.valid is not None:
+                validity = choose(parts.valid, goal, share=len(short) / len(array)).cascade
+            plans.append((total, Plan(dictionary, tuple(chosen), validity)))
         return min(plans, key=lambda known: known[0])[1]
+
+
+def _whole(array: pa.Array[Any], dictionary: bool, sampled: Streams) -> tuple[Ints, ...]:
+    """Return the streams that a decision about a sample is held to.
+
+    Those of text take long to make, and fit any cascade but one.
+    """
+    one = any(stream.size and not (stream != stream[:1]).any() for stream in sampled.streams)
+    if sampled.layout is Layout.FIXED or sampled.layout is Layout.WIDE or one:
+        return to_streams(array, dictionary=dictionary).streams
+    return ()
+
+
+def _layouts(sample: pa.Array[Any], goal: Goal) -> Iterator[tuple[bool, Streams]]:
+    """Yield the layouts that may suit a sample, and its streams in them."""
+    if Layout.TEXT not in layouts_of(sample.type):
+        yield False, to_streams(sample)
+        return
+    parts = to_streams(sample, dictionary=True)
+    distinct = parts.streams[1].size
+    if distinct * 2 <= len(sample) or not goal.write_mb_s:
+        yield True, parts
+    if distinct * 4 > len(sample) or not goal.write_mb_s:
+        yield False, to_streams(sample)

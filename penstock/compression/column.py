@@ -18,6 +18,7 @@ Bytes of a block, integers as variable bytes (`penstock.compression.node`)::
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any
 
@@ -29,6 +30,7 @@ from penstock.compression.abc import Cascade, UnfitError, check, check_version
 from penstock.compression.arrow import (
     Layout,
     Streams,
+    dictionary_of,
     from_streams,
     get_type,
     layouts_of,
@@ -126,21 +128,23 @@ def _encode(array: pa.Array[Any], plan: Plan) -> tuple[bytes, bool]:
         except UnfitError:
             fits = False
             nodes.append(encode_stream(stream, _FALLBACKS.get(cascade[:1], DEFAULT)))
-    body = bytearray()
+    head = bytearray()
     kind = put_type(array.type)
-    put_varint(len(kind), body)
-    body += kind
-    put_varint(len(array), body)
-    put_varint(raw_bytes(parts), body)
+    put_varint(len(kind), head)
+    head += kind
+    put_varint(len(array), head)
+    put_varint(raw_bytes(parts), head)
+    body: list[Any] = [head]
     for node in nodes:
         node.write(body)
     start = _START.pack(_MAGIC, FORMAT_VERSION, parts.layout | (_NULLS if parts.valid is not None else 0))
-    return b"".join((start, _CHECKSUM.pack(_checksum(start, body)), body)), fits
+    return b"".join((start, _CHECKSUM.pack(_checksum(start, body)), *body)), fits
 
 
-def _checksum(start: bytes, body: Any) -> int:
+def _checksum(start: Any, body: Iterable[Any]) -> int:
     digest = xxhash.xxh3_64(start)
-    digest.update(body)
+    for part in body:
+        digest.update(part)
     return digest.intdigest() & 0xFFFFFFFF
 
 
@@ -164,14 +168,14 @@ class Block:
 
     def __init__(self, data: Any, *, file: object = None, max_bytes: int = MAX_BYTES) -> None:
         content = np.frombuffer(data, np.uint8)
-        self._file = file
+        self._file, self._max_bytes = file, max_bytes
         reader = Reader(content, file)
         magic, version, self._flags = _START.unpack(reader.bytes(_START.size).data)
         if magic != _MAGIC:
             raise CorruptDataError("this is no block", file=file, offset=0)
         check_version(version, FORMAT_VERSION, "block", file)
         (stated,) = _CHECKSUM.unpack(reader.bytes(_CHECKSUM.size).data)
-        if stated != _checksum(content[: _START.size].tobytes(), content[_START.size + _CHECKSUM.size :]):
+        if stated != _checksum(content[: _START.size], (content[_START.size + _CHECKSUM.size :],)):
             raise CorruptDataError("the block's checksum is wrong", file=file, offset=0)
         with self._named():
             self.layout = _layout(self._flags & 7)
@@ -249,8 +253,18 @@ class Block:
         with self._named():
             return [(name, cascade_of(node), node.count, node.size_bytes) for name, node in streams]
 
-    def read(self, start: int = 0, stop: int | None = None) -> pa.Array[Any]:
+    def read(
+        self, start: int = 0, stop: int | None = None, *, keep_dictionary: bool = False
+    ) -> pa.Array[Any]:
         """Return rows `start` to `stop`, decoding no more sub-blocks than hold them.
+
+        Parameters
+        ----------
+        start, stop : int
+            The rows; all unless told.
+        keep_dictionary : bool
+            Return texts whose distinct values are kept apart as an Arrow dictionary, which may have
+            values that no row has.
 
         Raises
         ------
@@ -268,15 +282,19 @@ class Block:
                 valid = decode_stream(self.validity, self.rows, start, stop)
                 check(bool(((valid == 0) | (valid == 1)).all()), "a null is neither there nor not")
             streams = self._streams(start, stop)
-            return from_streams(self.type, stop - start, Streams(self.layout, streams, valid))
+            parts = Streams(self.layout, streams, valid)
+            if keep_dictionary and self.layout is Layout.TEXT_DICTIONARY:
+                return dictionary_of(self.type, parts)
+            return from_streams(self.type, stop - start, parts, self._max_bytes)
 
     def _streams(self, start: int, stop: int) -> tuple[Ints, ...]:
         if self.layout is Layout.NESTED:
-            whole = from_streams(
-                self.type, self.rows, Streams(self.layout, (decode_stream(self.nodes[0]),), None)
-            )
+            parts = Streams(self.layout, (decode_stream(self.nodes[0]),), None)
+            whole = from_streams(self.type, self.rows, parts, self._max_bytes)
             return to_streams(whole.slice(start, stop - start)).streams
         if self.layout is Layout.TEXT:
+            if stop - start == self.rows:
+                return tuple(map(decode_stream, self.nodes))
             lengths = decode_stream(self.nodes[0], None, 0, stop).astype(np.int64)
             check(bool((lengths >= 0).all()), "a text has a length that cannot be")
             begin = int(lengths[:start].sum())

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from penstock._kernels import kernel
 from penstock.compression.arrow import Layout
-from penstock.compression.bits import SUB_BLOCK, Bytes, Packed, Step, finish, scratch, unpack_offsets
+from penstock.compression.bits import SUB_BLOCK, Bytes, Packed, Step, finish, unpack_offsets
 from penstock.compression.codecs.null_suppression import NullSuppression, packed_of
 from penstock.compression.column import Block
 from penstock.compression.node import Node
@@ -31,23 +31,21 @@ def _sum_where(
     bases: Any,
     firsts: Any,
     step: int,
-    words: Any,
     out: Any,
     where_payload: Bytes,
     where_widths: Any,
     where_bases: Any,
     where_firsts: Any,
     where_step: int,
-    where_words: Any,
     where_out: Any,
-    w8: Any,
-    w16: Any,
-    w32: Any,
     rows: int,
     low: int,
     high: int,
 ) -> tuple[int, int]:
-    """Return the sum of the values whose `where` is from `low` to `high`, and their number."""
+    """Return the sum of the values whose `where` is from `low` to `high`, and their number.
+
+    `out` and `where_out` are scratches of 1,024 values.
+    """
     total: Any = np.int64(0)
     count = 0
     used, where_used = 0, 0
@@ -61,20 +59,14 @@ def _sum_where(
             most = base + (np.int64(1) << where_width) - 1
             wanted = base <= high and most >= low and most >= base
         if wanted:
-            unpack_offsets(where_payload[where_used:], n, where_width, w8, w16, w32, where_words)
-            finish(
-                where_words,
-                where_step,
-                where_bases[b],
-                where_firsts[b, 0],
-                where_firsts[b, 1],
-                where_out[:n],
-            )
-            unpack_offsets(payload[used:], n, width, w8, w16, w32, words)
-            finish(words, step, bases[b], firsts[b, 0], firsts[b, 1], out[:n])
+            tested, summed = where_out[:n], out[:n]
+            unpack_offsets(where_payload, where_used, where_width, where_bases[b], tested)
+            finish(where_step, 0, where_firsts[b, 0], where_firsts[b, 1], tested)
+            unpack_offsets(payload, used, width, bases[b], summed)
+            finish(step, 0, firsts[b, 0], firsts[b, 1], summed)
             for i in range(n):
-                selected: Any = np.int64(where_out[i]) >= low and np.int64(where_out[i]) <= high
-                total += np.int64(out[i]) if selected else 0
+                selected: Any = np.int64(tested[i]) >= low and np.int64(tested[i]) <= high
+                total += np.int64(summed[i]) if selected else 0
                 count += selected
         used += (n * width + 7) // 8
         where_used += (n * where_width + 7) // 8
@@ -119,26 +111,19 @@ def sum_where(values: Block, where: Block, low: int, high: int) -> tuple[int, in
     low, high = max(low, most.min), min(high, most.max)
     if low > high:
         return 0, 0
-    *narrow, words = scratch(values.nodes[0].dtype)
-    where_words = scratch(where.nodes[0].dtype)[-1]
     result: Any = _sum_where(
         summed.payload,
         summed.widths,
         summed.bases,
         summed.firsts,
         int(summed.step),
-        words,
         np.empty(SUB_BLOCK, values.nodes[0].dtype),
         tested.payload,
         tested.widths,
         tested.bases,
         tested.firsts,
         int(tested.step),
-        where_words,
         np.empty(SUB_BLOCK, where.nodes[0].dtype),
-        narrow[0],
-        narrow[1],
-        narrow[2],
         values.rows,
         low,
         high,

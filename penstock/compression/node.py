@@ -49,9 +49,9 @@ def put_varint(value: int, out: bytearray) -> None:
     out.append(value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Node:
-    """One coded stream.
+    """One coded stream. Nothing changes it; to freeze it as well would take as long as to read it.
 
     Parameters
     ----------
@@ -81,29 +81,35 @@ class Node:
         """Type of the stream's values."""
         return TYPES[self.width]
 
-    def write(self, out: bytearray) -> None:
-        """Append the node's bytes."""
-        has_payload = self.payload.size > 0
-        out.append(self.codec)
-        out.append(self.width | len(self.children) << 2 | bool(self.parameters) << 5 | has_payload << 6)
-        put_varint(self.count, out)
+    def write(self, parts: list[Any]) -> None:
+        """Append the node's bytes, in parts that are to be joined."""
+        size = self.payload.size
+        shape = self.width | len(self.children) << 2 | bool(self.parameters) << 5 | bool(size) << 6
+        head = bytearray((self.codec, shape))
+        put_varint(self.count, head)
         if self.parameters:
-            put_varint(len(self.parameters), out)
-            out += self.parameters
-        if has_payload:
-            put_varint(self.payload.size, out)
-            out += self.payload.data
+            put_varint(len(self.parameters), head)
+            head += self.parameters
+        parts.append(head)
+        if size:
+            put_varint(size, head)
+            parts.append(self.payload.data)
         for child in self.children:
-            child.write(out)
+            child.write(parts)
 
     @property
     def size_bytes(self) -> int:
-        """Number of bytes that `write` appends."""
+        """Number of bytes that `write` appends in all."""
+        return self.own_bytes + sum(child.size_bytes for child in self.children)
+
+    @property
+    def own_bytes(self) -> int:
+        """Number of bytes without those of the children."""
         size = 2 + _varint_size(self.count)
         for part in (len(self.parameters), self.payload.size):
             if part:
                 size += _varint_size(part) + part
-        return size + sum(child.size_bytes for child in self.children)
+        return size
 
 
 def _varint_size(value: int) -> int:
@@ -191,7 +197,14 @@ class Reader:
         CorruptDataError
             If it is cut, states more values than there may be, or is nested too deep.
         """
-        codec, shape, count = self.byte(), self.byte(), self.varint()
+        at, view = self._at, self._view
+        if at + 3 > self._end:
+            raise self.damaged("the block is cut")
+        codec, shape, count = view[at], view[at + 1], view[at + 2]
+        self._at = at + 3
+        if count > 0x7F:
+            self._at = at + 2
+            count = self.varint()
         if shape & 0x80 or depth >= MAX_DEPTH:
             raise self.damaged("the block has a stream that nothing writes")
         if count > self.max_count:

@@ -9,13 +9,17 @@ import numpy as np
 import pyarrow as pa
 
 from penstock._kernels import kernel
-from penstock.compression.arrow import is_float, to_streams
-from penstock.compression.bits import Ints
+from penstock.compression.arrow import Layout, is_float, layouts_of, to_streams
+from penstock.compression.bits import SUB_BLOCK, Ints
 from penstock.compression.codecs.decimals import digits_of
 from penstock.compression.codecs.dictionary import codes_of
 from penstock.compression.codecs.differences import divisor_of
+from penstock.compression.codecs.registry import sealed
 
 __all__ = ["ColumnStats", "column_stats", "sample_of", "stream_stats"]
+
+
+_LEAST_TEXTS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ def stream_stats(sample: Ints, *, floats: bool = False) -> ColumnStats:
 
     `floats` says that the integers are the bits of floating-point numbers.
     """
+    sample = sealed(sample)
     found = np.empty(8, np.int64)
     _scan(sample, found)
     least, most, low, high, low2, high2, runs, descents = found.tolist()
@@ -112,13 +117,19 @@ def stream_stats(sample: Ints, *, floats: bool = False) -> ColumnStats:
     )
 
 
-def sample_of(array: pa.Array[Any], rows: int) -> pa.Array[Any]:
-    """Return up to `rows` values: four stretches, spread over the array, in its order."""
+def sample_of(array: pa.Array[Any], rows: int, stretches: int = 4) -> pa.Array[Any]:
+    """Return up to `rows` values: stretches of whole sub-blocks, spread over the array, in its order.
+
+    Text is long: of it as many values as have about the bytes of so many numbers.
+    """
+    if Layout.TEXT in layouts_of(array.type) and len(array):
+        rows = max(_LEAST_TEXTS, min(rows, 8 * rows * len(array) // max(array.nbytes, 1)))
     if len(array) <= rows:
         return array
-    stretch = rows // 4
+    stretch = max(rows // stretches // SUB_BLOCK, 1) * SUB_BLOCK
     last = len(array) - stretch
-    return pa.concat_arrays([array.slice(last * part // 3, stretch) for part in range(4)])
+    begins = [last // 2] if stretches == 1 else [last * part // (stretches - 1) for part in range(stretches)]
+    return pa.concat_arrays([array.slice(begin, stretch) for begin in begins])
 
 
 def column_stats(array: pa.Array[Any], rows: int = 1 << 14) -> ColumnStats | None:

@@ -185,9 +185,14 @@ class TableBlock:
         return block
 
     def read(
-        self, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
+        self,
+        columns: Sequence[str] | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        keep_dictionary: bool = False,
     ) -> pa.RecordBatch:
-        """Return some columns of some rows; all without arguments.
+        """Return some columns of some rows; all without arguments. Dictionaries are as `Block.read` says.
 
         Raises
         ------
@@ -198,7 +203,9 @@ class TableBlock:
         """
         names = self.names if columns is None else list(columns)
         stop = self.rows if stop is None else stop
-        arrays = [self.column(name).read(start, stop) for name in names]
+        arrays = [
+            self.column(name).read(start, stop, keep_dictionary=keep_dictionary) for name in names
+        ]
         if not arrays:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
         fields = [

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 
 from penstock.spark_ext.market_source import MarketDataSource
 from penstock.spark_ext.metrics import MetricsFile
+from penstock.spark_ext.p_stream_source import p_stream_source
 
 __all__ = ["register"]
 
@@ -20,7 +21,7 @@ def register(
 ) -> None:
     """Register Penstock's data sources with `spark` and, if asked, write metrics to a file.
 
-    `update_queue` works without it; ``spark.readStream.format("market")`` does not.
+    `update_queue` works without it; the formats ``pstream`` and ``market`` do not.
 
     Parameters
     ----------
@@ -33,6 +34,7 @@ def register(
         The name of the query whose metrics the file gets; by default those of all.
     """
     spark.dataSource.register(MarketDataSource)
+    spark.dataSource.register(p_stream_source(spark.sparkContext.defaultParallelism))
     known = _files.setdefault(spark, set())
     if metrics_file is not None and (metrics_file, metrics_query) not in known:
         known.add((metrics_file, metrics_query))

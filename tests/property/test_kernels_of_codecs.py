@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.compression import Block, bits, column_stats, encode, sum_where
+from penstock.compression import Block, bits, column_stats, decode, encode, sum_where
 from penstock.compression.abc import Cascade, UnfitError
+from penstock.compression.arrow import to_streams
 from penstock.compression.bits import SUB_BLOCK, Ints, Step
-from penstock.compression.codecs import CODECS, decode_stream, encode_stream
+from penstock.compression.codecs import CODECS, decimals, decode_stream, encode_stream
 from penstock.compression.codecs.decimals import digits_of
 from penstock.compression.codecs.dictionary import codes_of, look_up
+from penstock.compression.codecs.differences import divisor_of
+from penstock.compression.text import MOST_DISTINCT, texts_of
 from penstock.errors import CorruptDataError
 from tests.coded import WIDTHS, streams, through_bytes
 from tests.naive import packed_lanes, packed_run, runs_of, simple8b_words, variable_bytes
@@ -142,3 +146,62 @@ def test_statistics_say_what_the_values_are() -> None:
     assert prices.digits == 2
     assert column_stats(pa.array([], pa.int64())) is None
     assert column_stats(pa.nulls(4)) is None
+
+
+@given(st.lists(st.text("ab\u00e9", max_size=40), min_size=1, max_size=60), st.integers(0, 3))
+def test_a_dictionary_of_texts_has_each_once_in_the_order_in_which_they_appear(
+    texts: list[str], cut: int
+) -> None:
+    array = pa.array(texts)[min(cut, len(texts) - 1) :]
+    texts = array.to_pylist()
+    codes, lengths, content = to_streams(array, dictionary=True).streams
+    distinct = list(dict.fromkeys(texts))
+    assert codes.tolist() == [distinct.index(text) for text in texts]
+    assert lengths.tolist() == [len(text.encode()) for text in distinct]
+    assert content.tobytes() == "".join(distinct).encode()
+    begins = np.concatenate([[0], np.cumsum(lengths)])
+    written = texts_of(codes, begins, content.view(np.uint8), np.int32, 1 << 31)
+    assert written is not None
+    offsets, out = written
+    assert offsets.tolist() == [0, *np.cumsum([len(text.encode()) for text in texts]).tolist()]
+    assert out.tobytes() == "".join(texts).encode()
+    assert texts_of(codes, begins, content.view(np.uint8), np.int32, int(offsets[-1]) - 1) is None
+    assert texts_of(codes - codes.dtype.type(1), begins, content.view(np.uint8), np.int32, 1 << 31) is None
+    assert texts_of(codes, begins[:-1], content.view(np.uint8), np.int32, 1 << 31) is None
+
+
+def test_many_distinct_texts_are_left_to_arrow() -> None:
+    texts = pa.array([f"{n:06}" for n in range(MOST_DISTINCT + 1)])
+    assert decode(encode(texts, "dictionary>base_delta>ns")).equals(texts)
+
+
+@given(
+    st.lists(st.integers(-(1 << 20), 1 << 20), min_size=1, max_size=50),
+    st.integers(1, 1 << 30),
+    st.integers(-(1 << 50), 1 << 50),
+)
+def test_a_divisor_is_the_greatest_of_all_differences(factors: list[int], divisor: int, first: int) -> None:
+    values = np.array([first + factor * divisor for factor in factors], np.int64)
+    expected = math.gcd(*((factor - factors[0]) * divisor for factor in factors))
+    assert divisor_of(values) == (expected if len(factors) > 1 else 1)
+    node = encode_stream(values, ("multiple", "plain")) if expected > 1 else None
+    if node is not None:
+        quotients = [(factor - factors[0]) * divisor // expected for factor in factors]
+        assert decode_stream(node.children[0]).tolist() == quotients
+        np.testing.assert_array_equal(decode_stream(node), values)
+
+
+@given(st.lists(st.integers(-(2**31) + 65, 2**31 - 65), min_size=1, max_size=60), st.integers(0, 10))
+def test_floats_of_integers_are_those_of_a_division(integers: list[int], digits: int) -> None:
+    values = np.array(integers, np.int32)
+    out, scratch = np.empty(values.size, np.float32), np.empty(1024)
+    decimals._divide(values, 10.0**digits, scratch, out)
+    np.testing.assert_array_equal(out, (values.astype(np.float64) / 10.0**digits).astype(np.float32))
+
+
+def test_a_float_in_the_middle_of_two_is_rounded_as_a_division_rounds_it() -> None:
+    # 2**24 + 1 tenths and the like: their quotients lie in the middle of two floats, or next to it.
+    values = np.array([(2 * n + 1) * 10 for n in range(1 << 23, (1 << 23) + 1000)], np.int32)
+    out, scratch = np.empty(values.size, np.float32), np.empty(1024)
+    decimals._divide(values, 10.0, scratch, out)
+    np.testing.assert_array_equal(out, (values / 10.0).astype(np.float32))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from penstock.checkpointing.files import Content, Files
 from penstock.checkpointing.p_stream import Coder, PStream, Segment, SegmentWriter, log, stream
 from penstock.checkpointing.p_stream.segments import writer_of
 from penstock.errors import FencedError, InvalidUsageError
@@ -26,6 +29,21 @@ PROCESSES = st.integers(0, 2)
 def rows(first: int, count: int) -> pa.Table:
     numbers = list(range(first, first + count))
     return pa.table({"n": numbers, "text": [str(n) if n % 3 else None for n in numbers]}, SCHEMA)
+
+
+class _Interrupted:
+    """Files where something happens before the next one is published."""
+
+    def __init__(self, files: Files, interrupt: Callable[[], None]) -> None:
+        self._files, self._interrupt = files, [interrupt]
+
+    def publish(self, name: str, content: Content) -> None:
+        while self._interrupt:
+            self._interrupt.pop()()
+        self._files.publish(name, content)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
 
 
 class PStreamMachine(RuleBasedStateMachine):
@@ -46,6 +64,7 @@ class PStreamMachine(RuleBasedStateMachine):
         self.sessions: dict[str, str] = {"a": "", "b": ""}
         self.done: dict[str, int] = {}
         self.begun = 0
+        self.in_flight: list[tuple[int, str, int, int, int, tuple[Segment, ...]]] = []
 
     def teardown(self) -> None:
         try:
@@ -130,6 +149,52 @@ class PStreamMachine(RuleBasedStateMachine):
         self._written(process, writer, self.batches[writer] + 1, count)
         self.views[process] = PStream(self.place)
 
+    @rule(process=PROCESSES, writer=WRITERS, count=st.integers(1, 9))
+    def write(self, process: int, writer: str, count: int) -> None:
+        """An attempt makes its segments durable, and will commit them later or never."""
+        if not self.sessions[writer]:
+            batch = self.batches[writer] + 1
+            segments = self._written(process, writer, batch, count)
+            self.in_flight.append((process, writer, batch, self.made, count, segments))
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data())
+    def commit_late(self, data: st.DataObject) -> None:
+        attempt = data.draw(st.integers(0, len(self.in_flight) - 1))
+        process, writer, batch, first, count, segments = self.in_flight.pop(attempt)
+        if self.sessions[writer]:
+            return
+        added = self.views[process].log.commit(writer, batch, segments)
+        assert added == (batch > self.batches[writer])
+        if added:
+            self.model += range(first, first + count)
+            self.made = max(self.made, first + count)
+            self.batches[writer] = batch
+
+    @rule(process=PROCESSES, writer=WRITERS, count=st.integers(1, 5), others=st.integers(1, 12))
+    def commit_while_others_do(self, process: int, writer: str, count: int, others: int) -> None:
+        """Between knowing the newest entry and creating the next, others add many, and delete old ones."""
+        if self.sessions[writer]:
+            return
+        batch = self.batches[writer] + 1
+        segments = self._written(process, writer, batch, count)
+        view, other = self.views[process], PStream(self.place)
+        files = view.log._files
+
+        def interrupt() -> None:
+            for _ in range(others):
+                other.log.begin("c", "any")
+            if self.done:
+                other.trim(now=True)
+            other.log.compact()
+
+        view.log._files = _Interrupted(files, interrupt)  # type: ignore[assignment]
+        try:
+            assert view.log.commit(writer, batch, segments)
+        finally:
+            view.log._files = files
+        self._committed(writer, batch, count)
+
     @rule(process=PROCESSES)
     def restart(self, process: int) -> None:
         self.views[process] = PStream(self.place, SCHEMA)
@@ -190,7 +255,7 @@ class PStreamMachine(RuleBasedStateMachine):
         assert view.readers() == self.done
         assert {name: state.batch for name, state in view.log.writers.items()} == {
             name: batch for name, batch in self.batches.items() if batch >= 0 or self.sessions[name]
-        }
+        } | ({"c": -1} if "c" in view.log.writers else {})
         self._read(view, view.start, view.end)
 
 

@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.compression import Block, Chooser, Goal, decode, encode
-from penstock.compression.chooser import choose, cost
+from penstock.compression.chooser import choose
 from penstock.compression.codecs import encode_stream
+from penstock.compression.costs import cost
 from penstock.errors import InvalidUsageError
 
 SPEED = Goal(float("inf"))
@@ -42,7 +43,7 @@ def first_of(chooser: Chooser, array: pa.Array, column: str = "c") -> str:
     ids=["constant", "sequence", "runs", "three values", "parabola"],
 )
 def test_the_fewest_bytes_come_from_what_fits_the_values(values: np.ndarray, cascade: str) -> None:
-    chosen = choose(values.astype(np.int64), Goal(1.0)).cascade
+    chosen = choose(values.astype(np.int64), Goal(5.0)).cascade
     assert chosen[0] == cascade or cascade in chosen
 
 
@@ -66,7 +67,7 @@ def _skewed(count: int) -> np.ndarray:
 def test_it_decides_once_in_an_interval() -> None:
     clock = Clock()
     chooser = Chooser(interval_s=4.0, now_s=clock)
-    runs = np.repeat(np.random.default_rng(6).integers(0, 10**9, 10), 500)
+    runs = np.repeat(np.random.default_rng(6).integers(0, 10**9, 200), 500)
     assert "run_length" in first_of(chooser, pa.array(runs))
     clock.now += 3.9
     assert "run_length" in first_of(chooser, pa.array(np.arange(5000)))

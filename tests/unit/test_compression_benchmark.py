@@ -54,7 +54,7 @@ def test_a_replica_moves_times_on_and_repeats_the_rest() -> None:
 
 
 def test_each_contender_returns_what_it_was_given_and_each_table_has_its_row() -> None:
-    stream = load("market", rows=2000)
+    stream = load("market", rows=20_000)
     assert stream is not None
     those = [Ours("fast", "fast"), *peers()]
     records = compression.measure(stream, those, 1)
@@ -117,8 +117,8 @@ def test_a_stream_without_its_file_has_no_records(
 
 def test_costs_of_codecs_are_printed_as_the_chooser_has_them() -> None:
     lines = list(compression_parts.codec_costs(quick=True))
-    assert any(line.startswith('    "delta": (') for line in lines)
-    assert any(line.startswith('    "zstd": (') for line in lines)
+    assert any(line.startswith('    "delta": Cost(') for line in lines)
+    assert any(line.startswith('    "zstd": Cost(') for line in lines)
 
 
 def test_a_fused_sum_is_measured() -> None:

@@ -16,7 +16,7 @@ from penstock import _failpoints
 
 PACKAGE = Path(penstock.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-HEAVY = ("pyspark", "numba", "pandas", "numpy", "pyarrow", "matplotlib", "pydantic")
+HEAVY = ("pyspark", "numba", "pandas", "numpy", "pyarrow", "matplotlib", "pydantic", "sqlglot")
 
 # A package imports from lower levels and its own; what is not named here may be read by all.
 LEVELS = {

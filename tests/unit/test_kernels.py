@@ -18,8 +18,8 @@ import pytest
 
 import penstock
 from penstock import _kernels
-from penstock.compression import bits, fused, statistics
-from penstock.compression.codecs import decimals, dictionary, run_length, simple8b, variable_byte
+from penstock.compression import bits, fused, statistics, text
+from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
 from penstock.operators import arrivals, key_queue, pages, staleness
 from penstock.state_store import key_index, key_set, keys, memory_table, row_codec, row_store
 from tests.naive import Update, conflated, hash_of, staleness_bin
@@ -44,12 +44,14 @@ KERNELS = {
     },
     "staleness": {"_bin", "_add"},
     "bits": {
-        *("_bit_length", "_cheapest_width", "_pack_words", "_unpack_words", "_pack_run", "_unpack_run"),
-        *("_pack_offsets", "unpack_offsets", "finish", "_pack", "_unpack"),
+        *("_cheapest_width", "_cut_zeros", "_steps", "_pack_run", "_unpack_run"),
+        *("_pack_offsets", "unpack_offsets", "finish", "_pack", "_unpack", "_add_up"),
     },
+    "text": {"_add_up", "_place", "_write_out", "_head", "_mix", "_same", "_assign_codes"},
     "statistics": {"_scan"},
     "fused": {"_sum_where"},
-    "decimals": {"_to_integers", "_from_integers", "_to_steps", "_from_steps", "_count_misfits"},
+    "decimals": {"_divide", "_to_integers", "_from_integers", "_to_steps", "_from_steps", "_count_misfits"},
+    "differences": {"_divide", "_add_up", "_join"},
     "dictionary": {"_assign_codes", "_recode", "_look_up"},
     "run_length": {"_find_runs", "_expand"},
     "simple8b": {"_write", "_read"},
@@ -68,17 +70,19 @@ REFERENCES = {
     "staleness": "test_staleness",
     "bits": "test_kernels_of_codecs",
     "decimals": "test_kernels_of_codecs",
+    "differences": "test_kernels_of_codecs",
     "dictionary": "test_kernels_of_codecs",
     "run_length": "test_kernels_of_codecs",
     "simple8b": "test_kernels_of_codecs",
     "variable_byte": "test_kernels_of_codecs",
+    "text": "test_kernels_of_codecs",
     "statistics": "test_kernels_of_codecs",
     "fused": "test_kernels_of_codecs",
 }
 MODULES = [
     *(keys, key_index, key_set, row_codec, row_store, memory_table),
     *(pages, arrivals, key_queue, staleness),
-    *(bits, statistics, fused, decimals, dictionary, run_length, simple8b, variable_byte),
+    *(bits, text, statistics, fused, decimals, differences, dictionary, run_length, simple8b, variable_byte),
 ]
 
 
@@ -162,7 +166,11 @@ for kind in ("i1", "i2", "i4", "i8"):
     values = pa.array((numbers.to_numpy() % 100).astype(kind))
     for codec in ("patched_ns", "run_length", "dictionary", "simple8b", "variable_byte"):
         decode(encode(values, codec))
+    for codec in ("multiple", "delta", "xor"):
+        decode(encode(values, codec))
     sum_where(Block(encode(values, "ns")), Block(encode(values, "ns")), 0, 9)
+for codec in ("base_delta>ns", "dictionary>base_delta>ns"):
+    decode(encode(pa.array(["a", "b", "a", "nine bytes", "nine bytes"]), codec))
 for kind in ("f4", "f8"):
     for codec in ("decimal", "quantized_0.5", "auto"):
         decode(encode(pa.array(numbers.to_numpy().astype(kind) / 4), codec))
@@ -200,10 +208,12 @@ def test_a_second_process_compiles_nothing() -> None:
         "_home",
         "_slot_of",
         "_touch",
-        "_bit_length",
         "_cheapest_width",
-        "_pack_words",
-        "_unpack_words",
+        "_cut_zeros",
+        "_steps",
+        "_head",
+        "_mix",
+        "_same",
         "_pack_run",
         "_unpack_run",
         "_pack_offsets",

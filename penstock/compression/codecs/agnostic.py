@@ -35,8 +35,8 @@ class Framed(Codec):
         """Return the bytes of one frame."""
 
     @abstractmethod
-    def unpack(self, frame: Bytes, out: Ints) -> None:
-        """Write the values of one frame.
+    def unpack(self, frame: Bytes, count: int, dtype: np.dtype[Any]) -> Ints:
+        """Return the `count` values of one frame.
 
         Raises
         ------
@@ -57,11 +57,12 @@ class Framed(Codec):
         """Return the values of the frames in the range."""
         first, last, ends = parts_of(node, start, stop, FRAME)
         begin = first * FRAME
-        out = np.empty(min(last * FRAME, node.count) - begin, node.dtype)
+        frames = []
         for frame in range(first, last):
-            part = out[frame * FRAME - begin : (frame + 1) * FRAME - begin]
-            self.unpack(node.payload[ends[frame] : ends[frame + 1]], part)
-        return out[start - begin : stop - begin]
+            packed = node.payload[ends[frame] : ends[frame + 1]]
+            frames.append(self.unpack(packed, min(FRAME, node.count - frame * FRAME), node.dtype))
+        values = frames[0] if len(frames) == 1 else np.concatenate([np.empty(0, node.dtype), *frames])
+        return values[start - begin : stop - begin]
 
 
 class Library(Framed):
@@ -81,14 +82,15 @@ class Library(Framed):
         """Return the bytes of one frame."""
         return self._codec.compress(np.ascontiguousarray(values), asbytes=True)
 
-    def unpack(self, frame: Bytes, out: Ints) -> None:
-        """Write the values of one frame."""
+    def unpack(self, frame: Bytes, count: int, dtype: np.dtype[Any]) -> Ints:
+        """Return the values of one frame."""
+        size = count * dtype.itemsize
         try:
-            data = self._codec.decompress(frame, decompressed_size=out.nbytes)
+            data = self._codec.decompress(frame, decompressed_size=size)
         except (OSError, pa.ArrowException) as error:
             raise CorruptDataError("a frame cannot be decompressed", codec=self.name) from error
-        check(len(data) == out.nbytes, "a frame has another size than its values")
-        out[:] = np.frombuffer(data, out.dtype)
+        check(len(data) == size, "a frame has another size than its values")
+        return np.frombuffer(data, dtype)
 
 
 class Pcodec(Framed):
@@ -119,23 +121,21 @@ class Pcodec(Framed):
         packed: bytes = standalone.simple_compress(wide, ChunkConfig())
         return packed
 
-    def unpack(self, frame: Bytes, out: Ints) -> None:
-        """Write the values of one frame."""
+    def unpack(self, frame: Bytes, count: int, dtype: np.dtype[Any]) -> Ints:
+        """Return the values of one frame."""
         try:
             from pcodec import standalone
         except ModuleNotFoundError as error:
             raise CorruptDataError("a frame needs the library pcodec", hint="pip install pcodec") from error
-        wide = out.astype(np.int16) if out.dtype.itemsize == 1 else out
+        wide = np.empty(count, np.int16 if dtype.itemsize == 1 else dtype)
         try:
             progress = standalone.simple_decompress_into(frame.tobytes(), wide)
         except RuntimeError as error:
             raise CorruptDataError("a frame cannot be decompressed", codec=self.name) from error
-        check(
-            progress.n_processed == out.size and progress.finished, "a frame has another size than its values"
-        )
-        if wide is not out:
-            check(bool((wide == wide.astype(np.int8)).all()), "a frame has a value that is no byte")
-            out[:] = wide
+        check(progress.n_processed == count and progress.finished, "a frame has another size than its values")
+        out = wide.astype(dtype, copy=False)
+        check(out is wide or bool((wide == out).all()), "a frame has a value that is no byte")
+        return out
 
 
 register(Library(11, "snappy", "snappy"))

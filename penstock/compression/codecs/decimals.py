@@ -33,6 +33,27 @@ Floats = npt.NDArray[np.floating[Any]]
 
 
 @kernel
+def _divide(integers: Ints, power: float, scratch: Any, out: Any) -> None:
+    """Write the float nearest to each of up to 1,024 integers divided by `power`.
+
+    A float of 4 bytes is that of the double, and a product with the inverse, which is an error of a few of
+    its last bits away from the quotient, is the same float but where it lies so near to the middle of two.
+    """
+    n = integers.shape[0]
+    doubtful = n if out.itemsize == 8 else 0
+    if not doubtful:
+        inverse = 1.0 / power
+        bits = scratch.view(np.int64)
+        for i in range(n):
+            scratch[i] = np.float64(integers[i]) * inverse
+            doubtful += ((bits[i] - 0x10000000 + 4) & 0x1FFFFFFF) <= 8
+            out[i] = scratch[i]
+    if doubtful:
+        for i in range(n):
+            out[i] = np.float64(integers[i]) / power
+
+
+@kernel
 def _to_integers(values: Any, raw: Ints, power: float, out: Ints, positions: Any, most: int) -> int:
     """Write the integer of each value and the positions of exceptions; return their number, -1 if too many.
 
@@ -41,8 +62,9 @@ def _to_integers(values: Any, raw: Ints, power: float, out: Ints, positions: Any
     found = 0
     limit = 9007199254740992.0 if values.itemsize == 8 else 2147483520.0
     before = out.dtype.type(0)
-    bits = np.empty(1024, values.dtype)
-    checked = bits.view(raw.dtype)
+    scratch = np.empty(1024)
+    quotients = np.empty(1024, values.dtype)
+    checked = quotients.view(raw.dtype)
     for block in range(0, values.shape[0], 1024):
         v, r = values[block : block + 1024], raw[block : block + 1024]
         o = out[block : block + 1024]
@@ -50,9 +72,8 @@ def _to_integers(values: Any, raw: Ints, power: float, out: Ints, positions: Any
         for i in range(v.shape[0]):
             scaled = np.rint(np.float64(v[i]) * power)
             fits = np.abs(scaled) < limit
-            integer = np.int64(scaled if fits else 0.0)
-            o[i] = integer
-            bits[i] = np.float64(integer) / power
+            o[i] = out.dtype.type(scaled if fits else 0.0)
+        _divide(o, power, scratch, quotients)
         for i in range(v.shape[0]):
             wrong += checked[i] != r[i]
         if wrong:
@@ -73,8 +94,9 @@ def _to_integers(values: Any, raw: Ints, power: float, out: Ints, positions: Any
 @kernel
 def _from_integers(values: Ints, power: float, out: Any) -> None:
     """Write the float of each integer."""
-    for i in range(values.shape[0]):
-        out[i] = np.float64(values[i]) / power
+    scratch = np.empty(1024)
+    for block in range(0, values.shape[0], 1024):
+        _divide(values[block : block + 1024], power, scratch, out[block : block + 1024])
 
 
 @kernel
@@ -110,8 +132,8 @@ def _from_steps(values: Ints, step: float, out: Any) -> None:
 
 
 @kernel
-def _count_misfits(values: Any, raw: Ints, power: float) -> int:
-    """Return how many values are no decimals of so many digits."""
+def _count_misfits(values: Any, raw: Ints, power: float, most: int) -> int:
+    """Return how many values are no decimals of so many digits; no further than until `most` are found."""
     limit = 9007199254740992.0 if values.itemsize == 8 else 2147483520.0
     one = np.empty(1, values.dtype)
     bits = one.view(raw.dtype)
@@ -122,6 +144,8 @@ def _count_misfits(values: Any, raw: Ints, power: float) -> int:
         one[0] = np.float64(np.int64(scaled if fits else 0.0)) / power
         if bits[0] != raw[i]:
             wrong += 1
+            if wrong > most:
+                break
     return wrong
 
 
@@ -147,7 +171,7 @@ def digits_of(values: Ints) -> int | None:
     tolerated = values.size // (2 * _MOST_EXCEPTIONS)
     most = MAX_DIGITS if floats.dtype.itemsize == 8 else 10
     for digits in range(most + 1):
-        if _count_misfits(floats, values, float(_POWERS[digits])) <= tolerated:
+        if _count_misfits(floats, values, float(_POWERS[digits]), tolerated) <= tolerated:
             return digits
     return None
 

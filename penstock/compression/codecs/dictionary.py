@@ -12,6 +12,8 @@ from penstock.compression.abc import Transform, UnfitError, check
 from penstock.compression.bits import Ints
 from penstock.compression.codecs.registry import decode_stream, encode_light, register
 from penstock.compression.node import Node, width_code
+from penstock.compression.text import code_type
+from penstock.compression.vectors import bit_length
 
 __all__ = ["MAX_DISTINCT", "Dictionary", "codes_of", "look_up"]
 
@@ -19,6 +21,7 @@ MAX_DISTINCT = 1 << 16
 """More distinct values than this in one stream are not for a dictionary."""
 
 _EMPTY = -1
+_FEW_DISTINCT = 1 << 10
 
 
 @kernel
@@ -28,11 +31,12 @@ def _assign_codes(values: Ints, table: Any, distinct: Any, codes: Any, most: int
     `table` has a power of two of slots, at least twice `most`, each -1.
     """
     mask = np.uint64(table.shape[0] - 1)
+    # The highest bits of a product depend on all bits of its factors.
+    unused = np.uint64(65 - bit_length(np.uint64(table.shape[0])))
     count = 0
     for i in range(values.shape[0]):
         value = values[i]
-        mixed = np.uint64(value) * np.uint64(0x9E3779B97F4A7C15)
-        slot = (mixed ^ (mixed >> np.uint64(32))) & mask
+        slot = (np.uint64(value) * np.uint64(0x9E3779B97F4A7C15)) >> unused
         code = table[slot]
         while code >= 0 and distinct[code] != value:
             slot = (slot + np.uint64(1)) & mask
@@ -57,15 +61,14 @@ def _recode(codes: Any, rank: Any, out: Any) -> None:
 
 @kernel
 def _look_up(codes: Any, values: Ints, out: Ints) -> int:
-    """Write the value of each code; return how many codes had none."""
-    size = values.shape[0]
-    wrong = 0
+    """Write the value of each code; return how many codes had none, with which nothing is written."""
+    size = np.uint64(values.shape[0])
+    wrong: Any = 0
     for i in range(codes.shape[0]):
-        code = np.int64(codes[i])
-        if code < 0 or code >= size:
-            wrong += 1
-        else:
-            out[i] = values[code]
+        wrong += np.uint64(np.int64(codes[i])) >= size
+    if not wrong:
+        for i in range(codes.shape[0]):
+            out[i] = values[np.uint64(np.int64(codes[i]))]
     return wrong
 
 
@@ -75,17 +78,27 @@ def codes_of(values: Ints, most: int = MAX_DISTINCT) -> tuple[Ints, Ints] | None
     None if there are more than `most`.
     """
     most = max(1, min(most, values.size))
-    table = np.full(1 << (2 * most - 1).bit_length(), _EMPTY, np.int32)
-    distinct, codes = np.empty(most, values.dtype), np.empty(values.size, np.int32)
-    count = _assign_codes(values, table, distinct, codes, most)
-    if count < 0:
+    codes = np.empty(values.size, np.int32)
+    # A small table stays in the first cache; most streams that suit a dictionary need no more.
+    distinct = _distinct(values, codes, min(most, _FEW_DISTINCT))
+    if distinct is None and most > _FEW_DISTINCT:
+        distinct = _distinct(values, codes, most)
+    if distinct is None:
         return None
-    order = np.argsort(distinct[:count], kind="stable")
-    rank = np.empty(count, np.int8 if count <= 1 << 7 else np.int16 if count <= 1 << 15 else np.int32)
-    rank[order] = np.arange(count, dtype=rank.dtype)
-    out = np.empty(values.size, rank.dtype)
+    order = np.argsort(distinct, kind="stable")
+    rank: Ints = np.empty(order.size, code_type(order.size))
+    rank[order] = np.arange(order.size, dtype=rank.dtype)
+    out: Ints = np.empty(values.size, rank.dtype)
     _recode(codes, rank, out)
     return distinct[order], out
+
+
+def _distinct(values: Ints, codes: Any, most: int) -> Ints | None:
+    """Return the distinct values as they appear, and write their codes; None if they are more than `most`."""
+    table = np.full(1 << (2 * most - 1).bit_length(), _EMPTY, np.int32)
+    distinct = np.empty(most, values.dtype)
+    count = _assign_codes(values, table, distinct, codes, most)
+    return None if count < 0 else distinct[:count]
 
 
 def look_up(codes: Ints, values: Ints) -> Ints:

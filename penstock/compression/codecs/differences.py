@@ -7,13 +7,16 @@ other cascade, such as ``delta>run_length`` or ``base_delta>variable_byte``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from penstock._kernels import kernel
 from penstock.compression.abc import Transform, UnfitError, check
 from penstock.compression.bits import Ints
 from penstock.compression.codecs.registry import decode_stream, register
 from penstock.compression.node import TYPES, Node, width_code
+from penstock.compression.vectors import running_sum, running_xor
 
 __all__ = ["BaseDelta", "Delta", "Multiple", "Xor", "divisor_of", "narrowed"]
 
@@ -72,10 +75,10 @@ class Multiple(Transform):
         UnfitError
             If there is no divisor above 1.
         """
-        divisor = divisor_of(values)
+        divisor, factors = _factors_of(values)
         if divisor < 2:
             raise UnfitError
-        rest = narrowed(_offsets(values) // divisor)
+        rest = narrowed(factors)
         parameters = divisor.to_bytes(8, "little") + values[:1].tobytes()
         width, count = width_code(values), values.size
         return rest, lambda child: Node(self.number, width, count, parameters, children=[child])
@@ -93,16 +96,64 @@ class Multiple(Transform):
 
 def divisor_of(values: Ints) -> int:
     """Return the greatest number that divides the difference of any two values; 1 where these overflow."""
-    if values.size < 2:
-        return 1
-    if int(values.max()) - int(values.min()) >= 1 << 63:
-        return 1
-    return int(np.gcd.reduce(_offsets(values)))
+    return _factors_of(values)[0]
 
 
-def _offsets(values: Ints) -> Ints:
-    """Return the difference of each value from the first, which must not overflow."""
-    return values.astype(np.int64) - np.int64(values[0])
+def _factors_of(values: Ints) -> tuple[int, Ints]:
+    """Return `divisor_of` the values, and how often it is in the difference of each from the first."""
+    factors = np.zeros(values.size, np.int64)
+    if values.size < 2 or int(values.max()) - int(values.min()) >= 1 << 63:
+        return 1, factors
+    return int(_divide(values, factors)), factors
+
+
+@kernel
+def _divide(values: Ints, out: Any) -> int:
+    """Write the difference of each value from the first, over what divides all; return that, 0 for zeros.
+
+    What an odd number divides, times its inverse modulo 2**64, is the quotient. Other numbers give products
+    beyond every quotient that there can be, and what zero bits at the low end divide no more has others.
+    """
+    first = np.int64(values[0])
+    divisor: Any = np.int64(0)
+    begin = 0
+    while begin < values.shape[0]:
+        if divisor == 1:
+            break
+        power = 0
+        while divisor and not (divisor >> power) & 1:
+            power += 1
+        odd = divisor >> power
+        inverse = odd
+        for _ in range(5):
+            inverse *= 2 - odd * inverse
+        most = np.int64(0x7FFFFFFFFFFFFFFF) // max(odd, 1)
+        end = min(begin + 1024, values.shape[0])
+        rests = 0
+        for i in range(begin, end):
+            offset = np.int64(values[i]) - first
+            out[i] = (offset >> power) * inverse
+            rests += (out[i] * divisor != offset) | (out[i] > most) | (out[i] < -most)
+        if rests:
+            for i in range(begin, end):
+                one, other = divisor, np.int64(values[i]) - first
+                while other:
+                    one, other = other, one % other
+                divisor = abs(one)
+            begin = 0
+        else:
+            begin = end
+    return divisor
+
+
+@kernel
+def _add_up(values: Any, first: Any) -> None:
+    running_sum(values, first)
+
+
+@kernel
+def _join(values: Any, first: Any) -> None:
+    running_xor(values, first)
 
 
 class Delta(Transform):
@@ -114,7 +165,7 @@ class Delta(Transform):
     number = 5
     name = "delta"
     difference: np.ufunc = np.subtract
-    inverse: np.ufunc = np.add
+    undo: Callable[[Ints, Any], None] = staticmethod(_add_up)
 
     def split(self, values: Ints) -> tuple[Ints, Callable[[Node], Node]]:
         """Return the differences."""
@@ -130,11 +181,10 @@ class Delta(Transform):
             len(node.parameters) == node.dtype.itemsize * bool(node.count), "a first value has a wrong size"
         )
         check(child.count == max(node.count - 1, 0), "differences have another number than their parent says")
-        out = np.empty(stop, node.dtype)
+        out = np.zeros(stop, node.dtype)
         if stop:
-            out[0] = np.frombuffer(node.parameters, node.dtype)[0]
             out[1:] = decode_stream(child, None, 0, stop - 1)
-            self.inverse.accumulate(out, out=out)
+            self.undo(out, np.frombuffer(node.parameters, node.dtype)[0])
         return out[start:]
 
 
@@ -144,7 +194,7 @@ class Xor(Delta):
     number = 6
     name = "xor"
     difference = np.bitwise_xor
-    inverse = np.bitwise_xor
+    undo = staticmethod(_join)
 
 
 def _only_child(node: Node) -> Node:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.compression import bits
 from penstock.compression.abc import Codec, check
 from penstock.compression.bits import SUB_BLOCK, Ints, Packed, Step
-from penstock.compression.codecs.parts import ends_of
 from penstock.compression.codecs.registry import CODECS, codec_of, decode_stream, encode_light, register
 from penstock.compression.node import TYPES, Node, width_code
+from penstock.errors import CorruptDataError
 
 __all__ = ["NullSuppression", "WordNullSuppression", "packed_of"]
 
@@ -91,11 +92,7 @@ def packed_of(node: Node, first: int, last: int) -> Packed:
 
     widths = decode_stream(children.pop(0), blocks)
     check(widths.dtype == np.int8, "the widths of packed bits have a wrong type")
-    check(
-        bool(((widths >= 0) & (widths <= bits_per_value)).all()), "packed bits state a width that cannot be"
-    )
-    size = children[-1].count if apart else node.payload.size
-    ends = ends_of(bits.sizes_of(widths, node.count), size)
+    ends = _ends_of(widths, node.count, bits_per_value, children[-1].count if apart else node.payload.size)
 
     def same_type(count: int | None, start: int, stop: int | None) -> Ints:
         child = children.pop(0)
@@ -121,16 +118,27 @@ def packed_of(node: Node, first: int, last: int) -> Packed:
         where = children.pop(0)
         check(where.count == before[-1], "exceptions have another number of positions")
         positions = decode_stream(where, None, begin, end)
-        within = (positions >= 0) & (positions < SUB_BLOCK)
+        exceptions = exceptions[first:last]
+        room = np.full(last - first, SUB_BLOCK)
+        room[-1:] = min(last * SUB_BLOCK, node.count) - (last - 1) * SUB_BLOCK
+        within = (positions >= 0) & (positions < np.repeat(room, exceptions))
         check(positions.dtype == np.int16 and bool(within.all()), "an exception lies outside its sub-block")
         highs = same_type(int(before[-1]), begin, end)
-        exceptions = exceptions[first:last]
     begin, end = int(ends[first]), int(ends[last])
     if apart:
         payload = decode_stream(children.pop(0), None, begin, end).view(np.uint8)
     else:
         payload = node.payload[begin:end]
     return Packed(step, widths[first:last], bases, firsts, exceptions, positions, highs, payload)
+
+
+def _ends_of(widths: Ints, count: int, widest: int, size_bytes: int) -> npt.NDArray[np.int64]:
+    """Return where sub-blocks begin in their payload, and its size."""
+    ends = bits.ends_of(widths, count, widest)
+    if ends is None:
+        raise CorruptDataError("packed bits state a width that cannot be")
+    check(ends[-1] == size_bytes, "a payload has another size than its parts")
+    return ends
 
 
 class WordNullSuppression(Codec):
@@ -166,7 +174,7 @@ class WordNullSuppression(Codec):
             bool(np.isin(widths, [0, *(kind.itemsize for kind in TYPES[: node.width + 1])]).all()),
             "a word has a width that cannot be",
         )
-        ends = ends_of(bits.sizes_of(widths * np.int8(8), node.count), node.payload.size)
+        ends = _ends_of(widths * np.int8(8), node.count, 64, node.payload.size)
         first, last = start // SUB_BLOCK, -(-stop // SUB_BLOCK)
         out = np.zeros(min(last * SUB_BLOCK, node.count) - first * SUB_BLOCK, node.dtype)
         for block in range(first, last):

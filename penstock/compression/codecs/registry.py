@@ -32,6 +32,7 @@ DEFAULT: Cascade = ("base_delta", "ns")
 _BY_NUMBER: dict[int, Codec] = {}
 _MADE: dict[str, Callable[[str], Codec]] = {}
 _SAMPLE = 4 * SUB_BLOCK
+_FEW_BYTES = 128
 
 
 def register(codec: Codec) -> None:
@@ -114,6 +115,7 @@ def encode_stream(values: Ints, cascade: Cascade) -> Node:
     """
     if not cascade:
         return encode_light(values)
+    values = sealed(values)
     codec, rest = head_of(cascade)
     if not isinstance(codec, Transform):
         return codec.encode(values)
@@ -121,14 +123,27 @@ def encode_stream(values: Ints, cascade: Cascade) -> Node:
     return finish(encode_stream(stream, rest))
 
 
+def sealed(values: Ints) -> Ints:
+    """Return a stream read-only: kernels are compiled for this kind of array alone, not for both."""
+    if values.flags.writeable:
+        values = values.view()
+        values.flags.writeable = False
+    return values
+
+
 def encode_light(values: Ints) -> Node:
-    """Return `values` coded by the smallest of a few quick cascades, judged by their first values."""
+    """Return `values` coded by the smallest of a few quick cascades, judged by their first values.
+
+    Few bytes stay as they are: to decode them takes longer than what is saved is worth.
+    """
     count = values.size
     if not count or (values == values[0]).all():
         return CODECS["constant"].encode(values)
-    sample = values[:_SAMPLE]
     best: Cascade = ("plain",)
-    best_size = float(sample.nbytes)
+    if values.nbytes <= _FEW_BYTES:
+        return CODECS["plain"].encode(values)
+    sample = values[:_SAMPLE]
+    best_size = sample.nbytes - _FEW_BYTES
     node = None
     for cascade in (DEFAULT, ("delta", "ns")):
         tried = encode_stream(sample, cascade)
@@ -156,4 +171,4 @@ def decode_stream(node: Node, count: int | None = None, start: int = 0, stop: in
     stop = node.count if stop is None else stop
     values = codec_of(node).decode(node, start, stop)
     check(values.size == stop - start, "a stream has fewer values than it states")
-    return values
+    return sealed(values)

@@ -13,6 +13,7 @@ from penstock.compression.bits import Ints
 from penstock.compression.codecs.differences import narrowed
 from penstock.compression.codecs.registry import decode_stream, encode_light, register
 from penstock.compression.node import Node, width_code
+from penstock.compression.vectors import fill
 
 __all__ = ["RunLength"]
 
@@ -39,11 +40,9 @@ def _expand(heads: Ints, lengths: Ints, skip: int, out: Ints) -> None:
     at = 0
     left: Any = np.int64(skip)
     for run in range(heads.shape[0]):
-        head = heads[run]
         end = min(at + np.int64(lengths[run]) - left, out.shape[0])
         left = 0
-        for i in range(at, end):
-            out[i] = head
+        fill(out, at, end, heads[run])
         at = end
 
 

@@ -1,0 +1,136 @@
+"""The queries of (Scabbard Table 3) as graphs.
+
+Each is written as its benchmark states it, over all columns of its stream: what of it reaches a p-stream is
+for the rules to find. Times of the real files are whole seconds, but for those of the sensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from benchmarks.streams import REAL, advertisements, bids
+from penstock.operators.graph import Graph, graph
+
+__all__ = ["CAMPAIGNS", "QUERIES", "STREAMS"]
+
+STREAMS = {
+    "CM1": "cluster",
+    "CM2": "cluster",
+    "SG1": "smart_grid",
+    "SG2": "smart_grid",
+    "LRB1": "linear_road",
+    "YSB": "ysb",
+    "NQ5": "nexmark",
+    "SM": "sensors",
+}
+"""The name of each query's stream, which is also its source's."""
+
+CAMPAIGNS = pa.schema({"ad_id": pa.string(), "campaign_id": pa.string()})
+"""The static table of the Yahoo Streaming Benchmark: the campaign of each advertisement."""
+
+
+def _source(query: str) -> Graph:
+    name = STREAMS[query]
+    generated = {"ysb": advertisements, "nexmark": bids}
+    schema = generated[name](1, 1).schema if name in generated else pa.schema(REAL[name].columns)
+    return graph(query).source(name, schema)
+
+
+def _cm1() -> Graph:
+    return (
+        _source("CM1")
+        .window("timestamp", size="60 s", slide="1 s", unit="s")
+        .group_by("category")
+        .agg(cpu="sum(cpu)")
+        .sink("noop")
+    )
+
+
+def _cm2() -> Graph:
+    return (
+        _source("CM2")
+        .where("eventType = 1")
+        .window("timestamp", size="60 s", slide="1 s", unit="s")
+        .group_by("jobId")
+        .agg(cpu="avg(cpu)")
+        .sink("noop")
+    )
+
+
+def _sg1() -> Graph:
+    return (
+        _source("SG1")
+        .window("timestamp", size="3600 s", slide="1 s", unit="s")
+        .agg(load="avg(value)")
+        .sink("noop")
+    )
+
+
+def _sg2() -> Graph:
+    return (
+        _source("SG2")
+        .window("timestamp", size="128 s", slide="1 s", unit="s")
+        .group_by("plug", "household", "house")
+        .agg(load="avg(value)")
+        .sink("noop")
+    )
+
+
+def _lrb1() -> Graph:
+    return (
+        _source("LRB1")
+        .window("timestamp", size="300 s", slide="1 s", unit="s")
+        .group_by("highway", "direction", segment="position DIV 5280")
+        .agg(speed="avg(speed)")
+        .where("speed < 40")
+        .sink("noop")
+    )
+
+
+def _ysb() -> Graph:
+    return (
+        _source("YSB")
+        .where("event_type = 'view'")
+        .select("ad_id", "event_time")
+        .lookup("campaigns", CAMPAIGNS, on="ad_id")
+        .window("event_time", size="10 s")
+        .group_by("campaign_id")
+        .agg(views="count(*)")
+        .sink("noop")
+    )
+
+
+def _nq5() -> Graph:
+    return (
+        _source("NQ5")
+        .window("date_time", size="60 s", slide="1 s")
+        .group_by("auction")
+        .agg(bids="count(*)")
+        .group_by("window")
+        .agg(most="max(bids)")
+        .sink("noop")
+    )
+
+
+def _sm() -> Graph:
+    return (
+        _source("SM")
+        .window("timestamp", size="60 s", slide="1 s")
+        .agg(mf01="avg(mf01)", mf02="avg(mf02)", mf03="avg(mf03)")
+        .sink("noop")
+    )
+
+
+QUERIES: dict[str, Callable[[], Graph]] = {
+    "CM1": _cm1,
+    "CM2": _cm2,
+    "SG1": _sg1,
+    "SG2": _sg2,
+    "LRB1": _lrb1,
+    "YSB": _ysb,
+    "NQ5": _nq5,
+    "SM": _sm,
+}
+"""The graphs by the queries' names."""

@@ -1,0 +1,118 @@
+"""P-units of streams as the protocol sees them, and what they depend on.
+
+The clock of a p-unit of stream ``o`` says from where everything can start again that is needed to make the
+tuples of ``o`` *after* this p-unit. It names, for ``o`` and for each operator before it on any path:
+
+=======  ==================================================================================
+``o``    the offset in stream ``o`` at which its operator goes on
+``s>o``  what operator ``o`` has consumed of its input ``s``: it makes no output of tuples before
+``s<o``  what it needs of ``s`` to make its state again, which is at most what it has consumed
+=======  ==================================================================================
+
+All of them only grow along a stream. An offset counts the tuples of the stream before it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.checkpointing.protocol.vector_clock import VectorClock
+from penstock.errors import InternalError
+
+__all__ = ["Extent", "Lineage", "StreamUnit", "consumed", "needed"]
+
+
+def consumed(stream: str, reader: str) -> str:
+    """Return the name of the component for what `reader` has consumed of `stream`."""
+    return f"{stream}>{reader}"
+
+
+def needed(stream: str, reader: str) -> str:
+    """Return the name of the component for what `reader` needs of `stream`."""
+    return f"{stream}<{reader}"
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where a p-unit lies in its stream, from `offset` up to `end`, and its clock."""
+
+    stream: str
+    offset: int
+    end: int
+    clock: VectorClock
+
+
+@dataclass(frozen=True, slots=True)
+class StreamUnit:
+    """A p-unit of a stream: tuples that follow each other, and what they depend on.
+
+    One without tuples says how far its operator has come where it had nothing to write; it is never durable.
+    """
+
+    stream: str
+    offset: int
+    rows: tuple[Any, ...]
+    clock: VectorClock
+
+    @property
+    def end(self) -> int:
+        """The offset of the tuple that follows this p-unit."""
+        return self.offset + len(self.rows)
+
+    @property
+    def extent(self) -> Extent:
+        """The p-unit without its tuples."""
+        return Extent(self.stream, self.offset, self.end, self.clock)
+
+    def after(self, offset: int) -> StreamUnit:
+        """Return the part of this p-unit that does not lie before `offset`."""
+        if offset <= self.offset:
+            return self
+        start = min(offset, self.end)
+        return replace(self, offset=start, rows=self.rows[start - self.offset :])
+
+
+class Lineage:
+    """The clocks of the p-units of one input, by their ends: what an operator's state depends on.
+
+    Parameters
+    ----------
+    entries : iterable of (int, VectorClock)
+        Ends and clocks in the order of the stream. The first is where reading began.
+    """
+
+    def __init__(self, entries: Iterable[tuple[int, VectorClock]]) -> None:
+        self._entries = list(entries)
+
+    @property
+    def entries(self) -> Sequence[tuple[int, VectorClock]]:
+        """What is remembered, oldest first."""
+        return tuple(self._entries)
+
+    def add(self, end: int, clock: VectorClock) -> None:
+        """Remember that the p-unit before `end` has this clock. An earlier clock for the same end is dropped."""
+        last, at = self._entries[-1]
+        if end > last:
+            self._entries.append((end, clock))
+        elif end == last and clock.dominates(at):
+            self._entries[-1] = (end, clock)
+
+    def at(self, offset: int) -> VectorClock:
+        """Return the clock from which the stream can be made again from `offset` on.
+
+        Raises
+        ------
+        InternalError
+            If nothing so early is remembered.
+        """
+        found = bisect_right(self._entries, offset, key=lambda entry: entry[0]) - 1
+        if found < 0:
+            raise InternalError("the lineage of an input was forgotten too early", offset=offset)
+        return self._entries[found][1]
+
+    def forget(self, offset: int) -> None:
+        """Forget what nothing at `offset` or after depends on."""
+        del self._entries[: max(bisect_right(self._entries, offset, key=lambda entry: entry[0]) - 1, 0)]

@@ -1,0 +1,165 @@
+"""What a coded stream costs: a model over its size, the time to encode and to decode it, and write bandwidth.
+
+A value costs nanoseconds: to encode it, to write its bytes at the bandwidth, and, weighed, to decode it
+again. Sizes are those of a sample that was coded; times are constants of each codec, walked over the coded
+tree, so that a codec which sees few values (a run's heads) costs little. (Scabbard §5.2 leaves such a
+model to future work; its two ends, "minimise time" and "minimise bytes", are an endless bandwidth and one
+of zero.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.compression.abc import Cascade, Codec
+from penstock.compression.codecs import CODECS, codec_of
+from penstock.compression.codecs.registry import head_of
+from penstock.compression.node import Node
+from penstock.errors import InvalidUsageError
+
+__all__ = ["COSTS", "GOALS", "Cost", "Goal", "cost", "goal_of", "kind_of", "least_cost"]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a chooser minimises, in nanoseconds a value.
+
+    Parameters
+    ----------
+    write_mb_s : float
+        Write bandwidth in 10**6 bytes a second. 0 minimises bytes alone, infinity time alone.
+    decode_weight : float
+        What a nanosecond of decoding counts beside one of encoding.
+    """
+
+    write_mb_s: float
+    decode_weight: float = 1.0
+
+
+GOALS = {"fast": Goal(200.0), "balanced": Goal(40.0), "small": Goal(1.0)}
+"""The goals that have names."""
+
+
+def goal_of(goal: str | Goal) -> Goal:
+    """Return a goal by its name.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is none.
+    """
+    if isinstance(goal, Goal):
+        return goal
+    if goal not in GOALS:
+        raise InvalidUsageError("there is no such goal", goal=goal, known=", ".join(GOALS))
+    return GOALS[goal]
+
+
+class Cost(NamedTuple):
+    """Nanoseconds that a codec takes: for each value, and for each byte of a value."""
+
+    encode_value: float
+    encode_byte: float
+    decode_value: float
+    decode_byte: float
+
+
+COSTS: dict[str, Cost] = {
+    # A view of the values; this is what copying them into the block and out of it takes, estimated.
+    "plain": Cost(0.0, 0.05, 0.0, 0.05),
+    "constant": Cost(0.02, 0.02, 0.0, 0.03),
+    "ns": Cost(0.1, 0.05, 0.09, 0.05),
+    "delta>ns": Cost(0.36, 0.06, 0.18, 0.06),
+    "delta_of_delta>ns": Cost(1.0, 0.1, 0.25, 0.07),
+    "xor>ns": Cost(0.4, 0.1, 0.2, 0.1),
+    "patched_ns": Cost(1.4, 0.1, 0.2, 0.08),
+    "ns_words": Cost(3.5, 0.07, 0.98, 0.07),
+    "base_delta": Cost(0.0, 0.1, 0.02, 0.05),
+    "delta": Cost(0.0, 0.1, 0.02, 0.08),
+    "xor": Cost(0.0, 0.1, 0.02, 0.09),
+    "multiple": Cost(1.7, 0.06, 0.72, 0.08),
+    "run_length": Cost(1.2, 0.05, 0.78, 0.11),
+    "dictionary": Cost(1.1, 0.01, 0.35, 0.03),
+    "variable_byte": Cost(1.5, 0.01, 1.8, 0.0),
+    "simple8b": Cost(3.8, 0.08, 1.1, 0.0),
+    "decimal": Cost(0.2, 0.12, 0.4, 0.06),
+    "quantized": Cost(1.6, 0.0, 0.0, 0.1),
+    "pcodec": Cost(11.0, 0.13, 1.3, 0.14),
+    "snappy": Cost(0.0, 0.57, 0.0, 0.58),
+    "lz4": Cost(0.0, 0.63, 0.0, 0.28),
+    "zstd": Cost(0.0, 1.6, 0.0, 0.94),
+    "zstd_9": Cost(0.0, 7.9, 0.0, 0.78),
+    "zstd_19": Cost(0.0, 330.0, 0.0, 1.3),
+}
+"""By codec, measured by ``python -m benchmarks.compression --codecs``."""
+
+_NODE_ENCODE_NS, _NODE_DECODE_NS = 8000.0, 6000.0
+_SETTLED = 16
+_DICTIONARY = CODECS["dictionary"].number
+
+
+def cost(node: Node, cascade: Cascade, goal: Goal, share: float = 1.0) -> float:
+    """Return what coding, writing and decoding a stream costs: nanoseconds, or bytes where only they count.
+
+    Parameters
+    ----------
+    node : Node
+        The coded stream, or a sample of it.
+    cascade : Cascade
+        What coded it. Levels of one codec, which cost differently, are the same in a node.
+    goal : Goal
+        What to minimise.
+    share : float
+        Which part of a block the sample is. What a block has once, whatever its rows, counts that much.
+    """
+    size = _size_bytes(node, share)
+    if not goal.write_mb_s:
+        return size
+    encode, decode = _times_ns(node, cascade, share)
+    return encode + goal.decode_weight * decode + size * 1000.0 / goal.write_mb_s
+
+
+def least_cost(count: int, size_bytes: int, codec: str, goal: Goal) -> float:
+    """Return a bound below the cost of a stream that a codec codes, known before it is done."""
+    if not goal.write_mb_s:
+        return 0.0
+    one = COSTS[kind_of(codec)]
+    encode = one.encode_value * count + one.encode_byte * size_bytes
+    return encode + goal.decode_weight * (one.decode_value * count + one.decode_byte * size_bytes)
+
+
+def _size_bytes(node: Node, share: float) -> float:
+    """Return the bytes of a node and all below, those of a dictionary that has all its values by `share`."""
+    size = node.own_bytes * 1.0
+    for position, child in enumerate(node.children):
+        settled = node.codec == _DICTIONARY and position == 1 and child.count * _SETTLED <= node.count
+        size += _size_bytes(child, share) * (share if settled else 1.0)
+    return size
+
+
+def _times_ns(node: Node, cascade: Cascade, share: float) -> tuple[float, float]:
+    """Return the nanoseconds to encode and to decode a node and all below."""
+    codec, rest = head_of(cascade) if cascade else (codec_of(node), ())
+    encode, decode = _own_ns(codec, node)
+    encode, decode = encode + share * _NODE_ENCODE_NS, decode + share * _NODE_DECODE_NS
+    for position, child in enumerate(node.children):
+        below = _times_ns(child, rest if position == 0 else (), share)
+        encode, decode = encode + below[0], decode + below[1]
+    return encode, decode
+
+
+def _own_ns(codec: Codec, node: Node) -> tuple[float, float]:
+    """Return the nanoseconds of one node without its children."""
+    one, size = COSTS[kind_of(codec.name)], node.count * node.dtype.itemsize
+    return (
+        one.encode_value * node.count + one.encode_byte * size,
+        one.decode_value * node.count + one.decode_byte * size,
+    )
+
+
+def kind_of(name: str) -> str:
+    """Return the name by which a codec's cost is known: without a parameter, what is behind it, or before."""
+    last = name.rpartition(">")[2]
+    forms = (name, name.rpartition("_")[0], last, last.partition("_")[0])
+    return next(form for form in forms if form in COSTS)

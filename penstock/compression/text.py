@@ -1,0 +1,180 @@
+"""Kernels over texts: where they begin, which are the same, and those of a dictionary written out again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock._kernels import kernel
+from penstock.compression.bits import Bytes, Ints
+from penstock.compression.vectors import bit_length, copy_bytes, word_at
+
+__all__ = ["MOST_DISTINCT", "code_type", "distinct_texts", "offsets_of", "texts_of"]
+
+MOST_DISTINCT = 1 << 16
+"""More distinct texts than this are not looked for here."""
+
+_SPARE = 16
+"""Bytes that `copy_bytes` may touch behind a text."""
+
+
+@kernel
+def _add_up(lengths: Ints, offsets: Any) -> int:
+    """Write where texts of these lengths begin and the last one ends; return that, or -1 if it cannot be."""
+    at = 0
+    for i in range(lengths.shape[0]):
+        length: Any = np.int64(lengths[i])
+        if length < 0:
+            return -1
+        at += length
+        offsets[i + 1] = at
+    return at
+
+
+@kernel
+def _place(codes: Any, lengths: Any, offsets: Any) -> int:
+    """As `_add_up`, for the text that each code stands for; -1 if a code has none."""
+    at = 0
+    size = lengths.shape[0]
+    for i in range(codes.shape[0]):
+        code = np.int64(codes[i])
+        if code < 0 or code >= size:
+            return -1
+        at += lengths[code]
+        offsets[i + 1] = at
+    return at
+
+
+@kernel
+def _write_out(codes: Any, begins: Any, source: Any, offsets: Any, out: Bytes) -> None:
+    """Write the text of each code."""
+    for i in range(codes.shape[0]):
+        copy_bytes(source, begins[codes[i]], out, offsets[i], offsets[i + 1] - offsets[i])
+
+
+@kernel
+def _head(source: Bytes, begin: int, end: int) -> Any:
+    """Return the first 8 bytes of a text as one word, zeros behind it where it has fewer."""
+    size = min(end - begin, 8)
+    if begin + 8 <= source.shape[0]:
+        return word_at(source, begin) & (~np.uint64(0) >> np.uint64(64 - 8 * size) if size else np.uint64(0))
+    word = np.uint64(0)
+    for i in range(size):
+        word |= np.uint64(source[begin + i]) << np.uint64(8 * i)
+    return word
+
+
+@kernel
+def _mix(mixed: Any, word: Any) -> Any:
+    return ((mixed ^ (mixed >> np.uint64(32))) ^ word) * np.uint64(0x9E3779B97F4A7C15)
+
+
+@kernel
+def _same(source: Bytes, one: int, other: int, size: int) -> bool:
+    """Say whether two texts of more than 8 bytes are the same behind these; the last words overlap."""
+    for at in range(8, size - 8, 8):
+        if word_at(source, one + at) != word_at(source, other + at):
+            return False
+    return word_at(source, one + size - 8) == word_at(source, other + size - 8)
+
+
+@kernel
+def _assign_codes(offsets: Any, source: Bytes, table: Any, rows: Any, heads: Any, codes: Any) -> int:
+    """Give each text the code of its first appearance; return how many there are, -1 if too many.
+
+    `table` has a power of two of slots, at least two and more than `rows`, each -1. `rows` gets the row
+    where each distinct text is, `heads` its first 8 bytes.
+    """
+    mask = np.uint64(table.shape[0] - 1)
+    # The highest bits of a product depend on all bits of its factors.
+    unused = np.uint64(65 - bit_length(np.uint64(table.shape[0])))
+    count = 0
+    for i in range(codes.shape[0]):
+        begin: Any = np.int64(offsets[i])
+        end: Any = np.int64(offsets[i + 1])
+        size = end - begin
+        head = _head(source, begin, end)
+        mixed = _mix(np.uint64(size), head)
+        if size > 8:
+            for at in range(begin + 8, end - 8, 8):
+                mixed = _mix(mixed, word_at(source, at))
+            mixed = _mix(mixed, word_at(source, end - 8))
+        slot = mixed >> unused
+        while True:
+            code = table[slot]
+            if code < 0:
+                if count == rows.shape[0]:
+                    return -1
+                code = count
+                table[slot] = code
+                rows[code] = i
+                heads[code] = head
+                count += 1
+                break
+            if heads[code] == head:
+                first: Any = np.int64(offsets[rows[code]])
+                if np.int64(offsets[rows[code] + 1]) - first == size and (
+                    size <= 8 or _same(source, begin, first, size)
+                ):
+                    break
+            slot = (slot + np.uint64(1)) & mask
+        codes[i] = code
+    return count
+
+
+def code_type(count: int) -> np.dtype[Any]:
+    """Return the narrowest type of the numbers of so many things."""
+    return np.dtype(np.int8 if count <= 1 << 7 else np.int16 if count <= 1 << 15 else np.int32)
+
+
+def distinct_texts(offsets: Ints, source: Bytes) -> tuple[Ints, Ints] | None:
+    """Return the rows where texts are for the first time, and which of them each text is.
+
+    None if there are more than `MOST_DISTINCT`.
+    """
+    count = offsets.size - 1
+    most = max(1, min(count, MOST_DISTINCT))
+    table = np.full(1 << (2 * most - 1).bit_length(), -1, np.int32)
+    rows, heads, codes = np.empty(most, np.int64), np.empty(most, np.uint64), np.empty(count, np.int32)
+    found = _assign_codes(offsets, source, table, rows, heads, codes)
+    return None if found < 0 else (rows[:found], codes.astype(code_type(found), copy=False))
+
+
+def offsets_of(lengths: Ints, kind: npt.DTypeLike, most: int) -> Ints | None:
+    """Return where texts of these lengths begin and the last one ends; None if that is above `most`."""
+    offsets = np.zeros(lengths.size + 1, kind)
+    return offsets if 0 <= _add_up(lengths, offsets) <= most else None
+
+
+def texts_of(
+    codes: Ints, begins: Ints, source: Bytes, kind: npt.DTypeLike, most: int
+) -> tuple[Ints, Bytes] | None:
+    """Return the texts that codes stand for: where each begins, and their bytes.
+
+    Parameters
+    ----------
+    codes : Ints
+        A number for each text.
+    begins : Ints
+        Where in `source` the text of each number begins, and where the last one ends.
+    source : Bytes
+        The distinct texts.
+    kind : dtype
+        Of the offsets that are returned.
+    most : int
+        The most bytes that they may have.
+
+    Returns
+    -------
+    tuple or None
+        None if a code has no text, or the texts have more bytes.
+    """
+    offsets = np.zeros(codes.size + 1, kind)
+    total = _place(codes, np.diff(begins).astype(np.int64, copy=False), offsets)
+    if not 0 <= total <= most:
+        return None
+    out = np.empty(total + _SPARE, np.uint8)
+    _write_out(codes, begins.astype(np.int64, copy=False), np.pad(source, (0, _SPARE)), offsets, out)
+    return offsets, out[:total]

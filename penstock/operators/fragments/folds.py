@@ -1,0 +1,169 @@
+"""The partial aggregates of a fragment: how values are added to slots, and what comes out."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.fragments import kernels
+from penstock.operators.fragments.keys import as_integers, integers_of
+from penstock.operators.scan import Partial
+
+__all__ = ["Fold", "Row", "fold_of"]
+
+_LEAST = 1024
+
+Slots = npt.NDArray[np.int32]
+Column: TypeAlias = "pa.Array[Any]"
+
+
+class Fold(Protocol):
+    """One partial aggregate of all slots."""
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        """Add rows to their slots, of which there are `count` by now, slot 0 included."""
+
+    def result(self, count: int) -> Column:
+        """Return the partials of the slots from 1 to before `count`."""
+
+
+def fold_of(partial: Partial, kind: pa.DataType) -> Fold:
+    """Return what makes a partial of values of a type.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it cannot be made of these.
+    """
+    if partial.kind == "count":
+        return _Count()
+    if partial.kind in ("first", "last"):
+        return Row(kind, last=partial.kind == "last")
+    number = pa.types.is_signed_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
+    if partial.kind in ("min", "max") and (number or as_integers(kind) is not None):
+        return _Extreme(kind, greatest=partial.kind == "max")
+    if partial.kind in ("sum", "sum_of_squares") and number:
+        return _Sum(kind, squares=partial.kind == "sum_of_squares")
+    raise InvalidUsageError(
+        "a partial aggregate cannot be made of this type", kind=partial.kind, type=str(kind)
+    )
+
+
+def _grown(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    if count <= len(array):
+        return array
+    larger = np.zeros(max(count, 2 * len(array)), array.dtype)
+    larger[: len(array)] = array
+    return larger
+
+
+def _numbers(values: Column) -> npt.NDArray[Any]:
+    """Return values as NumPy has them; where there are nulls, anything."""
+    if as_integers(values.type) is not None:
+        return integers_of(values)
+    bare = pa.Array.from_buffers(values.type, len(values), [None, values.buffers()[1]], offset=values.offset)
+    return bare.to_numpy()
+
+
+def _without_nulls(slots: Slots, values: Column) -> Slots:
+    """Return the slots of rows; those of nulls are 0."""
+    return np.where(values.is_valid().to_numpy(zero_copy_only=False), slots, np.int32(0))
+
+
+class _Count:
+    def __init__(self) -> None:
+        self._counts = np.zeros(_LEAST, np.int64)
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        self._counts = _grown(self._counts, count)
+        if values is not None and values.null_count:
+            slots = _without_nulls(slots, values)
+        kernels.add_count(slots, self._counts)
+
+    def result(self, count: int) -> Column:
+        return pa.array(_grown(self._counts, count)[1:count])
+
+
+class _Sum:
+    """Sums; `seen` exists once there was a null, since before every slot had a value."""
+
+    def __init__(self, kind: pa.DataType, *, squares: bool) -> None:
+        whole = pa.types.is_signed_integer(kind) and not squares
+        self._sums = np.zeros(_LEAST, np.int64 if whole else np.float64)
+        self._kernel = kernels.add_squares if squares else kernels.add_sum
+        self._seen: npt.NDArray[np.bool_] | None = None
+        self._slots = 1
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        assert values is not None
+        self._sums = _grown(self._sums, count)
+        if values.null_count:
+            slots = _without_nulls(slots, values)
+            if self._seen is None:
+                self._seen = np.zeros(count, np.bool_)
+                self._seen[: self._slots] = True
+        if self._seen is not None:
+            self._seen = _grown(self._seen, count)
+            kernels.mark(slots, self._seen)
+        self._kernel(slots, _numbers(values), self._sums)
+        self._slots = count
+
+    def result(self, count: int) -> Column:
+        sums = _grown(self._sums, count)[1:count]
+        return pa.array(sums, mask=None if self._seen is None else ~_grown(self._seen, count)[1:count])
+
+
+class _Extreme:
+    def __init__(self, kind: pa.DataType, *, greatest: bool) -> None:
+        self._kind, self._seen_as = kind, as_integers(kind) or kind
+        self._best = np.zeros(_LEAST, self._seen_as.to_pandas_dtype())
+        self._seen = np.zeros(_LEAST, np.bool_)
+        self._kernel = kernels.keep_greater if greatest else kernels.keep_less
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        assert values is not None
+        self._best, self._seen = _grown(self._best, count), _grown(self._seen, count)
+        if values.null_count:
+            slots = _without_nulls(slots, values)
+        self._kernel(slots, _numbers(values), self._seen, self._best)
+
+    def result(self, count: int) -> Column:
+        seen = _grown(self._seen, count)[1:count]
+        best = pa.array(_grown(self._best, count)[1:count], mask=None if seen.all() else ~seen)
+        return best if best.type == self._kind else best.view(self._kind)
+
+
+class Row:
+    """The value of one row, of any type. Values that were the best for a while stay until the result."""
+
+    def __init__(self, kind: pa.DataType, *, last: bool) -> None:
+        self._kind, self._last = kind, last
+        self.times = np.zeros(_LEAST, np.int64)
+        """Of each slot the time of its row."""
+        self._rows = np.full(_LEAST, -1, np.int64)
+        self._kept: list[Column] = []
+        self._count = 0
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        assert values is not None
+        known = len(self._rows)
+        self.times, self._rows = _grown(self.times, count), _grown(self._rows, count)
+        self._rows[known:] = -1
+        kernels.keep_row(slots, times, self._last, self._count, self.times, self._rows)
+        used = slots[slots > 0]
+        if not used.size:
+            return
+        low = int(used.min())
+        found = low + np.flatnonzero(self._rows[low:count] >= self._count)
+        self._kept.append(values.take(pa.array(self._rows[found] - self._count)))
+        self._rows[found] = self._count + np.arange(len(found))
+        self._count += len(found)
+
+    def result(self, count: int) -> Column:
+        if count <= 1:
+            return pa.array([], self._kind)
+        return pa.concat_arrays(self._kept).take(pa.array(self._rows[1:count]))

@@ -1,0 +1,221 @@
+"""The fragment function of a window: partial aggregates of panes and groups (Scabbard §2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.fragments import kernels
+from penstock.operators.fragments.folds import Row, fold_of
+from penstock.operators.fragments.keys import Codes, as_integers, integers_of
+from penstock.operators.scan import PANE, Fragments
+
+__all__ = ["Fragmenter", "combined"]
+
+_ADDED = {"count": "sum", "sum_of_squares": "sum"}
+"""How partials of a kind are combined, where that is another kind."""
+
+_SLOTS, _TABLE = 1024, 2048
+
+
+class Fragmenter:
+    """Folds rows into fragments, some tens of thousands at a time.
+
+    Used by one thread, for what one call of a reader reads.
+
+    Parameters
+    ----------
+    fragments : Fragments
+        What is wanted.
+    types : mapping of str to pyarrow.DataType
+        Of the time column, the group columns, and of each partial's values by the partial's name.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a partial cannot be made of its values' type, or the time is neither integer nor timestamp.
+    """
+
+    def __init__(self, fragments: Fragments, types: Mapping[str, pa.DataType]) -> None:
+        self._fragments, self._types = fragments, types
+        if as_integers(types[fragments.time]) is None:
+            raise InvalidUsageError(
+                "the time of a pane is neither a timestamp nor a signed integer",
+                column=fragments.time,
+                type=str(types[fragments.time]),
+            )
+        self.without_time = 0
+        """Rows left out because their time is null."""
+        self._finished: list[pa.RecordBatch] = []
+        self._start()
+        names = [PANE, *fragments.group_by, *(partial.name for partial in fragments.partials)]
+        self.schema = self._made().select(names).schema
+        """That of the fragments."""
+
+    def _start(self) -> None:
+        group_by = self._fragments.group_by
+        self._codes = [Codes(self._types[name]) for name in group_by]
+        self._folds = [fold_of(partial, self._types[partial.name]) for partial in self._fragments.partials]
+        self._state = np.array([1, 0, 1, 0], np.int64)
+        self._table = np.zeros(_TABLE, np.int32)
+        self._panes = np.zeros(_SLOTS, np.int64)
+        self._groups = np.zeros((max(len(group_by), 1), _SLOTS), np.int64)
+
+    # ---------------------------------------------------------------------------------------- rows
+
+    def add(
+        self,
+        time: pa.Array[Any],
+        groups: Iterable[pa.Array[Any]],
+        values: Iterable[pa.Array[Any] | None],
+        mask: npt.NDArray[np.bool_] | None = None,
+        row_times: Mapping[str, pa.Array[Any]] | None = None,
+    ) -> None:
+        """Fold rows.
+
+        Parameters
+        ----------
+        time, groups, values : pyarrow.Array
+            The time, the group columns, and for each partial its values; None for ``count(*)``.
+        mask : array of bool, optional
+            Which rows count.
+        row_times : mapping of str to pyarrow.Array, optional
+            For a partial of kind ``first`` or ``last`` the times that it goes by, where not `time`.
+        """
+        if time.null_count:
+            there = time.is_valid().to_numpy(zero_copy_only=False)
+            self.without_time += int((~there).sum() if mask is None else (mask & ~there).sum())
+            mask = there if mask is None else mask & there
+        times = integers_of(time)
+        slots = self._slots(times, self._keys(list(groups), len(times)), mask)
+        count = int(self._state[0])
+        for partial, fold, column in zip(self._fragments.partials, self._folds, values, strict=True):
+            by = integers_of(row_times[partial.name]) if row_times and partial.name in row_times else times
+            fold.add(slots, by, column, count)
+
+    def _keys(self, groups: list[pa.Array[Any]], rows: int) -> npt.NDArray[np.int64]:
+        """Return the groups of rows as integers, (columns, rows)."""
+        if any(codes.direct and group.null_count for codes, group in zip(self._codes, groups, strict=True)):
+            # From here on these values are numbered, so what is known of them ends here.
+            self._finish()
+            for codes, group in zip(self._codes, groups, strict=True):
+                codes.direct = codes.direct and not group.null_count
+        columns = [codes.of(group) for codes, group in zip(self._codes, groups, strict=True)]
+        if not columns:
+            return np.zeros((1, rows), np.int8)
+        return columns[0].reshape(1, rows) if len(columns) == 1 else np.stack(columns, dtype=np.int64)
+
+    def _slots(
+        self, times: npt.NDArray[Any], keys: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None
+    ) -> npt.NDArray[np.int32]:
+        slots = np.empty(len(times), np.int32)
+        masked = mask is not None
+        if mask is None:
+            mask = np.empty(0, np.bool_)
+        find = kernels.find_slots_of_one if keys.shape[0] == 1 else kernels.find_slots
+        given = keys[0] if keys.shape[0] == 1 else keys
+        steps, done = self._fragments.pane_steps, 0
+        while True:
+            done = find(
+                times, mask, masked, given, steps, self._state, self._table, self._panes, self._groups, done, slots
+            )  # fmt: skip
+            if done == len(times):
+                return slots
+            self._grow()
+
+    def _grow(self) -> None:
+        count, first = int(self._state[0]), int(self._state[2])
+        if count >= len(self._panes):
+            more = len(self._panes)
+            self._panes = np.concatenate([self._panes, np.zeros(more, np.int64)])
+            self._groups = np.concatenate([self._groups, np.zeros_like(self._groups)], axis=1)
+        if count - first >= len(self._table) // 2:
+            self._table = np.zeros(4 * len(self._table), np.int32)
+            kernels.enter(self._table, self._groups, first, count)
+
+    # ------------------------------------------------------------------------------------- results
+
+    def _made(self) -> pa.RecordBatch:
+        """Return what is known, and for each first or last the time that it was at."""
+        count = int(self._state[0])
+        kind = self._types[self._fragments.time]
+        panes = pa.array(self._panes[1:count]).cast(as_integers(kind)).view(kind)
+        groups = [codes.values(self._groups[i, 1:count]) for i, codes in enumerate(self._codes)]
+        partials = [fold.result(count) for fold in self._folds]
+        names = [PANE, *self._fragments.group_by, *(partial.name for partial in self._fragments.partials)]
+        for partial, fold in zip(self._fragments.partials, self._folds, strict=True):
+            if isinstance(fold, Row):
+                partials.append(pa.array(fold.times[1:count]))
+                names.append(_time_of(partial.name))
+        return pa.RecordBatch.from_arrays([panes, *groups, *partials], names)
+
+    def _finish(self) -> None:
+        if self._state[0] > 1:
+            self._finished.append(self._made())
+        disordered = bool(self._state[3])
+        self._start()
+        self._state[3] = disordered
+
+    def finish(self) -> pa.RecordBatch:
+        """Return the fragments of all rows, each pane and group once, and begin anew."""
+        self._finish()
+        batches, self._finished = self._finished, []
+        disordered, self._state[3] = bool(self._state[3]), 0
+        if not batches:
+            return pa.RecordBatch.from_pylist([], self.schema)
+        if len(batches) > 1 or disordered:
+            times = {
+                partial.name: _time_of(partial.name)
+                for partial, fold in zip(self._fragments.partials, self._folds, strict=True)
+                if isinstance(fold, Row)
+            }
+            return combined(self._fragments, batches, times).select(self.schema.names)
+        return batches[0].select(self.schema.names)
+
+
+def _time_of(name: str) -> str:
+    return f"time of {name}\0"
+
+
+def combined(
+    fragments: Fragments, batches: Iterable[pa.RecordBatch], times: Mapping[str, str] | None = None
+) -> pa.RecordBatch:
+    """Return fragments of which some are of the same pane and group as one each.
+
+    Parameters
+    ----------
+    fragments : Fragments
+        What they are.
+    batches : iterable of RecordBatch
+        At least one; they may have more columns, which are lost.
+    times : mapping of str to str, optional
+        For each partial of kind ``first`` or ``last`` the column of the time that it was at. Without it, of
+        fragments of one pane and group those that come first are taken to be the earlier ones.
+    """
+    table = pa.Table.from_batches(batches)
+    order = np.argsort(integers_of(table[PANE].combine_chunks()), kind="stable")
+    whole = table.take(pa.array(order)).combine_chunks().to_batches()[0]
+    again = replace(
+        fragments,
+        time=PANE,
+        group_by=tuple(fragments.group_by),
+        partials=tuple(
+            replace(partial, kind=_ADDED.get(partial.kind, partial.kind), expression=partial.name)
+            for partial in fragments.partials
+        ),
+    )
+    fragmenter = Fragmenter(again, {field.name: field.type for field in whole.schema})
+    fragmenter.add(
+        whole[PANE],
+        [whole[name] for name in fragments.group_by],
+        [whole[partial.name] for partial in fragments.partials],
+        row_times={name: whole[column] for name, column in (times or {}).items()},
+    )
+    found = fragmenter.finish()
+    return pa.RecordBatch.from_arrays(found.columns, found.schema.names)

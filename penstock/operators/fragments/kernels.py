@@ -1,0 +1,273 @@
+"""Kernels of the fragment function: which slot a row belongs to, and what is added to it.
+
+A **slot** is one pane and group. Slots are numbered from 1 in order of first appearance; slot 0 takes the
+rows that count for nothing, so that no kernel asks twice whether a row does.
+
+Time runs forward in a stream but for little. So the hash table knows the groups of one pane at a time: an
+entry of an earlier pane is one with a smaller number than the pane's first slot, and counts as free. The
+table is thus never cleared, and stays small enough for the first caches. Where a pane comes back, its
+groups get new slots, and the caller merges those that are alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock._kernels import kernel
+
+__all__ = [
+    "add_count",
+    "add_squares",
+    "add_sum",
+    "enter",
+    "find_slots",
+    "find_slots_of_one",
+    "keep_greater",
+    "keep_less",
+    "keep_row",
+    "mark",
+]
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+@kernel
+def _pane(time: int, steps: int) -> int:
+    """Return the start of the pane of a time."""
+    pane = time // steps
+    return pane * steps
+
+
+@kernel
+def _position(keys: Any, i: int, columns: int, bits: Any) -> int:
+    """Return where the search for column i of `keys` begins in a table of 2**(64 - bits) entries."""
+    h = np.uint64(0)
+    for c in range(columns):
+        h = (h ^ np.uint64(keys[c, i])) * _MULTIPLIER
+        h ^= h >> np.uint64(32)
+    return np.int64((h * _MULTIPLIER) >> bits)
+
+
+@kernel
+def _bits(table: Any) -> Any:
+    bits = np.uint64(64)
+    size = table.shape[0]
+    while size > 1:
+        size >>= 1
+        bits -= np.uint64(1)
+    return bits
+
+
+@kernel
+def enter(table: Any, groups: Any, first: int, count: int) -> None:
+    """Enter the slots from `first` to before `count` into a table that is empty."""
+    bits = _bits(table)
+    size = table.shape[0] - 1
+    for slot in range(first, count):
+        at = _position(groups, slot, groups.shape[0], bits)
+        while table[at] >= first:
+            at = (at + 1) & size
+        table[at] = slot
+
+
+@kernel
+def find_slots_of_one(
+    times: Any,
+    mask: Any,
+    masked: bool,
+    keys: Any,
+    steps: int,
+    state: Any,
+    table: Any,
+    panes: Any,
+    groups: Any,
+    begin: int,
+    slots: Any,
+) -> int:
+    """Give rows their slots where the group is one integer; as `find_slots`."""
+    bits = _bits(table)
+    size = table.shape[0] - 1
+    limit = min(panes.shape[0], (table.shape[0] >> 1) + state[2])
+    count, low, first = state[0], state[1], state[2]
+    high = low + steps if count > 1 else low
+    for i in range(begin, times.shape[0]):
+        if masked and not mask[i]:
+            slots[i] = 0
+            continue
+        time = np.int64(times[i])
+        if time < low or time >= high:
+            pane = _pane(time, steps)
+            if count > 1 and pane < low:
+                state[3] = 1
+            low, high, first = pane, pane + steps, count
+            limit = min(panes.shape[0], (table.shape[0] >> 1) + first)
+        key = np.int64(keys[i])
+        h = np.uint64(key) * _MULTIPLIER
+        at = np.int64(((h ^ (h >> np.uint64(32))) * _MULTIPLIER) >> bits)
+        slot = table[at]
+        while slot >= first and groups[0, slot] != key:
+            at = (at + 1) & size
+            slot = table[at]
+        if slot < first:
+            if count >= limit:
+                state[0], state[1], state[2] = count, low, first
+                return i
+            slot = count
+            table[at] = slot
+            panes[slot] = low
+            groups[0, slot] = key
+            count += 1
+        slots[i] = slot
+    state[0], state[1], state[2] = count, low, first
+    return times.shape[0]
+
+
+@kernel
+def find_slots(
+    times: Any,
+    mask: Any,
+    masked: bool,
+    keys: Any,
+    steps: int,
+    state: Any,
+    table: Any,
+    panes: Any,
+    groups: Any,
+    begin: int,
+    slots: Any,
+) -> int:
+    """Give the rows from `begin` on their slots; return where it stopped because an array is full.
+
+    Parameters
+    ----------
+    times : array of int, (rows,)
+        In steps of the time column.
+    mask : array of bool, (rows,)
+        Which rows count, if `masked`.
+    keys : array of int64, (columns, rows)
+        The group of each row.
+    steps : int
+        The length of a pane.
+    state : array of int64, (4,)
+        Slots in use, the start of the pane that the table knows, that pane's first slot, and whether a pane
+        came back. Changed.
+    table : array of int32, (a power of two,)
+        The hash table. Changed.
+    panes : array of int64, (slots,)
+        Of each slot where its pane starts. Filled.
+    groups : array of int64, (columns, slots)
+        Of each slot its group. Filled.
+    slots : array of int32, (rows,)
+        Filled.
+    """
+    bits = _bits(table)
+    size = table.shape[0] - 1
+    columns = keys.shape[0]
+    limit = min(panes.shape[0], (table.shape[0] >> 1) + state[2])
+    count, low, first = state[0], state[1], state[2]
+    high = low + steps if count > 1 else low
+    for i in range(begin, times.shape[0]):
+        if masked and not mask[i]:
+            slots[i] = 0
+            continue
+        time = np.int64(times[i])
+        if time < low or time >= high:
+            pane = _pane(time, steps)
+            if count > 1 and pane < low:
+                state[3] = 1
+            low, high, first = pane, pane + steps, count
+            limit = min(panes.shape[0], (table.shape[0] >> 1) + first)
+        at = _position(keys, i, columns, bits)
+        slot = table[at]
+        while slot >= first:
+            same = True
+            for c in range(columns):
+                same &= groups[c, slot] == keys[c, i]
+            if same:
+                break
+            at = (at + 1) & size
+            slot = table[at]
+        if slot < first:
+            if count >= limit:
+                state[0], state[1], state[2] = count, low, first
+                return i
+            slot = count
+            table[at] = slot
+            panes[slot] = low
+            for c in range(columns):
+                groups[c, slot] = keys[c, i]
+            count += 1
+        slots[i] = slot
+    state[0], state[1], state[2] = count, low, first
+    return times.shape[0]
+
+
+@kernel
+def add_count(slots: Any, out: Any) -> None:
+    """Count the rows of each slot."""
+    for i in range(slots.shape[0]):
+        out[slots[i]] += 1
+
+
+@kernel
+def add_sum(slots: Any, values: Any, out: Any) -> None:
+    """Add values to their slots."""
+    for i in range(slots.shape[0]):
+        out[slots[i]] += values[i]
+
+
+@kernel
+def add_squares(slots: Any, values: Any, out: Any) -> None:
+    """Add the squares of values to their slots."""
+    for i in range(slots.shape[0]):
+        value = np.float64(values[i])
+        out[slots[i]] += value * value
+
+
+@kernel
+def mark(slots: Any, out: Any) -> None:
+    """Note which slots have a value."""
+    for i in range(slots.shape[0]):
+        out[slots[i]] = True
+
+
+@kernel
+def keep_less(slots: Any, values: Any, seen: Any, out: Any) -> None:
+    """Keep the least value of each slot. NaN is greater than all numbers."""
+    for i in range(slots.shape[0]):
+        slot, value = slots[i], values[i]
+        known = out[slot]
+        if not seen[slot] or value < known or (known != known and value == value):
+            out[slot] = value
+            seen[slot] = True
+
+
+@kernel
+def keep_greater(slots: Any, values: Any, seen: Any, out: Any) -> None:
+    """Keep the greatest value of each slot. NaN is greater than all numbers."""
+    for i in range(slots.shape[0]):
+        slot, value = slots[i], values[i]
+        known = out[slot]
+        if not seen[slot] or value > known or (known == known and value != value):
+            out[slot] = value
+            seen[slot] = True
+
+
+@kernel
+def keep_row(slots: Any, times: Any, last: bool, offset: int, best: Any, rows: Any) -> None:
+    """Keep of each slot the row of the least time, or of the greatest; of equal ones the first, or the last.
+
+    `best` holds the times that are known, `rows` where the row is: -1 where there is none, else `offset`
+    plus its number.
+    """
+    for i in range(slots.shape[0]):
+        slot, time = slots[i], np.int64(times[i])
+        if last:
+            better = time >= best[slot]
+        else:
+            better = time < best[slot]
+        if better or rows[slot] < 0:
+            best[slot] = time
+            rows[slot] = offset + i

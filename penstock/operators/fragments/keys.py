@@ -1,0 +1,97 @@
+"""Group columns as integers, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["Codes", "as_integers", "integers_of"]
+
+_NULL = -1
+
+
+def as_integers(kind: pa.DataType) -> pa.DataType | None:
+    """Return the integer type in whose values those of a type can be seen; None if there is none."""
+    if pa.types.is_signed_integer(kind):
+        return kind
+    if pa.types.is_date32(kind) or pa.types.is_time32(kind):
+        return pa.int32()
+    if pa.types.is_timestamp(kind) or pa.types.is_date64(kind) or pa.types.is_time64(kind):
+        return pa.int64()
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    return None
+
+
+def integers_of(array: pa.Array[Any]) -> npt.NDArray[Any]:
+    """Return the values of an array, whose type `as_integers` knows, without copying. Nulls are anything."""
+    kind = as_integers(array.type)
+    assert kind is not None
+    seen = array.view(kind)
+    bare = pa.Array.from_buffers(kind, len(seen), [None, seen.buffers()[1]], offset=seen.offset)
+    return bare.to_numpy()
+
+
+class Codes:
+    """Numbers the values of one group column: as they are where they are integers, else as they come.
+
+    Parameters
+    ----------
+    kind : pyarrow.DataType
+        The column's type.
+    """
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._known: dict[Any, int] = {}
+        self._values: list[pa.Array[Any]] = []
+        self.direct = as_integers(kind) is not None
+        """Whether values stand for themselves. Then there must be no nulls."""
+
+    def of(self, array: pa.Array[Any]) -> npt.NDArray[Any]:
+        """Return the number of each value. A null is -1 where values do not stand for themselves."""
+        if self.direct and not array.null_count:
+            return integers_of(array)
+        self._leave_direct()
+        if pa.types.is_floating(array.type):
+            # As in Spark, a group has one zero and one NaN.
+            array = pc.add(array, pa.scalar(0, array.type))
+        if not pa.types.is_dictionary(array.type):
+            array = array.dictionary_encode()
+        numbers = np.fromiter(map(self._number, _distinct(array.dictionary)), np.int64, len(array.dictionary))
+        indices = array.indices
+        codes = indices.fill_null(0).to_numpy(zero_copy_only=False)
+        found = numbers[codes] if len(numbers) else np.zeros(len(array), np.int64)
+        if indices.null_count:
+            found[indices.is_null().to_numpy(zero_copy_only=False)] = _NULL
+        return found
+
+    def _leave_direct(self) -> None:
+        self.direct = False
+
+    def _number(self, value: Any) -> int:
+        return self._known.setdefault(value, len(self._known))
+
+    def values(self, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
+        """Return the values of numbers."""
+        if self.direct:
+            whole = as_integers(self._kind)
+            return pa.array(codes, pa.int64()).cast(whole).view(self._kind)
+        known = pa.array(list(map(_original, self._known)), self._kind)
+        return known.take(pa.array(codes, mask=codes == _NULL))
+
+
+def _distinct(values: pa.Array[Any]) -> Any:
+    return map(_hashable, values.to_pylist())
+
+
+def _hashable(value: Any) -> Any:
+    return ("nan",) if isinstance(value, float) and value != value else value
+
+
+def _original(value: Any) -> Any:
+    return float("nan") if value == ("nan",) else value

@@ -1,0 +1,40 @@
+"""The operators of a graph: immutable nodes that hold their inputs, so that a node is the graph above it.
+
+Every node knows its output's schema, and is checked when it is made: by the builder, and again by every
+rule that rewrites it. A column whose type only Spark knows has the type `UNKNOWN`.
+"""
+
+from penstock.operators.graph.nodes.base import Node, rebuild, topological
+from penstock.operators.graph.nodes.stateful import WINDOW, Aggregate, Assemble, Join, UpdateQueue, Window
+from penstock.operators.graph.nodes.stateless import (
+    Fused,
+    PStream,
+    Select,
+    Sink,
+    Source,
+    SourceKind,
+    StreamTableJoin,
+    Union,
+    Where,
+)
+
+__all__ = [
+    "WINDOW",
+    "Aggregate",
+    "Assemble",
+    "Fused",
+    "Join",
+    "Node",
+    "PStream",
+    "Select",
+    "Sink",
+    "Source",
+    "SourceKind",
+    "StreamTableJoin",
+    "Union",
+    "UpdateQueue",
+    "Where",
+    "Window",
+    "rebuild",
+    "topological",
+]

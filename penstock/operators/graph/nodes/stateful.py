@@ -1,0 +1,231 @@
+"""Operators with state: windows' aggregates, update queues, joins of streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import pyarrow as pa
+
+from penstock.operators.expression import Expression
+from penstock.operators.graph.nodes.base import Node, distinct, duration, infer, known
+from penstock.operators.graph.types import aggregate_type
+from penstock.operators.partials import Decomposition, decompose, pane_ms
+from penstock.operators.scan import PANE, TimeUnit
+
+__all__ = ["WINDOW", "Aggregate", "Assemble", "Join", "UpdateQueue", "Window"]
+
+WINDOW: Final = "window"
+"""The column of an aggregate that says of which window it is: a struct of ``start`` and ``end``."""
+
+_INSTANT: Final = pa.timestamp("us", "UTC")
+_WINDOW_TYPE: Final = pa.struct({"start": _INSTANT, "end": _INSTANT})
+
+
+@dataclass(frozen=True, slots=True)
+class Window(Node):
+    """Says into which windows of time the aggregate after it puts tuples; ``[start, end)``, as Spark's."""
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "window"
+
+    time: str
+    time_unit: TimeUnit
+    size_ms: int
+    slide_ms: int
+
+    def _schema(self) -> pa.Schema:
+        known(self, self.time, self.inputs[0].schema)
+        _ = self.pane_ms
+        return self.inputs[0].schema
+
+    @property
+    def pane_ms(self) -> int:
+        """The length of its panes."""
+        return pane_ms(self.size_ms, self.slide_ms)
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Add the time."""
+        return (required | {self.time},)
+
+    def describe(self) -> str:
+        """Return size, slide and time."""
+        return f"{duration(self.size_ms)} by {duration(self.slide_ms)} over {self.time}"
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate(Node):
+    """Aggregates each group: of a window, or of the `WINDOW` of an aggregate before it.
+
+    The output has the group's columns, `WINDOW`, and the aggregates.
+    """
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "aggregate"
+
+    group_by: tuple[str, ...]
+    aggregates: tuple[tuple[str, Expression], ...]
+
+    def _schema(self) -> pa.Schema:
+        schema = self.inputs[0].schema
+        if not self.aggregates:
+            raise self.wrong("nothing is aggregated", "such as agg(load='avg(value)')")
+        windowed = isinstance(self.inputs[0], Window)
+        if not windowed and WINDOW not in self.group_by:
+            raise self.wrong("an aggregate over a stream needs a window", "call window(...) before group_by")
+        fields = [known(self, name, schema) for name in self.group_by]
+        if windowed:
+            fields.append(pa.field(WINDOW, _WINDOW_TYPE))
+        for name, expression in self.aggregates:
+            for used in expression.columns:
+                known(self, used, schema, expression)
+            fields.append(pa.field(name, aggregate_type(expression, schema)))
+        _ = self.decomposition
+        return distinct(self, pa.schema(fields))
+
+    def _key(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def decomposition(self) -> Decomposition | None:
+        """The aggregates as partials; None where that cannot be."""
+        window = self.inputs[0]
+        time = window.time if isinstance(window, Window) else WINDOW
+        texts = {name: expression.text for name, expression in self.aggregates}
+        return decompose(texts, time, self.group_by)
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Return the group's columns and what is aggregated."""
+        used = {name for _, expression in self.aggregates for name in expression.columns}
+        return (frozenset(used | set(self.group_by)),)
+
+    def describe(self) -> str:
+        """Return groups and aggregates."""
+        made = ", ".join(f"{expression.text} AS {name}" for name, expression in self.aggregates)
+        return f"{made} by {', '.join(self.group_by)}" if self.group_by else made
+
+
+@dataclass(frozen=True, slots=True)
+class Assemble(Node):
+    """The assembly function of an aggregate whose fragments a reader makes (Scabbard §2.3).
+
+    It adds partials of the same pane and group, makes windows of panes, and computes the aggregates.
+    """
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "assemble"
+
+    aggregate: Aggregate
+    decomposition: Decomposition
+
+    def _schema(self) -> pa.Schema:
+        return self.aggregate.schema
+
+    def _key(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def window(self) -> Window:
+        """The windows that it makes."""
+        found = self.aggregate.inputs[0]
+        assert isinstance(found, Window)  # noqa: S101  # an aggregate without a window has no panes
+        return found
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Return panes, groups and partials."""
+        partials = {partial.name for partial in self.decomposition.partials}
+        return (frozenset({PANE, *self.aggregate.group_by} | partials),)
+
+    def describe(self) -> str:
+        """Return windows, aggregates and groups."""
+        made = ", ".join(f"{text} AS {name}" for name, text in self.decomposition.assembly.items())
+        groups = f" by {', '.join(self.aggregate.group_by)}" if self.aggregate.group_by else ""
+        return f"{self.window.describe()}: {made}{groups}"
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateQueue(Node):
+    """An update queue (UpStream §3): of each key only the newest tuple waits.
+
+    Parameters
+    ----------
+    update_key, time, policy, budget
+        As of `penstock.update_queue`.
+    combine : bool
+        Whether tuples may be conflated before they reach the queue.
+    options : tuple of pairs
+        Its other arguments.
+    """
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "update queue"
+
+    update_key: tuple[str, ...]
+    time: str
+    policy: str = "in_place"
+    budget: int | str | None = None
+    combine: bool = True
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def _schema(self) -> pa.Schema:
+        schema = self.inputs[0].schema
+        for name in (*self.update_key, self.time, *self._arrival()):
+            known(self, name, schema)
+        # What `apply` returns is written in Spark's DDL: its columns are known when the graph runs.
+        return schema
+
+    def _arrival(self) -> tuple[str, ...]:
+        arrival = dict(self.options).get("arrival")
+        return () if arrival is None else (arrival,)
+
+    def _key(self) -> tuple[str, ...]:
+        return self.update_key
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Add key and time; a function in it may need every column."""
+        if "apply" in dict(self.options):
+            return (frozenset(self.inputs[0].schema.names),)
+        return (required | {*self.update_key, self.time, *self._arrival()},)
+
+    def describe(self) -> str:
+        """Return key, time, policy and budget."""
+        budget = "" if self.budget is None else f", budget {self.budget}"
+        return f"({', '.join(self.update_key)}) newest by {self.time}, {self.policy}{budget}"
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Node):
+    """Joins two streams by columns of the same name, within an interval of time."""
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "join"
+
+    on: tuple[str, ...]
+    time: str
+    within_ms: int
+    condition: Expression | None = None
+
+    def _schema(self) -> pa.Schema:
+        left, right = (input.schema for input in self.inputs)
+        for schema in (left, right):
+            for name in (*self.on, self.time):
+                known(self, name, schema)
+        shared = {*self.on, self.time}
+        fields = [*left, *(one for one in right if one.name not in shared)]
+        schema = distinct(self, pa.schema(fields))
+        if self.condition is not None:
+            infer(self, self.condition, schema)
+        return schema
+
+    def _key(self) -> tuple[str, ...]:
+        return self.on if all(input.key for input in self.inputs) else ()
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Return for each side what is required of it, with keys and time."""
+        used = required | {*self.on, self.time} | set(self.condition.columns if self.condition else ())
+        return tuple(used & set(input.schema.names) for input in self.inputs)
+
+    def describe(self) -> str:
+        """Return keys, interval and condition."""
+        more = f" and {self.condition.text}" if self.condition else ""
+        return f"on {', '.join(self.on)} within {duration(self.within_ms)} of {self.time}{more}"

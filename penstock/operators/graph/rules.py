@@ -1,0 +1,204 @@
+"""The push-up rules: pure functions from a graph to a graph that means the same (Scabbard §3.4).
+
+A p-stream should hold little, so what reduces the stream is moved up to before it is persisted. Each rule
+takes a graph, applies itself to every node in topological order, and returns the graph and what it did.
+Operators with state are never moved, and nothing is moved past them: they would amplify the stream, and
+their state is for checkpoints. Neither is an expression that may return something else when it is evaluated
+again or elsewhere: no rule moves it, merges it or evaluates it more than once. A column that nobody needs is
+pruned, whatever made it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+from penstock.operators.expression import Expression, column, conjunction
+from penstock.operators.graph.nodes import (
+    Node,
+    Select,
+    Source,
+    StreamTableJoin,
+    Union,
+    Where,
+    rebuild,
+    topological,
+)
+from penstock.operators.graph.types import fixed_bytes
+
+__all__ = ["Rewritten", "merge", "prune", "push_where", "split_conjunctions", "to_fixed_point"]
+
+Rewritten: TypeAlias = tuple[Node, tuple[str, ...]]
+"""A graph, and a line for each thing that a rule did to make it."""
+
+Rule: TypeAlias = Callable[[Node], Rewritten]
+
+_MOST_PASSES = 100
+
+
+def to_fixed_point(root: Node, *rules: Rule) -> tuple[Node, list[tuple[str, str]]]:
+    """Apply rules in turn until none does anything; return what each did, by its name.
+
+    Raises
+    ------
+    RuntimeError
+        If they do not come to an end, which is a defect of a rule.
+    """
+    done: list[tuple[str, str]] = []
+    for _ in range(_MOST_PASSES):
+        before = len(done)
+        for rule in rules:
+            root, notes = rule(root)
+            done += [(rule.__name__, note) for note in notes]
+        if len(done) == before:
+            return root, done
+    raise RuntimeError("the rules do not come to an end")
+
+
+def split_conjunctions(root: Node) -> Rewritten:
+    """Split ``where a AND b`` into ``where a`` and ``where b``, so that each goes as far up as it can."""
+    notes: list[str] = []
+
+    def change(node: Node) -> Node:
+        if not isinstance(node, Where) or not node.predicate.deterministic:
+            return node
+        parts = node.predicate.conjuncts()
+        if len(parts) == 1:
+            return node
+        notes.append(f"where {node.predicate.text}: {len(parts)} conditions")
+        above: Node = node.inputs[0]
+        for part in parts:
+            above = Where(node.name, (above,), part)
+        return above
+
+    return rebuild(root, change), tuple(notes)
+
+
+def push_where(root: Node) -> Rewritten:
+    """Move a selection up: through a projection, into all inputs of a union, and before a lookup."""
+    notes: list[str] = []
+
+    def change(node: Node) -> Node:
+        if not isinstance(node, Where) or not node.predicate.deterministic:
+            return node
+        above, predicate = node.inputs[0], node.predicate
+        if isinstance(above, Select) and all(made.deterministic for _, made in above.columns):
+            moved = Where(node.name, above.inputs, predicate.substitute(dict(above.columns)))
+            notes.append(f"where {predicate.text}: through select {above.describe()}")
+            return replace(above, inputs=(change(moved),))
+        if isinstance(above, Union):
+            notes.append(f"where {predicate.text}: into {len(above.inputs)} inputs of a union")
+            return replace(
+                above, inputs=tuple(change(Where(node.name, (input,), predicate)) for input in above.inputs)
+            )
+        stream = isinstance(above, StreamTableJoin) and set(predicate.columns) <= set(
+            above.inputs[0].schema.names
+        )
+        if stream:
+            notes.append(f"where {predicate.text}: before the lookup {above.describe()}")
+            return replace(above, inputs=(change(Where(node.name, above.inputs, predicate)),))
+        if isinstance(above, Where) and above.predicate.deterministic:
+            # Past a selection that stays where it is, to what is above both.
+            further = change(Where(node.name, above.inputs, predicate))
+            if not isinstance(further, Where):
+                return change(replace(above, inputs=(further,)))
+        return node
+
+    return rebuild(root, change), tuple(notes)
+
+
+def prune(root: Node) -> Rewritten:
+    """Drop columns that nothing below needs, by a projection after sources, selections and lookups."""
+    nodes = list(topological(root))
+    required: dict[int, frozenset[str]] = {id(root): frozenset(root.schema.names)}
+    for node in reversed(nodes):
+        wanted = required[id(node)] | set(node.key)
+        for above, needed in zip(node.inputs, node.needs(wanted), strict=True):
+            # At least one column, so that there are rows to count.
+            some = needed | set(above.key) or {_narrowest(above)}
+            required[id(above)] = required.get(id(above), frozenset()) | some
+    notes: list[str] = []
+    made: dict[int, Node] = {}
+    for node in nodes:
+        inputs = tuple(made[id(above)] for above in node.inputs)
+        same = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
+        wanted = required[id(node)]
+        dropped = [name for name in node.schema.names if name not in wanted]
+        pruned: Node = node
+        if isinstance(node, Select) and dropped:
+            pruned = replace(
+                node, inputs=inputs, columns=tuple(one for one in node.columns if one[0] in wanted)
+            )
+            notes.append(f"{node.name}: drops {', '.join(dropped)}")
+        elif isinstance(node, Union):
+            # Columns that one input still has and another has not would make the inputs differ.
+            pruned = _union(node, inputs, [name for name in node.schema.names if name in wanted])
+        elif not same:
+            pruned = replace(node, inputs=inputs)
+        narrow = isinstance(node, Source | Where | StreamTableJoin)
+        left = [name for name in pruned.schema.names if name not in wanted]
+        if narrow and left:
+            kept = tuple((name, column(name)) for name in pruned.schema.names if name in wanted)
+            pruned = Select(f"prune {node.name}", (pruned,), kept)
+            notes.append(f"{node.name}: without {', '.join(left)}")
+        made[id(node)] = pruned
+    return made[id(root)], tuple(notes)
+
+
+def _narrowest(node: Node) -> str:
+    return min(node.schema, key=lambda one: (fixed_bytes(one.type) or math.inf, one.name)).name
+
+
+def _union(node: Union, inputs: tuple[Node, ...], names: list[str]) -> Node:
+    same = [one if one.schema.names == names else _only(one, names) for one in inputs]
+    if all(new is old for new, old in zip(same, node.inputs, strict=True)):
+        return node
+    return replace(node, inputs=tuple(same))
+
+
+def _only(node: Node, names: list[str]) -> Node:
+    return Select(f"prune {node.name}", (node,), tuple((name, column(name)) for name in names))
+
+
+def merge(root: Node) -> Rewritten:
+    """Merge neighbours: selections into one, projections into one; a projection that does nothing goes.
+
+    Projections are merged only if no computed column would be computed twice.
+    """
+    notes: list[str] = []
+
+    def change(node: Node) -> Node:
+        above = node.inputs[0] if node.inputs else None
+        if isinstance(node, Where) and isinstance(above, Where):
+            if node.predicate.deterministic and above.predicate.deterministic:
+                both = conjunction([above.predicate, node.predicate])
+                notes.append(f"where {both.text}: one selection")
+                return Where(above.name, above.inputs, both)
+        elif isinstance(node, Select) and above is not None:
+            if [(name, column(name)) for name in above.schema.names] == list(node.columns):
+                notes.append(f"{node.name}: selects what there is")
+                return above
+            if isinstance(above, Select):
+                columns = _composed(node, above)
+                if columns is not None:
+                    notes.append(f"{node.name} and {above.name}: one projection")
+                    return Select(node.name, above.inputs, columns)
+        return node
+
+    return rebuild(root, change), tuple(notes)
+
+
+def _composed(below: Select, above: Select) -> tuple[tuple[str, Expression], ...] | None:
+    made = dict(above.columns)
+    uses = Counter(name for _, expression in below.columns for name in expression.columns)
+    for name, expression in made.items():
+        if uses[name] and not expression.deterministic:
+            return None
+        if uses[name] > 1 and not expression.is_column:
+            return None
+    if not all(expression.deterministic for _, expression in below.columns):
+        return None
+    return tuple((name, expression.substitute(made)) for name, expression in below.columns)

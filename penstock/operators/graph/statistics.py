@@ -1,0 +1,243 @@
+"""What a sample of the sources says about a graph: how many tuples pass each operator, and how wide they are.
+
+The sample is sent through the graph itself, as far as `penstock.operators.evaluate` knows its expressions, so
+that correlated conditions are counted together. No other engine is needed for that: an engine that reads SQL
+would be one more dependency at run time, and sqlglot's own executor goes row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.evaluate import filter_rows, project, type_of
+from penstock.operators.expression import Expression
+from penstock.operators.graph.nodes import (
+    Fused,
+    Node,
+    PStream,
+    Select,
+    Sink,
+    Source,
+    Union,
+    Where,
+    Window,
+    topological,
+)
+from penstock.operators.graph.types import UNKNOWN, fixed_bytes
+from penstock.operators.scan import PANE, Fragments
+
+__all__ = ["SELECTIVITY", "Flow", "Statistics", "flows", "measure"]
+
+SELECTIVITY: Final = 1 / 3
+"""What of a stream passes a condition that was not measured: what optimizers assume since System R."""
+
+_TEXT_BYTES: Final = 16
+"""What a text, a list or a struct is taken to hold where no sample says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Samples of a graph's sources; made by `measure`.
+
+    Parameters
+    ----------
+    samples : mapping of str to pyarrow.Table
+        By the sources' names.
+    compress : bool
+        Whether stored bytes are those of compressed columns, or of plain ones.
+    """
+
+    samples: Mapping[str, pa.Table]
+    compress: bool = True
+    _sizes: dict[tuple[Any, ...], float] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def stored_bytes(self, table: pa.Table) -> float:
+        """Return the bytes per tuple of a table in a p-stream; what was asked before is free."""
+        if not self.compress:
+            return _plain_bytes(table)
+        return sum(self._column_bytes(table[name].combine_chunks()) for name in table.column_names)
+
+    def _column_bytes(self, values: pa.Array[Any]) -> float:
+        if not len(values):
+            return 0.0
+        places = tuple(None if one is None else one.address for one in values.buffers())
+        known = (places, values.offset, len(values), values.type)
+        if known not in self._sizes:
+            from penstock.compression import encode
+
+            self._sizes[known] = len(encode(values)) / len(values)
+        return self._sizes[known]
+
+
+def measure(
+    root: Node, sample: pa.Table | Mapping[str, pa.Table], *, compress: bool = True, most_rows: int = 65_536
+) -> Statistics:
+    """Take samples of a graph's sources for its plan.
+
+    Parameters
+    ----------
+    root : Node
+        The graph.
+    sample : pyarrow.Table or mapping of str to pyarrow.Table
+        Of the only source; or of sources by their names.
+    compress : bool
+        Whether columns are compressed to learn what they take in a p-stream. That needs kernels, which are
+        compiled at the first use on a machine.
+    most_rows : int
+        How many of the first rows of a sample are used; as many as a p-unit holds.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a sample is of no source, is empty, or lacks a column.
+    """
+    sources = {node.name: node for node in topological(root) if isinstance(node, Source)}
+    if isinstance(sample, pa.Table):
+        if len(sources) != 1:
+            raise InvalidUsageError(
+                "one sample for several sources",
+                hint="give one by the name of each",
+                sources=", ".join(sources),
+            )
+        sample = dict.fromkeys(sources, sample)
+    samples = {}
+    for name, table in sample.items():
+        if name not in sources:
+            raise InvalidUsageError("a sample is of no source", sample=name, sources=", ".join(sources))
+        schema = sources[name].schema
+        missing = [each for each in schema.names if each not in table.column_names]
+        if missing or not table.num_rows:
+            fact = "a sample lacks a column" if missing else "a sample is empty"
+            raise InvalidUsageError(fact, source=name, **({"column": missing[0]} if missing else {}))
+        try:
+            samples[name] = table.select(schema.names).slice(0, most_rows).cast(schema).combine_chunks()
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise InvalidUsageError(
+                f"a sample has other types than its source: {error}", source=name
+            ) from None
+    return Statistics(samples, compress)
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What leaves an operator.
+
+    Parameters
+    ----------
+    rows : float or None
+        Tuples, of a sample's, or of one at every source that has no sample; None behind operators with
+        state.
+    bytes : float
+        Of a tuple, uncompressed.
+    measured : bool
+        Whether the rows were counted, or a selectivity was assumed.
+    table : pyarrow.Table, optional
+        What the sample became.
+    """
+
+    rows: float | None
+    bytes: float
+    measured: bool
+    table: pa.Table | None = field(default=None, compare=False, repr=False)
+
+
+def flows(root: Node, statistics: Statistics | None = None) -> dict[int, Flow]:
+    """Return what leaves every operator of a graph, by the id of its node."""
+    found: dict[int, Flow] = {}
+    for node in topological(root):
+        found[id(node)] = _flow(node, [found[id(input)] for input in node.inputs], statistics)
+    return found
+
+
+def _flow(node: Node, inputs: list[Flow], statistics: Statistics | None) -> Flow:
+    if isinstance(node, Source):
+        table = None if statistics is None else statistics.samples.get(node.name)
+        return Flow(1.0, _typed_bytes(node.schema), False) if table is None else _counted(table)
+    tables = [flow.table for flow in inputs]
+    if isinstance(node, Fused):
+        return _scanned(node, inputs[0])
+    if all(table is not None for table in tables):
+        made = _made(node, [table for table in tables if table is not None])
+        if made is not None:
+            return _counted(made)
+    rows: float | None = None
+    if not node.stateful and all(flow.rows is not None for flow in inputs):
+        rows = sum(flow.rows or 0.0 for flow in inputs)
+        if isinstance(node, Where):
+            rows *= SELECTIVITY ** len(node.predicate.conjuncts())
+    return Flow(rows, _typed_bytes(node.schema), False)
+
+
+def _made(node: Node, inputs: list[pa.Table]) -> pa.Table | None:
+    """Return what a sample becomes; None where that is not known."""
+    known = node.inputs[0].schema
+    if isinstance(node, Where):
+        return filter_rows(inputs[0], node.predicate) if type_of(node.predicate, known) else None
+    if isinstance(node, Select):
+        if any(one.type == UNKNOWN for one in node.schema):
+            return None
+        return project(inputs[0], dict(node.columns))
+    if isinstance(node, PStream | Window | Sink):
+        return inputs[0]
+    return pa.concat_tables(inputs) if isinstance(node, Union) else None
+
+
+def _scanned(node: Fused, flow: Flow) -> Flow:
+    """Return what leaves a reader: of fragments and conflated tuples it is known how many, not what."""
+    scan, table = node.scan, flow.table
+    width = _typed_bytes(node.schema)
+    if table is None:
+        stateless = scan.fragments is None and scan.latest_by is None and flow.rows is not None
+        conditions = 0 if scan.where is None else len(Expression.parse(scan.where).conjuncts())
+        return Flow((flow.rows or 0.0) * SELECTIVITY**conditions if stateless else None, width, False)
+    table = table.select(list(scan.columns))
+    if scan.where is not None:
+        table = filter_rows(table, Expression.parse(scan.where))
+    if scan.select is not None:
+        table = project(table, {name: Expression.parse(text) for name, text in scan.select.items()})
+    if scan.latest_by is not None:
+        return Flow(float(_groups(table, list(scan.latest_by.key))), width, True)
+    if scan.fragments is not None:
+        return Flow(
+            float(_groups(_panes(table, scan.fragments), [PANE, *scan.fragments.group_by])), width, True
+        )
+    return _counted(table)
+
+
+def _panes(table: pa.Table, fragments: Fragments) -> pa.Table:
+    steps = table[fragments.time].cast(pa.int64())
+    whole = pc.divide(steps, fragments.pane_steps)
+    below = pc.and_(pc.less(steps, 0), pc.not_equal(pc.multiply(whole, fragments.pane_steps), steps))
+    return table.append_column(PANE, pc.subtract(whole, below.cast(pa.int64())))
+
+
+def _groups(table: pa.Table, names: list[str]) -> int:
+    return table.select(names).group_by(names).aggregate([]).num_rows
+
+
+def _counted(table: pa.Table) -> Flow:
+    width = _plain_bytes(table) if table.num_rows else _typed_bytes(table.schema)
+    return Flow(float(table.num_rows), width, True, table)
+
+
+def _plain_bytes(table: pa.Table) -> float:
+    """Return the bytes per tuple of values and, of texts, their offsets; without marks of nulls."""
+    return sum(
+        _values_bytes(table[name].combine_chunks()) / max(1, table.num_rows) for name in table.column_names
+    )
+
+
+def _values_bytes(values: pa.Array[Any]) -> float:
+    """Return the bytes of an array's values."""
+    width = fixed_bytes(values.type)
+    return float(values.nbytes) if width is None else width * len(values)
+
+
+def _typed_bytes(schema: pa.Schema) -> float:
+    return sum(fixed_bytes(one.type) or _TEXT_BYTES for one in schema)

@@ -1,0 +1,105 @@
+"""Types of expressions, aggregates and partials; what only Spark knows is `UNKNOWN`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.evaluate import type_of
+from penstock.operators.expression import Expression, column
+from penstock.operators.partials import is_aggregate
+from penstock.operators.scan import PANE, Partial, Scan
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+__all__ = ["UNKNOWN", "aggregate_type", "expression_type", "fixed_bytes", "partial_type", "scan_schema"]
+
+UNKNOWN: Final = pa.null()
+"""The type of a column whose type is known only when the graph runs."""
+
+_DOUBLE: Final = frozenset({"Avg", "Stddev", "StddevSamp", "Anonymous"})
+_OWN: Final = frozenset({"Min", "Max", "First", "Last", "FirstValue", "LastValue"})
+
+
+def expression_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
+    """Return the type of an expression over columns of a schema, `UNKNOWN` where it is not known."""
+    if any(schema.field(name).type == UNKNOWN for name in expression.columns if name in schema.names):
+        return UNKNOWN
+    return type_of(expression, schema) or UNKNOWN
+
+
+def _sum_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_integer(kind):
+        return pa.int64()
+    return pa.float64() if pa.types.is_floating(kind) else UNKNOWN
+
+
+def partial_type(partial: Partial, schema: pa.Schema) -> pa.DataType:
+    """Return the type of a partial over columns of a schema, `UNKNOWN` where it is not known."""
+    if partial.kind == "count":
+        return pa.int64()
+    if partial.kind == "sum_of_squares":
+        return pa.float64()
+    kind = expression_type(Expression.parse(partial.expression), schema)
+    return _sum_type(kind) if partial.kind == "sum" else kind
+
+
+def aggregate_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
+    """Return the type of an aggregate over columns of a schema, `UNKNOWN` where it is not known."""
+    from sqlglot import exp
+
+    holder = exp.Paren(this=expression.tree)
+    fields = list(schema)
+    for number, call in enumerate([node for node in holder.walk() if is_aggregate(node)]):
+        name = f"{number} "
+        fields.append(pa.field(name, _call_type(call, schema)))
+        call.replace(exp.column(name, quoted=True))
+    return expression_type(Expression.of(holder.this), pa.schema(fields))
+
+
+def _call_type(call: exp.Expr, schema: pa.Schema) -> pa.DataType:
+    from sqlglot import exp
+
+    call = call.this if isinstance(call, exp.Filter) else call
+    kind = type(call).__name__
+    if kind in _DOUBLE:
+        return pa.float64()
+    if kind in ("Count", "ApproxDistinct"):
+        return pa.int64()
+    if kind != "Sum" and kind not in _OWN:
+        return UNKNOWN
+    of = expression_type(Expression.of(call.this), schema)
+    return of if kind in _OWN else _sum_type(of)
+
+
+def fixed_bytes(kind: pa.DataType) -> float | None:
+    """Return the bytes of a value, None where they depend on the value."""
+    try:
+        return kind.bit_width / 8
+    except ValueError:
+        return None
+
+
+def scan_schema(scan: Scan, schema: pa.Schema) -> pa.Schema:
+    """Return the schema of what a reader returns of a p-stream with a schema.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the scan reads a column that is not there.
+    """
+    missing = [name for name in scan.columns if name not in schema.names]
+    if missing:
+        raise InvalidUsageError("a scan reads a column that is not there", column=missing[0])
+    read = pa.schema([schema.field(name) for name in scan.columns])
+    texts = scan.select or {name: column(name).text for name in scan.columns}
+    made = pa.schema([(name, expression_type(Expression.parse(text), read)) for name, text in texts.items()])
+    if scan.fragments is None:
+        return made
+    fields: list[pa.Field[Any]] = [pa.field(PANE, made.field(scan.fragments.time).type)]
+    fields += [made.field(name) for name in scan.fragments.group_by]
+    fields += [pa.field(one.name, partial_type(one, made)) for one in scan.fragments.partials]
+    return pa.schema(fields)

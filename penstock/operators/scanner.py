@@ -1,0 +1,221 @@
+"""Executes a `Scan` on p-units: what a p-stream's reader does to rows before they leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.checkpointing.p_stream import Piece
+from penstock.compression import TableBlock
+from penstock.errors import InvalidUsageError
+from penstock.operators.evaluate import can_fail, evaluate, type_of
+from penstock.operators.expression import Expression
+from penstock.operators.fragments import Fragmenter
+from penstock.operators.latest import Latest
+from penstock.operators.scan import Scan
+
+__all__ = ["Scanner"]
+
+_FEW = 0.25
+"""Where less than this share of rows is selected, the others are taken out before anything is computed."""
+
+
+class Scanner:
+    """Reads p-units as a scan says. Used by one thread, for one reader or one task.
+
+    Parameters
+    ----------
+    scan : Scan
+        What to do.
+    schema : pyarrow.Schema
+        The p-stream's.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a column is not there, or an expression or aggregate is not known for its type.
+    """
+
+    def __init__(self, scan: Scan, schema: pa.Schema) -> None:
+        unknown = [name for name in scan.columns if name not in schema.names]
+        if unknown:
+            raise InvalidUsageError(
+                "the p-stream has no such columns",
+                columns=", ".join(unknown),
+                known=", ".join(schema.names),
+            )
+        self._columns = list(scan.columns)
+        read = pa.schema([schema.field(name) for name in scan.columns])
+        self._where = None if scan.where is None else Expression.parse(scan.where)
+        if self._where is not None:
+            _known(self._where, read)
+        self._select = None
+        if scan.select is not None:
+            self._select = {name: Expression.parse(text) for name, text in scan.select.items()}
+        made = self._made_schema(read)
+        self._latest = None if scan.latest_by is None else Latest(scan.latest_by, made)
+        self._fragmenter = None
+        self.schema = made
+        """That of what leaves the reader."""
+        if scan.fragments is not None:
+            self._fragments = scan.fragments
+            self._values = {
+                partial.name: None if partial.expression == "*" else Expression.parse(partial.expression)
+                for partial in scan.fragments.partials
+            }
+            types = {field.name: field.type for field in made}
+            for name, value in self._values.items():
+                types[name] = pa.int64() if value is None else _known(value, made)
+            for name in (scan.fragments.time, *scan.fragments.group_by):
+                types[name] = made.field(name).type
+            self._fragmenter = Fragmenter(scan.fragments, types)
+            self.schema = self._fragmenter.schema
+
+    def _made_schema(self, read: pa.Schema) -> pa.Schema:
+        if self._select is None:
+            return read
+        return pa.schema(
+            [
+                read.field(value.columns[0]).with_name(name)
+                if value.is_column
+                else pa.field(name, _known(value, read))
+                for name, value in self._select.items()
+            ]
+        )
+
+    @property
+    def without_time(self) -> int:
+        """Rows that are in no fragment because their time is null."""
+        return 0 if self._fragmenter is None else self._fragmenter.without_time
+
+    def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
+        """Return what the rows of p-units become.
+
+        Rows come a p-unit at a time; the newest rows of keys, and fragments, at the end.
+
+        Raises
+        ------
+        CorruptDataError
+            If a p-unit is damaged.
+        InvalidUsageError
+            If an integer overflows.
+        """
+        for piece, block in blocks:
+            read = block.read(self._columns, piece.first, piece.stop, keep_dictionary=True)
+            rows = pa.Table.from_batches([read])
+            if not self._columns:
+                rows = _counted(piece.stop - piece.first)
+            found = self._rows(rows)
+            if found is not None:
+                yield from found.to_batches()
+        if self._fragmenter is not None:
+            yield self._fragmenter.finish()
+        elif self._latest is not None:
+            yield self._latest.finish()
+
+    def _rows(self, rows: pa.Table) -> pa.Table | None:
+        mask = None
+        if self._where is not None:
+            mask = self._mask(rows)
+            selected = mask.true_count
+            if selected == len(mask):
+                mask = None
+            elif self._fragmenter is None or selected < _FEW * len(mask):
+                rows, mask = rows.filter(mask), None
+        if self._select is not None:
+            columns = [_evaluated(value, rows) for value in self._select.values()]
+            rows = pa.table(columns, names=list(self._select))
+        if self._fragmenter is not None:
+            self._fold(rows, None if mask is None else mask.to_numpy(zero_copy_only=False))
+            return None
+        rows = _plain(rows)
+        if self._latest is not None:
+            self._latest.add(rows)
+            return None
+        return rows if rows.schema.equals(self.schema) else rows.cast(self.schema)
+
+    def _mask(self, rows: pa.Table) -> pa.Array[Any]:
+        """Return for which rows the predicate is true."""
+        assert self._where is not None
+        parts = self._where.conjuncts()
+        mask = pc.fill_null(_whole(_evaluated(parts[0], rows)), False)
+        for part in parts[1:]:
+            if not can_fail(part):
+                mask = pc.and_(mask, pc.fill_null(_whole(_evaluated(part, rows)), False))
+                continue
+            # What fails for a row that another conjunct excludes must not.
+            passed = pc.indices_nonzero(mask)
+            kept = pc.fill_null(_whole(_evaluated(part, rows.take(passed))), False).to_numpy(zero_copy_only=False)
+            found = np.zeros(len(mask), np.bool_)
+            found[passed.to_numpy()[kept]] = True
+            mask = pa.array(found)
+        return mask
+
+    def _fold(self, rows: pa.Table, mask: npt.NDArray[np.bool_] | None) -> None:
+        if not rows.num_rows:
+            return
+        assert self._fragmenter is not None
+        made: dict[Expression, pa.Array[Any]] = {}
+        values = []
+        for value in self._values.values():
+            if value is not None and value not in made:
+                column = _whole(_evaluated(value, rows))
+                made[value] = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+            values.append(None if value is None else made[value])
+        self._fragmenter.add(
+            _whole(rows.column(self._fragments.time)),
+            [_whole(rows.column(name)) for name in self._fragments.group_by],
+            values,
+            mask,
+        )
+
+
+def _evaluated(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
+    """Return the expression's value in each row; of texts in a dictionary it is computed once for each."""
+    if expression.is_column:
+        return rows.column(expression.columns[0])
+    kinds = {name: rows.schema.field(name).type for name in expression.columns}
+    coded = [name for name, kind in kinds.items() if pa.types.is_dictionary(kind)]
+    if not coded:
+        return evaluate(expression, rows)
+    if len(kinds) == 1 and not can_fail(expression):
+        column = _whole(rows.column(coded[0]))
+        if not column.indices.null_count:
+            values = evaluate(expression, pa.table({coded[0]: column.dictionary}))
+            return pa.chunked_array([_whole(values).take(column.indices)])
+    return evaluate(expression, _plain(rows.select(list(kinds))))
+
+
+def _plain(rows: pa.Table) -> pa.Table:
+    """Return rows with the values of dictionaries."""
+    if not any(pa.types.is_dictionary(field.type) for field in rows.schema):
+        return rows
+    fields = [
+        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+        for field in rows.schema
+    ]
+    return rows.cast(pa.schema(fields))
+
+
+def _whole(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _counted(rows: int) -> pa.Table:
+    return pa.Table.from_batches([pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))])
+
+
+def _known(expression: Expression, schema: pa.Schema) -> pa.DataType:
+    kind = type_of(expression, schema)
+    if kind is None:
+        raise InvalidUsageError(
+            "an expression cannot be computed by a p-stream's reader",
+            expression=expression.text,
+            hint="Spark can, after the read",
+        )
+    return kind

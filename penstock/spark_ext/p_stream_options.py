@@ -1,0 +1,193 @@
+"""The options of the data source ``pstream``, checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from penstock.checkpointing.p_stream import EARLIEST, LATEST, PStream
+from penstock.checkpointing.p_stream.segments import UNIT_ROWS
+from penstock.checkpointing.p_stream.stream import checked_name
+from penstock.errors import InvalidUsageError
+
+__all__ = ["ReadOptions", "WriteOptions"]
+
+_READ = ("columns", "maxBytes", "maxRows", "partitions", "reader", "start")
+_WRITE = ("batch", "goal", "unitRows", "writer")
+_OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
+
+
+def _known(options: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    """Return the options, named in lower case, without those of Spark."""
+    given = {name.lower(): text for name, text in options.items()}
+    unknown = sorted(given.keys() - {name.lower() for name in names} - _OF_SPARK)
+    if unknown:
+        raise InvalidUsageError(
+            "the data source pstream has no such options here",
+            options=", ".join(unknown),
+            hint=f"the options are {', '.join(names)}",
+        )
+    return given
+
+
+def path_in(options: Mapping[str, str]) -> str:
+    """Return the p-stream's location.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is not given.
+    """
+    path = {name.lower(): text for name, text in options.items()}.get("path")
+    if not path:
+        raise InvalidUsageError("the data source pstream needs a path", hint="load(PATH) or option('path', PATH)")
+    return path
+
+
+def _count(given: Mapping[str, str], name: str, *, least: int = 1) -> int | None:
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise InvalidUsageError(
+            "an option is no whole number, or too small", option=name, got=text, least=least
+        )
+    return value
+
+
+def _name(given: Mapping[str, str], name: str) -> str | None:
+    text = given.get(name)
+    return None if text is None else checked_name(text)
+
+
+def _columns(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    if not text.lstrip().startswith("["):
+        return tuple(name.strip() for name in text.split(","))
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InvalidUsageError("the option columns is no JSON list of names", got=text)
+    return tuple(names)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How a p-stream is read.
+
+    Parameters
+    ----------
+    path : str
+        Where it is.
+    reader : str or None
+        The name to subscribe under.
+    start : str or int or datetime
+        Where a new reader begins.
+    columns : tuple of str or None
+        What is read; None for all.
+    max_rows, max_bytes : int or None
+        The most of a micro-batch.
+    partitions : int or None
+        Into how many tasks a batch is divided at the most.
+    """
+
+    path: str
+    reader: str | None
+    start: str | int | datetime
+    columns: tuple[str, ...] | None
+    max_rows: int | None
+    max_bytes: int | None
+    partitions: int | None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        """Return the checked options.
+
+        Raises
+        ------
+        InvalidUsageError
+            If one is unknown or wrong.
+        """
+        given = _known(options, _READ)
+        return cls(
+            path=path_in(options),
+            reader=_name(given, "reader"),
+            start=_start(given.get("start", EARLIEST)),
+            columns=_columns(given.get("columns")),
+            max_rows=_count(given, "maxRows"),
+            max_bytes=_count(given, "maxBytes"),
+            partitions=_count(given, "partitions"),
+        )
+
+    def start_in(self, stream: PStream) -> int | str:
+        """Return the start as `PStream` takes it."""
+        if not isinstance(self.start, datetime):
+            return self.start
+        stream.refresh()
+        return stream.offset_at(round(self.start.timestamp() * 1e6))
+
+
+def _start(text: str) -> str | int | datetime:
+    if text.lower() in {EARLIEST, LATEST}:
+        return text.lower()
+    if text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidUsageError(
+            "no such start", start=text, hint="earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z"
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How a p-stream is written.
+
+    Parameters
+    ----------
+    path : str
+        Where it is.
+    writer : str or None
+        Who writes.
+    batch : int or None
+        The writer's number of what a batch job writes.
+    goal : str
+        What the compression minimises; see `penstock.compression.Chooser`.
+    unit_rows : int
+        The most rows of a p-unit.
+    """
+
+    path: str
+    writer: str | None
+    batch: int | None
+    goal: str
+    unit_rows: int
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
+        """Return the checked options.
+
+        Raises
+        ------
+        InvalidUsageError
+            If one is unknown or wrong.
+        """
+        given = _known(options, _WRITE)
+        return cls(
+            path=path_in(options),
+            writer=_name(given, "writer"),
+            batch=_count(given, "batch", least=0),
+            goal=given.get("goal", "balanced"),
+            unit_rows=_count(given, "unitRows") or UNIT_ROWS,
+        )

@@ -1,0 +1,353 @@
+"""The data source ``pstream``: p-streams as streams and batches of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from penstock.checkpointing.files import Files
+from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
+from penstock.compression import TableBlock
+from penstock.errors import InvalidUsageError
+from penstock.spark_ext.p_stream_options import ReadOptions, WriteOptions, path_in
+from penstock.spark_ext.p_stream_sink import BatchWriter, StreamWriter
+from penstock.spark_ext.p_stream_types import as_arrow_of_spark, check_same, converted, spark_schema
+
+__all__ = ["PStreamDataSource", "p_stream_source"]
+
+_BATCH_BYTES = 32 << 20
+"""What crosses to the JVM at once."""
+
+
+class PStreamDataSource(DataSource):
+    """Spark's view of a p-stream, registered under the name ``pstream``.
+
+    Options for reading
+    -------------------
+    path
+        Where the p-stream is.
+    reader
+        A name to subscribe under (streams only). What the query has not committed is kept for it, whoever
+        else reads. Without it nothing is kept. One name belongs to one query.
+    start : earliest
+        Where a query with a new checkpoint begins: ``earliest``, ``latest``, an offset, or an ISO 8601 time (of
+        UTC where it has no zone), which is the first commit at or after it. A reader that is subscribed
+        already goes on where it was.
+    columns
+        What is read: names with commas between them, or a JSON list. All columns unless given.
+    maxRows, maxBytes
+        The most rows of a micro-batch, and the most bytes as they are stored, but at least one p-unit.
+    partitions
+        The most tasks of a micro-batch. Spark's default parallelism unless given.
+
+    Options for writing
+    -------------------
+    path
+        Where the p-stream is; it is created where there is none.
+    writer
+        The writer's name in the commit log: the query's id, or one of its own for each batch job, unless given.
+    batch
+        With `writer`, and for batch jobs only, as in ``foreachBatch``: the writer's number of the rows; what
+        is not larger than its last was written already, and is dropped.
+    goal : balanced
+        What compression minimises: see `penstock.compression.Chooser`.
+    unitRows : 65536
+        The most rows of a p-unit.
+
+    Notes
+    -----
+    An offset is the number of rows before it, and the identity of the p-stream, so that a checkpoint is not
+    continued on another one at the same path. Spark tells a source that a micro-batch is done when it has
+    planned the next: that releases its rows.
+    """
+
+    parallelism = 1
+    """Tasks of a micro-batch, where the option is not given; see `p_stream_source`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name to pass to ``format()``."""
+        return "pstream"
+
+    def schema(self) -> StructType:
+        """Return the columns that are read."""
+        options = ReadOptions.parse(self.options)
+        return Columns.of(PStream(options.path).schema, options.columns).spark
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of a batch."""
+        return _Reader(self._plan(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return the reader of a stream."""
+        return _StreamReader(self._plan(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer of a batch."""
+        return BatchWriter(WriteOptions.parse(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Return the writer of a stream."""
+        return StreamWriter(WriteOptions.parse(self.options), schema, overwrite=overwrite)
+
+    def _plan(self, schema: StructType) -> _Plan:
+        options = ReadOptions.parse(self.options)
+        stream = PStream(options.path)
+        scan = Columns.of(stream.schema, options.columns or tuple(schema.names))
+        check_same(schema, scan.spark, stream.files.location)
+        return _Plan(options, options.partitions or self.parallelism, stream, scan)
+
+
+def p_stream_source(parallelism: int) -> type[PStreamDataSource]:
+    """Return the data source for a session of this default parallelism.
+
+    Spark makes its Python objects in processes that have no session to ask.
+    """
+    return type("PStreamDataSource", (PStreamDataSource,), {"parallelism": parallelism})
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What becomes of a p-unit's rows before they cross to the JVM: some columns, in Spark's types.
+
+    Parameters
+    ----------
+    names : tuple of str
+        Which columns.
+    spark : StructType
+        What Spark is told that they are.
+    """
+
+    names: tuple[str, ...]
+    spark: StructType
+
+    @classmethod
+    def of(cls, stored: pa.Schema, names: Sequence[str] | None) -> Columns:
+        """Return what reads columns, by name, of a p-stream; all where no names are given.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is no such column, it is named twice, or it has a type that Spark has not.
+        """
+        chosen = stored.names if names is None else list(names)
+        unknown = [name for name in chosen if name not in stored.names]
+        if unknown or len(set(chosen)) < len(chosen):
+            raise InvalidUsageError(
+                "the p-stream has no such columns, or one is named twice",
+                columns=", ".join(unknown or chosen),
+                known=", ".join(stored.names),
+            )
+        fields = pa.schema([stored.field(name) for name in chosen], stored.metadata)
+        return cls(tuple(chosen), spark_schema(fields))
+
+    def rows_of(self, piece: Piece, block: TableBlock) -> pa.RecordBatch:
+        """Return the rows of a piece as they cross to the JVM.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a value has no counterpart in Spark.
+        CorruptDataError
+            If the p-unit is damaged.
+        """
+        rows = block.read(self.names, piece.first, piece.stop)
+        return converted(rows, as_arrow_of_spark(self.spark))
+
+
+class _Pieces(InputPartition):
+    """Where the rows of one task are."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__(None)
+        self.pieces = tuple(pieces)
+
+
+def balanced(pieces: Sequence[Piece], parts: int) -> list[_Pieces]:
+    """Divide pieces, in their order, into at most `parts` of about the same number of rows."""
+    total = sum(piece.stop - piece.first for piece in pieces)
+    groups: list[list[Piece]] = [[] for _ in range(parts)]
+    before = 0
+    for piece in pieces:
+        rows = piece.stop - piece.first
+        groups[(2 * before + rows) * parts // (2 * total)].append(piece)
+        before += rows
+    return [_Pieces(group) for group in groups if group]
+
+
+class _Plan:
+    """What both readers share. Of its parts only those for reading go to the workers."""
+
+    def __init__(self, options: ReadOptions, partitions: int, stream: PStream, scan: Columns) -> None:
+        self.options = options
+        self.partitions = partitions
+        self.scan = scan
+        self._segments: Files = stream.segments
+        self._stream: PStream | None = stream
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what the driver knows of the log."""
+        return self.__dict__ | {"_stream": None}
+
+    @property
+    def stream(self) -> PStream:
+        """The driver's view of the p-stream."""
+        assert self._stream is not None, "a worker has no view of the commit log"
+        return self._stream
+
+    def split(self, start: int, stop: int) -> list[_Pieces]:
+        """Return the tasks that read the rows from `start` to before `stop`."""
+        return balanced(self.stream.pieces(start, stop), self.partitions) if start < stop else []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return a task's rows, a p-unit at a time, or less where that is large."""
+        # Spark makes a partition of its own where a batch has none.
+        pieces = partition.pieces if isinstance(partition, _Pieces) else ()
+        for piece, block in read_blocks(self._segments, pieces):
+            yield from _bounded(self.scan.rows_of(piece, block))
+
+
+def _bounded(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    parts = min(rows.num_rows, 1 + rows.nbytes // _BATCH_BYTES)
+    edges = [rows.num_rows * part // parts for part in range(parts + 1)] if parts else []
+    for low, high in zip(edges, edges[1:], strict=False):
+        yield rows.slice(low, high - low)
+
+
+class _Reader(DataSourceReader):
+    """Reads the rows that are there once."""
+
+    def __init__(self, plan: _Plan) -> None:
+        for name in ("reader", "max_rows", "max_bytes"):
+            if getattr(plan.options, name) is not None:
+                raise InvalidUsageError("an option is for streams only", option=name.replace("_", ""))
+        self._plan = plan
+
+    def partitions(self) -> Sequence[InputPartition]:
+        stream = self._plan.stream
+        start = stream.offset_of(self._plan.options.start_in(stream))
+        return self._plan.split(start, stream.end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._plan.read(partition)
+
+
+class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
+    """Plans micro-batches on the driver, in one process for the life of a query, and reads them on workers."""
+
+    def __init__(self, plan: _Plan) -> None:
+        self._plan = plan
+        self._options = plan.options
+        self._target: int | None = None  # where an AvailableNow run ends
+        self._is_known = False
+
+    def _offset(self, offset: int) -> dict[str, Any]:
+        return {"offset": offset, "identity": self._plan.stream.identity}
+
+    def _row(self, offset: Mapping[str, Any]) -> int:
+        """Return the row of an offset.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it is of another p-stream.
+        """
+        stream = self._plan.stream
+        if offset.get("identity") != stream.identity:
+            raise InvalidUsageError(
+                "the checkpoint is of another p-stream than the one that is at this path now",
+                location=stream.files.location,
+                was=offset.get("identity"),
+                now=stream.identity,
+                hint="start with a new checkpoint",
+            )
+        return int(offset["offset"])
+
+    def _subscribe(self, start: str | int) -> int:
+        self._is_known = True
+        stream = self._plan.stream
+        if self._options.reader is None:
+            return stream.offset_of(start)
+        return stream.subscribe(self._options.reader, start)
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._offset(self._subscribe(self._options.start_in(self._plan.stream)))
+
+    def _begin(self, row: int) -> None:
+        """Once a start: see that what comes next is kept, from here on for a reader."""
+        if not self._is_known:
+            stream = self._plan.stream
+            stream.offset_of(row)
+            self._subscribe(row)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._plan.stream.refresh()
+        self._target = self._plan.stream.end
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.max_rows is not None:
+            return ReadMaxRows(self._options.max_rows)
+        if self._options.max_bytes is not None:
+            return ReadMaxBytes(self._options.max_bytes)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        row = self._row(start)
+        self._begin(row)
+        stream = self._plan.stream
+        if self._target is None:
+            stream.refresh()
+        end = stream.end if self._target is None else self._target
+        if isinstance(limit, ReadMaxRows):
+            end = min(end, row + limit.max_rows)
+        max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        if limit == self.getDefaultReadLimit():
+            max_bytes = self._options.max_bytes
+        if max_bytes is not None and row < end:
+            end = _end_within(stream.pieces(row, end), row, max_bytes)
+        return self._offset(max(row, end))
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return self._offset(self._plan.stream.end)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        first, stop = self._row(start), self._row(end)
+        self._begin(first)
+        return self._plan.split(first, stop)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._plan.read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if self._options.reader is not None:
+            self._plan.stream.trim_from(self._options.reader, self._row(end))
+
+
+def _end_within(pieces: Sequence[Piece], row: int, max_bytes: int) -> int:
+    """Return the row before which p-units of at most `max_bytes` end, and at least one p-unit."""
+    size = 0
+    for number, piece in enumerate(pieces):
+        size += piece.size_bytes
+        if number and size > max_bytes:
+            break
+        row += piece.stop - piece.first
+    return row

@@ -1,0 +1,181 @@
+"""What a graph means, by DuckDB: every operator as SQL, so that graphs can be compared."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import sqlglot
+
+from penstock.operators.expression import column
+from penstock.operators.graph.nodes import (
+    Aggregate,
+    Assemble,
+    Fused,
+    Node,
+    PStream,
+    Select,
+    Sink,
+    Source,
+    StreamTableJoin,
+    Union,
+    UpdateQueue,
+    Where,
+    Window,
+)
+from penstock.operators.scan import PANE, Partial
+
+_CONNECTION = duckdb.connect(config={"threads": 1})
+
+
+def duck_sql(text: str) -> str:
+    """Return Spark SQL as DuckDB's."""
+    return sqlglot.transpile(text, read="spark", write="duckdb")[0]
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def _list(names: Any) -> str:
+    return ", ".join(map(_quoted, names))
+
+
+class Oracle:
+    """Turns nodes into SQL; window columns are where the window starts."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+
+    def sql(self, node: Node) -> str:
+        """Return a query of a node's output."""
+        above = [f"({self.sql(input)}) AS q{next(self._numbers)}" for input in node.inputs]
+        match node:
+            case Source():
+                return f"SELECT {_list(node.schema.names)} FROM {_quoted(node.name)}"
+            case Where():
+                return f"SELECT * FROM {above[0]} WHERE {duck_sql(node.predicate.text)}"
+            case Select():
+                made = ", ".join(f"{duck_sql(one.text)} AS {_quoted(name)}" for name, one in node.columns)
+                return f"SELECT {made} FROM {above[0]}"
+            case Union():
+                return " UNION ALL ".join(f"SELECT {_list(node.schema.names)} FROM {one}" for one in above)
+            case StreamTableJoin():
+                using = _list(node.on)
+                joined = f"{above[0]} JOIN {_quoted(node.table)} USING ({using})"
+                return f"SELECT {_list(node.schema.names)} FROM {joined}"
+            case PStream() | Window() | Sink():
+                return f"SELECT * FROM {above[0]}"
+            case UpdateQueue():
+                return self._newest(above[0], node.schema.names, node.update_key, node.time)
+            case Fused():
+                return self._scan(node, above[0])
+            case Aggregate():
+                return self._windows(node, above[0])
+            case Assemble():
+                return self._assemble(node, above[0])
+        raise NotImplementedError(node.label)
+
+    def _newest(self, above: str, names: Any, key: Any, time: str) -> str:
+        newest = f"row_number() OVER (PARTITION BY {_list(key)} ORDER BY {_quoted(time)} DESC) = 1"
+        return f"SELECT {_list(names)} FROM {above} QUALIFY {newest}"
+
+    def _scan(self, node: Fused, above: str) -> str:
+        scan = node.scan
+        texts = scan.select or {name: column(name).text for name in scan.columns}
+        made = ", ".join(f"{duck_sql(text)} AS {_quoted(name)}" for name, text in texts.items())
+        where = "" if scan.where is None else f" WHERE {duck_sql(scan.where)}"
+        # Only what the scan reads is there.
+        inner = f"SELECT {made} FROM (SELECT {_list(scan.columns)} FROM {above}) AS r{where}"
+        if scan.latest_by is not None:
+            return self._newest(f"({inner}) AS s", scan.made, scan.latest_by.key, scan.latest_by.time)
+        if scan.fragments is None:
+            return inner
+        found = scan.fragments
+        pane = f"CAST(floor({_quoted(found.time)} / {found.pane_steps}.0) AS BIGINT) * {found.pane_steps}"
+        partials = ", ".join(f"{_partial(one, found.time)} AS {_quoted(one.name)}" for one in found.partials)
+        groups = ", ".join([_quoted(PANE), *map(_quoted, found.group_by)])
+        panes = f"SELECT {pane} AS {PANE}, * FROM ({inner}) AS s"
+        return f"SELECT {groups}, {partials} FROM ({panes}) AS p GROUP BY {groups}"
+
+    def _windows(self, node: Aggregate, above: str) -> str:
+        window = node.inputs[0]
+        assert isinstance(window, Window)
+        starts = _starts(_quoted(window.time), window)
+        made = ", ".join(
+            f"{duck_sql(_timed(one.text, window.time))} AS {_quoted(name)}" for name, one in node.aggregates
+        )
+        groups = _list([*node.group_by, "window"])
+        opened = f'SELECT *, unnest({starts}) AS "window" FROM {above}'
+        return f"SELECT {groups}, {made} FROM ({opened}) AS w GROUP BY {groups}"
+
+    def _assemble(self, node: Assemble, above: str) -> str:
+        times = node.decomposition.times
+        combined = ", ".join(
+            f"{_combined(one, times)} AS {_quoted(one.name)}" for one in node.decomposition.partials
+        )
+        groups = _list([*node.aggregate.group_by, "window"])
+        starts = _starts(_quoted(PANE), node.window)
+        opened = f'SELECT *, unnest({starts}) AS "window" FROM {above}'
+        panes = f"SELECT {groups}, {combined} FROM ({opened}) AS w GROUP BY {groups}"
+        made = ", ".join(
+            f"{duck_sql(text)} AS {_quoted(name)}" for name, text in node.decomposition.assembly.items()
+        )
+        return f"SELECT {groups}, {made} FROM ({panes}) AS a"
+
+
+def _starts(time: str, window: Window) -> str:
+    """Return the list of starts of the windows that a time is in; times are whole seconds."""
+    size, slide = window.size_ms // 1000, window.slide_ms // 1000
+    last = f"(CAST(floor({time} / {slide}.0) AS BIGINT) * {slide})"
+    first = f"{last} - {math.ceil(size / slide) * slide}"
+    return f"list_filter(range({first}, {last} + 1, {slide}), lambda s: s > {time} - {size})"
+
+
+def _timed(text: str, time: str) -> str:
+    """Return an aggregate whose first and last are by time."""
+
+    def order(node: Any) -> Any:
+        if isinstance(node, sqlglot.exp.First | sqlglot.exp.Last):
+            name = "first" if isinstance(node, sqlglot.exp.First) else "last"
+            return sqlglot.parse_one(f'{name}({node.this.sql()} ORDER BY "{time}")', dialect="duckdb")
+        return node
+
+    return sqlglot.parse_one(text, dialect="spark").transform(order).sql(dialect="spark")
+
+
+def _partial(partial: Partial, time: str) -> str:
+    text = partial.expression if partial.expression == "*" else duck_sql(partial.expression)
+    if partial.kind == "sum_of_squares":
+        return f"sum(CAST({text} AS DOUBLE) * ({text}))"
+    if partial.kind in ("first", "last"):
+        return f"{partial.kind}({text} ORDER BY {_quoted(time)})"
+    return f"{partial.kind}({text})"
+
+
+def _combined(partial: Partial, times: Mapping[str, str]) -> str:
+    name = _quoted(partial.name)
+    if partial.kind in ("first", "last"):
+        return f"{partial.kind}({name} ORDER BY {_quoted(times[partial.name])})"
+    return f"{partial.kind if partial.kind in ('min', 'max') else 'sum'}({name})"
+
+
+def rows_of(root: Node, tables: Mapping[str, pa.Table]) -> list[tuple[Any, ...]]:
+    """Return a graph's output over tables, sorted; floats to nine digits, the window by its start."""
+    with _CONNECTION.cursor() as connection:
+        for name, table in tables.items():
+            connection.register(name, table)
+        query = Oracle().sql(root)
+        names = ", ".join(_quoted(name) for name in root.schema.names)
+        found = connection.sql(f"SELECT {names} FROM ({query}) AS q").fetchall()
+    return sorted((tuple(map(_rounded, row)) for row in found), key=repr)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, bool | str) or value is None:
+        return value
+    return f"{value + 0.0:.9g}" if abs(value) > 1e-9 else "0"

@@ -1,0 +1,169 @@
+"""Expressions on Arrow tables give what DuckDB gives, where the two dialects mean the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.evaluate import evaluate, filter_rows, project, type_of
+from penstock.operators.expression import Expression
+
+_SCHEMA = pa.schema(
+    {"i": pa.int32(), "j": pa.int64(), "x": pa.float64(), "f": pa.float32(), "s": pa.string()}
+)
+
+
+@pytest.fixture(scope="module")
+def duck() -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect() as connection:
+        yield connection
+
+
+def _tables() -> st.SearchStrategy[pa.Table]:
+    small, texts = st.integers(-20, 20), st.text("ab%", max_size=3)
+    floats = st.sampled_from([0.0, 0.5, -1.5, 3.0, float("nan"), float("inf")])
+    row = st.tuples(*(st.none() | one for one in (small, small, floats, floats, texts)))
+    return st.lists(row, max_size=8).map(
+        lambda rows: pa.Table.from_pylist(
+            [dict(zip(_SCHEMA.names, row, strict=True)) for row in rows], _SCHEMA
+        )
+    )
+
+
+_NUMBERS = st.recursive(
+    st.sampled_from(["i", "j", "x", "f", "1", "7", "CAST(0.5 AS DOUBLE)", "length(s)"]),
+    lambda inner: st.one_of(
+        st.builds("({} {} {})".format, inner, st.sampled_from("+-*"), inner),
+        st.builds("(-{})".format, inner),
+        st.builds("abs({})".format, inner),
+        st.builds("coalesce({}, {})".format, inner, inner),
+        st.builds("CASE WHEN {0} > 1 THEN {1} ELSE {0} END".format, inner, inner),
+        st.builds("CAST({} AS DOUBLE)".format, inner),
+        st.builds("({} / 4)".format, inner),
+    ),
+    max_leaves=4,
+)
+_CONDITIONS = st.recursive(
+    st.one_of(
+        st.builds(
+            "({} {} {})".format, _NUMBERS, st.sampled_from(["=", "<>", "<", "<=", ">", ">="]), _NUMBERS
+        ),
+        st.builds("({} IS NULL)".format, _NUMBERS),
+        st.builds("({} BETWEEN {} AND {})".format, _NUMBERS, _NUMBERS, _NUMBERS),
+        st.builds("({} IN (1, {}))".format, _NUMBERS, _NUMBERS),
+        st.sampled_from(["s LIKE 'a%'", "s = 'ab'", "upper(s) < 'B'", "true", "i IN (1, NULL)", "i % 7 = 3"]),
+        st.sampled_from(["isnan(x)", "f > 0.5", "i > 1.5", "x = f"]),
+    ),
+    lambda inner: st.one_of(
+        st.builds("({} AND {})".format, inner, inner),
+        st.builds("({} OR {})".format, inner, inner),
+        st.builds("(NOT {})".format, inner),
+    ),
+    max_leaves=3,
+)
+
+
+def _duck(connection: duckdb.DuckDBPyConnection, text: str, table: pa.Table) -> list[object]:
+    return [row[0] for row in connection.sql(f"SELECT {text} FROM rows_of_the_test").fetchall()]
+
+
+@settings(deadline=None, max_examples=150)
+@given(table=_tables(), text=_NUMBERS | _CONDITIONS)
+def test_values_are_those_of_an_oracle(duck: duckdb.DuckDBPyConnection, table: pa.Table, text: str) -> None:
+    duck.register("rows_of_the_test", table)
+    found = evaluate(Expression.parse(text), table).to_pylist()
+    assert repr(_floats(found)) == repr(_floats(_duck(duck, text, table)))
+    assert type_of(Expression.parse(text), _SCHEMA) is not None
+
+
+def _floats(values: list[Any]) -> list[object]:
+    """Return values so that equal ones print alike: 1.0 as 1, and a minus of zero or NaN not at all."""
+    return [f"{abs(v) if math.isnan(v) or v == 0 else v:g}" if type(v) in (int, float) else v for v in values]
+
+
+def _one(text: str, **values: object) -> object:
+    table = pa.Table.from_pylist([dict.fromkeys(_SCHEMA.names) | values], _SCHEMA)
+    return evaluate(Expression.parse(text), table)[0].as_py()
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "kind"),
+    [
+        ("i / 2", -3.5, pa.float64()),
+        ("i div 2", -3, pa.int64()),
+        ("i % 2", -1, pa.int32()),
+        ("i % -1", 0, pa.int32()),
+        ("i + 1", -6, pa.int32()),
+        ("i + 3000000000", 2_999_999_993, pa.int64()),
+        ("i * f", -3.5, pa.float64()),
+        ("f + f", 1.0, pa.float32()),
+        ("f * 1.5", 0.75, pa.float64()),
+        ("i <=> null", False, pa.bool_()),
+        ("if(i < 0, 'a', 'b')", "a", pa.string()),
+        ("case i when -7 then 1L end", 1, pa.int64()),
+        ("cast(i as bigint)", -7, pa.int64()),
+    ],
+)
+def test_types_and_values_are_those_of_spark(text: str, value: object, kind: pa.DataType) -> None:
+    assert _one(text, i=-7, f=0.5) == value
+    assert type_of(Expression.parse(text), _SCHEMA) == kind
+
+
+def test_nan_is_the_greatest_number_and_equals_itself() -> None:
+    nan = float("nan")
+    for text, truth in [
+        ("x > 1e300", True),
+        ("x = x", True),
+        ("x < 1", False),
+        ("x >= x", True),
+        ("x > x", False),
+    ]:
+        assert _one(text, x=nan) is truth
+        assert _one(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("rand()", "my_udf(i)", "sum(i)", "i / j", "i % j", "i * 1.5", "s + 1", "s > 1", "cast(s as int)"),
+        "cast(x as int)",
+        "i AND true",
+        "missing + 1",
+        "split(s, ',')[0]",
+        "round(x)",
+        "s.field",
+        "null",
+        "i IS TRUE",
+    ],
+)
+def test_what_spark_means_differently_or_may_fail_is_left_to_spark(text: str) -> None:
+    assert type_of(Expression.parse(text), _SCHEMA) is None
+
+
+def test_overflow_and_what_is_unknown_are_told() -> None:
+    with pytest.raises(InvalidUsageError, match="overflow"):
+        _one("i + 2147483647", i=1)
+    with pytest.raises(InvalidUsageError, match=r"outside of Spark: it uses my_udf: expression=my_udf\(i\)"):
+        _one("my_udf(i)")
+    with pytest.raises(InvalidUsageError, match="not boolean"):
+        filter_rows(_SCHEMA.empty_table(), Expression.parse("i"))
+
+
+def test_later_conjuncts_see_only_what_passed_the_earlier() -> None:
+    table = pa.table({"i": pa.array([1, 2_147_483_647], pa.int32())})
+    assert filter_rows(table, Expression.parse("i < 10 AND i + 1 > 0"))["i"].to_pylist() == [1]
+
+
+def test_a_projection_has_the_rows_of_its_table() -> None:
+    table = pa.table({"i": pa.array([1, 2], pa.int32())})
+    made = project(table, {"one": Expression.parse("1"), "i": Expression.parse("i")})
+    assert made.to_pydict() == {"one": [1, 1], "i": [1, 2]}
+    assert project(table.slice(0, 0), {"one": Expression.parse("1")}).num_rows == 0

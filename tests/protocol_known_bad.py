@@ -1,0 +1,173 @@
+"""Broken persistence protocols, each of which the state machine of `tests/property/test_protocol.py` has to find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.checkpointing.protocol import FTOperator, PersistentOperatorGraph, PStream, Snapshot, StreamUnit
+from penstock.checkpointing.protocol import graph as graphs
+from penstock.checkpointing.protocol.tasks import CommitTask, CompleteTask, PersistTask, Task
+from tests.protocol_model import Join, MemoryStorage, Total, Window
+
+Patch = pytest.MonkeyPatch
+
+
+def releases_before_the_commit(patch: Patch) -> None:
+    """Take what a sink has been sent for what it has."""
+    commit = PersistentOperatorGraph._commit
+
+    def eager(self: PersistentOperatorGraph, sink: str, unit: StreamUnit) -> list[Task]:
+        tasks = commit(self, sink, unit)
+        self.facts.committed[sink] = unit.clock
+        return tasks + self.collect()
+
+    patch.setattr(PersistentOperatorGraph, "_commit", eager)
+
+
+def completes_a_checkpoint_early(patch: Patch) -> None:
+    """Record a checkpoint when each operator has stored one p-unit of its snapshot."""
+    stored = PersistentOperatorGraph._stored
+
+    def eager(self: PersistentOperatorGraph, operator: str, part: str, content: Any) -> list[Task]:
+        before = {name for name, _ in self._missing}
+        stored(self, operator, part, content)
+        if part == "restart":
+            self._missing = {missing for missing in self._missing if missing[0] != operator}
+        done = before and not self._missing and self.checkpoint is not None
+        return [CompleteTask(self.checkpoint or 0)] if done else []
+
+    patch.setattr(PersistentOperatorGraph, "_stored", eager)
+
+
+def forgets_the_queues(patch: Patch) -> None:
+    """Leave I out of snapshots."""
+    parts = Snapshot.parts
+    patch.setattr(
+        Snapshot,
+        "parts",
+        lambda self: {part: () if part.startswith("queue") else got for part, got in parts(self).items()},
+    )
+
+
+def forgets_the_results(patch: Patch) -> None:
+    """Leave R out of snapshots."""
+    patch.setattr(PStream, "checkpoint", lambda self: ())
+
+
+def forgets_what_comes_between_markers(patch: Patch) -> None:
+    """Leave out of snapshots what comes from inputs that have not sent their marker."""
+    on_unit = FTOperator.on_unit
+
+    def deaf(self: FTOperator, stream: str, unit: StreamUnit) -> Any:
+        pending, self._pending = self._pending, None
+        effects = on_unit(self, stream, unit)
+        self._pending = pending
+        return effects
+
+    patch.setattr(FTOperator, "on_unit", deaf)
+
+
+def takes_what_it_has_already(patch: Patch) -> None:
+    """Do not drop p-units by PV in."""
+    on_unit = FTOperator.on_unit
+
+    def greedy(self: FTOperator, stream: str, unit: StreamUnit) -> Any:
+        self.received[stream] = unit.offset
+        return on_unit(self, stream, unit)
+
+    patch.setattr(FTOperator, "on_unit", greedy)
+
+
+def shows_what_is_out_already(patch: Patch) -> None:
+    """Do not drop what a sink has by its clock."""
+
+    def greedy(self: PersistentOperatorGraph, sink: str, unit: StreamUnit) -> list[Task]:
+        if not unit.rows:
+            self.streams[unit.stream].acknowledged(sink)
+            return []
+        self._committing.add(sink)
+        return [CommitTask(sink, unit, "prepare" if self.topology.sinks[sink].transactional else "commit")]
+
+    patch.setattr(PersistentOperatorGraph, "_commit", greedy)
+
+
+def takes_tuples_as_they_arrive(patch: Patch) -> None:
+    """Do not wait for the other inputs, and log no order."""
+    patch.setattr(FTOperator, "_next", lambda self: next((s for s in self.inputs if self.queues[s]), None))
+
+
+def reads_what_is_not_durable(patch: Patch) -> None:
+    """Pass on p-units of a source that cannot replay before they are durable."""
+    write = PStream.write
+
+    def eager(self: PStream, unit: StreamUnit, *, retained: bool = True) -> list[PersistTask]:
+        tasks = write(self, unit, retained=retained)
+        self._waiting.clear()
+        return tasks
+
+    patch.setattr(PStream, "write", eager)
+
+
+def releases_what_open_windows_need(patch: Patch) -> None:
+    """Take all that was consumed for all that is needed."""
+    for function in (Join, Total, Window):
+        patch.setattr(function, "needed", lambda self, state: {})
+
+
+def discards_before_the_record_is_dropped(patch: Patch) -> None:
+    """Let release markers start while the record of a checkpoint still says that it is complete."""
+    release = PersistentOperatorGraph._release
+
+    def eager(self: PersistentOperatorGraph, dropped: int) -> list[Task]:
+        tasks = release(self, dropped)
+        dropping, self._dropping = self._dropping, False
+        release(self, self.released["checkpoint"])
+        self._dropping = dropping
+        return tasks
+
+    patch.setattr(PersistentOperatorGraph, "_release", eager)
+
+
+def forgets_what_was_prepared(patch: Patch) -> None:
+    """Do not roll a transactional sink forward to the recorded progress."""
+    patch.setattr(MemoryStorage, "resolve", lambda self, sink, offset: self.prepared.pop(sink, None))
+
+
+def acknowledges_what_was_received(patch: Patch) -> None:
+    """Acknowledge to a source all that came from it."""
+    receive = PersistentOperatorGraph.receive
+
+    def eager(self: PersistentOperatorGraph, source: str, offset: int, rows: Any) -> list[Task]:
+        tasks = receive(self, source, offset, rows)
+        return [*tasks, graphs.AckTask(source, self.streams[source].end)]
+
+    patch.setattr(PersistentOperatorGraph, "receive", eager)
+
+
+def releases_nothing(patch: Patch) -> None:
+    """Keep everything for ever."""
+    patch.setattr(PersistentOperatorGraph, "_release", lambda self, dropped: [])
+
+
+KNOWN_BAD: dict[str, Callable[[Patch], None]] = {
+    protocol.__name__: protocol
+    for protocol in (
+        releases_before_the_commit,
+        completes_a_checkpoint_early,
+        forgets_the_queues,
+        forgets_the_results,
+        forgets_what_comes_between_markers,
+        takes_what_it_has_already,
+        shows_what_is_out_already,
+        takes_tuples_as_they_arrive,
+        reads_what_is_not_durable,
+        releases_what_open_windows_need,
+        discards_before_the_record_is_dropped,
+        forgets_what_was_prepared,
+        acknowledges_what_was_received,
+        releases_nothing,
+    )
+}

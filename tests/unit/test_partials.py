@@ -1,0 +1,96 @@
+"""Aggregates as partials of panes."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.partials import decompose, pane_ms
+from penstock.operators.scan import Partial
+
+
+@pytest.mark.parametrize(
+    ("text", "partials", "assembly"),
+    [
+        ("count(*)", [("count", "*", "count")], "count"),
+        ("count(1)", [("count", "*", "count")], "count"),
+        ("count(x)", [("count", "x", "count_x")], "count_x"),
+        ("sum(x)", [("sum", "x", "sum_x")], "sum_x"),
+        ("min(x)", [("min", "x", "min_x")], "min_x"),
+        ("max(x)", [("max", "x", "max_x")], "max_x"),
+        ("avg(x)", [("sum", "x", "sum_x"), ("count", "x", "count_x")], "(sum_x / count_x)"),
+        ("mean(x)", [("sum", "x", "sum_x"), ("count", "x", "count_x")], "(sum_x / count_x)"),
+        (
+            "sum(p * v) / sum(v)",
+            [("sum", "p * v", "sum_p_v"), ("sum", "v", "sum_v")],
+            "sum_p_v / sum_v",
+        ),
+        (
+            "count(*) FILTER (WHERE x > 1)",
+            [("count", "CASE WHEN x > 1 THEN 1 END", "count_case_when_x_1_then_1_end")],
+            "count_case_when_x_1_then_1_end",
+        ),
+    ],
+)
+def test_an_aggregate_is_partials_and_an_expression(
+    text: str, partials: list[tuple[str, str, str]], assembly: str
+) -> None:
+    found = decompose({"a": text}, "t")
+    assert found is not None
+    assert [(p.kind, p.expression, p.name) for p in found.partials] == partials
+    assert found.assembly == {"a": assembly}
+    assert not found.times
+
+
+def test_aggregates_share_their_partials() -> None:
+    found = decompose({"mean": "avg(x)", "total": "sum(x)", "n": "count(x)", "sd": "stddev(x)"}, "t")
+    assert found is not None
+    assert [p.kind for p in found.partials] == ["sum", "count", "sum_of_squares"]
+    assert found.assembly["sd"].startswith("CASE WHEN count_x > 1 THEN SQRT(GREATEST(sum_of_squares_x")
+
+
+def test_first_and_last_come_with_their_times() -> None:
+    found = decompose({"open": "first(price)", "close": "last(price)", "at": "max(t)"}, "t")
+    assert found is not None
+    assert found.times == {"first_price": "min_t", "last_price": "max_t"}
+    assert found.partials == (
+        Partial("first", "price", "first_price"),
+        Partial("min", "t", "min_t"),
+        Partial("last", "price", "last_price"),
+        Partial("max", "t", "max_t"),
+    )
+
+
+@pytest.mark.parametrize("text", ["count(DISTINCT x)", "median(x)", "sum(DISTINCT x)"])
+def test_what_has_no_partial_of_fixed_size_is_not_decomposed(text: str) -> None:
+    assert decompose({"n": "count(*)", "a": text}, "t") is None
+
+
+def test_names_of_partials_are_free() -> None:
+    found = decompose({"a": "sum(a + b)", "b": "sum(a - b)", "c": "sum(pane)"}, "t", ["sum_a_b", "sum_pane"])
+    assert found is not None
+    assert [p.name for p in found.partials] == ["sum_a_b_2", "sum_a_b_3", "sum_pane_2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [("x + 1", "no aggregate"), ("sum(x) + y", "outside of aggregates"), ("sum(max(x))", "of an aggregate")],
+)
+def test_what_is_no_aggregate_is_refused(text: str, fact: str) -> None:
+    with pytest.raises(InvalidUsageError, match=fact):
+        decompose({"a": text}, "t")
+
+
+def test_a_group_column_may_stand_outside_of_aggregates() -> None:
+    found = decompose({"a": "sum(x) * house"}, "t", ["house"])
+    assert found is not None
+    assert found.assembly == {"a": "sum_x * house"}
+
+
+def test_a_pane_divides_size_and_slide() -> None:
+    assert pane_ms(60_000, 1_000) == 1_000
+    assert pane_ms(10_000, 4_000) == 2_000
+    assert pane_ms(10_000, 10_000) == 10_000
+    for size_ms, slide_ms in ((0, 1), (1, 0), (1_000, 2_000)):
+        with pytest.raises(InvalidUsageError):
+            pane_ms(size_ms, slide_ms)

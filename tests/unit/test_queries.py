@@ -1,0 +1,52 @@
+"""The benchmark's queries: what of them reaches a p-stream, and what its reader does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.queries import QUERIES
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "explain"
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_query_is_explained_as_before(name: str) -> None:
+    """To take what is said now: python -m tests.golden.make_explanations."""
+    assert QUERIES[name]().plan().explain() == (GOLDEN / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "groups", "partials"),
+    [
+        ("CM1", "timestamp category cpu", "category", "sum"),
+        ("CM2", "timestamp jobId cpu", "jobId", "sum count"),
+        ("SG1", "timestamp value", "", "sum count"),
+        ("SG2", "timestamp value plug household house", "plug household house", "sum count"),
+        (
+            "LRB1",
+            "timestamp speed highway direction position",
+            "highway direction segment",
+            "sum count",
+        ),
+        ("YSB", "ad_id event_time", "ad_id", "count"),
+        ("NQ5", "auction date_time", "auction", "count"),
+        ("SM", "timestamp mf01 mf02 mf03", "", "sum count sum count sum count"),
+    ],
+)
+def test_a_p_stream_holds_what_the_query_needs_and_its_reader_makes_fragments(
+    name: str, stored: str, groups: str, partials: str
+) -> None:
+    plan = QUERIES[name]().plan()
+    (stream,) = plan.streams
+    assert stream.schema.names == stored.split()
+    assert stream.ingest is not None
+    assert stream.ingest.output == tuple(stored.split())
+    (reader,) = stream.readers
+    assert reader.fragments is not None
+    assert list(reader.fragments.group_by) == groups.split()
+    assert [partial.kind for partial in reader.fragments.partials] == partials.split()
+    assert [node.label for node in plan.remaining][:2] == (
+        ["lookup", "assemble"] if name == "YSB" else ["assemble", plan.remaining[1].label]
+    )
