@@ -1,4 +1,7 @@
-"""Columns as people write them, such as ``ts timestamp, value double``: the DDL of Spark, without Spark."""
+"""Columns as people write them, such as ``ts timestamp, value double``: the DDL of Spark, without Spark.
+
+sqlglot is not asked: it takes much that is no schema, and drops what it does not understand.
+"""
 
 from __future__ import annotations
 

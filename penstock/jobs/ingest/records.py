@@ -63,6 +63,12 @@ class Records(ABC):
         ends = self.ends(content)
         return int(ends[-1]) if ends.size else 0
 
+    def half(self, content: bytes) -> int:
+        """Return where about the half of some records ends; 0 if there is only one."""
+        ends = self.ends(content)
+        half = int(ends[(ends.size - 1) // 2]) if ends.size else 0
+        return half if half < len(content) else 0
+
     def names_in(self, content: bytes) -> tuple[str, ...]:
         """Return the names of the columns that records have, as far as these tell."""
         try:
@@ -189,14 +195,14 @@ class CsvDialect(Dialect):
 
     def _first(self, head: bytes) -> int:
         """Return where the first line ends that is not blank; 0 if it does not."""
-        ends = CsvRecords(self, (), 0).ends(head)
-        begins = np.concatenate(([0], ends[:-1]))
-        return next((int(end) for begin, end in zip(begins, ends, strict=True) if head[begin:end].strip()), 0)
+        blank = len(head) - len(head.lstrip(b"\r\n"))
+        ends = CsvRecords(self, (), 0).ends(head[blank:])
+        return blank + int(ends[0]) if ends.size else 0
 
     def _fields(self, line: bytes) -> tuple[str, ...]:
         options = pyarrow.csv.ReadOptions(autogenerate_column_names=not self.header, use_threads=False)
         try:
-            names = pyarrow.csv.read_csv(pa.py_buffer(line), options, self.parse_options()).schema.names
+            names = pyarrow.csv.read_csv(_ended(line), options, self.parse_options()).schema.names
         except (pa.ArrowInvalid, UnicodeDecodeError):
             raise InvalidUsageError("the first line is no line of CSV") from None
         return tuple(names)
@@ -204,6 +210,11 @@ class CsvDialect(Dialect):
     def parse_options(self) -> Any:
         """Return the options of pyarrow's parser."""
         return pyarrow.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=self.multiline)
+
+
+def _ended(lines: bytes) -> pa.Buffer:
+    """Return lines with a line break after the last one: without it pyarrow takes a single one for none."""
+    return pa.py_buffer(lines if lines.endswith(_NEWLINE) else lines + _NEWLINE)
 
 
 class CsvRecords(Records):
@@ -240,7 +251,7 @@ class CsvRecords(Records):
 
     def _read(self, content: bytes, schema: pa.Schema | None, block_bytes: int) -> pa.Table:
         return pyarrow.csv.read_csv(
-            pa.py_buffer(content),
+            _ended(content),
             pyarrow.csv.ReadOptions(column_names=list(self._names), block_size=max(block_bytes, 1)),
             self._dialect.parse_options(),
             pyarrow.csv.ConvertOptions(
@@ -256,9 +267,7 @@ class CsvRecords(Records):
         """Say what is wrong with a line."""
         options = pyarrow.csv.ReadOptions(autogenerate_column_names=True)
         try:
-            fields = pyarrow.csv.read_csv(
-                pa.py_buffer(record), options, self._dialect.parse_options()
-            ).num_columns
+            fields = pyarrow.csv.read_csv(_ended(record), options, self._dialect.parse_options()).num_columns
         except pa.ArrowInvalid:
             return "a quote does not end"
         if fields != len(self._names):
@@ -338,13 +347,16 @@ class JsonRecords(Records):
 
 
 def _read_json(lines: bytes, schema: pa.Schema | None, block_bytes: int) -> pa.Table:
-    return pyarrow.json.read_json(
+    rows = pyarrow.json.read_json(
         pa.py_buffer(lines),
         pyarrow.json.ReadOptions(block_size=block_bytes if schema is not None else len(lines)),
         pyarrow.json.ParseOptions(
             explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"
         ),
     )
+    # It takes any bytes for text.
+    rows.validate(full=True)
+    return rows
 
 
 class ArrayRecords(JsonRecords):
@@ -443,9 +455,8 @@ def parsed(
     try:
         rows = records.parse(content, schema)
     except pa.ArrowInvalid:
-        ends = records.ends(content)
-        half = int(ends[(ends.size - 1) // 2]) if ends.size else 0
-        if half in (0, len(content)):
+        half = records.half(content)
+        if not half:
             yield at + len(content), Bad(at, records.why(content, schema))
             return
         yield from parsed(records, content[:half], schema, at)

@@ -163,15 +163,20 @@ class TextSource(Source):
         if opened is None:
             return None
         records, chunk = opened
-        try:
-            found = records.infer(chunk)
-        except pa.ArrowInvalid:
-            raise InvalidUsageError(
-                "the columns cannot be found from the first records",
-                file=self.name,
-                hint="give them by --schema; the first record that does not fit is then named",
-            ) from None
+        found = self._inferred(records, chunk)
         return found if found.names else None
+
+    def _inferred(self, records: Records, chunk: bytes) -> pa.Schema:
+        """Return the columns of as many of the first records as can be read together."""
+        while True:
+            try:
+                return records.infer(chunk)
+            except pa.ArrowInvalid:
+                half = records.half(chunk)
+                if not half:
+                    why = records.why(chunk, pa.schema([]))
+                    raise BadRecord(self.name, self._line(self._at), self._at, why).error() from None
+                chunk = chunk[:half]
 
     def begin(self, schema: pa.Schema, clock: Mapping[str, int]) -> None:
         """Go to where a vector clock says; see `Source.begin`."""
@@ -200,27 +205,24 @@ class TextSource(Source):
         for end, found in parsed(records, chunk, schema, self._at):
             begin, self._at = self._at, end
             if isinstance(found, Bad):
-                line = self._octets.lines_before(found.at) + 1
-                yield BadRecord(self.name, line, found.at, found.why)
+                yield BadRecord(self.name, self._line(found.at), found.at, found.why)
             else:
                 yield Rows(found, end - begin, self._clock())
 
+    def _line(self, at: int) -> int:
+        return self._octets.lines_before(at) + 1
+
     def _next(self) -> tuple[Records, bytes] | None:
         """Return the next whole records, and how they are read; None if there are no more now."""
-        if self._records is None:
-            head, whole = self._octets.read_at(0, _CHUNK_BYTES)
-            self._records = self._dialect.records(head, whole=whole)
-            if self._records is None:
-                self.done = whole
-                if len(head) == _CHUNK_BYTES:
-                    raise InvalidUsageError("the first line does not end", file=self.name)
-                return None
-            self._at = max(self._at, self._records.begin)
         size = _CHUNK_BYTES
         while True:
-            content, last = self._octets.read_at(self._at, size)
-            whole_bytes = len(content) if last else self._records.cut(content)
-            if whole_bytes:
+            content, last = self._octets.read_at(self._at if self._records else 0, size)
+            if self._records is None:
+                self._records = self._dialect.records(content, whole=last)
+                if self._records is not None:
+                    self._at = max(self._at, self._records.begin)
+                    continue
+            elif whole_bytes := len(content) if last else self._records.cut(content):
                 return self._records, content[:whole_bytes]
             if len(content) < size:
                 self.done = last
