@@ -9,6 +9,7 @@ from penstock._version import __version__
 
 if TYPE_CHECKING:
     from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
+    from penstock.operators.graph import graph
     from penstock.spark_ext.metrics import metrics
     from penstock.spark_ext.read_state import read_state
     from penstock.spark_ext.register import register
@@ -18,6 +19,7 @@ __all__ = [
     "PStreamReader",
     "PStreamWriter",
     "__version__",
+    "graph",
     "metrics",
     "read_state",
     "register",
@@ -27,6 +29,7 @@ __all__ = [
 _LAZY = {
     "PStreamReader": "penstock.checkpointing.p_stream",
     "PStreamWriter": "penstock.checkpointing.p_stream",
+    "graph": "penstock.operators.graph",
     "metrics": "penstock.spark_ext.metrics",
     "read_state": "penstock.spark_ext.read_state",
     "register": "penstock.spark_ext.register",

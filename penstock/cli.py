@@ -8,6 +8,7 @@ success, 1 when a run fails or what is stored is damaged, 2 for a wrong command 
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock._version import __version__
-from penstock.jobs.commands.common import SIGNALLED, DebugOption, errors
+from penstock.jobs.commands.common import SIGNALLED, DebugOption, JsonOption, errors
 from penstock.jobs.commands.gc import gc
 from penstock.jobs.commands.ingest import ingest
 from penstock.jobs.commands.inspect import inspect
@@ -170,12 +171,56 @@ def check(
     """
     with errors(debug=debug):
         loaded = _load(pipeline, overrides)
-    queue = loaded.queue
-    budget = "no budget" if queue.budget is None else f"budget {queue.budget}"
-    typer.echo(
-        f"{pipeline}: valid: {loaded.source.type} -> "
-        f"{queue.policy} queue of ({', '.join(queue.key)}), {budget} -> {loaded.sink.type}"
-    )
+    steps: list[str] = [loaded.source.type]
+    queue, window = loaded.queue, loaded.window
+    if queue is not None:
+        budget = "no budget" if queue.budget is None else f"budget {queue.budget}"
+        steps.append(f"{queue.policy} queue of ({', '.join(queue.key)}), {budget}")
+    if window is not None:
+        steps.append(f"windows of {window.size} by {window.slide or window.size}")
+    typer.echo(f"{pipeline}: valid: {' -> '.join([*steps, loaded.sink.type])}")
+
+
+@app.command()
+def explain(
+    pipeline: PipelineArgument,
+    overrides: SetOption = None,
+    sample: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with tuples of the source, by which selectivities and sizes are measured: Parquet, "
+            "CSV with names, JSON lines, Arrow, or .txt with a line for each tuple.",
+            show_default=False,
+        ),
+    ] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(help="Draw the graph, before and after, into this file.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show a pipeline as a graph of operators: as written, and as planned.
+
+    The plan says what is done before a p-stream, what the p-stream holds, what its reader does, and what is
+    left for Spark. Nothing runs.
+    """
+    with errors(debug=debug):
+        from penstock.jobs.explain import plan_file
+        from penstock.operators.graph import as_json as json_of
+        from penstock.operators.graph import draw, explain, render
+
+        plan = plan_file(pipeline, overrides or [], sample)
+        if svg is not None:
+            svg.write_text(draw(plan), encoding="utf-8")
+        if as_json:
+            typer.echo(json.dumps(json_of(plan), indent=2))
+        elif sys.stdout.isatty():
+            from rich.console import Console
+
+            Console(highlight=False).print(render(plan))
+        else:
+            typer.echo(explain(plan), nl=False)
 
 
 def _title(example: str) -> str:

@@ -133,7 +133,7 @@ def _starts(time: str, window: Window) -> str:
     size, slide = window.size_ms // 1000, window.slide_ms // 1000
     last = f"(CAST(floor({time} / {slide}.0) AS BIGINT) * {slide})"
     first = f"{last} - {math.ceil(size / slide) * slide}"
-    return f"list_filter(range({first}, {last} + 1, {slide}), lambda s: s > {time} - {size})"
+    return f"[s FOR s IN range({first}, {last} + 1, {slide}) IF s > {time} - {size}]"
 
 
 def _timed(text: str, time: str) -> str:

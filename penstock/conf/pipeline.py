@@ -1,8 +1,9 @@
 """What a pipeline's configuration may hold, and how it is read from a file.
 
-A pipeline is ``source -> filter -> projection -> queue -> sink``. `load_pipeline` reads one from YAML and
-reports all that is wrong with it at once. Paths inside a file are relative to the current directory. Nothing
-here imports pyspark, so checking a file starts no JVM.
+A pipeline is ``source -> filter -> projection -> queue -> sink``, or has a window and aggregates in the
+queue's place, or after it. `load_pipeline` reads one from YAML and reports all that is wrong with it at
+once. Paths inside a file are relative to the current directory. Nothing here imports pyspark, so checking a
+file starts no JVM.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -44,9 +47,12 @@ __all__ = [
     "RateSource",
     "Sink",
     "Source",
+    "WindowSection",
     "example_names",
     "example_text",
+    "load_document",
     "load_pipeline",
+    "refuse_what_cannot_run",
 ]
 
 FREE_SECTIONS: Final[frozenset[FieldPath]] = frozenset(
@@ -110,6 +116,33 @@ def _texts(value: Any) -> Any:
     if not value or not all(text.strip() for text in value):
         raise _wrong("an expression is missing", "write one SQL expression for each column")
     return tuple(value)
+
+
+def _aggregates(value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(isinstance(text, str) and text for text in value.values()):
+        raise _wrong(
+            f"{_show(value)} is not a section of SQL aggregates",
+            "write a name and an expression for each, such as load: avg(value)",
+        )
+    if not value:
+        raise _wrong("names no aggregate", "write one for each column, such as load: avg(value)")
+    return value
+
+
+def _window_duration(value: Any) -> str | None:
+    return None if value is None else _duration(value, least_us=1_000)
+
+
+def _persist(value: Any) -> Any:
+    """Turn what persists into auto, always or never, or these by the names of sources and operators."""
+    modes = ("auto", "always", "never")
+    for mode in value.values() if isinstance(value, dict) else (value,):
+        if mode not in modes:
+            fact, hint = _choice(mode, modes)
+            raise _wrong(fact, hint)
+    return value
 
 
 def _sql(value: Any) -> Any:
@@ -298,6 +331,22 @@ class Queue(_Section):
     staleness_column: bool = False
 
 
+class WindowSection(_Section):
+    """Windows of time, to aggregate in; `unit` is that of a time in whole numbers."""
+
+    time: Text
+    size: Annotated[str, BeforeValidator(_window_duration)]
+    slide: Annotated[str | None, BeforeValidator(_window_duration)] = None
+    unit: Literal["s", "ms", "us", "ns"] | None = None
+
+
+def _queue_or_window(queue: Queue | None, info: ValidationInfo) -> Queue | None:
+    """Refuse a pipeline that has neither a queue nor a window; one that is wrong was meant."""
+    if queue is None and info.data.get("window", ...) is None and info.data.get("aggregates", ...) is None:
+        raise PydanticCustomError("missing", "is required")
+    return queue
+
+
 class Query(_Section):
     """How Spark runs the pipeline.
 
@@ -313,13 +362,23 @@ class Query(_Section):
     spark: Options = {}
 
 
+_Persist: TypeAlias = Literal["auto", "always", "never"]
+
+
 class Pipeline(_Section):
     """A whole pipeline. `load_pipeline` reads one from a file."""
 
     source: Source = Field(discriminator="type")
     filter: Annotated[Text | None, BeforeValidator(_sql)] = None
     projection: Annotated[tuple[str, ...] | None, BeforeValidator(_texts)] = None
-    queue: Queue
+    window: WindowSection | None = None
+    group_by: Annotated[tuple[str, ...] | None, BeforeValidator(_texts)] = None
+    aggregates: Annotated[dict[Text, Text] | None, BeforeValidator(_aggregates)] = None
+    having: Annotated[Text | None, BeforeValidator(_sql)] = None
+    persist: Annotated[_Persist | dict[str, _Persist], BeforeValidator(_persist)] = "auto"
+    queue: Annotated[Queue | None, AfterValidator(_queue_or_window)] = Field(
+        default=None, validate_default=True
+    )
     sink: Sink = Field(discriminator="type")
     query: Annotated[Query, BeforeValidator(_empty_section)] = Query()
 
@@ -339,7 +398,36 @@ def _disagreements(pipeline: Pipeline) -> Iterator[_Problem]:
     """Yield what is wrong although every field by itself is right."""
     yield from _source_problems(pipeline.source, pipeline.query)
     yield from _sink_problems(pipeline.sink, pipeline.query)
-    queue = pipeline.queue
+    yield from _window_problems(pipeline)
+    if pipeline.queue is not None:
+        yield from _queue_problems(pipeline.queue)
+
+
+def _window_problems(pipeline: Pipeline) -> Iterator[_Problem]:
+    window, aggregates = pipeline.window, pipeline.aggregates
+    if window is not None and aggregates is None:
+        yield (
+            ("aggregates",),
+            "is required with window: a window without aggregates has no result",
+            "write a name and an expression for each, such as load: avg(value)",
+        )
+    if window is None and aggregates is not None:
+        yield (("window",), "is required with aggregates", "write its time and its size, such as size: 60 s")
+    if aggregates is None:
+        for name in ("group_by", "having"):
+            if getattr(pipeline, name) is not None:
+                yield ((name,), "is for aggregates, and there are none", "write window and aggregates")
+    if window is not None and window.slide is not None:
+        size_us, slide_us = parse_duration_us(window.size), parse_duration_us(window.slide)
+        if slide_us > size_us:
+            yield (
+                ("window", "slide"),
+                f"{window.slide!r} is longer than the size: rows between windows would be in none",
+                "write a slide of at most the size, or leave it out",
+            )
+
+
+def _queue_problems(queue: Queue) -> Iterator[_Problem]:
     if queue.output_schema is not None and queue.apply is None:
         yield (
             ("queue", "output_schema"),
@@ -446,6 +534,11 @@ _SINKS: Final[dict[str, type[_Section]]] = {
     "noop": NoopSink,
 }
 _UNIONS: Final = {"source": _SOURCES, "sink": _SINKS}
+_PARTS: Final[dict[FieldPath, type[_Section]]] = {
+    ("queue",): Queue,
+    ("window",): WindowSection,
+    ("query",): Query,
+}
 
 
 def _fields(section: FieldPath, data: dict[str, Any]) -> list[str]:
@@ -453,8 +546,8 @@ def _fields(section: FieldPath, data: dict[str, Any]) -> list[str]:
     model: type[BaseModel] | None = None
     if not section:
         model = Pipeline
-    elif section in (("queue",), ("query",)):
-        model = Queue if section == ("queue",) else Query
+    elif section in _PARTS:
+        model = _PARTS[section]
     elif section[0] in _UNIONS and len(section) == 1:
         union = data.get(str(section[0]))
         model = _UNIONS[str(section[0])].get(union.get("type", "")) if isinstance(union, dict) else None
@@ -480,6 +573,10 @@ def _missing(path: FieldPath) -> str | None:
         return "name the column, or the columns, of the update key"
     if path == ("queue", "time"):
         return "name the column whose greatest value is the newest"
+    if path == ("window", "time"):
+        return "name the column of the time"
+    if path == ("window", "size"):
+        return "write a duration, such as '60 s'"
     return None
 
 
@@ -594,6 +691,26 @@ def _read(reference: str) -> Document:
         raise PipelineError([describe(reference, (), fact)]) from None
 
 
+def refuse_what_cannot_run(pipeline: Pipeline) -> Queue:
+    """Return the queue of a pipeline that can run; others can only be explained so far.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the pipeline has a part that cannot run yet; its text names the part.
+    """
+    persist = pipeline.persist
+    if pipeline.window is not None or pipeline.queue is None:
+        part = "window: windows"
+    elif persist == "always" or (isinstance(persist, dict) and "always" in persist.values()):
+        part = "persist: p-streams"
+    else:
+        return pipeline.queue
+    raise InvalidUsageError(
+        f"{part} cannot run from a pipeline yet", hint="penstock explain shows the plan of this one"
+    )
+
+
 def load_pipeline(reference: str | Path, overrides: Sequence[str] = ()) -> Pipeline:
     """Read a pipeline from a YAML file.
 
@@ -614,6 +731,17 @@ def load_pipeline(reference: str | Path, overrides: Sequence[str] = ()) -> Pipel
         If anything is wrong, with one line for each problem, which names the file and line, or the
         override, and the field.
     """
+    return load_document(reference, overrides)[0]
+
+
+def load_document(reference: str | Path, overrides: Sequence[str] = ()) -> tuple[Pipeline, Document]:
+    """Read a pipeline as `load_pipeline` does; return it and the document that knows each field's place.
+
+    Raises
+    ------
+    PipelineError
+        If anything is wrong.
+    """
     document = _read(str(reference))
     problems: list[str] = []
     for override in overrides:
@@ -623,4 +751,4 @@ def load_pipeline(reference: str | Path, overrides: Sequence[str] = ()) -> Pipel
             problems.extend(error.problems)
     if problems:
         raise PipelineError(problems)
-    return _validate(document)
+    return _validate(document), document

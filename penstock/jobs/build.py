@@ -28,6 +28,7 @@ from penstock.conf.pipeline import (
     RateSource,
     Sink,
     Source,
+    refuse_what_cannot_run,
 )
 from penstock.errors import InvalidUsageError
 from penstock.jobs.failure import root_cause, spark_message
@@ -228,7 +229,7 @@ def writer(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> DataStre
     InvalidUsageError
         If Spark or the queue refuses a section; its text names the section.
     """
-    query = pipeline.query
+    query, queue = pipeline.query, refuse_what_cannot_run(pipeline)
     rows = _read(spark, pipeline.source)
     if pipeline.filter is not None:
         with _section("filter"):
@@ -238,9 +239,9 @@ def writer(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> DataStre
             rows = rows.selectExpr(*pipeline.projection)
     checkpoint = _resolve(spark, checkpoint)
     state = _resolve(spark, query.state_location or f"{checkpoint.rstrip('/')}/penstock")
-    served = _queue(rows, pipeline.queue, state)
+    served = _queue(rows, queue, state)
     with _section("sink"):
-        writing = _write(spark, served, pipeline.sink, pipeline.queue.key)
+        writing = _write(spark, served, pipeline.sink, queue.key)
     writing = writing.queryName(query.name).outputMode("append").option("checkpointLocation", checkpoint)
     if query.trigger == "available_now":
         return writing.trigger(availableNow=True)

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock._clock import monotonic_s
-from penstock.conf.pipeline import Pipeline, Query, load_pipeline
+from penstock.conf.pipeline import Pipeline, Query, load_pipeline, refuse_what_cannot_run
 from penstock.jobs.build import start, writer
 from penstock.jobs.session import open_session
 from penstock.jobs.signals import StopSignals
@@ -120,6 +120,7 @@ def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = N
     """
     if not isinstance(pipeline, Pipeline):
         pipeline = load_pipeline(pipeline)
+    refuse_what_cannot_run(pipeline)
     spark, _ = open_session(pipeline.query.name, pipeline.query.spark, spark)
     return _start(pipeline, spark)
 
@@ -283,6 +284,7 @@ def run_to_end(
     pyspark.errors.StreamingQueryException
         If the query failed.
     """
+    refuse_what_cannot_run(pipeline)
     query = pipeline.query
     with StopSignals() as signals:
         spark, made = open_session(query.name, query.spark, spark, log_level=log_level)

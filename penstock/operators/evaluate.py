@@ -363,6 +363,7 @@ def _function(name: str, *kinds: pa.DataType) -> Callable[[exp.Expr, pa.Table], 
 
 
 _Floats: Final = (pa.float32(), pa.float64())
+_is_nan: Final = _function("is_nan", *_Floats)
 
 _CASTS: Final[dict[str, pa.DataType]] = {
     "TINYINT": pa.int8(),
@@ -408,9 +409,7 @@ _FUNCTIONS: Final[dict[str, Callable[[Any, pa.Table], _Value]]] = {
     "TryCast": _cast,
     "Abs": _function("abs_checked", *_Integers, *_Floats),
     "Sqrt": _function("sqrt", pa.float64()),
-    "IsNan": _function("is_nan", *_Floats),
-    "Lower": _function("utf8_lower", pa.string()),
-    "Upper": _function("utf8_upper", pa.string()),
+    "IsNan": lambda node, table: pc.fill_null(_is_nan(node, table), False),
     "Length": _function("utf8_length", pa.string()),
 }
 """How each kind of sqlglot's nodes is computed."""

@@ -7,6 +7,7 @@ when the first expression is parsed.
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -93,6 +94,12 @@ class Expression:
         """Whether it is a column and nothing else."""
         return len(self.columns) == 1 and self == column(self.columns[0])
 
+    def occurrences(self) -> Counter[str]:
+        """Return how often it reads each column."""
+        from sqlglot import exp
+
+        return Counter(_name_of(node) for node in _tree(self.text).find_all(exp.Column))
+
     def conjuncts(self) -> tuple[Expression, ...]:
         """Return what all must be true for it to be true: ``a AND b`` is two."""
         from sqlglot import exp
@@ -175,7 +182,10 @@ def column(name: str) -> Expression:
     if plain:
         from sqlglot import exp
 
-        plain = isinstance(_parsed(text), exp.Column)
+        try:
+            plain = isinstance(_parsed(text), exp.Column)
+        except InvalidUsageError:
+            plain = False
         text = text if plain else f"`{name}`"
     return Expression(text, (name,), deterministic=True, aggregate=False)
 
@@ -224,19 +234,26 @@ def _fields_of(node: exp.Column) -> list[str]:
 
 def _parsed(text: str) -> exp.Expr:
     import sqlglot
+    from sqlglot import exp
     from sqlglot.errors import SqlglotError
 
     if not text:
         raise InvalidUsageError("an expression is empty", hint="write a SQL expression")
     try:
-        statements = sqlglot.parse(text, dialect=_DIALECT)
+        # As a select list, because a column may be called load or show, which begin statements.
+        statements = sqlglot.parse(f"SELECT {text}", dialect=_DIALECT)
     except SqlglotError as error:
         details = getattr(error, "errors", [])
         reason = details[0]["description"].rstrip(".") if details else "it is not SQL"
         raise InvalidUsageError(f"an expression cannot be parsed: {reason}", expression=text) from None
-    if len(statements) != 1 or statements[0] is None:
+    whole = statements[0]
+    parts = {} if whole is None else {name for name, part in whole.args.items() if part}
+    if len(statements) != 1 or not isinstance(whole, exp.Select) or parts != {"expressions"}:
+        raise InvalidUsageError("not an expression", expression=text)
+    if len(whole.expressions) != 1:
         raise InvalidUsageError("more than one expression", expression=text)
-    return statements[0]
+    tree: exp.Expr = whole.expressions[0].pop()
+    return tree
 
 
 @lru_cache(maxsize=4096)

@@ -51,9 +51,10 @@ class Scanner:
             )
         self._columns = list(scan.columns)
         read = pa.schema([schema.field(name) for name in scan.columns])
-        self._where = None if scan.where is None else Expression.parse(scan.where)
-        if self._where is not None:
-            _known(self._where, read)
+        where = None if scan.where is None else Expression.parse(scan.where)
+        self._parts = () if where is None else where.conjuncts()
+        if where is not None:
+            _known(where, read)
         self._select = None
         if scan.select is not None:
             self._select = {name: Expression.parse(text) for name, text in scan.select.items()}
@@ -118,9 +119,22 @@ class Scanner:
         elif self._latest is not None:
             yield self._latest.finish()
 
+    def apply(self, rows: pa.Table) -> pa.Table:
+        """Return what the rows of a table become, before they are persisted: selected and projected.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the scan conflates or makes fragments, or an integer overflows.
+        """
+        found = self._rows(rows.select(self._columns))
+        if found is None:
+            raise InvalidUsageError("rows can only be selected and projected before they are persisted")
+        return found
+
     def _rows(self, rows: pa.Table) -> pa.Table | None:
         mask = None
-        if self._where is not None:
+        if self._parts:
             mask = self._mask(rows)
             selected = mask.true_count
             if selected == len(mask):
@@ -131,7 +145,7 @@ class Scanner:
             columns = [_evaluated(value, rows) for value in self._select.values()]
             rows = pa.table(columns, names=list(self._select))
         if self._fragmenter is not None:
-            self._fold(rows, None if mask is None else mask.to_numpy(zero_copy_only=False))
+            self._fold(self._fragmenter, rows, None if mask is None else mask.to_numpy(zero_copy_only=False))
             return None
         rows = _plain(rows)
         if self._latest is not None:
@@ -141,8 +155,7 @@ class Scanner:
 
     def _mask(self, rows: pa.Table) -> pa.Array[Any]:
         """Return for which rows the predicate is true."""
-        assert self._where is not None
-        parts = self._where.conjuncts()
+        parts = self._parts
         mask = pc.fill_null(_whole(_evaluated(parts[0], rows)), False)
         for part in parts[1:]:
             if not can_fail(part):
@@ -150,16 +163,17 @@ class Scanner:
                 continue
             # What fails for a row that another conjunct excludes must not.
             passed = pc.indices_nonzero(mask)
-            kept = pc.fill_null(_whole(_evaluated(part, rows.take(passed))), False).to_numpy(zero_copy_only=False)
+            kept = pc.fill_null(_whole(_evaluated(part, rows.take(passed))), False).to_numpy(
+                zero_copy_only=False
+            )
             found = np.zeros(len(mask), np.bool_)
             found[passed.to_numpy()[kept]] = True
             mask = pa.array(found)
         return mask
 
-    def _fold(self, rows: pa.Table, mask: npt.NDArray[np.bool_] | None) -> None:
+    def _fold(self, fragmenter: Fragmenter, rows: pa.Table, mask: npt.NDArray[np.bool_] | None) -> None:
         if not rows.num_rows:
             return
-        assert self._fragmenter is not None
         made: dict[Expression, pa.Array[Any]] = {}
         values = []
         for value in self._values.values():
@@ -167,7 +181,7 @@ class Scanner:
                 column = _whole(_evaluated(value, rows))
                 made[value] = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
             values.append(None if value is None else made[value])
-        self._fragmenter.add(
+        fragmenter.add(
             _whole(rows.column(self._fragments.time)),
             [_whole(rows.column(name)) for name in self._fragments.group_by],
             values,

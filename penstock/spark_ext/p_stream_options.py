@@ -11,10 +11,11 @@ from penstock.checkpointing.p_stream import EARLIEST, LATEST, PStream
 from penstock.checkpointing.p_stream.segments import UNIT_ROWS
 from penstock.checkpointing.p_stream.stream import checked_name
 from penstock.errors import InvalidUsageError
+from penstock.operators.scan import Scan
 
 __all__ = ["ReadOptions", "WriteOptions"]
 
-_READ = ("columns", "maxBytes", "maxRows", "partitions", "reader", "start")
+_READ = ("columns", "maxBytes", "maxRows", "partitions", "reader", "scan", "start")
 _WRITE = ("batch", "goal", "unitRows", "writer")
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 
@@ -42,7 +43,9 @@ def path_in(options: Mapping[str, str]) -> str:
     """
     path = {name.lower(): text for name, text in options.items()}.get("path")
     if not path:
-        raise InvalidUsageError("the data source pstream needs a path", hint="load(PATH) or option('path', PATH)")
+        raise InvalidUsageError(
+            "the data source pstream needs a path", hint="load(PATH) or option('path', PATH)"
+        )
     return path
 
 
@@ -98,6 +101,8 @@ class ReadOptions:
         The most of a micro-batch.
     partitions : int or None
         Into how many tasks a batch is divided at the most.
+    scan : Scan or None
+        What the readers do; then `columns` is None.
     """
 
     path: str
@@ -107,6 +112,7 @@ class ReadOptions:
     max_rows: int | None
     max_bytes: int | None
     partitions: int | None
+    scan: Scan | None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -118,6 +124,8 @@ class ReadOptions:
             If one is unknown or wrong.
         """
         given = _known(options, _READ)
+        if "scan" in given and "columns" in given:
+            raise InvalidUsageError("a scan names its columns", hint="leave out the option columns")
         return cls(
             path=path_in(options),
             reader=_name(given, "reader"),
@@ -126,6 +134,7 @@ class ReadOptions:
             max_rows=_count(given, "maxRows"),
             max_bytes=_count(given, "maxBytes"),
             partitions=_count(given, "partitions"),
+            scan=Scan.from_json(given["scan"]) if "scan" in given else None,
         )
 
     def start_in(self, stream: PStream) -> int | str:
@@ -145,7 +154,9 @@ def _start(text: str) -> str | int | datetime:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidUsageError(
-            "no such start", start=text, hint="earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z"
+            "no such start",
+            start=text,
+            hint="earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z",
         ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 

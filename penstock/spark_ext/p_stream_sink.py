@@ -140,7 +140,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         segments = self._rows.write(iterator, writer, int(batch), partition)
         return _Written(writer, query, int(batch), partition, segments)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Make a micro-batch visible, unless it is already."""
         written = _in_order(messages)
         if not any(message.segments for message in written):
@@ -165,7 +165,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if batchId % _SWEEP_BATCHES == 0:
             stream.cut_back(writer)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Leave what was written: the batch may run again, and a later sweep finds it."""
 
 

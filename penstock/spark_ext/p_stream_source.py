@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -27,8 +28,9 @@ from pyspark.sql.types import StructType
 from penstock.checkpointing.files import Files
 from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
 from penstock.compression import TableBlock
-from penstock.errors import InvalidUsageError
-from penstock.spark_ext.p_stream_options import ReadOptions, WriteOptions, path_in
+from penstock.errors import InternalError, InvalidUsageError
+from penstock.operators.scan import Scan
+from penstock.spark_ext.p_stream_options import ReadOptions, WriteOptions
 from penstock.spark_ext.p_stream_sink import BatchWriter, StreamWriter
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, check_same, converted, spark_schema
 
@@ -46,14 +48,17 @@ class PStreamDataSource(DataSource):
     path
         Where the p-stream is.
     reader
-        A name to subscribe under (streams only). What the query has not committed is kept for it, whoever
-        else reads. Without it nothing is kept. One name belongs to one query.
+        A name to subscribe under (streams only). What the query has not committed is kept for it,
+        whoever else reads. Without it nothing is kept. One name belongs to one query.
     start : earliest
-        Where a query with a new checkpoint begins: ``earliest``, ``latest``, an offset, or an ISO 8601 time (of
-        UTC where it has no zone), which is the first commit at or after it. A reader that is subscribed
-        already goes on where it was.
+        Where a query with a new checkpoint begins: ``earliest``, ``latest``, an offset, or an ISO 8601
+        time (of UTC where it has no zone), which is the first commit at or after it. A reader that is
+        subscribed already goes on where it was.
     columns
         What is read: names with commas between them, or a JSON list. All columns unless given.
+    scan
+        What the readers do before a row crosses to the JVM, as JSON of `penstock.operators.scan.Scan`; the
+        planner of a graph sets it, in place of `columns`.
     maxRows, maxBytes
         The most rows of a micro-batch, and the most bytes as they are stored, but at least one p-unit.
     partitions
@@ -64,7 +69,8 @@ class PStreamDataSource(DataSource):
     path
         Where the p-stream is; it is created where there is none.
     writer
-        The writer's name in the commit log: the query's id, or one of its own for each batch job, unless given.
+        The writer's name in the commit log: the query's id, or a new one for each batch job, unless
+        given.
     batch
         With `writer`, and for batch jobs only, as in ``foreachBatch``: the writer's number of the rows; what
         is not larger than its last was written already, and is dropped.
@@ -91,7 +97,8 @@ class PStreamDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns that are read."""
         options = ReadOptions.parse(self.options)
-        return Columns.of(PStream(options.path).schema, options.columns).spark
+        stored = PStream(options.path).schema
+        return _scan_of(options, stored, options.columns).spark
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch."""
@@ -112,7 +119,7 @@ class PStreamDataSource(DataSource):
     def _plan(self, schema: StructType) -> _Plan:
         options = ReadOptions.parse(self.options)
         stream = PStream(options.path)
-        scan = Columns.of(stream.schema, options.columns or tuple(schema.names))
+        scan = _scan_of(options, stream.schema, options.columns or tuple(schema.names))
         check_same(schema, scan.spark, stream.files.location)
         return _Plan(options, options.partitions or self.parallelism, stream, scan)
 
@@ -160,18 +167,71 @@ class Columns:
         fields = pa.schema([stored.field(name) for name in chosen], stored.metadata)
         return cls(tuple(chosen), spark_schema(fields))
 
-    def rows_of(self, piece: Piece, block: TableBlock) -> pa.RecordBatch:
-        """Return the rows of a piece as they cross to the JVM.
+    def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
+        """Return the rows of p-units as they cross to the JVM.
 
         Raises
         ------
         InvalidUsageError
             If a value has no counterpart in Spark.
         CorruptDataError
-            If the p-unit is damaged.
+            If a p-unit is damaged.
         """
-        rows = block.read(self.names, piece.first, piece.stop)
-        return converted(rows, as_arrow_of_spark(self.spark))
+        wanted = as_arrow_of_spark(self.spark)
+        for piece, block in blocks:
+            yield converted(block.read(self.names, piece.first, piece.stop), wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What becomes of a task's rows where a graph's planner set a `Scan`.
+
+    Parameters
+    ----------
+    scan : Scan
+        What the reader does.
+    stored : pyarrow.Schema
+        The p-stream's columns.
+    spark : StructType
+        What Spark is told.
+    """
+
+    scan: Scan
+    stored: pa.Schema
+    spark: StructType
+
+    @classmethod
+    def of(cls, stored: pa.Schema, scan: Scan) -> Pushed:
+        """Return what runs a scan on a p-stream.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the scan does not fit the stream, or makes a type that Spark has not.
+        """
+        from penstock.operators.scanner import Scanner
+
+        return cls(scan, stored, spark_schema(Scanner(scan, stored).schema))
+
+    def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
+        """Return what the rows of p-units become, as it crosses to the JVM.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a value has no counterpart in Spark, or an integer overflows.
+        CorruptDataError
+            If a p-unit is damaged.
+        """
+        from penstock.operators.scanner import Scanner
+
+        wanted = as_arrow_of_spark(self.spark)
+        for rows in Scanner(self.scan, self.stored).run(blocks):
+            yield converted(rows, wanted)
+
+
+def _scan_of(options: ReadOptions, stored: pa.Schema, columns: Sequence[str] | None) -> Columns | Pushed:
+    return Pushed.of(stored, options.scan) if options.scan else Columns.of(stored, columns)
 
 
 class _Pieces(InputPartition):
@@ -197,7 +257,9 @@ def balanced(pieces: Sequence[Piece], parts: int) -> list[_Pieces]:
 class _Plan:
     """What both readers share. Of its parts only those for reading go to the workers."""
 
-    def __init__(self, options: ReadOptions, partitions: int, stream: PStream, scan: Columns) -> None:
+    def __init__(
+        self, options: ReadOptions, partitions: int, stream: PStream, scan: Columns | Pushed
+    ) -> None:
         self.options = options
         self.partitions = partitions
         self.scan = scan
@@ -211,7 +273,8 @@ class _Plan:
     @property
     def stream(self) -> PStream:
         """The driver's view of the p-stream."""
-        assert self._stream is not None, "a worker has no view of the commit log"
+        if self._stream is None:
+            raise InternalError("a worker has no view of the commit log")
         return self._stream
 
     def split(self, start: int, stop: int) -> list[_Pieces]:
@@ -222,14 +285,14 @@ class _Plan:
         """Return a task's rows, a p-unit at a time, or less where that is large."""
         # Spark makes a partition of its own where a batch has none.
         pieces = partition.pieces if isinstance(partition, _Pieces) else ()
-        for piece, block in read_blocks(self._segments, pieces):
-            yield from _bounded(self.scan.rows_of(piece, block))
+        for rows in self.scan.run(read_blocks(self._segments, pieces)):
+            yield from _bounded(rows)
 
 
 def _bounded(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     parts = min(rows.num_rows, 1 + rows.nbytes // _BATCH_BYTES)
     edges = [rows.num_rows * part // parts for part in range(parts + 1)] if parts else []
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         yield rows.slice(low, high - low)
 
 
@@ -252,7 +315,7 @@ class _Reader(DataSourceReader):
 
 
 class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
-    """Plans micro-batches on the driver, in one process for the life of a query, and reads them on workers."""
+    """Plans micro-batches on the driver, in one process for the life of a query; workers read them."""
 
     def __init__(self, plan: _Plan) -> None:
         self._plan = plan

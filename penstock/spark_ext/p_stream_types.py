@@ -10,7 +10,7 @@ what Spark writes                   the very same: the whole Spark schema is kep
 timestamps in s, ms, ns             ``timestamp`` with a zone, ``timestamp_ntz`` without
 durations, times in s, ms, us, ns   ``interval day to second``, ``time``
 ``date64``                          ``date``
-large, fixed-size and view types    ``string``, ``binary``, ``array``
+large and fixed-size types          ``string``, ``binary``, ``array``
 dictionaries                        the type of their values
 decimals of other widths            ``decimal``, up to 38 digits
 ==================================  =======================================================
@@ -130,10 +130,7 @@ def _plain_field(field: pa.Field, column: str) -> pa.Field:
 
 def _is_list(kind: pa.DataType) -> bool:
     types = pa.types
-    return any(
-        is_list(kind)
-        for is_list in (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view)
-    ) or bool(types.is_large_list_view(kind))
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _is_of_spark(kind: pa.DataType) -> bool:

@@ -111,7 +111,7 @@ class PStreamMachine(RuleBasedStateMachine):
 
     @rule(process=PROCESSES, writer=WRITERS, back=st.integers(0, 3))
     def commit_again(self, process: int, writer: str, back: int) -> None:
-        """A replayed or speculative attempt of a batch that is in the log writes, and commits, for nothing."""
+        """A replayed or speculative attempt of a batch that is in the log commits nothing."""
         batch = self.batches[writer] - back
         if batch < 0 or self.sessions[writer]:
             return
@@ -188,7 +188,7 @@ class PStreamMachine(RuleBasedStateMachine):
                 other.trim(now=True)
             other.log.compact()
 
-        view.log._files = _Interrupted(files, interrupt)  # type: ignore[assignment]
+        view.log._files = _Interrupted(files, interrupt)
         try:
             assert view.log.commit(writer, batch, segments)
         finally:

@@ -137,6 +137,7 @@ def test_run_shows_batches_and_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = fake_run(monkeypatch, body)
     result = penstock("run", "market", "--set", "queue.budget=500")
     assert result.exit_code == 0
+    assert seen[0].queue is not None
     assert seen[0].queue.budget == 500
     assert result.stderr.splitlines() == [
         "batch 0     in    20,000  emitted      500  conflated    18,380  late 7  waiting   1,120  2,093 ms",

@@ -10,9 +10,10 @@ import pytest
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
-@pytest.mark.parametrize("name", ["compression.md"])
+@pytest.mark.parametrize("name", ["compression.md", "graph.md"])
 def test_the_python_in_a_document_runs(name: str) -> None:
     programs = re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.DOTALL)
     assert programs
-    for program in programs:
-        exec(compile(program, name, "exec"), {"__name__": "__main__"})
+    scope: dict[str, object] = {"__name__": "__main__"}
+    for program in programs:  # later ones use what earlier ones made
+        exec(compile(program, name, "exec"), scope)

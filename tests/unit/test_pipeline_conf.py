@@ -72,6 +72,7 @@ def _with(line: int, text: str) -> str:
 def test_a_small_file_gets_the_defaults(load: Loader) -> None:
     pipeline = load(_WHOLE)
     assert pipeline.source == MarketSource(type="market", rows_per_second=100)
+    assert pipeline.queue is not None
     assert pipeline.queue.key == ("symbol",)
     assert pipeline.queue.budget is None
     assert pipeline.filter is None
@@ -135,6 +136,7 @@ def test_all_fields_are_read(load: Loader) -> None:
         }
     )
     assert pipeline.projection == ("a", "t")
+    assert pipeline.queue is not None
     assert pipeline.queue.key == ("a", "b")
     assert pipeline.queue.budget == "800ms"
     assert pipeline.queue.combine is False
@@ -369,7 +371,8 @@ def test_a_start_time_is_an_instant(load: Loader, text: str, us: int) -> None:
             11,
             "bogus: 1",
             "p.yaml:11: bogus: unknown field. "
-            "Hint: the fields here are source, filter, projection, queue, sink, query.",
+            "Hint: the fields here are source, filter, projection, window, group_by, aggregates, "
+            "having, persist, queue, sink, query.",
         ),
         (
             11,
@@ -598,6 +601,7 @@ def test_overrides_change_fields_in_order(load: Loader) -> None:
         "filter=price > 3 and symbol = 'A'",
         "query.trigger=null",
     )
+    assert pipeline.queue is not None
     assert pipeline.queue.budget == 200
     assert pipeline.queue.key == ("a", "b")
     assert pipeline.source == KafkaSource.model_validate(

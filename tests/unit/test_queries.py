@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.queries import QUERIES
+from penstock.operators.graph.types import scan_schema
+from penstock.operators.scanner import Scanner
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "explain"
 
@@ -50,3 +52,10 @@ def test_a_p_stream_holds_what_the_query_needs_and_its_reader_makes_fragments(
     assert [node.label for node in plan.remaining][:2] == (
         ["lookup", "assemble"] if name == "YSB" else ["assemble", plan.remaining[1].label]
     )
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_what_the_planner_says_a_reader_returns_it_returns(name: str) -> None:
+    (stream,) = QUERIES[name]().plan().streams
+    (reader,) = stream.readers
+    assert Scanner(reader, stream.schema).schema == scan_schema(reader, stream.schema)

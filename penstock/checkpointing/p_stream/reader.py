@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
+from penstock._clock import pause
 from penstock.checkpointing.p_stream.stream import EARLIEST, PStream, Trimmed
 from penstock.errors import InvalidUsageError
 
@@ -112,7 +112,7 @@ class PStreamReader:
             if rows.num_rows:
                 yield rows
             else:
-                time.sleep(poll_s)  # polls: other processes' commits tell nobody
+                pause(poll_s)  # other processes' commits tell nobody
 
     def release(self) -> Trimmed:
         """Let all rows that were read go: they are not read again, and are deleted once nobody needs them.

@@ -357,7 +357,7 @@ def checked_name(name: str) -> str:
     InvalidUsageError
         If it cannot be one.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name):
         raise InvalidUsageError(
             "a name is not possible",
             name=repr(name),

@@ -225,9 +225,7 @@ class PStreamWriter:
         return rows.select(self.schema.names).cast(self.schema)
 
     def _has_room(self) -> bool:
-        return (
-            self._pending_bytes < self._max_pending_bytes or self._error is not None or self._closed
-        )
+        return self._pending_bytes < self._max_pending_bytes or self._error is not None or self._closed
 
     def _check_open(self) -> None:
         self._check_error()
@@ -244,7 +242,7 @@ class PStreamWriter:
         try:
             while (taken := self._take()) is not None:
                 self._write(*taken)
-        except BaseException as error:  # noqa: BLE001 - raised by the next call
+        except BaseException as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()

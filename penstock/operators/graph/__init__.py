@@ -2,7 +2,7 @@
 
 from penstock.operators.graph.builder import Graph, graph
 from penstock.operators.graph.draw import draw
-from penstock.operators.graph.explain import as_json, explain
+from penstock.operators.graph.explain import as_json, explain, render
 from penstock.operators.graph.plan import Persist, PhysicalPlan, StreamPlan
 from penstock.operators.graph.statistics import Statistics, measure
 
@@ -17,4 +17,5 @@ __all__ = [
     "explain",
     "graph",
     "measure",
+    "render",
 ]

@@ -1,7 +1,7 @@
 """Whether a p-stream pays: what it costs to write and read one, beside reading the source again.
 
-Costs are time per tuple of the source. `benchmarks/persist_costs.py` measures the rates below and
-`benchmarks/results/persist_costs.txt` has what it printed on two cores of a virtual machine. They are no
+Costs are time of one core per tuple of the source. `benchmarks/persist_costs.py` measures the rates below,
+and `benchmarks/results/persist_costs.txt` has what it printed on a virtual machine of two cores. They are no
 promises: what matters is their order, as formats differ by factors.
 """
 
@@ -12,21 +12,24 @@ from typing import Final
 
 from penstock.operators.graph.nodes import Source
 
-__all__ = ["Choice", "choose"]
+__all__ = ["REREADS", "Choice", "choose"]
 
-_COMPRESS_MB_S: Final = 1000.0
-_DECODE_MB_S: Final = 2000.0
-_SYNC_MB_S: Final = 500.0
+REREADS: Final = 0.01
+"""How often a reader reads a tuple again, after a failure or a restart. It is assumed."""
+
+_COMPRESS_MB_S: Final = 900.0
+_DECODE_MB_S: Final = 1500.0
+_SYNC_MB_S: Final = 770.0
 
 _READ_MB_S: Final = {
-    "parquet": 300.0,
-    "orc": 300.0,
-    "csv": 100.0,
-    "json": 50.0,
-    "text": 100.0,
-    "kafka": 50.0,
-    "market": 300.0,
-    "rate": 300.0,
+    "parquet": 170.0,
+    "orc": 170.0,
+    "csv": 55.0,
+    "json": 30.0,
+    "text": 55.0,
+    "kafka": 30.0,
+    "market": 170.0,
+    "rate": 170.0,
 }
 """How fast Spark reads values, by format or kind. ORC is taken for Parquet, text for CSV, and Kafka, which
 hands JSON to Spark, for JSON; the generators for Parquet: none of them was measured."""
@@ -48,9 +51,9 @@ class Choice:
     reason : str
         Why, in a sentence's end.
     reread_ns : float, optional
-        Time per tuple of reading the source again, once for each reader.
+        Time per tuple of reading the source again after its first read.
     p_stream_ns : float, optional
-        Time per tuple of writing a p-stream, and reading it once for each reader.
+        Time per tuple of writing a p-stream and all reads of it.
     """
 
     source: str
@@ -65,9 +68,9 @@ def choose(
 ) -> Choice:
     """Decide whether a source is persisted.
 
-    The first read of the source is paid either way. What is compared is every further one, of which there is
-    one for each reader that needs a tuple again, after a failure or because it comes later: of the source;
-    or of the p-stream, which also has to be written.
+    Each reader reads every tuple once, and `REREADS` times again. Without a p-stream all of them read the
+    source. With one, the source is read once, the p-stream is written, and all of them read that. So a single
+    reader needs a p-stream only if very little of its source is left; several soon do.
 
     Parameters
     ----------
@@ -86,12 +89,12 @@ def choose(
         return Choice(source.name, False, "the source is a p-stream")
     format_ = dict(source.options).get("format", "parquet") if source.kind == "files" else source.kind
     reads = needed if format_ in _COLUMNAR else whole
-    reread_ns = readers * 1e3 * reads / _READ_MB_S.get(format_, _READ_MB_S["csv"])
+    reread_ns = (readers - 1 + REREADS) * 1e3 * reads / _READ_MB_S.get(format_, _READ_MB_S["csv"])
     write_ns = 1e3 * (kept / _COMPRESS_MB_S + stored / _SYNC_MB_S)
-    p_stream_ns = write_ns + readers * 1e3 * kept / _DECODE_MB_S
+    p_stream_ns = write_ns + (readers + REREADS) * 1e3 * kept / _DECODE_MB_S
     persisted = p_stream_ns < reread_ns
     reason = (
         f"{'writing and reading a p-stream' if persisted else 'reading the source again'} is cheaper: "
-        f"{p_stream_ns:.1f} ns a tuple by p-stream, {reread_ns:.1f} ns from {format_}"
+        f"{reread_ns:.3g} ns a tuple from {format_}, {p_stream_ns:.3g} ns by p-stream"
     )
     return Choice(source.name, persisted, reason, reread_ns, p_stream_ns)

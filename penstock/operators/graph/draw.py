@@ -23,7 +23,7 @@ _GAP: Final = 30
 _LINE: Final = 15
 _LETTERS: Final = 50
 _MOST_LINES: Final = 6
-_EDGE: Final = 40
+_EDGE: Final = 44
 _TITLE: Final = 40
 
 _FILL: Final = {
@@ -119,7 +119,10 @@ def _edges(places: dict[int, _Place], flow: dict[int, Flow], plan: PhysicalPlan)
                 f"<line x1='{x1:g}' y1='{y1:g}' x2='{x2:g}' y2='{y2:g}' stroke='#555555' "
                 "marker-end='url(#arrow)'/>"
             )
-            parts.append(_text(x1 + 6, y1 + 16, flow_text(above, flow, plan), "fill='#555555'"))
+            parts += [
+                _text(x1 + 6, y1 + 14 + at * (_LINE - 2), line, "fill='#555555'")
+                for at, line in enumerate(flow_text(above, flow, plan).split(", "))
+            ]
     return parts
 
 

@@ -87,7 +87,7 @@ def flow_text(node: Node, flow: dict[int, Flow], plan: PhysicalPlan) -> str:
     parts = []
     passes = _selectivity(node, flow)
     if passes is not None and passes != 1.0:
-        parts.append(f"passes {passes:.3%}" + ("" if here.measured else " (assumed)"))
+        parts.append(f"passes {100 * passes:.3g}%" + ("" if here.measured else " (assumed)"))
     parts.append(f"{here.bytes:.4g} B a tuple")
     if isinstance(node, PStream) and here.table is not None and here.rows:
         parts.append(f"stored in {stored_bytes(here, plan.statistics) / here.rows:.3g}")

@@ -16,6 +16,7 @@ from penstock.operators.graph.nodes import (
     PStream,
     Select,
     Source,
+    Where,
     rebuild,
     topological,
 )
@@ -202,7 +203,7 @@ def _choice(root: Node, source: Source, mode: PersistMode, statistics: Statistic
     if _reaches_p_stream(root, source):
         return Choice(source.name, False, "what is made of it is persisted")
     if not source.replayable or source.kind == "p-stream":
-        return choose(source, len(below), whole=0, needed=0, kept=0, stored=0)
+        return choose(source, 1, whole=0, needed=0, kept=0, stored=0)
     placed, _ = place_p_stream(root, [source.name], statistics)
     flow = flows(placed, statistics)
     stream = next(
@@ -218,12 +219,22 @@ def _choice(root: Node, source: Source, mode: PersistMode, statistics: Statistic
     share = sum(len(schema.names) for schema in needed) / len(needed) / len(source.schema.names)
     return choose(
         source,
-        len(below),
+        _readers(root, source),
         whole=whole.bytes,
         needed=whole.bytes * share,
         kept=(kept.rows or 0.0) / rows * kept.bytes,
         stored=stored_bytes(kept, statistics) / rows,
     )
+
+
+def _readers(root: Node, source: Source) -> int:
+    """Return how many streams part where first more than one operator reads what comes of a source."""
+    at: Node = source
+    while True:
+        below = [node for node in topological(root) if any(input is at for input in node.inputs)]
+        if len(below) != 1 or not isinstance(below[0], Where | Select):
+            return max(1, len(below))
+        at = below[0]
 
 
 def _reaches_p_stream(root: Node, source: Source) -> bool:

@@ -24,6 +24,7 @@ from penstock.operators.graph.nodes import (
     StreamTableJoin,
     Union,
     Where,
+    Window,
     rebuild,
     topological,
 )
@@ -117,8 +118,9 @@ def prune(root: Node) -> Rewritten:
     for node in reversed(nodes):
         wanted = required[id(node)] | set(node.key)
         for above, needed in zip(node.inputs, node.needs(wanted), strict=True):
-            # At least one column, so that there are rows to count.
-            some = needed | set(above.key) or {_narrowest(above)}
+            some = needed | set(above.key)
+            if not some and not isinstance(above, Window):
+                some = frozenset({_narrowest(above)})  # so that there are rows to count
             required[id(above)] = required.get(id(above), frozenset()) | some
     notes: list[str] = []
     made: dict[int, Node] = {}
@@ -193,7 +195,9 @@ def merge(root: Node) -> Rewritten:
 
 def _composed(below: Select, above: Select) -> tuple[tuple[str, Expression], ...] | None:
     made = dict(above.columns)
-    uses = Counter(name for _, expression in below.columns for name in expression.columns)
+    uses: Counter[str] = Counter()
+    for _, expression in below.columns:
+        uses += expression.occurrences()
     for name, expression in made.items():
         if uses[name] and not expression.deterministic:
             return None

@@ -1,0 +1,275 @@
+"""A pipeline as a graph, and the sample that its plan is measured with; no Spark is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from penstock.conf.document import Document, FieldPath, PipelineError, describe
+from penstock.conf.pipeline import (
+    FilesSource,
+    KafkaSource,
+    MarketSource,
+    Pipeline,
+    Queue,
+    Source,
+    load_document,
+)
+from penstock.errors import InvalidUsageError
+from penstock.market import MARKET_SCHEMA
+from penstock.operators.graph import Graph, PhysicalPlan, graph
+
+__all__ = ["graph_of", "plan_file", "read_sample"]
+
+_INSTANT: Final = pa.timestamp("us", "UTC")
+_RATE: Final = pa.schema({"timestamp": _INSTANT, "value": pa.int64()})
+_KAFKA: Final = pa.schema(
+    {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": _INSTANT,
+        "timestampType": pa.int32(),
+    }
+)
+_TYPES: Final = {
+    "BOOLEAN": pa.bool_(),
+    "TINYINT": pa.int8(),
+    "SMALLINT": pa.int16(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "VARCHAR": pa.string(),
+    "TEXT": pa.string(),
+    "CHAR": pa.string(),
+    "BINARY": pa.binary(),
+    "VARBINARY": pa.binary(),
+    "DATE": pa.date32(),
+    "TIMESTAMP": pa.timestamp("us"),
+    "TIMESTAMPNTZ": pa.timestamp("us"),
+    "TIMESTAMPTZ": _INSTANT,
+    "TIMESTAMPLTZ": _INSTANT,
+}
+"""Types of Spark's DDL by sqlglot's names, in which Spark's ``TIMESTAMP`` is ``TIMESTAMPTZ``."""
+
+_SOURCE: Final = "source"
+
+
+def plan_file(reference: str, overrides: Sequence[str] = (), sample: Path | None = None) -> PhysicalPlan:
+    """Return the plan of a pipeline's file.
+
+    Parameters
+    ----------
+    reference : str
+        The file, or the name of a packaged example.
+    overrides : sequence of str
+        ``section.field=value`` each.
+    sample : pathlib.Path, optional
+        A file with tuples of the source; see `read_sample`.
+
+    Raises
+    ------
+    PipelineError
+        If the file is wrong, or names a column that is not there: with the line and the field.
+    InvalidUsageError
+        If the sample cannot be read, or is not of the source.
+    """
+    pipeline, document = load_document(reference, overrides)
+    made = graph_of(pipeline, document)
+    statistics = None
+    if sample is not None:
+        statistics = made.measure(read_sample(sample))
+    with _field(document, "persist"):
+        return made.plan(statistics, pipeline.persist)
+
+
+def graph_of(pipeline: Pipeline, document: Document | None = None) -> Graph:
+    """Return a pipeline as a graph of operators.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        What was read.
+    document : Document, optional
+        Where its fields were written, for errors.
+
+    Raises
+    ------
+    PipelineError
+        If an expression is wrong, or names a column that is not there.
+    """
+    place = document or Document("pipeline", {})
+    with _field(place, "source"):
+        kind, options = _kind_of(pipeline.source)
+        made = graph(pipeline.query.name).source(
+            _SOURCE, schema_of(pipeline.source), kind=kind, options=options
+        )
+    if pipeline.filter is not None:
+        with _field(place, "filter"):
+            made = made.where(pipeline.filter, name="filter")
+    if pipeline.projection is not None:
+        with _field(place, "projection"):
+            made = made.select(*pipeline.projection, name="projection")
+    if pipeline.queue is not None:
+        with _field(place, "queue"):
+            made = _queued(made, pipeline.queue)
+    window = pipeline.window
+    if window is not None and pipeline.aggregates is not None:
+        with _field(place, "window"):
+            made = made.window(window.time, size=window.size, slide=window.slide, unit=window.unit)
+        with _field(place, "group_by"):
+            made = _grouped(made, pipeline.group_by or ())
+        with _field(place, "aggregates"):
+            made = made.agg(pipeline.aggregates, name="aggregates")
+        if pipeline.having is not None:
+            with _field(place, "having"):
+                made = made.where(pipeline.having, name="having")
+    return made.sink(pipeline.sink.type)
+
+
+def _grouped(made: Graph, texts: Sequence[str]) -> Graph:
+    from penstock.operators.expression import named
+
+    groups = [(text, *named(text)) for text in texts]
+    columns = [text for text, name, one in groups if one.is_column and name in one.columns]
+    return made.group_by(*columns, **{name: one.text for text, name, one in groups if text not in columns})
+
+
+def _queued(made: Graph, queue: Queue) -> Graph:
+    options = {name: getattr(queue, name) for name in ("apply", "output_schema", "arrival", "cost")}
+    return made.update_queue(
+        queue.key,
+        queue.time,
+        policy=queue.policy,
+        budget=queue.budget,
+        combine=queue.combine is not False,
+        name="queue",
+        **{name: value for name, value in options.items() if value is not None},
+    )
+
+
+@contextmanager
+def _field(document: Document, *path: str) -> Iterator[None]:
+    """Say which field, in which line, an error is about."""
+    try:
+        yield
+    except PipelineError:
+        raise
+    except InvalidUsageError as error:
+        context = "".join(f" {name}={value}" for name, value in error.context.items() if name != "node")
+        where: FieldPath = path
+        fact = f"{error.fact}:{context}" if context else error.fact
+        raise PipelineError([describe(document.place(where), where, fact, error.hint)]) from error
+
+
+def _kind_of(source: Source) -> tuple[Any, dict[str, str]]:
+    if isinstance(source, FilesSource):
+        return "files", {"format": source.format, "path": source.path}
+    return source.type, {}
+
+
+def schema_of(source: Source) -> pa.Schema:
+    """Return the columns of a source.
+
+    Raises
+    ------
+    InvalidUsageError
+        If they are in files that are not there, or have a type that is not known.
+    """
+    if isinstance(source, MarketSource):
+        return MARKET_SCHEMA
+    if isinstance(source, KafkaSource):
+        if source.columns is None:
+            return _KAFKA
+        return _from_ddl(source.columns).append(pa.field("kafka_timestamp", _INSTANT))
+    if isinstance(source, FilesSource):
+        if source.columns is not None:
+            return _from_ddl(source.columns)
+        return pa.schema({"value": pa.string()}) if source.format == "text" else _in_files(source)
+    return _RATE
+
+
+def _in_files(source: FilesSource) -> pa.Schema:
+    import pyarrow.dataset as ds
+
+    try:
+        found: pa.Schema = ds.dataset(source.path, format=source.format).schema
+    except (OSError, pa.ArrowException) as error:
+        raise InvalidUsageError(
+            f"its columns cannot be read: {str(error).partition('. ')[0]}",
+            hint="write schema, as in CREATE TABLE",
+        ) from None
+    return found
+
+
+def _from_ddl(text: str) -> pa.Schema:
+    """Return the columns of Spark's DDL: ``symbol STRING, price DOUBLE``."""
+    import sqlglot
+    from sqlglot import exp
+    from sqlglot.errors import SqlglotError
+
+    try:
+        tree = sqlglot.parse_one(f"CREATE TABLE t ({text})", dialect="spark")
+    except SqlglotError:
+        raise InvalidUsageError("the schema is not written as in CREATE TABLE", schema=text) from None
+    columns = [one for one in tree.this.expressions if isinstance(one, exp.ColumnDef)]
+    return pa.schema([(one.name, _from_sql(one.args.get("kind"), text)) for one in columns])
+
+
+def _from_sql(kind: Any, text: str) -> pa.DataType:
+    from sqlglot import exp
+
+    if kind is None:
+        raise InvalidUsageError("a column of the schema has no type", schema=text)
+    name = kind.this.name
+    inner = [part.this if isinstance(part, exp.DataTypeParam) else part for part in kind.expressions]
+    if name == "DECIMAL":
+        numbers = [int(part.this) for part in inner] + [10, 0][len(inner) :]
+        return pa.decimal128(*numbers)
+    if name == "ARRAY":
+        return pa.list_(_from_sql(inner[0], text))
+    if name == "MAP":
+        return pa.map_(_from_sql(inner[0], text), _from_sql(inner[1], text))
+    if name == "STRUCT":
+        return pa.struct([(part.name, _from_sql(part.args.get("kind"), text)) for part in inner])
+    if name not in _TYPES:
+        raise InvalidUsageError("a type of the schema is not known", type=kind.sql(), schema=text)
+    return _TYPES[name]
+
+
+def read_sample(path: Path) -> pa.Table:
+    """Return the tuples of a file: Parquet, CSV with names, JSON lines, Arrow, or lines of text.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such file, or its name or content is none of these.
+    """
+    import pyarrow.csv
+    import pyarrow.feather
+    import pyarrow.json
+    import pyarrow.parquet
+
+    readers = {
+        ".parquet": pyarrow.parquet.read_table,
+        ".csv": pyarrow.csv.read_csv,
+        ".json": pyarrow.json.read_json,
+        ".ndjson": pyarrow.json.read_json,
+        ".arrow": pyarrow.feather.read_table,
+        ".feather": pyarrow.feather.read_table,
+        ".txt": lambda file: pa.table({"value": file.read_text().splitlines()}),
+    }
+    reader = readers.get(path.suffix)
+    if reader is None:
+        raise InvalidUsageError("a sample of an unknown format", file=path, known=", ".join(readers))
+    try:
+        return reader(path)
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        raise InvalidUsageError(f"the sample cannot be read: {error}", file=path) from None

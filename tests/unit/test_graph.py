@@ -1,0 +1,157 @@
+"""Writing graphs: what the builder makes, and what it says of what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.graph import Graph, graph
+from penstock.operators.graph.nodes import Window, topological
+from penstock.operators.graph.types import UNKNOWN
+
+READINGS = pa.schema(
+    {"time": pa.timestamp("us"), "seconds": pa.int64(), "plug": pa.int32(), "load": pa.float64()}
+)
+PLUGS = pa.schema({"plug": pa.int32(), "house": pa.string()})
+
+
+def readings(name: str = "readings") -> Graph:
+    return graph("loads").source(name, READINGS)
+
+
+def test_a_graph_knows_the_columns_of_every_operator() -> None:
+    made = (
+        readings()
+        .where("LOAD > 0")
+        .select("time", "plug", "load * 2 AS twice", half="plug div 2", odd="my_udf(plug)")
+        .lookup("plugs", PLUGS, on="plug")
+        .window("time", size="60 s", slide=timedelta(seconds=1))
+        .group_by("house", even="half * 2")
+        .agg({"n": "count(*)"}, mean="avg(twice)", least="min(half)", total="sum(half)", some="sum(odd)")
+        .where("n > 1")
+        .sink("console", rows=3)
+    )
+    kinds = {one.name: one.type for one in made.schema}
+    instant = pa.timestamp("us", "UTC")
+    assert kinds == {
+        "house": pa.string(),
+        "even": pa.int64(),
+        "window": pa.struct({"start": instant, "end": instant}),
+        "n": pa.int64(),
+        "mean": pa.float64(),
+        "least": pa.int64(),
+        "total": pa.int64(),
+        "some": UNKNOWN,
+    }
+    assert [node.label for node in topological(made.root)] == (
+        ["source", "where", "select", "lookup", "select", "window", "aggregate", "where", "sink"]
+    )
+
+
+def test_no_method_changes_a_graph() -> None:
+    first = readings()
+    second = first.where("load > 0")
+    assert first.root is not second.root
+    assert second.root.inputs == (first.root,)
+
+
+def test_names_are_given_or_made() -> None:
+    made = readings().where("load > 0").where("plug > 0").where("plug < 9", name="small")
+    assert [node.name for node in topological(made.root)] == ["readings", "where", "where_2", "small"]
+
+
+def test_a_window_without_a_slide_does_not_overlap() -> None:
+    window = readings().window("seconds", size="1 min", unit="s").root
+    assert isinstance(window, Window)
+    assert (window.size_ms, window.slide_ms, window.pane_ms, window.time_unit) == (
+        60_000,
+        60_000,
+        60_000,
+        "s",
+    )
+
+
+def test_streams_are_united_and_joined() -> None:
+    left = readings("left").select("time", "plug", "load")
+    right = readings("right").select("time", "plug", "load")
+    assert left.union(right).schema.names == ["time", "plug", "load"]
+    joined = left.join(
+        right.select("time", "plug", "load AS other"),
+        on="plug",
+        time="time",
+        within="5 s",
+        condition="other > load",
+    )
+    assert joined.schema.names == ["time", "plug", "load", "other"]
+
+
+def test_a_join_of_a_graph_with_itself_shares_its_source() -> None:
+    base = readings()
+    high, low = base.where("load > 9"), base.where("load < 1")
+    made = high.union(low)
+    assert [node.name for node in topological(made.root)].count("readings") == 1
+
+
+def test_an_update_stream_has_its_key_until_it_is_aggregated() -> None:
+    queue = readings().update_queue("plug", "time", policy="fifo", budget=5, arrival="time")
+    assert queue.root.key == ("plug",)
+    kept = queue.select("plug", "time", "load + 1 AS more").where("more > 2")
+    assert kept.root.key == ("plug",)
+    assert kept.window("time", size="1 s").agg(n="count(*)").root.key == ()
+
+
+def _queue() -> Graph:
+    return readings().update_queue("plug", "time")
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: graph(""), "needs a name"),
+        (
+            lambda: readings().where("lod > 1"),
+            r"no column 'lod'.*expression=lod > 1.*node=where.*mean 'load'",
+        ),
+        (lambda: readings().where("load + 1"), r"not boolean.*type=double"),
+        (lambda: readings().where("load >"), "cannot be parsed"),
+        (lambda: readings().where("sum(load) > 1"), "an aggregate is for agg"),
+        (lambda: readings().select("load", load="plug"), "two columns have the same name.*load"),
+        (lambda: readings().select("load * 2"), "expression AS name"),
+        (lambda: readings().select(), "no columns"),
+        (lambda: readings().window("load", size="1 s"), "a timestamp, or an integer with a unit"),
+        (lambda: readings().window("seconds", size="1 s"), "unit='s'"),
+        (lambda: readings().window("time", size="1 s", unit="s"), "another unit"),
+        (lambda: readings().window("tim", size="1 s"), "no column 'tim'.*mean 'time'"),
+        (lambda: readings().window("time", size="1 s", slide="2 s"), "slide is longer"),
+        (lambda: readings().window("time", size="1 us"), "milliseconds"),
+        (lambda: readings().agg(n="count(*)"), "needs a window"),
+        (lambda: readings().window("time", size="1 s").agg(), "nothing is aggregated"),
+        (lambda: readings().window("time", size="1 s").agg(n="load"), "no aggregate"),
+        (lambda: readings().window("time", size="1 s").agg(n="sum(load) + plug"), "put it into group_by"),
+        (lambda: readings().window("time", size="1 s").group_by("plgu"), "mean 'plug'"),
+        (lambda: readings().window("time", size="1 s").group_by("plug").group_by("plug"), "group_by twice"),
+        (lambda: readings().window("time", size="1 s").where("load > 1"), "without an aggregate"),
+        (lambda: readings().window("time", size="1 s").plan(), "without an aggregate"),
+        (lambda: readings().sink("noop").where("load > 1"), "nothing may follow a sink"),
+        (lambda: readings().where("load > 1", name="readings"), "same name"),
+        (lambda: readings().union(readings()), "two sources have the same name"),
+        (lambda: readings("a").union(readings("b").select("load")), "streams of a union differ"),
+        (lambda: readings("a").union(_queue().select("*"), name="u"), "update keys of a union differ"),
+        (lambda: readings().lookup("plugs", PLUGS, on="house"), "no column 'house'"),
+        (lambda: readings().update_queue("plug", "time", policy="lifo"), "no such policy"),
+        (lambda: readings().update_queue("plugs", "time"), "mean 'plug'"),
+        (lambda: _queue().select("time", "load"), "would lose its key.*column=plug"),
+        (lambda: _queue().select("load", plug="plug + 1"), "update key would change.*column=plug"),
+        (
+            lambda: graph("g").source("s", READINGS, kind="pipe"),  # type: ignore[arg-type]  # what is tested
+            "no such kind of source",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_when_it_is_written(build: Callable[[], object], says: str) -> None:
+    with pytest.raises(InvalidUsageError, match=says):
+        build()

@@ -1,0 +1,242 @@
+"""Each push-up rule by itself: what it moves, and what it leaves where it is."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from penstock.operators.graph import Graph, graph
+from penstock.operators.graph.nodes import Fused, Node, PStream, topological
+from penstock.operators.graph.place import fuse, place_p_stream
+from penstock.operators.graph.rules import merge, prune, push_where, split_conjunctions, to_fixed_point
+
+_SCHEMA = pa.schema({"t": pa.int64(), "k": pa.int32(), "n": pa.int32(), "x": pa.float64(), "s": pa.string()})
+_TABLE = pa.schema({"k": pa.int32(), "c": pa.int32()})
+
+
+def _stream(name: str = "in") -> Graph:
+    return graph("g").source(name, _SCHEMA)
+
+
+def _shown(root: Node) -> list[str]:
+    return [f"{node.label} {node.describe()}" for node in topological(root)][1:]
+
+
+def test_a_conjunction_is_split() -> None:
+    after, notes = split_conjunctions(_stream().where("n > 1 AND (x < 2 AND k = 0 OR s = 'a')").root)
+    assert _shown(after) == ["where n > 1", "where x < 2 AND k = 0 OR s = 'a'"]
+    assert len(notes) == 1
+
+
+def test_what_is_not_deterministic_is_not_split() -> None:
+    root = _stream().where("n > 1 AND rand() < 0.5").root
+    assert split_conjunctions(root) == (root, ())
+
+
+def test_a_selection_goes_through_a_projection_that_is_undone() -> None:
+    root = _stream().select("k", m="n + 1").select("m", twice="k * 2").where("twice > 4").root
+    after, notes = push_where(root)
+    assert _shown(after) == [
+        "where (k * 2) > 4",
+        "select k, n + 1 AS m",
+        "select m, k * 2 AS twice",
+    ]
+    assert len(notes) == 2
+
+
+def test_a_selection_goes_past_one_that_stays() -> None:
+    root = _stream().select("k", "n", m="n + 1").where("my_udf(k) > 0").where("m > 1").root
+    assert push_where(root)[0] is root
+    root = (
+        _stream().select("k", "n", m="n + 1").lookup("t", _TABLE, on="k").where("c > 1").where("m > 1").root
+    )
+    after, _ = push_where(root)
+    assert _shown(after)[0] == "where (n + 1) > 1"
+    assert _shown(after)[-1] == "where c > 1"
+
+
+def test_a_selection_goes_into_all_inputs_of_a_union() -> None:
+    root = _stream("a").union(_stream("b").where("n > 0")).where("x > 1").root
+    after, _ = push_where(root)
+    assert [node.label for node in topological(after)] == [
+        "source",
+        "where",
+        "source",
+        "where",
+        "where",
+        "union",
+    ]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: _stream().select("*", r="rand()").where("n > 1"),
+        lambda: _stream().select("k", m="n + 1").where("rand() < m"),
+        lambda: _stream().window("t", size="9 s", unit="s").group_by("k").agg(m="sum(n)").where("k > 1"),
+        lambda: _stream().update_queue("k", "t").where("k > 1"),
+        lambda: _stream().lookup("t", _TABLE, on="k").where("c > n"),
+        lambda: (
+            _stream("a")
+            .select("t", "k")
+            .join(_stream("b").select("t", "k", "x"), on="k", time="t", within="1 s")
+            .where("x > 1")
+        ),
+    ],
+)
+def test_a_selection_stays_below_state_and_what_is_not_deterministic(build: Graph) -> None:
+    root = build().root  # type: ignore[operator]  # a function of a graph
+    assert push_where(root) == (root, ())
+
+
+def test_columns_are_dropped_where_they_are_last_needed() -> None:
+    root = (
+        _stream()
+        .where("n > 1")
+        .select("t", "k", y="x * 2", z="my_udf(s)")
+        .update_queue("k", "t")
+        .sink("noop")
+        .root
+    )
+    assert _shown(prune(root)[0])[:2] == ["where n > 1", "select t, k, x, s"]
+    root = _stream().where("n > 1").window("t", size="9 s", unit="s").group_by("k").agg(m="sum(x)").root
+    after, notes = prune(root)
+    assert _shown(after)[:3] == ["select t, k, n, x", "where n > 1", "select t, k, x"]
+    assert len(notes) == 2
+
+
+def test_an_unused_column_is_dropped_whatever_made_it() -> None:
+    root = _stream().select("k", "t", r="rand()", u="n + 1").select("k", "t").root
+    after, notes = prune(root)
+    assert "select k, t" in _shown(after)
+    assert "rand" not in str(_shown(after))
+    assert any("drops r, u" in note for note in notes)
+
+
+def test_the_key_of_an_update_stream_is_not_dropped() -> None:
+    root = _stream().update_queue("k", "t").window("t", size="9 s", unit="s").agg(m="sum(x)").root
+    after, _ = prune(root)
+    assert _shown(after)[0] == "select t, k, x"
+    queue = next(node for node in topological(after) if node.label == "update queue")
+    assert queue.schema.names == ["t", "k", "x"]
+
+
+def test_what_several_need_is_kept_for_all() -> None:
+    base = _stream()
+    root = base.where("n > 1").select("t", "k").union(base.where("x > 1").select("t", "k")).root
+    after, _ = prune(root)
+    assert _shown(after)[0] == "select t, k, n, x"
+    assert [node.label for node in topological(after)].count("source") == 1
+
+
+def test_a_count_needs_its_time_only() -> None:
+    root = _stream().window("t", size="9 s", unit="s").agg(n="count(*)").root
+    assert _shown(prune(root)[0])[0] == "select t"
+
+
+def test_neighbours_are_merged() -> None:
+    root = _stream().where("n > 1").where("x < 2 OR k = 1").select("k", m="n + 1").select("k", w="m * 2").root
+    after, notes = to_fixed_point(root, merge)
+    assert _shown(after) == ["where n > 1 AND (x < 2 OR k = 1)", "select k, (n + 1) * 2 AS w"]
+    assert [rule for rule, _ in notes] == ["merge", "merge"]
+
+
+def test_a_projection_that_does_nothing_goes() -> None:
+    root = _stream().select("*").select("t", "k", "n", "x", "s").root
+    assert _shown(to_fixed_point(root, merge)[0]) == []
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: _stream().select("k", m="n + 1").select(w="m * m"),
+        lambda: _stream().select("k", m="rand()").select(w="m + 1"),
+        lambda: _stream().select("k", m="n + 1").select(w="m + rand()"),
+        lambda: _stream().where("rand() < 0.5").where("n > 1"),
+        lambda: _stream().where("n > 1").where("rand() < 0.5"),
+    ],
+)
+def test_nothing_is_computed_twice_or_elsewhere_by_merging(build: Graph) -> None:
+    root = build().root  # type: ignore[operator]  # a function of a graph
+    assert merge(root) == (root, ())
+
+
+def _behind(root: Node) -> str:
+    stream = next(node for node in topological(root) if isinstance(node, PStream))
+    return stream.inputs[0].label
+
+
+def test_a_p_stream_goes_behind_what_reduces_and_before_what_widens() -> None:
+    narrow = _stream().where("n > 1").select("k", "t")
+    assert _behind(place_p_stream(narrow.root, ["in"])[0]) == "select"
+    wide = narrow.select("*", a="k * 2", b="t + k")
+    after, notes = place_p_stream(wide.root, ["in"])
+    assert _shown(after) == [
+        "where n > 1",
+        "select k, t",
+        "p-stream in: k, t",
+        "select k, t, k * 2 AS a, t + k AS b",
+    ]
+    assert "behind where and select" in notes[0]
+
+
+@pytest.mark.parametrize(
+    "predicate", ["rand() < 0.5", "my_udf(n) > 1", "split(s, ',')[0] = 'a'", "n / k > 1"]
+)
+def test_a_p_stream_stays_before_what_only_spark_evaluates(predicate: str) -> None:
+    after, _ = place_p_stream(_stream().where(predicate).root, ["in"])
+    assert _behind(after) == "source"
+
+
+def test_a_p_stream_stays_before_operators_with_state_and_where_streams_part() -> None:
+    assert _behind(place_p_stream(_stream().update_queue("k", "t").root, ["in"])[0]) == "source"
+    base = _stream()
+    after, _ = place_p_stream(base.where("n > 1").union(base.where("x > 1")).root, ["in"])
+    assert _behind(after) == "source"
+    assert [node.label for node in topological(after)].count("p-stream") == 1
+
+
+def _scan_of(made: Graph) -> Fused:
+    after, _ = fuse(place_p_stream(made.root, ["in"])[0])
+    (found,) = [node for node in topological(after) if isinstance(node, Fused)]
+    return found
+
+
+def test_what_follows_a_p_stream_becomes_one_scan() -> None:
+    stored = Graph("g", PStream("in", (_stream().root,)))
+    after, _ = fuse(stored.select("*", m="n + 1").where("m > 2").select("*", v="m * m").root)
+    assert isinstance(after, Fused)
+    scan = after.scan
+    assert scan.columns == ("t", "k", "n", "x", "s")
+    assert scan.where == "(n + 1) > 2"
+    assert scan.select is not None
+    assert scan.select["v"] == "(n + 1) * (n + 1)"
+
+
+def test_a_queue_leaves_conflation_to_the_reader() -> None:
+    found = _scan_of(_stream().select("*", m="n + 1", w="x * 2", z="1").update_queue("k", "t", budget=3))
+    assert found.scan.latest_by is not None
+    assert (found.scan.latest_by.key, found.scan.latest_by.time) == (("k",), "t")
+    after, _ = fuse(place_p_stream(_stream().update_queue("k", "t", combine=False).root, ["in"])[0])
+    assert not any(isinstance(node, Fused) for node in topological(after))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda here: here.window("t", size="9 s", unit="s").agg(m="count(DISTINCT n)"),
+        lambda here: here.window("t", size="9 s", unit="s").agg(m="sum(my_udf(n))"),
+        lambda here: here.window("t", size="1500 ms", slide="500 ms", unit="s").agg(m="sum(n)"),
+        lambda here: here.select("t", m="my_udf(n)").window("t", size="9 s", unit="s").agg(m="max(m)"),
+        lambda here: here.lookup("t", _TABLE, on="k").window("t", size="9 s", unit="s").agg(m="sum(c)"),
+    ],
+)
+def test_an_aggregate_that_has_no_fragments_here_stays_whole(build: Graph) -> None:
+    after, _ = fuse(place_p_stream(build(_stream()).root, ["in"])[0])  # type: ignore[operator]  # a function
+    assert "assemble" not in [node.label for node in topological(after)]
+    assert "aggregate" in [node.label for node in topological(after)]
+
+
+def test_the_rules_come_to_an_end() -> None:
+    with pytest.raises(RuntimeError):
+        to_fixed_point(_stream().root, lambda root: (root, ("again",)))
