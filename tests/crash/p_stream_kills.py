@@ -73,7 +73,9 @@ class Chain:
         for name, program in (("finish", _WRITER), ("finished", _DRIVER)):
             (self.directory / name).touch()
             job, _ = self._running[program]
-            assert until(partial(_has_ended, job), _PATIENCE_S), f"{program} did not end: {why(job, self.directory)}"
+            assert until(partial(_has_ended, job), _PATIENCE_S), (
+                f"{program} did not end: {why(job, self.directory)}"
+            )
             assert job.returncode == 0, why(job, self.directory)
 
     def committed(self) -> int:
