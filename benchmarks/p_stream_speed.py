@@ -24,7 +24,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,9 @@ import pyarrow as pa
 from benchmarks.harness import REPOSITORY, machine
 from benchmarks.queries import QUERIES, STREAMS
 from benchmarks.streams import DATA, REAL, load
-from penstock.checkpointing.p_stream import PStream, PStreamWriter, read_blocks
-from penstock.operators.fragments import combined
+from penstock.checkpointing.p_stream import PStream, PStreamWriter
 from penstock.operators.scan import Scan
-from penstock.operators.scanner import Scanner
+from penstock.operators.scanner import Scanner, scan_p_stream
 
 CHUNK_ROWS = 1 << 20
 UNIT_ROWS = 1 << 18
@@ -141,21 +139,12 @@ def read(query: str, density: str, folder: Path, million: int) -> dict[str, floa
         place = Path(scratch) / "p-stream"
         fill(place, chunks, ingest, goal="fast")
         source = PStream(place)
-        pieces = source.pieces(source.start, source.end)
-        half = len(pieces) // 2
-
-        def part(which: Any) -> pa.RecordBatch:
-            (found,) = Scanner(scan, source.schema).run(read_blocks(source.segments, which))
-            return found
-
-        part(pieces[:1])
-        best, rows = float("inf"), 0
-        with ThreadPoolExecutor(2) as pool:
-            for _ in range(3):
-                begin = time.perf_counter()
-                found = list(pool.map(part, [pieces[:half], pieces[half:]]))
-                rows = combined(scan.fragments, found).num_rows if scan.fragments else 0
-                best = min(best, time.perf_counter() - begin)
+        scan_p_stream(source, scan, stop=UNIT_ROWS)
+        best, rows = float("inf"), 1
+        for _ in range(3):
+            begin = time.perf_counter()
+            rows = scan_p_stream(source, scan).num_rows
+            best = min(best, time.perf_counter() - begin)
     return {
         "read": CHUNK_ROWS * len(chunks) / best / 1e6,
         "tuples a fragment": CHUNK_ROWS * len(chunks) / rows,

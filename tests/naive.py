@@ -357,7 +357,7 @@ def simple8b_words(values: Sequence[int], sub_block: int) -> list[int] | None:
 def fragments_of(
     rows: Iterable[tuple[int, tuple[int, ...], int]], steps: int
 ) -> dict[tuple[int, tuple[int, ...]], tuple[int, int, int, int, int]]:
-    """Return of each pane and group the count, sum, least, greatest and newest value of (time, group, value)."""
+    """Return of each pane and group the count, sum, least, greatest and newest value of rows."""
     found: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = {}
     for time, group, value in rows:
         found.setdefault((time // steps * steps, group), []).append((time, value))
