@@ -225,6 +225,8 @@ def scan_p_stream(
     """
     stream.refresh()
     pieces = stream.pieces(stream.start if start is None else start, stream.end if stop is None else stop)
+    if scan.fragments and any(partial.kind in ("first", "last") for partial in scan.fragments.partials):
+        threads = 1  # fragments do not tell at what time their first or last row was
     scanners = [Scanner(scan, stream.schema) for _ in range(max(1, min(threads, len(pieces))))]
     edges = [len(pieces) * part // len(scanners) for part in range(len(scanners) + 1)]
 
