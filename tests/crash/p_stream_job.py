@@ -22,7 +22,7 @@ from tests.spark.conftest import lean_session
 
 def start(spark: SparkSession, directory: Path) -> StreamingQuery:
     """Start or restart the query."""
-    source = spark.readStream.format("pstream").option("reader", "job").option("maxRows", 5_000)
+    source = spark.readStream.format("pstream").option("reader", "job").option("maxRows", 20_000)
     df = source.load(str(directory / "source"))
     made = df.where("n % 3 != 0").selectExpr("n", "n * n as square", "upper(text) as text")
     writer = made.writeStream.format("pstream").option("checkpointLocation", str(directory / "checkpoint"))

@@ -133,7 +133,6 @@ def verify(directory: Path, say: Callable[[str], None] = print) -> None:
     assert sink.column_names == ["n", "square", "text"]
     found = list(zip(*(sink[name].to_pylist() for name in sink.column_names), strict=True))
     assert found == expected(count), "the sink differs from an uninterrupted run"
-    assert source.start > 0 or count < 1_000_000
     say(f"{count} rows in, {len(found)} rows out, as without kills; rows from {source.start} on are kept")
 
 

@@ -27,14 +27,16 @@ def rows(first: int, count: int) -> pa.Table:
 def main() -> int:
     """Run the writer and return its exit code."""
     directory = Path(sys.argv[1])
-    with PStreamWriter(directory / "source", SCHEMA, writer="numbers", interval="20ms", threads=1) as writer:
+    with PStreamWriter(directory / "source", SCHEMA, writer="numbers", interval="50ms", threads=1) as writer:
         at = writer.clock.get("n", 0)
         print("started", flush=True)
-        while not (directory / "finish").exists():
+        while True:
             writer.append(rows(at, _ROWS), clock={"n": at + _ROWS})
             at += _ROWS
+            if (directory / "finish").exists():
+                break
             # The pace of a source; nothing is waited for.
-            time.sleep(0.02)
+            time.sleep(0.1)
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
-from penstock.checkpointing.p_stream import PStream, PStreamWriter, Unit
+from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter, Unit
 from penstock.checkpointing.p_stream.segments import pieces
 from penstock.spark_ext import p_stream_source
 from tests.spark.conftest import lean_session
@@ -368,6 +369,24 @@ def test_units_are_as_large_as_is_told(spark: SparkSession, tmp_path: Path) -> N
     ).save(str(tmp_path / "sink"))
     (commit,) = PStream(tmp_path / "sink").log.commits
     assert [unit.rows for segment in commit.segments for unit in segment.units] == [30, 30, 30, 10]
+
+
+def test_output_modes_that_append_are_taken(spark: SparkSession, tmp_path: Path) -> None:
+    append(tmp_path / "source", 0, 5)
+    df = stream(spark, tmp_path / "source").groupBy("text").count()
+    for mode in ("update", "complete"):
+        writer = df.writeStream.format("pstream").outputMode(mode).trigger(availableNow=True)
+        writer = writer.option("checkpointLocation", str(tmp_path / f"checkpoint {mode}"))
+        with refused("only appended to") if mode == "complete" else contextlib.nullcontext():
+            writer.start(str(tmp_path / mode)).awaitTermination()
+    assert sorted(PStreamReader(tmp_path / "update").read()["count"].to_pylist()) == [1, 1, 1, 2]
+
+
+def test_the_document_runs(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "p-streams-spark.md").read_text()
+    for program in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(program, "p-streams-spark.md", "exec"), {"__name__": "__main__"})
+    assert "[1, 3]" in capsys.readouterr().out
 
 
 def test_large_units_cross_to_the_jvm_in_parts(
