@@ -219,13 +219,14 @@ def options(query: str, density: str, folder: Path, million: int) -> dict[str, f
     kept = dict.fromkeys(ingest.columns if ingest.select is None else ingest.select, "plain")
     bounds = {name: 0.005 for name in floats if name in kept}
     found: dict[str, float] = {}
-    for name, scan, settings in [
+    configurations: list[tuple[str, Scan | None, dict[str, Any]]] = [
         ("none", None, {"codecs": plain}),
         ("push-up", ingest, {"codecs": kept}),
         ("compression", None, {"goal": "balanced"}),
         ("both", ingest, {"goal": "balanced"}),
         *([("both, lossy", ingest, {"goal": "balanced", "error_bounds": bounds})] if bounds else []),
-    ]:
+    ]
+    for name, scan, settings in configurations:
         with tempfile.TemporaryDirectory() as scratch:
             place = Path(scratch) / "p-stream"
             took = fill(place, chunks, scan, **settings)

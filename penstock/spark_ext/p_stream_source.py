@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -121,6 +121,8 @@ class PStreamDataSource(DataSource):
         stream = PStream(options.path)
         scan = _scan_of(options, stream.schema, options.columns or tuple(schema.names))
         check_same(schema, scan.spark, stream.files.location)
+        # A schema that was given to Spark may say otherwise what can be null.
+        scan = replace(scan, spark=schema)
         return _Plan(options, options.partitions or self.parallelism, stream, scan)
 
 

@@ -222,7 +222,14 @@ class PStreamWriter:
         for field in self.schema:
             if not field.nullable and rows.column(field.name).null_count:
                 raise InvalidUsageError("a column has nulls that may have none", column=field.name)
-        return rows.select(self.schema.names).cast(self.schema)
+        # pyarrow casts no null struct with a field that is never null, not even to its own type.
+        columns = [
+            rows.column(field.name)
+            if rows.schema.field(field.name).type.equals(field.type, check_metadata=True)
+            else rows.column(field.name).cast(field.type)
+            for field in self.schema
+        ]
+        return pa.Table.from_arrays(columns, schema=self.schema)
 
     def _has_room(self) -> bool:
         return self._pending_bytes < self._max_pending_bytes or self._error is not None or self._closed
