@@ -144,7 +144,7 @@ def report(rounds: int, rows: int, data: Path) -> Iterator[str]:
     """Return the lines of the result."""
     yield "python -m benchmarks.p_stream_files"
     yield ""
-    yield machine()
+    yield f"{machine()}; load {os.getloadavg()[0]:.0f} at the begin"
     yield ""
     yield "milliseconds a commit, durable: the quickest tenth (median)"
     yield f"{'':<28}" + "".join(f"{_size(size):>18}" for size in SIZES)
