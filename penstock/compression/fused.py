@@ -57,7 +57,8 @@ def _sum_where(
         wanted: Any = True
         if where_step == 1 and where_width < 62:
             most = base + (np.int64(1) << where_width) - 1
-            wanted = base <= high and most >= low and most >= base
+            # A bound beyond the greatest number wraps around, and is above every one.
+            wanted = base <= high and (most >= low or most < base)
         if wanted:
             tested, summed = where_out[:n], out[:n]
             unpack_offsets(where_payload, where_used, where_width, where_bases[b], tested)
