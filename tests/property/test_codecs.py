@@ -88,8 +88,8 @@ def test_a_cascade_that_cannot_be_is_refused(cascade: Cascade, text: str) -> Non
 
 
 def test_more_exceptions_than_one_value_in_eight_do_not_fit() -> None:
-    floats = np.arange(800) / 4
     for name in ("decimal_2", "quantized_0.125"):
+        floats = np.arange(800) / 4
         floats[::8] = np.nan
         encode_stream(floats.view(np.int64), (name, "plain"))
         floats[1] = np.nan
