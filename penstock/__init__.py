@@ -8,15 +8,27 @@ from typing import TYPE_CHECKING, Any
 from penstock._version import __version__
 
 if TYPE_CHECKING:
+    from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
     from penstock.operators.graph import graph
     from penstock.spark_ext.metrics import metrics
     from penstock.spark_ext.read_state import read_state
     from penstock.spark_ext.register import register
     from penstock.spark_ext.update_queue import update_queue
 
-__all__ = ["__version__", "graph", "metrics", "read_state", "register", "update_queue"]
+__all__ = [
+    "PStreamReader",
+    "PStreamWriter",
+    "__version__",
+    "graph",
+    "metrics",
+    "read_state",
+    "register",
+    "update_queue",
+]
 
 _LAZY = {
+    "PStreamReader": "penstock.checkpointing.p_stream",
+    "PStreamWriter": "penstock.checkpointing.p_stream",
     "graph": "penstock.operators.graph",
     "metrics": "penstock.spark_ext.metrics",
     "read_state": "penstock.spark_ext.read_state",
@@ -26,7 +38,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the Spark side only when it is used, so that ``import penstock`` stays light."""
+    """Import what is heavy only when it is used, so that ``import penstock`` stays light."""
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -18,7 +18,6 @@ from penstock.checkpointing.protocol import (
     VectorClock,
     requests,
 )
-from penstock.checkpointing.protocol.collect import Facts
 
 Row = tuple[int, int, int]
 """Time, key and value."""
@@ -80,7 +79,9 @@ class Join(Stateless):
     def apply(self, state: Any, stream: str, offset: int, row: Row) -> tuple[Any, Sequence[Row]]:
         kept = tuple(entry for entry in state if entry[2][0] >= row[0] - self.window)
         pairs = [
-            (row[0], row[1], 100 * other[2] + row[2]) for s, _, other in kept if s != stream and other[1] == row[1]
+            (row[0], row[1], 100 * other[2] + row[2])
+            for s, _, other in kept
+            if s != stream and other[1] == row[1]
         ]
         return (*kept, (stream, offset, row)), pairs
 
@@ -335,9 +336,18 @@ class World:
     def settle(self) -> None:
         """Let things happen until nothing can."""
         self.recover()
-        while actions := self.actions():
-            for action in actions[:1]:
-                action()
+        while self.actions():
+            for source in self.rows:
+                self.send(source, len(self.rows[source]))
+            for edge in self.running.ready():
+                self.deliver(*edge)
+            for task in list(self.tasks):
+                self.run(task)
+                self.tell(task)
+            for task in list(self.done):
+                self.tell(task)
+            for operator in list(self.entries):
+                self.insert(operator)
 
     def check_output(self, *, complete: bool = False) -> None:
         """Assert that what came out is what comes out of a run without crashes, or a beginning of it."""
@@ -369,7 +379,3 @@ class World:
         assert numbers <= {asked.checkpoint}, "p-units of old checkpoints are kept"
         if self.topology.fault_tolerant:
             assert not any(self.storage.streams.values()), "p-units are kept beside the checkpoint"
-
-
-def no_facts(topology: Topology) -> Facts:
-    return Facts.none(topology)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.checkpointing.p_stream import Piece
+from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
 from penstock.compression import TableBlock
 from penstock.errors import InvalidUsageError
 from penstock.operators.evaluate import can_fail, evaluate, type_of
 from penstock.operators.expression import Expression
-from penstock.operators.fragments import Fragmenter
+from penstock.operators.fragments import Fragmenter, combined
 from penstock.operators.latest import Latest
 from penstock.operators.scan import Scan
 
-__all__ = ["Scanner"]
+__all__ = ["Scanner", "scan_p_stream"]
 
 _FEW = 0.25
 """Where less than this share of rows is selected, the others are taken out before anything is computed."""
@@ -119,6 +120,29 @@ class Scanner:
         elif self._latest is not None:
             yield self._latest.finish()
 
+    def merge(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Return what several scanners of this scan made, of rows one after the other, as one would have."""
+        if len(batches) < 2 or (self._fragmenter is None and self._latest is None):
+            return list(batches)
+        if self._latest is not None:
+            for batch in batches:
+                self._latest.add(pa.Table.from_batches([batch]))
+            return [self._latest.finish()]
+        return [combined(self._fragments, batches)]
+
+    def apply(self, rows: pa.Table) -> pa.Table:
+        """Return what the rows of a table become, before they are persisted: selected and projected.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the scan conflates or makes fragments, or an integer overflows.
+        """
+        found = self._rows(rows.select(self._columns))
+        if found is None:
+            raise InvalidUsageError("rows can only be selected and projected before they are persisted")
+        return found
+
     def _rows(self, rows: pa.Table) -> pa.Table | None:
         mask = None
         if self._parts:
@@ -174,6 +198,45 @@ class Scanner:
             values,
             mask,
         )
+
+
+def scan_p_stream(
+    stream: PStream, scan: Scan, start: int | None = None, stop: int | None = None, *, threads: int = 2
+) -> pa.Table:
+    """Return what a scan makes of the rows of a p-stream, in this process.
+
+    Parameters
+    ----------
+    stream : PStream
+        The p-stream.
+    scan : Scan
+        What to do.
+    start, stop : int, optional
+        Offsets; all rows that are there unless told.
+    threads : int
+        How many scan at once, each a part of the rows.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the scan does not fit the stream, such rows are not there, or an integer overflows.
+    CorruptDataError, UnavailableError
+        If what is read is damaged, or the file system refuses.
+    """
+    stream.refresh()
+    pieces = stream.pieces(stream.start if start is None else start, stream.end if stop is None else stop)
+    if scan.fragments and any(partial.kind in ("first", "last") for partial in scan.fragments.partials):
+        threads = 1  # fragments do not tell at what time their first or last row was
+    scanners = [Scanner(scan, stream.schema) for _ in range(max(1, min(threads, len(pieces))))]
+    edges = [len(pieces) * part // len(scanners) for part in range(len(scanners) + 1)]
+
+    def part(number: int) -> list[pa.RecordBatch]:
+        mine = pieces[edges[number] : edges[number + 1]]
+        return list(scanners[number].run(read_blocks(stream.segments, mine)))
+
+    with ThreadPoolExecutor(len(scanners)) as pool:
+        batches = [batch for found in pool.map(part, range(len(scanners))) for batch in found]
+    return pa.Table.from_batches(scanners[0].merge(batches), scanners[0].schema)
 
 
 def _evaluated(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:

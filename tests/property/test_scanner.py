@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -12,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.checkpointing.p_stream import Piece
+from penstock.checkpointing.p_stream import Piece, PStream, PStreamWriter
 from penstock.compression import TableBlock, encode_table
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan import PANE, Fragments, LatestBy, Partial, Scan
-from penstock.operators.scanner import Scanner
+from penstock.operators.scanner import Scanner, scan_p_stream
 
 SCHEMA = pa.schema(
     {
@@ -237,6 +238,34 @@ def test_rows_without_a_time_are_counted() -> None:
     assert (scanner.without_time,) == wanted
     assert scanner.schema.names == [PANE, "c"]
     assert found.num_rows
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("scan", "sql"),
+    [
+        (Scan(("n", "k"), "k <> 0"), "select n, k from rows where k <> 0"),
+        (
+            Scan(ALL, fragments=Fragments(60_000, "ts", "s", ("k",), (Partial("sum", "n", "s"),))),
+            "select floor(ts / 60)::bigint * 60 as p, k, sum(n)::bigint from rows group by p, k",
+        ),
+        (
+            Scan(("ts", "k"), latest_by=LatestBy(("k",), "ts")),
+            "select max(ts), k from rows group by k",
+        ),
+    ],
+)
+def test_threads_share_a_p_stream(tmp_path: Path, threads: int, scan: Scan, sql: str) -> None:
+    data = table(3, 500, nulls=0.0, disorder=10, keys=5)
+    with PStreamWriter(tmp_path / "s", SCHEMA, unit_rows=70, threads=1) as writer:
+        writer.append(data)
+    stream = PStream(tmp_path / "s")
+    found = scan_p_stream(stream, scan, threads=threads)
+    equal(found, sql, data)
+    if not scan.fragments and not scan.latest_by:
+        assert scan_p_stream(stream, scan, 100, 300, threads=threads).num_rows == sum(
+            k != 0 for k in data["k"][100:300].to_pylist()
+        )
 
 
 def _fragments(time: str, partial: Partial) -> Fragments:

@@ -112,7 +112,7 @@ class PStreamWriter:
         self._clock = dict(known.clock)
         self._pending: list[pa.Table] = []
         self._pending_bytes = 0
-        self._appended = self._durable = 0
+        self._appended = self._durable = self._written_bytes = 0
         self._wanted = 0
         self._error: BaseException | None = None
         self._closed = False
@@ -287,6 +287,7 @@ class PStreamWriter:
         self._stream.log.compact()
         with self._changed:
             self._pending_bytes -= size
+            self._written_bytes += sum(segment.size_bytes for segment in written)
             self._committed, self._durable = clock, appended
             self._changed.notify_all()
 
@@ -295,11 +296,12 @@ class PStreamWriter:
         return f"PStreamWriter({self._stream.files.location!r}, writer={self.name!r})"
 
     def metrics(self) -> dict[str, Any]:
-        """Return what waits and what is durable: calls of `append`, and bytes."""
+        """Return what waits and what is durable: calls of `append`, bytes in memory, and bytes on disk."""
         with self._changed:
             return {
                 "appended": self._appended,
                 "durable": self._durable,
                 "pending_bytes": self._pending_bytes,
+                "written_bytes": self._written_bytes,
                 "rows": self._stream.end,
             }
