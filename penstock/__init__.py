@@ -10,6 +10,7 @@ from penstock._version import __version__
 if TYPE_CHECKING:
     from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
     from penstock.operators.graph import graph
+    from penstock.spark_ext.graph_runner import start
     from penstock.spark_ext.metrics import metrics
     from penstock.spark_ext.read_state import read_state
     from penstock.spark_ext.register import register
@@ -23,6 +24,7 @@ __all__ = [
     "metrics",
     "read_state",
     "register",
+    "start",
     "update_queue",
 ]
 
@@ -33,6 +35,7 @@ _LAZY = {
     "metrics": "penstock.spark_ext.metrics",
     "read_state": "penstock.spark_ext.read_state",
     "register": "penstock.spark_ext.register",
+    "start": "penstock.spark_ext.graph_runner",
     "update_queue": "penstock.spark_ext.update_queue",
 }
 

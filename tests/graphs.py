@@ -172,10 +172,11 @@ def rows_of(root: Node, tables: Mapping[str, pa.Table]) -> list[tuple[Any, ...]]
         query = Oracle().sql(root)
         names = ", ".join(_quoted(name) for name in root.schema.names)
         found = connection.sql(f"SELECT {names} FROM ({query}) AS q").fetchall()
-    return sorted((tuple(map(_rounded, row)) for row in found), key=repr)
+    return sorted((tuple(map(rounded, row)) for row in found), key=repr)
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Return a value as `rows_of` has it."""
     if isinstance(value, bool | str) or value is None:
         return value
     return f"{value + 0.0:.9g}" if abs(value) > 1e-9 else "0"

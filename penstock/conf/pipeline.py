@@ -382,6 +382,12 @@ class Pipeline(_Section):
     sink: Sink = Field(discriminator="type")
     query: Annotated[Query, BeforeValidator(_empty_section)] = Query()
 
+    @property
+    def persists(self) -> bool:
+        """Whether it says that something has a p-stream; ``auto`` leaves that to graphs from Python."""
+        persist = self.persist
+        return persist == "always" or (isinstance(persist, dict) and "always" in persist.values())
+
     @model_validator(mode="after")
     def _sections_agree(self) -> Pipeline:
         problems = list(_disagreements(self))
@@ -699,15 +705,11 @@ def refuse_what_cannot_run(pipeline: Pipeline) -> Queue:
     InvalidUsageError
         If the pipeline has a part that cannot run yet; its text names the part.
     """
-    persist = pipeline.persist
-    if pipeline.window is not None or pipeline.queue is None:
-        part = "window: windows"
-    elif persist == "always" or (isinstance(persist, dict) and "always" in persist.values()):
-        part = "persist: p-streams"
-    else:
+    if pipeline.window is None and pipeline.queue is not None:
         return pipeline.queue
     raise InvalidUsageError(
-        f"{part} cannot run from a pipeline yet", hint="penstock explain shows the plan of this one"
+        "window: windows cannot run from a pipeline yet, as nothing puts their fragments together",
+        hint="penstock explain shows the plan of this one",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,18 @@ from penstock.conf.pipeline import (
     refuse_what_cannot_run,
 )
 from penstock.errors import InvalidUsageError
-from penstock.jobs.failure import root_cause, spark_message
+from penstock.jobs.explain import SOURCE, graph_of
 from penstock.jobs.session import is_local
+from penstock.operators.graph.nodes import Node, UpdateQueue, rebuild
+from penstock.spark_ext import graph_runner
+from penstock.spark_ext.failure import root_cause, spark_message
+from penstock.spark_ext.graph_handle import RunningGraph
 from penstock.spark_ext.update_queue import update_queue
 from penstock.units import parse_duration_us
 
-__all__ = ["pack_values", "start", "unpack_values", "writer"]
+__all__ = ["pack_values", "start", "start_graph", "unpack_values", "writer"]
+
+_QUEUE_OPTIONS = ("output_schema", "buckets", "arrival", "cost", "nulls", "staleness_column")
 
 
 @contextmanager
@@ -248,6 +255,49 @@ def writer(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> DataStre
     if query.trigger is not None:
         return writing.trigger(processingTime=f"{parse_duration_us(query.trigger) // 1_000} milliseconds")
     return writing
+
+
+def start_graph(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> RunningGraph:
+    """Start a pipeline as a graph, with the p-streams that it says.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+        With Penstock registered.
+    pipeline : Pipeline
+        What to run.
+    checkpoint : str
+        The graph's directory, which need not exist.
+
+    Raises
+    ------
+    InvalidUsageError
+        If Spark or the graph refuses a section.
+    """
+    query, queue = pipeline.query, refuse_what_cannot_run(pipeline)
+    rows = _read(spark, pipeline.source)
+    options: dict[str, Any] = {name: getattr(queue, name) for name in _QUEUE_OPTIONS}
+    if queue.apply is not None:
+        options["apply"] = _function(queue.apply)
+    if query.state_location is not None:
+        options["state_location"] = _resolve(spark, query.state_location)
+
+    def with_options(node: Node) -> Node:
+        return replace(node, options=tuple(options.items())) if isinstance(node, UpdateQueue) else node
+
+    graph = graph_of(pipeline)
+    available_now = query.trigger == "available_now"
+    with _section("the graph cannot start"):
+        return graph_runner.start(
+            replace(graph, root=rebuild(graph.root, with_options)),
+            spark,
+            _resolve(spark, checkpoint),
+            sources={SOURCE: rows},
+            sink=lambda made: _write(spark, made, pipeline.sink, queue.key).outputMode("append"),
+            persist=pipeline.persist,
+            checkpoint_interval=None if available_now else query.trigger,
+            available_now=available_now,
+        )
 
 
 def start(writing: DataStreamWriter) -> StreamingQuery:

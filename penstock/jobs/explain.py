@@ -23,7 +23,7 @@ from penstock.errors import InvalidUsageError
 from penstock.market import MARKET_SCHEMA
 from penstock.operators.graph import Graph, PhysicalPlan, graph
 
-__all__ = ["graph_of", "plan_file", "read_sample"]
+__all__ = ["SOURCE", "graph_of", "plan_file", "read_sample"]
 
 _INSTANT: Final = pa.timestamp("us", "UTC")
 _RATE: Final = pa.schema({"timestamp": _INSTANT, "value": pa.int64()})
@@ -59,7 +59,8 @@ _TYPES: Final = {
 }
 """Types of Spark's DDL by sqlglot's names, in which Spark's ``TIMESTAMP`` is ``TIMESTAMPTZ``."""
 
-_SOURCE: Final = "source"
+SOURCE: Final = "source"
+"""The name of a pipeline's source in its graph."""
 
 
 def plan_file(reference: str, overrides: Sequence[str] = (), sample: Path | None = None) -> PhysicalPlan:
@@ -109,7 +110,7 @@ def graph_of(pipeline: Pipeline, document: Document | None = None) -> Graph:
     with _field(place, "source"):
         kind, options = _kind_of(pipeline.source)
         made = graph(pipeline.query.name).source(
-            _SOURCE, schema_of(pipeline.source), kind=kind, options=options
+            SOURCE, schema_of(pipeline.source), kind=kind, options=options
         )
     if pipeline.filter is not None:
         with _field(place, "filter"):

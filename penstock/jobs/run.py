@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import tempfile
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,20 +12,19 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock._clock import monotonic_s
 from penstock.conf.pipeline import Pipeline, Query, load_pipeline, refuse_what_cannot_run
-from penstock.jobs.build import start, writer
+from penstock.errors import InvalidUsageError
+from penstock.jobs.build import start, start_graph, writer
 from penstock.jobs.session import open_session
 from penstock.jobs.signals import StopSignals
+from penstock.spark_ext.graph_handle import RESULTS, RunningGraph
 from penstock.spark_ext.metrics import ProgressReader, batch_metrics
 from penstock.spark_ext.register import register
+from penstock.spark_ext.stopping import stop_between_batches
 
 __all__ = ["Batch", "StopSignals", "Totals", "follow", "run_pipeline", "run_to_end"]
 
 _POLL_S = 0.25
-_SETTLE_S = 10.0
-_BATCH_END_S = 10.0
-"""How long a stop waits for the batch that runs."""
 _COUNTS = ("rows_in", "emitted", "conflated", "late", "dropped", "waiting_keys")
 
 
@@ -121,19 +119,27 @@ def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = N
     if not isinstance(pipeline, Pipeline):
         pipeline = load_pipeline(pipeline)
     refuse_what_cannot_run(pipeline)
+    if pipeline.persists:
+        raise InvalidUsageError(
+            "persist: a pipeline with a p-stream is more than one query", hint="use run_to_end"
+        )
     spark, _ = open_session(pipeline.query.name, pipeline.query.spark, spark)
     return _start(pipeline, spark)
 
 
 def _start(pipeline: Pipeline, spark: SparkSession) -> StreamingQuery:
+    return start(writer(spark, pipeline, _prepared(pipeline, spark)))
+
+
+def _prepared(pipeline: Pipeline, spark: SparkSession) -> str:
+    """Make Penstock's parts known to a session; return the checkpoint, a temporary one if none is given."""
     register(spark, metrics_file=pipeline.query.metrics, metrics_query=pipeline.query.name)
-    checkpoint = pipeline.query.checkpoint
-    if checkpoint is None:
-        # The query may outlive its handle, so the directory goes only when the process does.
-        temporary = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
-        atexit.register(temporary.cleanup)
-        checkpoint = temporary.name
-    return start(writer(spark, pipeline, checkpoint))
+    if pipeline.query.checkpoint is not None:
+        return pipeline.query.checkpoint
+    # The query may outlive its handle, so the directory goes only when the process does.
+    temporary = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
+    atexit.register(temporary.cleanup)
+    return temporary.name
 
 
 def _new_batches(reader: ProgressReader) -> list[Batch]:
@@ -152,37 +158,6 @@ def _new_batches(reader: ProgressReader) -> list[Batch]:
             )
         )
     return batches
-
-
-def _stop(query: StreamingQuery, spark: SparkSession) -> None:
-    """Stop a query, between two batches if it can be, and wait for its tasks.
-
-    Tasks of a batch that is given up end a moment later, remove the files they began, and complain.
-    Right after a batch there are none, as planning the next one takes a moment.
-    """
-    pause = threading.Event()
-    last = _last_batch(query)
-    deadline = monotonic_s() + _BATCH_END_S
-    while query.isActive and query.status["isTriggerActive"] and monotonic_s() < deadline:
-        if _last_batch(query) != last:
-            break
-        pause.wait(0.01)
-    query.stop()
-    tracker = spark.sparkContext.statusTracker()
-
-    def busy() -> bool:
-        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(str(query.runId))]
-        stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
-        return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
-
-    deadline = monotonic_s() + _SETTLE_S
-    while busy() and monotonic_s() < deadline:
-        pause.wait(0.02)
-
-
-def _last_batch(query: StreamingQuery) -> int | None:
-    progress = query.lastProgress
-    return None if progress is None else progress.batchId
 
 
 def follow(
@@ -226,13 +201,13 @@ def follow(
         except StreamingQueryException as error:
             failure = error
         if signals.received is not None:
-            _stop(query, spark)
+            stop_between_batches(query, spark)
         for batch in _new_batches(reader):
             totals = totals.plus(batch)
             on_batch(batch)
             if ends(batch) and not ended:
                 # The next batch may have begun, and ends before the query stops.
-                _stop(query, spark)
+                stop_between_batches(query, spark)
                 ended = True
         if failure is not None:
             raise failure
@@ -242,6 +217,40 @@ def follow(
                 totals = totals.plus(batch)
                 on_batch(batch)
             return replace(totals, signal=signals.received)
+
+
+def _follow_graph(
+    running: RunningGraph,
+    on_batch: Callable[[Batch], None],
+    signals: StopSignals,
+    ends: Callable[[Batch], bool],
+) -> Totals:
+    """Do for a graph what `follow` does for a query; the batches are those of its results.
+
+    Raises
+    ------
+    PenstockError
+        If a query failed.
+    """
+    totals = Totals()
+    reader: ProgressReader | None = None
+    ended = False
+    while not ended:
+        ended = running.await_termination(_POLL_S)
+        if signals.received is not None:
+            running.stop()
+            ended = True
+        if reader is None and RESULTS in running.queries:
+            reader = ProgressReader(running.queries[RESULTS])
+        batches = [] if reader is None else _new_batches(reader)
+        for batch in batches:
+            totals = totals.plus(batch)
+            on_batch(batch)
+            if ends(batch) and not ended:
+                running.stop()
+                ended = True
+                batches += _new_batches(reader) if reader is not None else []
+    return replace(totals, signal=signals.received)
 
 
 def _is_last(query: Query, batch: Batch) -> bool:
@@ -283,6 +292,8 @@ def run_to_end(
         If the configuration is wrong, or Spark or the queue refuses a section of it.
     pyspark.errors.StreamingQueryException
         If the query failed.
+    PenstockError
+        If one of the queries of a pipeline with a p-stream failed.
     """
     refuse_what_cannot_run(pipeline)
     query = pipeline.query
@@ -292,6 +303,9 @@ def run_to_end(
             signals.take()
             if signals.received is not None:
                 return Totals(signal=signals.received)
+            if pipeline.persists:
+                with start_graph(spark, pipeline, _prepared(pipeline, spark)) as graph:
+                    return _follow_graph(graph, on_batch, signals, lambda batch: _is_last(query, batch))
             running = _start(pipeline, spark)
             try:
                 return follow(running, spark, on_batch, signals, lambda batch: _is_last(query, batch))

@@ -14,8 +14,8 @@ from pyspark.sql.types import StructType
 
 from penstock import _clock
 from penstock.errors import InvalidUsageError
-from penstock.jobs.failure import root_cause
 from penstock.market import Market
+from penstock.spark_ext.failure import root_cause
 from penstock.spark_ext.market_source import MarketDataSource
 from penstock.spark_ext.register import register
 

@@ -18,10 +18,10 @@ from pyspark.sql import SparkSession
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.build import pack_values, unpack_values
-from penstock.jobs.failure import root_cause
 from penstock.jobs.run import Batch, run_pipeline, run_to_end
 from penstock.market import Market
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
+from penstock.spark_ext.failure import root_cause
 
 pytestmark = pytest.mark.spark
 
@@ -100,6 +100,17 @@ def test_a_pipeline_runs_from_python_and_the_table_is_there(spark: SparkSession,
     assert query.name == "trades"
     last = {row["symbol"]: row["seq"] for row in sorted(table(spark), key=lambda row: row["seq"])}
     assert last == newest(30_000)
+
+
+def test_a_pipeline_that_persists_its_source_runs_as_a_graph(spark: SparkSession, tmp_path: Path) -> None:
+    batches: list[Batch] = []
+    queue = {"key": "symbol", "time": "time", "budget": 300}
+    persisted = pipeline(tmp_path, persist="always", queue=queue, filter="seq >= 0")
+    totals = run_to_end(persisted, batches.append, spark)
+    last = {row["symbol"]: row["seq"] for row in sorted(table(spark), key=lambda row: row["seq"])}
+    assert last == newest(30_000)
+    assert (totals.waiting_keys, totals.emitted) == (0, sum(batch.emitted for batch in batches))
+    assert (tmp_path / "checkpoint" / "p-streams" / "source").is_dir()
 
 
 def test_files_of_each_format_are_read(spark: SparkSession, tmp_path: Path) -> None:

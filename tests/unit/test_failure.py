@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.jobs.failure import root_cause, spark_message
+from penstock.spark_ext.failure import root_cause, spark_message
 
 _STACK = "\n\tat org.apache.spark.Executor.run(Executor.scala:1)\n\tat java.lang.Thread.run(Unknown Source)\n"
 

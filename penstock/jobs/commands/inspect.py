@@ -112,3 +112,31 @@ def pstream(
             job.check(stream)
     if found.damage:
         raise typer.Exit(FAILED)
+
+
+@inspect.command()
+def graph(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT", help="The directory that a graph was started with.", show_default=False
+        ),
+    ],
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show a graph's plan, its p-streams with offsets and lag, its markers and its last recovery.
+
+    The graph may run meanwhile. Spark is not started.
+    """
+    with errors(debug=debug):
+        from penstock.checkpointing.graph_directory import GraphDirectory
+        from penstock.checkpointing.graph_facts import facts_of
+
+        facts = facts_of(GraphDirectory(checkpoint))
+        if as_json:
+            typer.echo(json.dumps(facts.as_dict(), indent=2))
+            return
+        from penstock.jobs.inspect_graph import show
+
+        show(console(), facts)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["root_cause", "spark_message"]
+from penstock import errors
+from penstock.errors import PenstockError
+
+__all__ = ["kind_of", "root_cause", "spark_message"]
 
 _PENSTOCK = re.compile(
     r"penstock\.[\w.]*?\w+Error: (.+?)(?=\n\s*\n|\n\s+at |\nCaused by: |\s*SQLSTATE|\Z)", re.DOTALL
@@ -68,3 +71,12 @@ def root_cause(error: BaseException) -> str:
         return str(caused[-1])
     terminated = _TERMINATED.search(text)
     return spark_message(Exception(terminated[1])) if terminated else spark_message(error)
+
+
+def kind_of(error: BaseException) -> type[PenstockError]:
+    """Return the class of Penstock's own error that made a streaming query fail; else `PenstockError`."""
+    if isinstance(error, PenstockError):
+        return type(error)
+    names = re.findall(r"penstock\.errors\.(\w+Error): ", str(error))
+    found = getattr(errors, names[-1], PenstockError) if names else PenstockError
+    return found if isinstance(found, type) and issubclass(found, PenstockError) else PenstockError

@@ -1,0 +1,238 @@
+"""The directory of a running graph: one checkpoint, in which all that it needs to go on lies.
+
+    CHECKPOINT/
+      graph-NUMBER.json           what graph this is: its shape, its plan, p-streams and queries
+      recovery-NUMBER.json        how the newest restart went
+      p-streams/NAME/             p-streams that the graph writes (`penstock.checkpointing.p_stream`)
+      queries/NAME/               Spark's own checkpoint of each of its queries
+      state/                      of update queues (`penstock.state_store`)
+
+Of files with a number the largest counts; one is deleted after the next one is durable. Nothing here needs
+Spark: of its checkpoints only the logs are read, whose files are a line ``v1`` and then lines of JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.checkpointing.files import Files, open_files
+from penstock.errors import CorruptDataError, InvalidUsageError
+
+__all__ = ["FORMAT", "GraphDirectory", "QueryProgress"]
+
+FORMAT: Final = 1
+"""The version of the documents' format."""
+
+_LOG_VERSION: Final = "v1"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryProgress:
+    """How far one of Spark's queries is, as its checkpoint says.
+
+    Parameters
+    ----------
+    id : str or None
+        Spark's id of it, by which its state and what it wrote are named; None before its first start.
+    planned, committed : int
+        The newest micro-batch that was begun, and the newest that is committed; -1 where there is none.
+    rows : mapping of str to int
+        For each p-stream that it reads, by its identity: the row up to which it has committed. Where it
+        reads one several times, the least.
+    """
+
+    id: str | None = None
+    planned: int = -1
+    committed: int = -1
+    rows: Mapping[str, int] = field(default_factory=dict)
+
+
+class GraphDirectory:
+    """A graph's checkpoint. Used on the driver, and by commands; nothing is held open.
+
+    Parameters
+    ----------
+    location : str or path
+        A path, or a URI that both Spark and `penstock.checkpointing.files.open_files` know.
+
+    Raises
+    ------
+    InvalidUsageError
+        If no file system is known for it.
+    """
+
+    def __init__(self, location: str | os.PathLike[str]) -> None:
+        text = os.fspath(location)
+        self.location = (
+            text.rstrip("/") if re.match(r"[A-Za-z][\w+.-]+:/", text) else str(Path(text).absolute())
+        )
+        self.files = open_files(self.location)
+
+    def place(self, *names: str) -> str:
+        """Return the location of something in it, as Spark takes it."""
+        return "/".join((self.location, *names))
+
+    # ---------------------------------------------------------------------------------- documents
+
+    def newest(self, kind: str) -> dict[str, Any] | None:
+        """Return the newest document of a kind, ``graph`` or ``recovery``; None where there is none.
+
+        Raises
+        ------
+        CorruptDataError
+            If it is not JSON of an object.
+        InvalidUsageError
+            If its format is newer than this version of Penstock knows.
+        UnavailableError
+            If the file system refuses.
+        """
+        while True:
+            number = max(self._numbers(kind), default=None)
+            if number is None:
+                return None
+            name = _name(kind, number)
+            # Gone only if there is a newer one by now.
+            with contextlib.suppress(FileNotFoundError):
+                content = bytes(self.files.read(name))
+                break
+        try:
+            document = json.loads(content)
+        except ValueError:
+            document = None
+        if not isinstance(document, dict) or "format" not in document:
+            raise CorruptDataError("a document of a graph is damaged", file=self.files.path_of(name))
+        if document["format"] != FORMAT:
+            raise InvalidUsageError(
+                "the checkpoint has another format",
+                file=self.files.path_of(name),
+                format=document["format"],
+                known=FORMAT,
+                hint="use the version of Penstock that wrote it, or a newer one",
+            )
+        return document
+
+    def put(self, kind: str, document: Mapping[str, Any]) -> None:
+        """Make a document the newest of its kind, unless it is already.
+
+        Raises
+        ------
+        ConflictError
+            If another driver puts one at the same time.
+        CorruptDataError, UnavailableError
+            As `newest`.
+        """
+        made = {"format": FORMAT, **document}
+        content = json.dumps(made, indent=1).encode()
+        if self.newest(kind) == json.loads(content):
+            return
+        known = self._numbers(kind)
+        self.files.publish(_name(kind, max(known, default=-1) + 1), content)
+        for number in known:
+            self.files.delete(_name(kind, number))
+
+    def _numbers(self, kind: str) -> list[int]:
+        pattern = re.compile(rf"{kind}-(\d+)\.json")
+        return [int(found[1]) for fact in self.files.list() if (found := pattern.fullmatch(fact.name))]
+
+    # --------------------------------------------------------------------------------- Spark's logs
+
+    def query(self, name: str) -> str:
+        """Return the location of a query's checkpoint."""
+        return self.place("queries", name)
+
+    def progress(self, query: str) -> QueryProgress:
+        """Return how far a query is; safe while it runs.
+
+        Raises
+        ------
+        CorruptDataError
+            If a file of its logs is damaged.
+        UnavailableError
+            If the file system refuses.
+        """
+        files = self.files.child("queries").child(query)
+        planned, committed = (max(_batches(files.child(log)), default=-1) for log in ("offsets", "commits"))
+        rows = self.batch_rows(query, committed) if committed >= 0 else {}
+        return QueryProgress(_id_of(files), planned, committed, rows)
+
+    def batch_rows(self, query: str, batch: int) -> dict[str, int]:
+        """Return up to which row of each p-stream, by identity, a micro-batch reads; the least of several.
+
+        Spark keeps the newest hundred; of others it is empty.
+
+        Raises
+        ------
+        CorruptDataError
+            If the file is damaged.
+        UnavailableError
+            If the file system refuses.
+        """
+        log = self.files.child("queries").child(query).child("offsets")
+        with contextlib.suppress(FileNotFoundError):
+            rows: dict[str, int] = {}
+            for identity, row in _offsets(bytes(log.read(str(batch))).decode(), log.path_of(str(batch))):
+                rows[identity] = min(row, rows.get(identity, row))
+            return rows
+        return {}
+
+    def released(self, query: str, identity: str, row: int) -> int:
+        """Return of how many micro-batches a query has released all rows of a p-stream.
+
+        Parameters
+        ----------
+        query : str
+            The query.
+        identity : str
+            The p-stream's.
+        row : int
+            The row before which its readers released all.
+
+        Raises
+        ------
+        CorruptDataError, UnavailableError
+            As `batch_rows`.
+        """
+        log = self.files.child("queries").child(query).child("offsets")
+        for batch in sorted(_batches(log), reverse=True):
+            end = self.batch_rows(query, batch).get(identity)
+            if end is not None and end <= row:
+                return batch + 1
+        return 0
+
+
+def _name(kind: str, number: int) -> str:
+    return f"{kind}-{number:08}.json"
+
+
+def _batches(log: Files) -> list[int]:
+    return [int(fact.name) for fact in log.list() if fact.name.isdecimal()]
+
+
+def _id_of(files: Files) -> str | None:
+    try:
+        return str(json.loads(bytes(files.read("metadata")))["id"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, LookupError, TypeError):
+        raise CorruptDataError("a query's metadata is damaged", file=files.path_of("metadata")) from None
+
+
+def _offsets(text: str, file: str) -> Iterator[tuple[str, int]]:
+    """Yield identity and row of each p-stream in a file of Spark's offset log."""
+    version, *lines = text.splitlines()
+    if version != _LOG_VERSION:
+        raise CorruptDataError("an offset log of Spark has an unknown version", file=file, version=version)
+    for line in lines[1:]:
+        try:
+            offset = json.loads(line)
+        except ValueError:
+            continue  # other sources write what they like
+        if isinstance(offset, dict) and {"identity", "offset"} <= offset.keys():
+            yield str(offset["identity"]), int(offset["offset"])

@@ -1,0 +1,56 @@
+"""What of a plan may not change while its checkpoint lives."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from penstock.operators.graph.nodes import Fused, Node, PStream, Source, UpdateQueue, topological
+from penstock.operators.graph.plan import PhysicalPlan
+
+__all__ = ["shape"]
+
+
+def shape(plan: PhysicalPlan) -> list[str]:
+    """Return what a checkpoint depends on, a line of JSON each; the same lines, the same checkpoint.
+
+    These are sources, p-streams with what is done before them, operators with a state, and what makes
+    fragments or conflates in a reader, with their columns and what they read. Selections, projections and
+    lookups behind the last p-stream, and the sink, may change: what is committed does not depend on them.
+    """
+    nodes = list(topological(plan.root))
+    fixed: set[int] = set()
+    for node in nodes:
+        if isinstance(node, PStream):
+            fixed |= {id(one) for one in topological(node)}
+    fixed |= {id(node) for node in nodes if _holds(node)}
+    below: dict[int, list[int]] = {}
+    lines: list[str] = []
+    for node in nodes:
+        # What may change is looked through: what counts is what of the rest it leads to.
+        leads = [number for above in node.inputs for number in below[id(above)]]
+        if id(node) not in fixed:
+            below[id(node)] = leads
+            continue
+        below[id(node)] = [len(lines)]
+        lines.append(json.dumps(_line(node, leads)))
+    return [*lines, json.dumps({"kind": "results", "reads": below[id(plan.root)]})]
+
+
+def _holds(node: Node) -> bool:
+    if isinstance(node, Fused):
+        return node.scan.fragments is not None or node.scan.latest_by is not None
+    return node.stateful or isinstance(node, Source)
+
+
+def _line(node: Node, leads: list[int]) -> dict[str, Any]:
+    # A queue's budget may be another one at every start.
+    lasting = replace(node, budget=None) if isinstance(node, UpdateQueue) else node
+    return {
+        "kind": node.label,
+        "name": node.name,
+        "does": lasting.describe(),
+        "columns": {one.name: str(one.type) for one in node.schema},
+        "reads": leads,
+    }

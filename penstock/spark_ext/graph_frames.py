@@ -1,0 +1,282 @@
+"""A plan's operators as DataFrames of Spark."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from penstock.checkpointing.p_stream import PStream as Stream
+from penstock.errors import InvalidUsageError
+from penstock.operators.expression import Expression, column
+from penstock.operators.graph.nodes import (
+    Assemble,
+    Fused,
+    Node,
+    PStream,
+    Select,
+    Sink,
+    Source,
+    StreamTableJoin,
+    Union,
+    UpdateQueue,
+    Where,
+    topological,
+)
+from penstock.operators.scan import Scan
+from penstock.spark_ext.p_stream_source import Columns, Pushed
+from penstock.spark_ext.p_stream_types import check_same, spark_schema
+from penstock.spark_ext.update_queue import update_queue
+
+__all__ = ["Assembler", "Frames", "Reading", "checked", "runnable"]
+
+Assembler: TypeAlias = Callable[[Assemble, DataFrame], DataFrame]
+"""Makes windows of fragments: from the operator and the DataFrame of its fragments to that of windows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One subscription of a graph to a p-stream.
+
+    Parameters
+    ----------
+    stream : str
+        The p-stream's name in the graph.
+    location : str
+        Where it is.
+    reader : str
+        The name that is subscribed.
+    """
+
+    stream: str
+    location: str
+    reader: str
+
+
+def runnable(root: Node) -> Node:
+    """Return the part of a plan that runs: up to the fragments of a window, where it has one.
+
+    Raises
+    ------
+    InvalidUsageError
+        If fragments are not all that would come out, or an operator cannot run.
+    """
+    nodes = list(topological(root))
+    for node in nodes:
+        _refuse(node, nodes)
+    assembles = [node for node in nodes if isinstance(node, Assemble)]
+    if not assembles:
+        return root
+    at = root
+    while len(at.inputs) == 1 and not isinstance(at, Assemble | PStream):
+        at = at.inputs[0]
+    if not isinstance(at, Assemble) or len(assembles) > 1:
+        raise InvalidUsageError(
+            "only one window may be in a graph that runs, and no p-stream, union or join behind it",
+            node=assembles[0].name,
+        )
+    return at.inputs[0]
+
+
+def _refuse(node: Node, nodes: list[Node]) -> None:
+    readers = sum(above is node for one in nodes for above in one.inputs)
+    if isinstance(node, UpdateQueue) and readers > 1:
+        raise InvalidUsageError(
+            "an update queue has several readers, each of which would have a queue of its own",
+            hint=f"persist its output: persist={{{node.name!r}: 'always'}}",
+            node=node.name,
+        )
+    known = (
+        Assemble | UpdateQueue | Fused | PStream | Select | Sink | Source | StreamTableJoin | Union | Where
+    )
+    if not isinstance(node, known):
+        raise InvalidUsageError(
+            f"{node.label}: this operator cannot run yet",
+            hint="a window runs as fragments in a p-stream's reader: say persist='always'"
+            if node.label in ("window", "aggregate")
+            else None,
+            node=node.name,
+        )
+
+
+class Frames:
+    """Makes DataFrames of a plan's nodes. Used on the driver, for one start of a graph.
+
+    A node with several readers is made for each of them, so that each has subscriptions of its own: Spark
+    would not read two equal ones in step.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        With Penstock registered.
+    name : str
+        The graph's name, under which its readers subscribe.
+    sources, tables : mapping of str to DataFrame
+        The DataFrames of sources that are no p-streams, and of static tables.
+    streams, paths : mapping of str to str
+        Where p-streams are, by their names: those of the graph, and those that are sources.
+    state : str
+        Where the states of update queues go.
+    max_rows : int, optional
+        The most rows that a reader takes in a micro-batch.
+    assemble : callable, optional
+        The assembly of windows.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        name: str,
+        *,
+        sources: Mapping[str, DataFrame],
+        tables: Mapping[str, DataFrame],
+        streams: Mapping[str, str],
+        paths: Mapping[str, str],
+        state: str,
+        max_rows: int | None = None,
+        assemble: Assembler | None = None,
+    ) -> None:
+        self._spark = spark
+        self._name = name
+        self._sources = sources
+        self._tables = tables
+        self._streams = streams
+        self._paths = paths
+        self._state = state
+        self._max_rows = max_rows
+        self._assemble = assemble
+        self._readers: Counter[str] = Counter()
+        self._readings: list[Reading] = []
+
+    def of(self, node: Node) -> tuple[DataFrame, tuple[Reading, ...]]:
+        """Return what leaves a node, and what is read of p-streams for it.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a source or table is not given, or has other columns.
+        CorruptDataError, UnavailableError
+            If a p-stream is damaged, or the file system refuses.
+        """
+        before = len(self._readings)
+        return self._of(node), tuple(self._readings[before:])
+
+    def _of(self, node: Node) -> DataFrame:
+        match node:
+            case Source(kind="p-stream") | PStream():
+                return self._read(node, None, list(node.schema.names))
+            case Source():
+                return self._source(node)
+            case Fused():
+                return self._read(node.inputs[0], node.scan, list(node.scan.columns))
+            case StreamTableJoin():
+                return self._lookup(node)
+            case Union():
+                first, *others = (self._of(above) for above in node.inputs)
+                for other in others:
+                    first = first.unionByName(other)
+                return first
+        rows = self._of(node.inputs[0])
+        match node:
+            case Where():
+                return rows.where(node.predicate.text)
+            case Select():
+                return rows.selectExpr(*(_item(name, one) for name, one in node.columns))
+            case UpdateQueue():
+                return self._queue(node, rows)
+            case Assemble() if self._assemble is not None:
+                return self._assemble(node, rows)
+            case Sink():
+                return rows
+        raise InvalidUsageError(f"{node.label}: this operator cannot run yet", node=node.name)
+
+    def _source(self, node: Source) -> DataFrame:
+        if node.name not in self._sources:
+            raise InvalidUsageError(
+                "a source is not given",
+                hint=f"such as sources={{{node.name!r}: spark.readStream...}}",
+                source=node.name,
+            )
+        return checked(self._sources[node.name], spark_schema(node.columns), node.name, streaming=True)
+
+    def _lookup(self, node: StreamTableJoin) -> DataFrame:
+        rows = self._of(node.inputs[0])
+        if node.table not in self._tables:
+            raise InvalidUsageError(
+                "a table is not given", hint=f"such as tables={{{node.table!r}: df}}", table=node.table
+            )
+        table = checked(self._tables[node.table], spark_schema(node.columns), node.table, streaming=False)
+        return rows.join(table, list(node.on)).select(*map(_quoted, node.schema.names))
+
+    def _queue(self, node: UpdateQueue, rows: DataFrame) -> DataFrame:
+        options: dict[str, Any] = {"state_location": self._state, **dict(node.options)}
+        return update_queue(
+            rows,
+            node.update_key,
+            node.time,
+            policy=node.policy,
+            budget=node.budget,
+            combine="auto" if node.combine else False,
+            name="".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in node.name),
+            **options,
+        )
+
+    def _read(self, base: Node, scan: Scan | None, names: list[str]) -> DataFrame:
+        """Return a p-stream as a streaming DataFrame that subscribes under a name of its own."""
+        places = self._streams if isinstance(base, PStream) else self._paths
+        if base.name not in places:
+            raise InvalidUsageError(
+                "where a p-stream is is not given",
+                hint=f"such as sources={{{base.name!r}: PATH}}",
+                source=base.name,
+            )
+        location = places[base.name]
+        stream = Stream(location)
+        what = Columns.of(stream.schema, names) if scan is None else Pushed.of(stream.schema, scan)
+        self._readers[location] += 1
+        number = self._readers[location]
+        reader = self._name if number == 1 else f"{self._name}-{number}"
+        self._readings.append(Reading(base.name, location, reader))
+        options = {"reader": reader}
+        options |= {"columns": json.dumps(names)} if scan is None else {"scan": scan.to_json()}
+        if self._max_rows is not None:
+            options["maxRows"] = str(self._max_rows)
+        return self._spark.readStream.format("pstream").schema(what.spark).options(**options).load(location)
+
+
+def checked(df: DataFrame, wanted: StructType, name: str, *, streaming: bool) -> DataFrame:
+    """Return those columns of a DataFrame that are wanted.
+
+    Raises
+    ------
+    InvalidUsageError
+        If one is missing or of another type, or the DataFrame is streaming and should not be, or the reverse.
+    """
+    if df.isStreaming != streaming:
+        raise InvalidUsageError(
+            "a source is a streaming DataFrame, and a table is not", name=name, is_streaming=df.isStreaming
+        )
+    there = df.select(*(_quoted(one) for one in wanted.names if one in df.columns))
+    try:
+        check_same(there.schema, wanted, name)
+    except InvalidUsageError as error:
+        raise InvalidUsageError(
+            "a DataFrame has not the columns that the graph says",
+            name=name,
+            missing=error.context["missing"],
+            types=error.context["types"],
+        ) from None
+    return there
+
+
+def _item(name: str, expression: Expression) -> str:
+    return f"{expression.text} AS {column(name).text}"
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,377 @@
+"""`RunningGraph`: one handle for all queries of a graph."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import StructType
+
+from penstock.checkpointing.graph_directory import GraphDirectory
+from penstock.checkpointing.graph_facts import Markers, StreamFacts, facts_of
+from penstock.checkpointing.protocol import RecoveryReport
+from penstock.errors import PenstockError
+from penstock.operators.graph import PhysicalPlan
+from penstock.spark_ext.failure import kind_of, root_cause
+from penstock.spark_ext.graph_recovery import GraphRecovery
+from penstock.spark_ext.metrics import ProgressReader
+from penstock.spark_ext.stopping import stop_between_batches
+
+__all__ = ["RESULTS", "GraphMetrics", "GraphState", "QueryMetrics", "RunningGraph", "Stage"]
+
+_LOGGER = logging.getLogger(__name__)
+
+RESULTS = "results"
+"""The name of the query that makes a graph's results."""
+
+_POLL_S = 0.1
+_STOP_S = 60.0
+
+GraphState = Literal["running", "finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One query of a graph, ready to start.
+
+    Parameters
+    ----------
+    name : str
+        Its name in the graph, its checkpoint and errors.
+    writer : DataStreamWriter
+        What starts it.
+    after : tuple of str
+        The queries that write what it reads.
+    """
+
+    name: str
+    writer: DataStreamWriter
+    after: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryMetrics:
+    """What a query did since this start of the graph.
+
+    Parameters
+    ----------
+    batches : int
+        Micro-batches that it committed.
+    rows : int
+        Rows that came into Spark: what a p-stream's reader left out did not.
+    batch_ms : tuple of int
+        How long its newest micro-batches took, oldest first, a hundred at the most.
+    """
+
+    batches: int = 0
+    rows: int = 0
+    batch_ms: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GraphMetrics:
+    """What a graph did.
+
+    Parameters
+    ----------
+    queries : mapping of str to QueryMetrics
+        By name, since this start.
+    streams : tuple of StreamFacts
+        The p-streams, as they are now.
+    markers : Markers
+        Since the first start.
+    recovery : RecoveryReport, optional
+        Of this start, when it has ended.
+    """
+
+    queries: Mapping[str, QueryMetrics]
+    streams: tuple[StreamFacts, ...]
+    markers: Markers
+    recovery: RecoveryReport | None
+
+
+@dataclass(slots=True)
+class _Run:
+    """A query that was started."""
+
+    query: StreamingQuery
+    reader: ProgressReader
+    metrics: QueryMetrics = field(default_factory=QueryMetrics)
+
+    def read(self) -> int | None:
+        """Take note of what the query did since the last call; return the newest micro-batch of that."""
+        new = self.reader.new()
+        if not new:
+            return None
+        old = self.metrics
+        times = (*old.batch_ms, *(one.durationMs.get("triggerExecution", 0) for one in new))
+        rows = old.rows + sum(max(one.numInputRows, 0) for one in new)
+        self.metrics = QueryMetrics(old.batches + len(new), rows, times[-100:])
+        return new[-1].batchId
+
+
+class RunningGraph:
+    """The queries of a graph that was started, as one.
+
+    Made by `penstock.start`. A thread of its own watches the queries: where one fails, it stops the others,
+    and with ``available_now`` it starts a query when those before it have ended. All methods may be called
+    from any thread::
+
+        state      ends when
+        ---------  -------------------------------------------------
+        running    all queries have ended: finished
+                   `stop` was called: stopped
+                   a query failed, and the others are stopped: failed
+
+    Leaving a ``with`` block stops it. Nothing is lost by stopping: a start with the same checkpoint goes on.
+
+    Attributes
+    ----------
+    name : str
+        The graph's name.
+    plan : PhysicalPlan
+        What runs.
+    schema : StructType
+        The columns of the results.
+    ends_with : str
+        ``"sink"``, or ``"fragments"`` where the graph has a window: its partial results are the results.
+    checkpoint : str
+        The graph's directory.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        plan: PhysicalPlan,
+        directory: GraphDirectory,
+        stages: Sequence[Stage],
+        schema: StructType,
+        *,
+        ends_with: str,
+        in_turn: bool,
+        recovery: GraphRecovery | None,
+    ) -> None:
+        self.name = plan.name
+        self.plan = plan
+        self.schema = schema
+        self.ends_with = ends_with
+        self.checkpoint = directory.location
+        self._spark = spark
+        self._directory = directory
+        self._recovery = recovery
+        self._waiting = list(stages)
+        self._names = [stage.name for stage in stages]
+        self._in_turn = in_turn
+        self._runs: dict[str, _Run] = {}
+        self._state: GraphState = "running"
+        self._error: PenstockError | None = None
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+        try:
+            self._start_ready()
+        except BaseException:
+            self._stop_queries()
+            raise
+        self._thread = threading.Thread(target=self._watch, name=f"penstock-{self.name}", daemon=True)
+        self._thread.start()
+
+    # -------------------------------------------------------------------------------- the watcher
+
+    def _watch(self) -> None:
+        # Spark finds Python data sources by the session that is active in a thread; this makes it so.
+        self._spark.createDataFrame([], "nothing int")
+        while not self._ended.wait(_POLL_S):
+            with self._lock:
+                try:
+                    self._look()
+                except Exception as error:
+                    self._fail("the graph cannot go on", None, error)
+
+    def _look(self) -> None:
+        """Take note of what the queries did, and do what follows from it."""
+        if self._ended.is_set():
+            return
+        for name, run in self._runs.items():
+            ended = not run.query.isActive
+            batch = run.read()
+            if batch is not None and self._recovery is not None and name == self._names[-1]:
+                self._recovery.committed(batch)
+            error = run.query.exception() if ended else None
+            if error is not None:
+                self._fail("a query of the graph failed", name, error)
+                return
+        self._start_ready()
+        if not self._waiting and not any(run.query.isActive for run in self._runs.values()):
+            self._end("finished")
+
+    def _start_ready(self) -> None:
+        for stage in list(self._waiting):
+            if self._in_turn and not all(self._has_ended(name) for name in stage.after):
+                continue
+            query = stage.writer.start()
+            self._waiting.remove(stage)
+            self._runs[stage.name] = _Run(query, ProgressReader(query))
+            _LOGGER.info("query started [graph=%s query=%s id=%s]", self.name, stage.name, query.id)
+
+    def _has_ended(self, name: str) -> bool:
+        return name in self._runs and not self._runs[name].query.isActive
+
+    def _fail(self, fact: str, query: str | None, error: Exception) -> None:
+        context = {} if query is None else {"query": query}
+        self._error = kind_of(error)(
+            fact, graph=self.name, **context, cause=root_cause(error).removesuffix(".")
+        )
+        self._error.__cause__ = error
+        _LOGGER.error("%s [graph=%s query=%s]", fact, self.name, query)
+        try:
+            self._stop_queries()
+        except Exception:
+            _LOGGER.warning("a query could not be stopped [graph=%s]", self.name, exc_info=True)
+        self._end("failed")
+
+    def _end(self, state: GraphState) -> None:
+        self._state = state
+        for run in self._runs.values():
+            run.read()
+        self._ended.set()
+        _LOGGER.info("graph %s [graph=%s]", state, self.name)
+
+    def _stop_queries(self) -> None:
+        """Stop all queries, upstream ones first, so that what they made durable last may still be read."""
+        for run in self._runs.values():
+            stop_between_batches(run.query, self._spark)
+
+    # ---------------------------------------------------------------------------------- the caller
+
+    @property
+    def queries(self) -> dict[str, StreamingQuery]:
+        """Spark's queries that were started, by name; the last one to come makes the results."""
+        with self._lock:
+            return {name: run.query for name, run in self._runs.items()}
+
+    @property
+    def state(self) -> GraphState:
+        """In which state it is."""
+        return self._state
+
+    @property
+    def recovery(self) -> RecoveryReport | None:
+        """How the recovery of this start went; None if there was none, or it has not ended."""
+        return None if self._recovery is None else self._recovery.report
+
+    def status(self) -> dict[str, Any]:
+        """Return the graph's state, and of each query whether it runs and what it does.
+
+        Returns
+        -------
+        dict
+            ``graph``, ``state``, ``recovering``, and ``queries``: by name ``active``, ``message`` and
+            ``micro_batch``, the newest one or None.
+        """
+        with self._lock:
+            queries: dict[str, Any] = {
+                name: {"active": False, "message": "Waits for the queries before it", "micro_batch": None}
+                for name in self._names
+            }
+            for name, run in self._runs.items():
+                last = run.query.lastProgress
+                queries[name] = {
+                    "active": run.query.isActive,
+                    "message": run.query.status["message"],
+                    "micro_batch": None if last is None else last.batchId,
+                }
+            recovering = self._recovery is not None and self._recovery.report is None
+            return {"graph": self.name, "state": self._state, "recovering": recovering, "queries": queries}
+
+    def metrics(self) -> GraphMetrics:
+        """Return what the graph did.
+
+        Raises
+        ------
+        CorruptDataError
+            If its checkpoint is damaged.
+        UnavailableError
+            If the file system refuses.
+        """
+        with self._lock:
+            if not self._ended.is_set():
+                self._look()
+            queries = {name: QueryMetrics() for name in self._names}
+            queries |= {name: run.metrics for name, run in self._runs.items()}
+        facts = facts_of(self._directory)
+        return GraphMetrics(queries, facts.streams, facts.markers, self.recovery)
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Wait until the graph has ended, or so many seconds; say whether it has.
+
+        Raises
+        ------
+        PenstockError
+            If a query failed: the text names it and tells the cause. The class is that of the cause where
+            that is one of Penstock's own errors.
+        """
+        ended = self._ended.wait(timeout)
+        self._raise()
+        return ended
+
+    def process_all_available(self) -> None:
+        """Wait until all that is in the sources now is processed and committed. For tests.
+
+        Raises
+        ------
+        PenstockError
+            If a query failed; see `await_termination`.
+        """
+        for name in self._names:
+            while name not in self._runs and not self._ended.wait(_POLL_S):
+                pass
+            run = self._runs.get(name)
+            if run is not None and run.query.isActive:
+                try:
+                    run.query.processAllAvailable()
+                except PySparkException:
+                    self._ended.wait(_STOP_S)  # the watcher tells
+            self._raise()
+        with self._lock:
+            self._look()
+        self._raise()
+
+    def stop(self) -> None:
+        """Stop all queries between two micro-batches, those of the results last; idempotent.
+
+        Raises
+        ------
+        PySparkException
+            If Spark cannot stop one.
+        """
+        with self._lock:
+            if self._ended.is_set():
+                return
+            self._waiting.clear()
+            self._stop_queries()
+            self._end("stopped")
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def __enter__(self) -> RunningGraph:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

@@ -1,0 +1,198 @@
+"""Recovery of a graph over an existing checkpoint, in the paper's four phases (Scabbard §3.2).
+
+1. **Progress recovery**: how far each query has planned and committed, by Spark's logs, and what the
+   p-streams' logs hold.
+2. **Upstream requesting**: from which row each query needs its p-streams again; nothing of that may be
+   released.
+3. **Data recovery**: the p-units from there on are there, and so is the state of update queues. What is in
+   them is checked by the tasks that load them.
+4. **Upstream replay**: until the query of the results has committed its first micro-batch; at once where
+   nothing is to be replayed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock._clock import monotonic_s, now_us
+from penstock.checkpointing.graph_directory import GraphDirectory, QueryProgress
+from penstock.checkpointing.p_stream import Piece, PStream
+from penstock.checkpointing.protocol import RecoveryReport
+from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.state_store.survey import find_operators
+
+__all__ = ["GraphRecovery", "QueryStreams"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_PHASES = ("progress recovery", "upstream requesting", "data recovery", "upstream replay")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryStreams:
+    """A query, and where the p-streams are that it reads; the last query makes the results."""
+
+    name: str
+    reads: tuple[str, ...]
+
+
+class GraphRecovery:
+    """One recovery of a graph: the first three phases when it is made, the fourth by `committed`.
+
+    Used on the driver, before the queries start and while they run. A crash in it is followed by another one.
+
+    Parameters
+    ----------
+    name : str
+        The graph's name.
+    directory : GraphDirectory
+        Its checkpoint.
+    queries : sequence of QueryStreams
+        Its queries.
+    clock : callable
+        Returns seconds on a clock that never goes back.
+
+    Raises
+    ------
+    CorruptDataError
+        If rows that a query needs were released, or a file is damaged or missing.
+    InvalidUsageError
+        If a p-stream is gone.
+    UnavailableError
+        If the file system refuses.
+
+    Attributes
+    ----------
+    report : RecoveryReport or None
+        What was done; None until the replay has ended.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        directory: GraphDirectory,
+        queries: Sequence[QueryStreams],
+        clock: Callable[[], float] = monotonic_s,
+    ) -> None:
+        self._name = name
+        self._directory = directory
+        self._queries = queries
+        self._clock = clock
+        self._times = [clock()]
+        self._progress: dict[str, QueryProgress] = {}
+        self._streams: dict[str, PStream] = {}
+        self._begins: dict[str, int] = {}
+        self._rows = self._units = 0
+        self.report: RecoveryReport | None = None
+        self._progress_recovery()
+        self._upstream_requesting()
+        self._data_recovery()
+        results = self._progress[queries[-1].name]
+        if not self._rows and all(one.planned == one.committed for one in self._progress.values()):
+            self.committed(results.committed + 1)
+
+    def _ended(self, **facts: Any) -> None:
+        self._times.append(self._clock())
+        phase = _PHASES[len(self._times) - 2]
+        said = " ".join(f"{name}={value}" for name, value in facts.items())
+        seconds = self._times[-1] - self._times[-2]
+        _LOGGER.info("%s [graph=%s %s seconds=%.3f]", phase, self._name, said, seconds)
+
+    def _progress_recovery(self) -> None:
+        for query in self._queries:
+            self._progress[query.name] = self._directory.progress(query.name)
+            for location in query.reads:
+                if location not in self._streams:
+                    self._streams[location] = PStream(location)
+        self._ended(checkpoint=self._checkpoint)
+
+    @property
+    def _checkpoint(self) -> int | None:
+        """The newest micro-batch of the results that is committed."""
+        committed = self._progress[self._queries[-1].name].committed
+        return None if committed < 0 else committed
+
+    def _upstream_requesting(self) -> None:
+        for query in self._queries:
+            for location in query.reads:
+                stream = self._streams[location]
+                row = self._progress[query.name].rows.get(stream.identity)
+                if row is None:
+                    continue
+                if row < stream.start:
+                    raise CorruptDataError(
+                        "rows of a p-stream are released that the checkpoint needs",
+                        hint="the checkpoint may be an old copy; start with a new one",
+                        file=stream.files.location,
+                        query=query.name,
+                        needed=row,
+                        start=stream.start,
+                    )
+                self._begins[location] = min(row, self._begins.get(location, row))
+        for location, stream in self._streams.items():
+            self._begins.setdefault(location, stream.start)
+            self._rows += stream.end - self._begins[location]
+        self._ended(rows=self._rows)
+
+    def _data_recovery(self) -> None:
+        for location, stream in self._streams.items():
+            found = {fact.name: fact.size_bytes for fact in stream.segments.list()}
+            pieces = stream.pieces(self._begins[location], stream.end) if self._rows else []
+            for piece in pieces:
+                if found.get(piece.segment, 0) < _end_of(piece):
+                    raise CorruptDataError(
+                        "a segment of a p-stream is missing or cut",
+                        file=stream.segments.path_of(piece.segment),
+                    )
+            self._units += len(pieces)
+        buckets = sum(self._buckets(progress) for progress in self._progress.values())
+        self._ended(units=self._units, buckets=buckets)
+
+    def _buckets(self, progress: QueryProgress) -> int:
+        """Return how many buckets of state a query has; what all of an operator's share is checked."""
+        if progress.id is None:
+            return 0
+        try:
+            operators = find_operators(self._directory.files.child("state").child(progress.id))
+        except InvalidUsageError:
+            return 0
+        for operator in operators:
+            for damage in operator.damage:
+                raise CorruptDataError(damage.fact, file=damage.file)
+        return sum(len(operator.buckets) for operator in operators)
+
+    def committed(self, batch: int) -> None:
+        """Tell that the query of the results has committed a micro-batch, which ends the replay.
+
+        Raises
+        ------
+        ConflictError, UnavailableError
+            If the report cannot be stored.
+        """
+        if self.report is not None:
+            return
+        self._ended(batch=batch)
+        phases = [after - before for before, after in zip(self._times, self._times[1:], strict=False)]
+        self.report = RecoveryReport(self._checkpoint, self._units, *phases)
+        self._directory.put("recovery", self._document(self.report))
+
+    def _document(self, report: RecoveryReport) -> dict[str, Any]:
+        return {
+            "time_us": now_us(),
+            "checkpoint": report.checkpoint,
+            "rows_replayed": self._rows,
+            "units_replayed": report.units_loaded,
+            "phases_s": {
+                "progress recovery": report.progress_recovery_s,
+                "upstream requesting": report.upstream_requesting_s,
+                "data recovery": report.data_recovery_s,
+                "upstream replay": report.upstream_replay_s,
+            },
+        }
+
+
+def _end_of(piece: Piece) -> int:
+    return piece.at + piece.size_bytes

@@ -1,0 +1,56 @@
+"""Stopping a streaming query between two of its micro-batches."""
+
+from __future__ import annotations
+
+import threading
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock._clock import monotonic_s
+
+__all__ = ["stop_between_batches"]
+
+_POLL_S = 0.01
+_BATCH_END_S = 10.0
+"""How long a stop waits for the batch that runs."""
+_SETTLE_S = 10.0
+"""How long it waits for the tasks of a batch that was given up."""
+
+
+def stop_between_batches(query: StreamingQuery, spark: SparkSession) -> None:
+    """Stop a query, between two batches if it can be, and wait for its tasks.
+
+    Tasks of a batch that is given up end a moment later, remove the files they began, and complain.
+    Right after a batch there are none, as planning the next one takes a moment.
+
+    Parameters
+    ----------
+    query : pyspark.sql.streaming.StreamingQuery
+        The query; it may have ended.
+    spark : pyspark.sql.SparkSession
+        The session in which it runs.
+    """
+    pause = threading.Event()
+    last = _last_batch(query)
+    deadline = monotonic_s() + _BATCH_END_S
+    while query.isActive and query.status["isTriggerActive"] and monotonic_s() < deadline:
+        if _last_batch(query) != last:
+            break
+        pause.wait(_POLL_S)
+    query.stop()
+    tracker = spark.sparkContext.statusTracker()
+
+    def busy() -> bool:
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(str(query.runId))]
+        stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+        return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
+
+    deadline = monotonic_s() + _SETTLE_S
+    while busy() and monotonic_s() < deadline:
+        pause.wait(2 * _POLL_S)
+
+
+def _last_batch(query: StreamingQuery) -> int | None:
+    progress = query.lastProgress
+    return None if progress is None else progress.batchId

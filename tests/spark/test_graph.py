@@ -1,0 +1,371 @@
+"""Running graphs: what comes out, restarts, failures, several sources and readers, markers, recovery."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+import penstock
+from penstock.checkpointing.graph_directory import GraphDirectory
+from penstock.checkpointing.graph_facts import facts_of
+from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
+from penstock.errors import InvalidUsageError, PenstockError
+from penstock.operators.graph import Graph
+from penstock.spark_ext.graph_handle import RunningGraph
+from tests.graphs import rounded, rows_of
+from tests.spark.conftest import lean_session
+from tests.spark.queries import PATIENCE_S, SCHEMA, Input, quotes
+
+pytestmark = pytest.mark.spark
+
+QUOTES = quotes([]).schema
+ROWS = [(f"key {n % 7}", n, float(n * 37 % 11)) for n in range(60)]
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Give a session for all tests of the module."""
+    session = lean_session(tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()
+
+
+def filtered(name: str = "quotes") -> Graph:
+    """Return a graph whose selection goes before a p-stream, and whose projection goes into its reader."""
+    made = penstock.graph("twice").source(name, QUOTES).where("v > 2").select("k", "t", twice="v * 2")
+    return made.sink("pstream")
+
+
+def sink_to(path: Path) -> Callable[[DataFrame], DataStreamWriter]:
+    """Return what writes results into a p-stream."""
+    return lambda rows: rows.writeStream.format("pstream").option("path", str(path))
+
+
+def run(graph: Graph, spark: SparkSession, place: Path, **options: Any) -> RunningGraph:
+    """Run a graph over all that is there, into the p-stream ``out``."""
+    running = penstock.start(
+        graph, spark, place / "checkpoint", sink=sink_to(place / "out"), available_now=True, **options
+    )
+    with running:
+        assert running.await_termination(PATIENCE_S), running.status()
+    assert running.state == "finished"
+    return running
+
+
+def rows_in(path: Path) -> list[tuple[Any, ...]]:
+    """Return the rows of a p-stream, sorted."""
+    return sorted(tuple(row.values()) for row in PStreamReader(path).read().to_pylist())
+
+
+def same(path: Path, graph: Graph, **tables: pa.Table) -> bool:
+    """Say whether a p-stream holds what a graph means, by DuckDB."""
+    return sorted((tuple(map(rounded, row)) for row in rows_in(path)), key=repr) == rows_of(
+        graph.root, tables
+    )
+
+
+def append(path: Path, rows: list[tuple[Any, ...]]) -> None:
+    """Append quotes to a p-stream."""
+    with PStreamWriter(path, QUOTES, threads=1) as writer:
+        writer.append(quotes(rows))
+
+
+@pytest.mark.parametrize("persist", ["always", "never"])
+def test_a_restarted_graph_goes_on_exactly_once(spark: SparkSession, tmp_path: Path, persist: Any) -> None:
+    graph, source = filtered(), Input(tmp_path / "in")
+    source.add(quotes(ROWS[:20]), quotes(ROWS[20:30]))
+    options: dict[str, Any] = {"sources": {"quotes": source.frame(spark)}, "persist": persist}
+    first = run(graph, spark, tmp_path, **options)
+    assert same(tmp_path / "out", graph, quotes=quotes(ROWS[:30]))
+    assert first.recovery is None
+    assert list(first.queries) == ([] if persist == "never" else ["ingest-quotes"]) + ["results"]
+    source.add(quotes(ROWS[30:]))
+    second = run(graph, spark, tmp_path, **options)
+    assert same(tmp_path / "out", graph, quotes=quotes(ROWS))
+    assert second.schema.names == ["k", "t", "twice"]
+    third = run(graph, spark, tmp_path, **options)
+    assert third.metrics().queries["results"].rows == 0
+    assert third.recovery is not None
+    assert same(tmp_path / "out", graph, quotes=quotes(ROWS))
+
+
+def test_markers_and_offsets_are_in_the_metrics(spark: SparkSession, tmp_path: Path) -> None:
+    source = Input(tmp_path / "in")
+    source.add(quotes(ROWS[:20]), quotes(ROWS[20:40]), quotes(ROWS[40:]))
+    kept = sum(v > 2 for _, _, v in ROWS)
+    running = run(
+        filtered(),
+        spark,
+        tmp_path,
+        sources={"quotes": source.frame(spark)},
+        persist="always",
+        max_rows=kept // 3,
+    )
+    metrics = running.metrics()
+    assert metrics.queries["ingest-quotes"].batches == 3
+    assert metrics.queries["ingest-quotes"].rows == 60
+    assert metrics.queries["results"].rows == kept, "what is not selected is not in the p-stream"
+    assert len(metrics.queries["results"].batch_ms) == metrics.queries["results"].batches
+    (stream,) = metrics.streams
+    assert (stream.end, stream.own) == (kept, True)
+    (reader,) = stream.readers
+    assert (reader.name, reader.query, reader.committed, reader.lag) == ("twice", "results", kept, 0)
+    markers = metrics.markers
+    assert (markers.retain, markers.checkpoint) == (3, metrics.queries["results"].batches)
+    assert markers.release in (markers.checkpoint - 1, markers.checkpoint)
+    assert facts_of(GraphDirectory(tmp_path / "checkpoint")).markers == markers
+
+
+def test_a_p_stream_that_is_a_source_is_read_as_it_is(spark: SparkSession, tmp_path: Path) -> None:
+    append(tmp_path / "in", ROWS[:25])
+    graph = filtered()
+    running = penstock.start(
+        graph,
+        spark,
+        tmp_path / "checkpoint",
+        sources={"quotes": tmp_path / "in"},
+        sink=sink_to(tmp_path / "out"),
+        retain_interval="10ms",
+        checkpoint_interval="20ms",
+    )
+    with running:
+        assert list(running.queries) == ["results"]
+        running.process_all_available()
+        append(tmp_path / "in", ROWS[25:])
+        running.process_all_available()
+        assert running.status()["queries"]["results"]["active"]
+        assert running.status()["state"] == "running"
+    assert running.state == "stopped"
+    assert same(tmp_path / "out", graph, quotes=quotes(ROWS))
+    assert list(PStream(tmp_path / "in").readers()) == ["twice"]
+    with pytest.raises(InvalidUsageError, match="subscribed to the p-stream already"):
+        run(graph, spark, tmp_path / "other", sources={"quotes": tmp_path / "in"})
+
+
+def test_what_is_durable_when_a_graph_stops_comes_out_after_its_restart(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    graph, source = filtered(), Input(tmp_path / "in")
+    options: dict[str, Any] = {"sources": {"quotes": source.frame(spark)}, "persist": "always"}
+    let = threading.Event()
+    started = threading.Event()
+
+    def slow(rows: DataFrame) -> DataStreamWriter:
+        def write(batch: DataFrame, number: int) -> None:
+            started.set()
+            assert let.wait(PATIENCE_S)
+            _append_batch(batch, number, tmp_path / "out")
+
+        return rows.writeStream.foreachBatch(write)
+
+    source.add(quotes(ROWS[:20]))
+    running = penstock.start(graph, spark, tmp_path / "checkpoint", sink=slow, **options)
+    assert started.wait(PATIENCE_S)
+    source.add(*(quotes(ROWS[at : at + 20]) for at in (20, 40)))
+    running.queries["ingest-quotes"].processAllAvailable()
+    stopping = threading.Thread(target=running.stop)
+    stopping.start()
+    let.set()
+    stopping.join(PATIENCE_S)
+    assert running.state == "stopped"
+    again = penstock.start(graph, spark, tmp_path / "checkpoint", sink=slow, available_now=True, **options)
+    with again:
+        assert again.await_termination(PATIENCE_S)
+    assert same(tmp_path / "out", graph, quotes=quotes(ROWS))
+
+
+def _append_batch(batch: DataFrame, number: int, path: Path) -> None:
+    writer = batch.write.format("pstream").mode("append").option("writer", "w").option("batch", str(number))
+    writer.save(str(path))
+
+
+def test_a_failing_batch_stops_all_queries_and_runs_again(spark: SparkSession, tmp_path: Path) -> None:
+    graph, source = filtered(), Input(tmp_path / "in")
+    source.add(quotes(ROWS))
+    options: dict[str, Any] = {"sources": {"quotes": source.frame(spark)}, "persist": "always"}
+
+    def fails(rows: DataFrame) -> DataStreamWriter:
+        def write(batch: DataFrame, number: int) -> None:
+            _append_batch(batch, number, tmp_path / "out")
+            raise ValueError("a batch that fails")
+
+        return rows.writeStream.foreachBatch(write)
+
+    running = penstock.start(graph, spark, tmp_path / "checkpoint", sink=fails, **options)
+    with pytest.raises(PenstockError, match=r"query=results .*ValueError: a batch that fails"):
+        running.await_termination(PATIENCE_S)
+    assert running.state == "failed"
+    assert not any(query.isActive for query in running.queries.values())
+    with pytest.raises(PenstockError, match="query=results"):
+        running.process_all_available()
+
+    def works(rows: DataFrame) -> DataStreamWriter:
+        return rows.writeStream.foreachBatch(lambda batch, n: _append_batch(batch, n, tmp_path / "out"))
+
+    again = penstock.start(graph, spark, tmp_path / "checkpoint", sink=works, available_now=True, **options)
+    with again:
+        assert again.await_termination(PATIENCE_S)
+    assert same(tmp_path / "out", graph, quotes=quotes(ROWS))
+    report = again.recovery
+    assert report is not None
+    assert report.checkpoint is None, "no micro-batch of the results was committed"
+    assert report.units_loaded == 1
+    document = GraphDirectory(tmp_path / "checkpoint").newest("recovery")
+    assert document is not None
+    assert set(document["phases_s"]) == {
+        "progress recovery", "upstream requesting", "data recovery", "upstream replay"
+    }  # fmt: skip
+    assert document["phases_s"]["upstream replay"] > 0
+
+
+def test_several_sources_and_a_table(spark: SparkSession, tmp_path: Path) -> None:
+    names = pa.schema({"k": pa.string(), "name": pa.string()})
+    source = Input(tmp_path / "in")
+    source.add(quotes(ROWS[:30]))
+    append(tmp_path / "appended", ROWS[30:])
+    pushed = penstock.graph("all").source("pushed", QUOTES).where("v > 3")
+    filed = penstock.graph("all").source("filed", QUOTES, kind="files").where("v < 9")
+    graph = pushed.union(filed).lookup("names", names, on="k").select("name", "t").sink("pstream")
+    table = pa.table({"k": [f"key {n}" for n in range(5)], "name": list("abcde")}, names)
+    run(
+        graph,
+        spark,
+        tmp_path,
+        sources={"pushed": source.frame(spark), "filed": tmp_path / "appended"},
+        tables={"names": spark.createDataFrame(table.to_pandas())},
+    )
+    tables = {"pushed": quotes(ROWS[:30]), "filed": quotes(ROWS[30:]), "names": table}
+    assert same(tmp_path / "out", graph, **tables)
+
+
+def test_two_readers_of_one_p_stream(spark: SparkSession, tmp_path: Path) -> None:
+    source = Input(tmp_path / "in")
+    source.add(quotes(ROWS[:30]), quotes(ROWS[30:]))
+    both = penstock.graph("both").source("quotes", QUOTES)
+    high, low = both.where("v >= 6").select("k", "t"), both.where("v < 2").select("k", "t")
+    graph = high.union(low).sink("pstream")
+    options: dict[str, Any] = {"sources": {"quotes": source.frame(spark)}, "persist": "always"}
+    running = run(graph, spark, tmp_path, **options, max_rows=20)
+    assert same(tmp_path / "out", graph, quotes=quotes(ROWS))
+    (stream,) = running.metrics().streams
+    assert [reader.name for reader in stream.readers] == ["both", "both-2"]
+    assert [reader.committed for reader in stream.readers] == [60, 60]
+
+
+def test_an_update_queue_and_what_follows_it(spark: SparkSession, tmp_path: Path) -> None:
+    source = Input(tmp_path / "in")
+    source.add(quotes(ROWS[:30]))
+    graph = (
+        penstock.graph("newest").source("quotes", QUOTES).update_queue("k", "t", name="newest").where("v > 1")
+    ).sink("pstream")
+    options: dict[str, Any] = {"sources": {"quotes": source.frame(spark)}, "persist": "always"}
+    run(graph, spark, tmp_path, **options)
+    source.add(quotes(ROWS[30:]))
+    run(graph, spark, tmp_path, **options)
+    newest = {k: (k, t, v) for rows in (ROWS[:30], ROWS[30:]) for k, t, v in rows}
+    first = {k: (k, t, v) for k, t, v in ROWS[:30]}
+    made = sorted(row for rows in (first, newest) for row in rows.values() if row[2] > 1)
+    assert rows_in(tmp_path / "out") == made
+
+
+def test_the_output_of_an_operator_is_persisted(spark: SparkSession, tmp_path: Path) -> None:
+    source = Input(tmp_path / "in")
+    source.add(quotes(ROWS))
+    queue = penstock.graph("pinned").source("quotes", QUOTES).update_queue("k", "t", name="newest")
+    high, low = queue.where("v >= 6"), queue.where("v < 6").select("k", "t", v="v + 100")
+    graph = high.union(low).sink("pstream")
+    sources = {"quotes": source.frame(spark)}
+    with pytest.raises(InvalidUsageError, match="several readers"):
+        penstock.start(graph, spark, tmp_path / "no", sources=sources, persist="never")
+    running = run(graph, spark, tmp_path, sources=sources, persist={"newest": "always", "quotes": "never"})
+    assert list(running.queries) == ["ingest-newest", "results"]
+    newest = {k: (k, t, v if v >= 6 else v + 100) for k, t, v in ROWS}
+    assert rows_in(tmp_path / "out") == sorted(newest.values())
+
+
+def test_a_window_ends_with_its_fragments(spark: SparkSession, tmp_path: Path) -> None:
+    source = Input(tmp_path / "in")
+    source.add(quotes(ROWS[:30]), quotes(ROWS[30:]))
+    graph = (
+        penstock.graph("sums")
+        .source("quotes", QUOTES)
+        .window("t", size="10 s", slide="5 s", unit="s")
+        .group_by("k")
+        .agg(total="sum(v)")
+        .where("total > 3")
+        .sink("pstream")
+    )
+    sources = {"quotes": source.frame(spark)}
+    with pytest.raises(InvalidUsageError, match="persist='always'"):
+        penstock.start(graph, spark, tmp_path / "no", sources=sources, persist="never")
+    running = run(graph, spark, tmp_path, sources=sources, max_rows=30)
+    assert running.ends_with == "fragments"
+    assert running.schema.names == ["pane", "k", "sum_v"]
+    sums: dict[tuple[str, int], float] = defaultdict(float)
+    for pane, k, total in rows_in(tmp_path / "out"):
+        sums[k, pane] += total
+    wanted: dict[tuple[str, int], float] = defaultdict(float)
+    for k, t, v in ROWS:
+        wanted[k, t // 5 * 5] += v
+    assert sums == wanted
+
+
+def test_a_checkpoint_of_another_graph_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    source = Input(tmp_path / "in")
+    source.add(quotes(ROWS[:30]))
+    options: dict[str, Any] = {"sources": {"quotes": source.frame(spark)}, "persist": "always"}
+    base = penstock.graph("g").source("quotes", QUOTES).where("v > 2")
+    run(base.sink("pstream"), spark, tmp_path, **options)
+    for other in (
+        penstock.graph("g").source("quotes", QUOTES).where("v > 3"),
+        base.update_queue("k", "t"),
+        penstock.graph("g").source("trades", QUOTES),
+    ):
+        given = options | {"sources": {_source_of(other): source.frame(spark)}}
+        with pytest.raises(InvalidUsageError, match="of another graph"):
+            penstock.start(other.sink("pstream"), spark, tmp_path / "checkpoint", **given)
+    source.add(quotes(ROWS[30:]))
+    changed = base.select("k", "t", v="v + pow(10, 2)").sink("noop")
+    run(changed, spark, tmp_path, **options)
+    done = {(k, t, v) for k, t, v in ROWS[:30] if v > 2} | {(k, t, v + 100) for k, t, v in ROWS[30:] if v > 2}
+    assert rows_in(tmp_path / "out") == sorted(done), "behind the p-stream, what has no state may change"
+
+
+def _source_of(graph: Graph) -> str:
+    node = graph.root
+    while node.inputs:
+        node = node.inputs[0]
+    return node.name
+
+
+def test_wrong_starts_are_told(spark: SparkSession, tmp_path: Path) -> None:
+    source = Input(tmp_path / "in").frame(spark)
+    graph = filtered()
+    open_end = penstock.graph("open").source("quotes", QUOTES)
+    static = spark.createDataFrame([], SCHEMA)
+    other = spark.readStream.schema("k string, t int, x double").parquet(str(tmp_path / "in"))
+    given = {"sources": {"quotes": source}}
+    looked = open_end.lookup("t", pa.schema({"k": pa.string()}), on="k")
+    others = penstock.graph("o").source("o", QUOTES).select("k", "t")
+    joined = open_end.join(others, on="k", time="t", within="1 s")
+    cases: list[tuple[Graph, dict[str, Any], str]] = [
+        (graph, {}, "a source is not given"),
+        (graph, {"sources": {"quote": source}}, "no such source"),
+        (graph, {"sources": {"quotes": static}}, "a source is a streaming DataFrame"),
+        (graph, {"sources": {"quotes": other}}, "missing=v types=t is int, not bigint"),
+        (graph, {"sources": {"quotes": tmp_path / "nowhere"}}, "there is no p-stream"),
+        (open_end, given, "the graph has no sink"),
+        (looked.sink("noop"), given, "a table is not given"),
+        (joined.sink("noop"), given, "join: this operator cannot run yet"),
+    ]
+    for number, (wrong, options, message) in enumerate(cases):
+        with pytest.raises(InvalidUsageError, match=message):
+            penstock.start(wrong, spark, tmp_path / str(number), **options)
