@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -25,8 +27,10 @@ ROWS = st.lists(
 )
 
 
-def _folded(rows: list[tuple[int, tuple[int, ...], int]], columns: int, cut: int, *, ordered: bool) -> None:
-    rows = [(time, group[:columns], value) for time, group, value in rows]
+def _folded(
+    given: Sequence[tuple[int, tuple[int, ...], int]], columns: int, cut: int, *, ordered: bool
+) -> None:
+    rows = [(time, group[:columns], value) for time, group, value in given]
     if ordered:
         rows.sort(key=lambda row: row[0])
     names = [f"k{i}" for i in range(columns)]
