@@ -11,8 +11,8 @@ Spark runs it with ``python -m`` on each machine, when the first task needs a wo
 installed there, or on ``PYTHONPATH``: the files of ``spark-submit --py-files`` come later, to workers that
 run.
 
-Nothing here may start a thread, for a fork loses it, with whatever lock it holds; nor pass a fail point, which
-is for workers.
+Nothing here may start a thread, which a fork loses, with whatever lock it holds; nor pass a fail point, for
+those are for workers.
 """
 
 from __future__ import annotations
