@@ -11,7 +11,8 @@ Spark runs it with ``python -m`` on each machine, when the first task needs a wo
 installed there, or on ``PYTHONPATH``: the files of ``spark-submit --py-files`` come later, to workers that
 run.
 
-Nothing here may start a thread: a fork loses it, with whatever lock it holds.
+Nothing here may start a thread, which a fork loses, with whatever lock it holds; nor pass a fail point, for
+those are for workers.
 """
 
 from __future__ import annotations
@@ -69,19 +70,18 @@ def warm_up() -> None:
     prefer_installed_pyspark()
     for name in _MODULES:
         importlib.import_module(name)
-    _serve_once()
+    _use_queues()
     gc.collect()
     gc.freeze()
 
 
-def _serve_once() -> None:
+def _use_queues() -> None:
     """Take a few tuples through queues in memory, which loads Numba's machinery and their kernels."""
     import pyarrow as pa
 
     from penstock.checkpointing import decode, encode
     from penstock.operators.arrivals import Arrivals
     from penstock.operators.key_queue import Policy
-    from penstock.operators.serve import Budget, Query, serve
     from penstock.operators.stream import UpdateStream
     from penstock.operators.update_queue import UpdateQueue
     from penstock.spark_ext.packing import Packer
@@ -94,8 +94,9 @@ def _serve_once() -> None:
         queue = UpdateQueue(stream, Policy.IN_PLACE)
         for parcel in Packer(stream, 1, "error", combine=True)([rows]):
             arrivals = Arrivals.from_batch(from_parcel(parcel.column("payload")[0].as_py()), schema)
-            query, budget = Query(None, schema, stream.key), Budget(rows=1)
-            serve(queue, arrivals, query=query, budget=budget, clock=lambda: 1)
+            queue.enqueue(arrivals, now_us=1)
+        queue.deliver(queue.dequeue(1, now_us=2), now_us=3)
+        queue.settle(now_us=4)
         units = [decode(encode(unit), "memory") for unit in queue.snapshot()]
         UpdateQueue(stream, Policy.IN_PLACE).restore(units)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock._failpoints import FAILPOINTS
 from penstock.jobs import session
 from penstock.spark_ext import daemon
 
@@ -44,6 +45,14 @@ def test_when_nothing_can_be_loaded_it_says_so_and_is_a_daemon_all_the_same() ->
     assert "No module named 'nowhere'" in said
     assert "penstock: Python workers start cold" in said
     assert said.startswith("said by what is loaded")
+
+
+def test_what_is_loaded_passes_no_fail_point_on_its_way() -> None:
+    armed = ";".join(f"{name}=error" for name in FAILPOINTS)
+    subprocess.run(
+        [sys.executable, "-c", "from penstock.spark_ext import daemon; daemon.warm_up()"],
+        env=os.environ | {"PENSTOCK_FAILPOINTS": armed}, check=True,
+    )  # fmt: skip
 
 
 def _archive(path: Path, version: bytes) -> str:
