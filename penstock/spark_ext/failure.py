@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+from pyspark.errors import AnalysisException, IllegalArgumentException
+
 from penstock import errors
-from penstock.errors import PenstockError
+from penstock.errors import InvalidUsageError, PenstockError
 
 __all__ = ["kind_of", "root_cause", "spark_message"]
 
@@ -74,9 +76,15 @@ def root_cause(error: BaseException) -> str:
 
 
 def kind_of(error: BaseException) -> type[PenstockError]:
-    """Return the class of Penstock's own error that made a streaming query fail; else `PenstockError`."""
+    """Return the class of error that tells a caller of a query's failure what to do next.
+
+    It is that of Penstock's own error that made the query fail, `InvalidUsageError` where Spark refused the
+    query, and else `PenstockError`, which promises nothing.
+    """
     if isinstance(error, PenstockError):
         return type(error)
+    if isinstance(error, AnalysisException | IllegalArgumentException):
+        return InvalidUsageError
     names = re.findall(r"penstock\.errors\.(\w+Error): ", str(error))
     found = getattr(errors, names[-1], PenstockError) if names else PenstockError
     return found if isinstance(found, type) and issubclass(found, PenstockError) else PenstockError

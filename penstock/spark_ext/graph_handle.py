@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
@@ -192,8 +193,10 @@ class RunningGraph:
             with self._lock:
                 try:
                     self._look()
+                except PenstockError as error:
+                    self._fail(error)
                 except Exception as error:
-                    self._fail("the graph cannot go on", None, error)
+                    self._fail(self._told("the graph cannot go on", error))
 
     def _look(self) -> None:
         """Take note of what the queries did, and do what follows from it."""
@@ -206,7 +209,7 @@ class RunningGraph:
                 self._recovery.committed(batch)
             error = run.query.exception() if ended else None
             if error is not None:
-                self._fail("a query of the graph failed", name, error)
+                self._fail(self._told("a query of the graph failed", error, query=name))
                 return
         self._start_ready()
         if not self._waiting and not any(run.query.isActive for run in self._runs.values()):
@@ -216,7 +219,10 @@ class RunningGraph:
         for stage in list(self._waiting):
             if self._in_turn and not all(self._has_ended(name) for name in stage.after):
                 continue
-            query = stage.writer.start()
+            try:
+                query = stage.writer.start()
+            except Exception as error:
+                raise self._told("a query of the graph cannot start", error, query=stage.name) from error
             self._waiting.remove(stage)
             self._runs[stage.name] = _Run(query, ProgressReader(query))
             _LOGGER.info("query started [graph=%s query=%s id=%s]", self.name, stage.name, query.id)
@@ -224,30 +230,38 @@ class RunningGraph:
     def _has_ended(self, name: str) -> bool:
         return name in self._runs and not self._runs[name].query.isActive
 
-    def _fail(self, fact: str, query: str | None, error: Exception) -> None:
-        context = {} if query is None else {"query": query}
-        self._error = kind_of(error)(
-            fact, graph=self.name, **context, cause=root_cause(error).removesuffix(".")
-        )
-        self._error.__cause__ = error
-        _LOGGER.error("%s [graph=%s query=%s]", fact, self.name, query)
+    def _told(self, fact: str, error: Exception, **context: str) -> PenstockError:
+        """Return the error that tells of another one."""
+        cause = root_cause(error).removesuffix(".")
+        told = kind_of(error)(fact, graph=self.name, **context, cause=cause)
+        told.__cause__ = error
+        return told
+
+    def _fail(self, error: PenstockError) -> None:
+        self._error = error
+        _LOGGER.error("%s [graph=%s query=%s]", error.fact, self.name, error.context.get("query"))
         try:
             self._stop_queries()
         except Exception:
             _LOGGER.warning("a query could not be stopped [graph=%s]", self.name, exc_info=True)
-        self._end("failed")
+        finally:
+            self._end("failed")
 
     def _end(self, state: GraphState) -> None:
         self._state = state
-        for run in self._runs.values():
-            run.read()
-        self._ended.set()
+        try:
+            for run in self._runs.values():
+                run.read()
+        finally:
+            self._ended.set()
         _LOGGER.info("graph %s [graph=%s]", state, self.name)
 
     def _stop_queries(self) -> None:
         """Stop all queries, upstream ones first, so that what they made durable last may still be read."""
-        for run in self._runs.values():
-            stop_between_batches(run.query, self._spark)
+        with ExitStack() as each:
+            for run in reversed(self._runs.values()):
+                # One that cannot be stopped keeps none of the others running.
+                each.callback(stop_between_batches, run.query, self._spark)
 
     # ---------------------------------------------------------------------------------- the caller
 

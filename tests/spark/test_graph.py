@@ -366,6 +366,8 @@ def test_wrong_starts_are_told(spark: SparkSession, tmp_path: Path) -> None:
         (looked.sink("noop"), given, "a table is not given"),
         (joined.sink("noop"), given, "join: this operator cannot run yet"),
     ]
+    nowhere = penstock.graph("q").source("quotes", QUOTES).sink("nowhere")
+    cases.append((nowhere, given | {"persist": "never"}, "cannot start: graph=q query=results"))
     for number, (wrong, options, message) in enumerate(cases):
         with pytest.raises(InvalidUsageError, match=message):
             penstock.start(wrong, spark, tmp_path / str(number), **options)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.spark_ext.failure import root_cause, spark_message
+from pyspark.errors import AnalysisException
+
+from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
+from penstock.spark_ext.failure import kind_of, root_cause, spark_message
 
 _STACK = "\n\tat org.apache.spark.Executor.run(Executor.scala:1)\n\tat java.lang.Thread.run(Unknown Source)\n"
 
@@ -72,3 +75,12 @@ def test_an_error_of_penstock_names_the_python_error_that_caused_it() -> None:
     assert root_cause(Exception(text)) == (
         "apply raised an error: error=TypeError. Caused by TypeError: f expected 2 arguments, got 1"
     )
+
+
+def test_the_class_of_an_error_survives_spark() -> None:
+    text = "penstock.errors.CorruptDataError: a file is damaged: file=x.\n\tat org.apache.spark"
+    assert kind_of(RuntimeError(text)) is CorruptDataError
+    assert kind_of(InvalidUsageError("wrong")) is InvalidUsageError
+    assert kind_of(RuntimeError("penstock.errors.NoSuchError: no")) is PenstockError
+    assert kind_of(ValueError("no")) is PenstockError
+    assert kind_of(AnalysisException("no such sink")) is InvalidUsageError
