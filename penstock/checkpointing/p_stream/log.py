@@ -253,14 +253,14 @@ class CommitLog:
         Raises
         ------
         FencedError
-            If another session of this writer has begun since.
+            If another session of this writer has begun since, or it has sessions and this has none.
         CorruptDataError, UnavailableError
             As `refresh`. After `UnavailableError` the commit may be in the log; calling again finds out.
         """
 
         def decide() -> Commit | None:
             known = self.writers.get(writer)
-            if session and (known is None or known.session != session):
+            if session != ("" if known is None else known.session):
                 raise FencedError(
                     "another process writes to the p-stream under the same name",
                     writer=writer,

@@ -103,7 +103,7 @@ class PStreamWriter:
         self._session = new_id()
         known = self._stream.log.begin(self.name, self._session)
         self._batch = known.batch
-        if cut := self._stream.cut_back(self.name):
+        if cut := self._stream.cut_back(self.name, self._session):
             _LOGGER.warning(
                 "cut back to the last commit [p_stream=%s writer=%s batch=%d segments=%d]",
                 self._stream.files.location, self.name, self._batch, cut,
