@@ -226,8 +226,8 @@ class MemoryStorage:
         return self.acks.get(source, 0)
 
 
-KINDS = ["send", "deliver", "tell", "insert", "PersistTask", "QueryTask", "CommitTask", "DropTask"]
-"""Kinds of things that can be slow."""
+CAN_BE_SLOW = ["send", "deliver", "tell", "insert", "PersistTask", "QueryTask", "CommitTask", "DropTask"]
+"""Kinds of things that happen, as `World.actions` names them."""
 
 
 class World:
@@ -345,7 +345,7 @@ class World:
     def stroll(self, seed: int, events: int) -> None:
         """Do what the state machine does, by chance alone: all of it depends on `seed`."""
         random, time = Random(seed), 0
-        slow = random.sample(KINDS, random.randint(0, 3))
+        slow = random.sample(CAN_BE_SLOW, random.randint(0, 3))
         for _ in range(events):
             source = random.choice(list(self.rows))
             match random.choices(["emit", "retain", "checkpoint", "crash"], [6, 2, 3, 1])[0]:
