@@ -19,7 +19,7 @@ import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
+from penstock.checkpointing.p_stream import PStream, PStreamReader
 from penstock.cli import app
 from penstock.ddl import parse_schema, schema_text
 from penstock.errors import InvalidUsageError
@@ -237,18 +237,20 @@ def test_columns_are_found_though_a_record_is_bad_and_what_is_before_it_is_commi
     ("kind", "text", "why"),
     [
         ("csv", "n,tag\nx,a\n", "column n is no int32"),
+        ("csv", 'n,tag\n1,""\n2,\n', "column tag is null"),
+        ("ndjson", '{"n": 1}\n', "column tag is null"),
         ("csv", "n,tag\n1,a,b\n", "it has 3 fields, not 2"),
         ("csv", b"n,tag\n1,\xff\n", "column tag is no string"),
-        ("ndjson", '{"n": "x"}\n', "column n is no int32"),
+        ("ndjson", '{"n": "x", "tag": ""}\n', "column n is no int32"),
         ("ndjson", '{"n": 1\n', "it is no JSON, at its byte 8: Expecting ',' delimiter"),
         ("ndjson", "[1]\n", "it is no object"),
         ("ndjson", b'{"tag": "\xff"}\n', "it is not UTF-8"),
-        ("json", '[{"n": 5}, {"n": 1.5}]', "column n is no int32"),
+        ("json", '[{"n": 5, "tag": ""}, {"n": 1.5, "tag": ""}]', "column n is no int32"),
     ],
 )
 def test_bad_records_are_named_or_passed_over(place: Path, kind: str, text: str | bytes, why: str) -> None:
     written("f", text)
-    command = (str(place), "f", "--from", kind, "--schema", "n int, tag string")
+    command = (str(place), "f", "--from", kind, "--schema", "n int, tag string NOT NULL")
     failed = penstock(*command)
     assert failed.exit_code == 2
     assert f"a record cannot be read: {why}: file=" in failed.stderr
@@ -315,16 +317,12 @@ def test_a_socket_is_read_to_its_end(place: Path) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_commits_what_was_read(place: Path, number: signal.Signals, code: int) -> None:
     written("a.csv", "n\n1\n")
-    process = command(
-        str(place), "*.csv", "--from", "csv", "--follow", "--schema", "n int", "--interval", "1h"
-    )
-    assert process.stderr is not None
-    PStreamWriter(place, parse_schema("n int"), writer="other").close()
-    until(lambda: "ingest" in PStream(place).log.writers)
-    process.send_signal(number)
-    assert process.wait(_PATIENCE_S) == code
-    said = process.stderr.read()
-    process.stderr.close()
+    options = ("--follow", "--schema", "n int", "--interval", "1h")
+    with command(str(place), "*.csv", "--from", "csv", *options) as process:
+        until(lambda: (place / "p-stream").exists() and "ingest" in PStream(place).log.writers)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=_PATIENCE_S)
+    assert process.returncode == code, said
     told, stopped = said.splitlines()[-2:]
     assert stopped == f"stopped by {number.name}"
     assert told.startswith(f"{PStream(place).end} rows, ")

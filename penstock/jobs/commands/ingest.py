@@ -98,6 +98,8 @@ def ingest(
     zcat clicks.gz | penstock ingest clicks --from stdin --format ndjson
     """  # noqa: D301 - the escape is the mark of lines that are not joined
     with errors(debug=debug):
+        import pyarrow as pa
+
         from penstock.errors import InvalidUsageError
         from penstock.jobs.ingest import Settings
         from penstock.jobs.ingest import ingest as run
@@ -122,6 +124,8 @@ def ingest(
             goal=goal,
             interval=interval,
         )
+        # Its parsers would end in their middle, by an error, when a signal comes.
+        pa.enable_signal_handlers(False)
         with StopSignals() as signals, Shown(quiet=quiet, live=sys.stderr.isatty()) as shown:
             run(settings, shown, lambda: signals.received is not None)
     if signals.received is not None:

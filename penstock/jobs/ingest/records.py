@@ -88,7 +88,7 @@ class Records(ABC):
         return pa.schema([pa.field(name, _inferred(rows[name])) for name in rows.schema.names])
 
     def parse(self, content: bytes, schema: pa.Schema) -> pa.Table:
-        """Return whole records as rows; those of a chunk are parsed by all threads.
+        """Return whole records as rows, parsed by all of pyarrow's threads.
 
         Raises
         ------
@@ -97,6 +97,8 @@ class Records(ABC):
         """
         kinds = {field.name: _text_of_time(field.type) for field in schema}
         rows = self._rows(content, pa.schema(list(kinds.items())))
+        if any(not field.nullable and rows[field.name].null_count for field in schema):
+            raise pa.ArrowInvalid("there are nulls")
         return pa.table([_typed(rows[field.name], field.type) for field in schema], schema)
 
     @abstractmethod
@@ -110,9 +112,11 @@ class Records(ABC):
     def _wrong_column(self, record: bytes, schema: pa.Schema) -> str:
         for field in schema:
             try:
-                self.parse(record, pa.schema([field]))
+                rows = self.parse(record, pa.schema([field.with_nullable(True)]))
             except pa.ArrowInvalid:
                 return f"column {field.name} is no {field.type}"
+            if not field.nullable and rows[field.name].null_count:
+                return f"column {field.name} is null"
         return "it cannot be parsed"
 
 
