@@ -19,7 +19,8 @@ bytes of the Arrow arrays, and speeds are all bytes of a stream's columns by all
   coded here is as small as the ratio says, but so short that calls count.
 
 Penstock's choosers decide on the file as it is, and keep to it. Encode speeds include what deciding again
-every 4 s of encoding costs; ``once`` is with a decision for every block.
+every 4 s of encoding costs (or every 40 times what it takes, if that is longer); ``once`` is with a
+decision for every block.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ import pyarrow as pa
 from benchmarks.harness import machine, median, run_contender
 from benchmarks.peers import Contender, Ours, contenders, missing, one_core, peers
 from benchmarks.streams import DATA, GENERATED, REAL, ROWS, Stream, load
+from penstock.compression.chooser import DECIDING_SHARE
 
 BLOCK_ROWS = 1 << 18
 INTERVAL_S = 4.0
@@ -196,8 +198,8 @@ class Figures:
         size = sum(record["long_bytes"] for record in records) / 1e6
         deciding = sum(record["decide_s"] for record in records)
         net = _seconds_of(records, "encode_s")
-        # Each `INTERVAL_S` of encoding there is a decision about all columns.
-        self.share = deciding / (INTERVAL_S + deciding)
+        # Each `INTERVAL_S` of encoding there is a decision about all columns, or later where these take long.
+        self.share = deciding / (max(INTERVAL_S, deciding / DECIDING_SHARE) + deciding)
         self.encode = size / net * (1 - self.share)
         self.decode = size / _seconds_of(records, "decode_s")
         self.encode_as_is = whole / 1e6 / _seconds_of(records, "whole_encode_s") * (1 - self.share)
@@ -283,12 +285,15 @@ def report(records: list[Record]) -> Iterator[str]:
             yield f"\n{title}"
             yield from table(some)
     deciding = by_contender([record for record in records if record["contender"] in GOALS])
-    yield "\nshare of encode time that deciding takes, every 4 s of it"
+    yield "\nseconds that one decision takes, and its share of encode time"
     for goal, mine in deciding.items():
         streams: dict[str, list[Record]] = {}
         for record in mine:
             streams.setdefault(record["stream"], []).append(record)
-        shares = (f"{name} {Figures(some).share:.2%}" for name, some in streams.items())
+        shares = (
+            f"{name} {sum(record['decide_s'] for record in some):.3f} s {Figures(some).share:.2%}"
+            for name, some in streams.items()
+        )
         yield f"{goal:10} {', '.join(shares)}"
     yield "\nratio of each column, the best peer's, and what was chosen"
     yield from columns_table(records)

@@ -68,6 +68,8 @@ def session(master: str = "local[2]", **settings: str) -> Any:
     """Return a Spark session as all contenders get it."""
     from pyspark.sql import SparkSession
 
+    from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
+
     base = {
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
@@ -76,6 +78,7 @@ def session(master: str = "local[2]", **settings: str) -> Any:
         "spark.sql.streaming.numRecentProgressUpdates": "1000",
         "spark.sql.streaming.metricsEnabled": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+        DAEMON_SETTING: DAEMON,
     }
     builder = SparkSession.builder.master(master)
     for name, value in {**base, **settings}.items():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._version import __version__
 
 if TYPE_CHECKING:
+    from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
     from penstock.operators.graph import graph
     from penstock.spark_ext.graph_runner import start
     from penstock.spark_ext.metrics import metrics
@@ -15,9 +16,21 @@ if TYPE_CHECKING:
     from penstock.spark_ext.register import register
     from penstock.spark_ext.update_queue import update_queue
 
-__all__ = ["__version__", "graph", "metrics", "read_state", "register", "start", "update_queue"]
+__all__ = [
+    "PStreamReader",
+    "PStreamWriter",
+    "__version__",
+    "graph",
+    "metrics",
+    "read_state",
+    "register",
+    "start",
+    "update_queue",
+]
 
 _LAZY = {
+    "PStreamReader": "penstock.checkpointing.p_stream",
+    "PStreamWriter": "penstock.checkpointing.p_stream",
     "graph": "penstock.operators.graph",
     "metrics": "penstock.spark_ext.metrics",
     "read_state": "penstock.spark_ext.read_state",
@@ -28,7 +41,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the Spark side only when it is used, so that ``import penstock`` stays light."""
+    """Import what is heavy only when it is used, so that ``import penstock`` stays light."""
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-__all__ = ["Clock", "SimulatedClock", "monotonic_s", "new_id", "now_us"]
+__all__ = ["Clock", "SimulatedClock", "monotonic_s", "new_id", "now_us", "pause"]
 
 Clock = Callable[[], int]
 """Returns the time in microseconds since the Unix epoch."""
@@ -20,6 +20,11 @@ def now_us() -> int:
 def monotonic_s() -> float:
     """Return seconds on a clock that never goes back, for measuring durations."""
     return time.perf_counter()
+
+
+def pause(seconds: float) -> None:
+    """Wait, where what is waited for can tell nobody."""
+    time.sleep(seconds)
 
 
 def new_id() -> str:

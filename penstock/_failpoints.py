@@ -12,9 +12,9 @@ import os
 import signal
 from pathlib import Path
 
-__all__ = ["FAILPOINTS", "InjectedError", "failpoint"]
+__all__ = ["FAILPOINTS", "P_STREAM_POINTS", "SINK_POINTS", "STATE_POINTS", "InjectedError", "failpoint"]
 
-FAILPOINTS = (
+STATE_POINTS = (
     "state.before_write",
     "state.after_write",
     "state.after_fsync",
@@ -23,12 +23,16 @@ FAILPOINTS = (
     "operator.after_apply",
     "operator.after_commit",
     "operator.before_release",
-    "p_stream.after_segments",
-    "p_stream.after_commit",
-    "sink.after_segments",
-    "sink.before_commit",
-    "sink.after_commit",
 )
+"""In workers that run a stateful operator."""
+
+P_STREAM_POINTS = ("p_stream.after_segments", "p_stream.after_commit")
+"""In a process that appends to a p-stream."""
+
+SINK_POINTS = ("sink.after_segments", "sink.before_commit", "sink.after_commit")
+"""Where Spark writes to a p-stream: in a worker, then on the driver's side."""
+
+FAILPOINTS = (*STATE_POINTS, *P_STREAM_POINTS, *SINK_POINTS)
 """Every fail point there is; `failpoint` refuses other names, so that tests can go through them all."""
 
 _VARIABLE = "PENSTOCK_FAILPOINTS"

@@ -1,40 +1,33 @@
 """The command ``penstock``.
 
 Nothing heavy is imported before a command needs it, so ``--help`` and ``check`` are quick, and ``check``
-starts no JVM; nor do ``gc`` and ``inspect`` without ``--checkpoint``. Exit codes: 0 for success, 1 when a run
-fails or state is damaged, 2 for a wrong command line or configuration, 130 and 143 when SIGINT or SIGTERM
-stopped the run.
+starts no JVM; nor do ``ingest``, and ``gc`` and ``inspect`` without ``--checkpoint``. Exit codes: 0 for
+success, 1 when a run fails or what is stored is damaged, 2 for a wrong command line, configuration or input,
+130 and 143 when SIGINT or SIGTERM stopped the run.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock._version import __version__
+from penstock.jobs.commands.common import SIGNALLED, DebugOption, JsonOption, errors
+from penstock.jobs.commands.gc import gc
+from penstock.jobs.commands.ingest import ingest
+from penstock.jobs.commands.inspect import inspect
 
 if TYPE_CHECKING:
     from penstock.conf.pipeline import Pipeline
     from penstock.jobs.run import Batch, Totals
-    from penstock.state_store.bucket_store import Pointer
-    from penstock.state_store.survey import BucketSurvey, Operator
 
 __all__ = ["app", "main"]
-
-_FAILED: Final = 1
-_WRONG: Final = 2
-_SIGNALLED: Final = 128
-_RETAIN_VERSIONS: Final = 2  # `RETAIN_VERSIONS`, whose module is heavy
-_PIPE_WIDTH: Final = 200
-"""How wide a table is that no terminal shows."""
 
 app = typer.Typer(
     name="penstock",
@@ -62,58 +55,6 @@ SetOption = Annotated[
         show_default=False,
     ),
 ]
-StateArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="PATH",
-        help="A state location: a path or a URI such as s3://bucket/state; or the directory of a query, an "
-        "operator or a bucket in it.",
-        show_default=False,
-    ),
-]
-RetainOption = Annotated[
-    int,
-    typer.Option(
-        "--retain-versions",
-        min=1,
-        metavar="N",
-        help="How many versions stay loadable with --checkpoint: the query's retain_versions, which is "
-        "stored nowhere. Without, all do.",
-    ),
-]
-CheckpointOption = Annotated[
-    str | None,
-    typer.Option(
-        "--checkpoint",
-        metavar="CHECKPOINT",
-        help="The query's checkpoint, as Spark is given it: it alone says what is committed. Starts Spark.",
-        show_default=False,
-    ),
-]
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-
-
-@contextmanager
-def _errors(*, debug: bool) -> Iterator[None]:
-    """Turn errors into one message and an exit code."""
-    from penstock.errors import InvalidUsageError, PenstockError
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise typer.Exit(_SIGNALLED + 2) from None
-    except PenstockError as error:
-        if debug:
-            raise
-        typer.secho(f"{error}", err=True, fg=typer.colors.RED)
-        raise typer.Exit(_WRONG if isinstance(error, InvalidUsageError) else _FAILED) from None
-    except Exception as error:
-        if debug or not type(error).__module__.startswith("pyspark."):
-            raise
-        from penstock.spark_ext.failure import root_cause
-
-        typer.secho(f"the query failed: {root_cause(error)}", err=True, fg=typer.colors.RED)
-        raise typer.Exit(_FAILED) from None
 
 
 def _print_version(value: bool) -> None:
@@ -197,7 +138,7 @@ def run(
 
     Ctrl-C and SIGTERM stop it cleanly: a restart with the same checkpoint goes on where it was.
     """
-    with _errors(debug=debug):
+    with errors(debug=debug):
         loaded = _load(pipeline, overrides)
         from penstock.jobs.run import run_to_end
 
@@ -215,7 +156,7 @@ def run(
         )
         typer.echo(f"{totals.waiting_keys:,} keys still wait: the newest row of each {where}.", err=True)
     if totals.signal is not None:
-        raise typer.Exit(_SIGNALLED + totals.signal)
+        raise typer.Exit(SIGNALLED + totals.signal)
 
 
 @app.command()
@@ -228,7 +169,7 @@ def check(
 
     What needs Spark, such as the names of columns and SQL expressions, is checked when the pipeline runs.
     """
-    with _errors(debug=debug):
+    with errors(debug=debug):
         loaded = _load(pipeline, overrides)
     steps: list[str] = [loaded.source.type]
     queue, window = loaded.queue, loaded.window
@@ -256,7 +197,7 @@ def explain(
         Path | None,
         typer.Option(help="Draw the graph, before and after, into this file.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Show a pipeline as a graph of operators: as written, and as planned.
@@ -264,7 +205,7 @@ def explain(
     The plan says what is done before a p-stream, what the p-stream holds, what its reader does, and what is
     left for Spark. Nothing runs.
     """
-    with _errors(debug=debug):
+    with errors(debug=debug):
         from penstock.jobs.explain import plan_file
         from penstock.operators.graph import as_json as json_of
         from penstock.operators.graph import draw, explain, render
@@ -294,7 +235,7 @@ def examples(
     debug: DebugOption = False,
 ) -> None:
     """List the packaged example pipelines, or print one, to be copied and changed."""
-    with _errors(debug=debug):
+    with errors(debug=debug):
         from penstock.conf.pipeline import example_names, example_text
 
         if name is not None:
@@ -315,7 +256,7 @@ def demo(
     debug: DebugOption = False,
 ) -> None:
     """Show an overloaded market through an append queue and through an update queue."""
-    with _errors(debug=debug):
+    with errors(debug=debug):
         from penstock.jobs import demo as job
 
         code = job.run(seconds=seconds, fast=fast, out=out)
@@ -338,7 +279,7 @@ def simulate(
     debug: DebugOption = False,
 ) -> None:
     """Draw figures of the UpStream paper with the operators' own code and a simulated clock."""
-    with _errors(debug=debug):
+    with errors(debug=debug):
         from penstock.jobs import simulate as job
 
         code = job.run(figures or [], out, fast)
@@ -346,273 +287,9 @@ def simulate(
         raise typer.Exit(code)
 
 
-@dataclass(slots=True)
-class _Freed:
-    """What garbage collection deleted, or would."""
-
-    files: int = 0
-    size_bytes: int = 0
-    buckets: int = 0
-    looked_at: int = 0
-
-
-@app.command()
-def gc(
-    path: StateArgument,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")
-    ] = False,
-    checkpoint: CheckpointOption = None,
-    retain_versions: RetainOption = _RETAIN_VERSIONS,
-    debug: DebugOption = False,
-) -> None:
-    """Delete files of state that nobody needs.
-
-    Without --checkpoint, every version that can be loaded may be the one of the checkpoint, so all of them
-    are kept. With it, garbage is exactly what the query itself would delete.
-
-    The query may run meanwhile. Ctrl-C stops it cleanly; what is left is for the next time.
-    """
-    freed, sound = _Freed(), True
-    try:
-        with _errors(debug=debug):
-            from penstock.state_store.survey import delete_garbage
-
-            for operator, number, found in _surveys(path, checkpoint, retain_versions):
-                freed.looked_at += 1
-                before = (freed.files, freed.size_bytes)
-                freed.buckets += bool(found.garbage)
-                for facts in found.garbage if dry_run else delete_garbage(operator.buckets[number], found):
-                    freed.files += 1
-                    freed.size_bytes += facts.size_bytes
-                if found.garbage:
-                    files, size_bytes = freed.files - before[0], freed.size_bytes - before[1]
-                    typer.echo(f"{found.location}: {_amount(files, size_bytes)}")
-                sound = _tell_findings(operator, number, found) and sound
-    finally:
-        if freed.looked_at:
-            amount = _amount(freed.files, freed.size_bytes)
-            where = f"in {freed.buckets:,} of {freed.looked_at:,} buckets"
-            typer.echo(f"{'would free' if dry_run else 'freed'} {amount} {where}")
-    if not sound:
-        raise typer.Exit(_FAILED)
-
-
-inspect = typer.Typer(
-    name="inspect", help="Look inside what Penstock stores.", no_args_is_help=True, add_completion=False
-)
+app.command()(ingest)
+app.command()(gc)
 app.add_typer(inspect)
-
-
-@inspect.callback()
-def _inspect() -> None:
-    """Look inside what Penstock stores."""
-
-
-@inspect.command()
-def state(
-    path: StateArgument,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
-    checkpoint: CheckpointOption = None,
-    retain_versions: RetainOption = _RETAIN_VERSIONS,
-    debug: DebugOption = False,
-) -> None:
-    """Show versions, chains, sizes, damage and garbage of every bucket.
-
-    Every file is read and checked. Damage ends with exit code 1.
-    """
-    with _errors(debug=debug):
-        surveys = list(_surveys(path, checkpoint, retain_versions))
-    sound = not any(found.damage or operator.damage for operator, _, found in surveys)
-    if as_json:
-        typer.echo(json.dumps({"buckets": [_as_json(*entry) for entry in surveys]}, indent=2))
-    else:
-        _print_tables(surveys)
-        for entry in surveys:
-            _tell_findings(*entry)
-    if not sound:
-        raise typer.Exit(_FAILED)
-
-
-@inspect.command()
-def block(
-    file: Annotated[Path, typer.Argument(help="A p-unit of state, or what BlockWriter writes.")],
-    why: Annotated[
-        bool, typer.Option("--why", help="Show what was considered, and what it would cost.")
-    ] = False,
-    goal: Annotated[
-        str, typer.Option(help="fast, balanced or small: the goal that --why counts for.")
-    ] = "balanced",
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
-    debug: DebugOption = False,
-) -> None:
-    """Show how each column of a file of blocks is coded, and why."""
-    with _errors(debug=debug):
-        from penstock.jobs import inspect_block as job
-
-        if not as_json:
-            job.show(file, goal, why=why, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-            return
-        found = [
-            job.describe(*entry) | (job.reasons(entry[2], goal) if why else {})
-            for entry in job.blocks_of(file)
-        ]
-        typer.echo(json.dumps({"columns": found}, indent=2))
-
-
-@inspect.command()
-def graph(
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            metavar="CHECKPOINT", help="The directory that a graph was started with.", show_default=False
-        ),
-    ],
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
-    debug: DebugOption = False,
-) -> None:
-    """Show a graph's plan, its p-streams with offsets and lag, its markers and its last recovery.
-
-    The graph may run meanwhile. Spark is not started.
-    """
-    with _errors(debug=debug):
-        from penstock.checkpointing.graph_directory import GraphDirectory
-        from penstock.checkpointing.graph_facts import facts_of
-
-        facts = facts_of(GraphDirectory(checkpoint))
-        if as_json:
-            typer.echo(json.dumps(facts.as_dict(), indent=2))
-            return
-        from penstock.jobs.inspect_graph import show
-
-        show(facts, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-
-
-def _surveys(
-    path: str, checkpoint: str | None, retain_versions: int
-) -> Iterator[tuple[Operator, int, BucketSurvey]]:
-    """Survey all buckets at `path`, of the checkpoint's query if there is one; with a bar on a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from penstock.checkpointing.files import open_files
-    from penstock.state_store.survey import find_operators, survey
-
-    operators = find_operators(open_files(path))
-    committed: dict[str, Pointer] = {}
-    if checkpoint is not None:
-        from penstock.jobs.committed import committed_in
-
-        operators, committed = committed_in(checkpoint, operators)
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        bar = progress.add_task("looking", total=sum(len(operator.buckets) for operator in operators))
-        for operator in operators:
-            for number, bucket in enumerate(operator.buckets):
-                progress.update(bar, description=f"{operator.name} {number + 1:,}/{len(operator.buckets):,}")
-                pointer = committed.get(bucket.location)
-                yield operator, number, survey(bucket, committed=pointer, retain_versions=retain_versions)
-                progress.advance(bar)
-
-
-def _tell_findings(operator: Operator, number: int, found: BucketSurvey) -> bool:
-    """Write what is wrong with a bucket, and with what it shares with others; say whether nothing is."""
-    for damage in (*(operator.damage if number == 0 else ()), *found.damage):
-        typer.secho(f"{damage.file}: {damage.fact}", err=True, fg=typer.colors.RED)
-    if found.withheld:
-        typer.secho(
-            f"{found.location}: no garbage is collected: {found.withheld}", err=True, fg=typer.colors.YELLOW
-        )
-    return not (operator.damage or found.damage or found.withheld)
-
-
-def _print_tables(surveys: list[tuple[Operator, int, BucketSurvey]]) -> None:
-    """Write one table for each operator."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-    for operator in dict.fromkeys(operator for operator, _, _ in surveys):
-        table = Table(title=Text(operator.location), title_justify="left", title_style="bold")
-        for column in ("bucket", "newest", "proven", "versions"):
-            table.add_column(column)
-        for column in ("chain", "chain size", "rows", "waiting", "files", "size", "garbage"):
-            table.add_column(column, justify="right")
-        for found in (found for other, _, found in surveys if other is operator):
-            style = "red" if found.damage else "yellow" if found.withheld else None
-            table.add_row(*(Text(cell) for cell in _cells(found)), style=style)
-        console.print(table)
-
-
-def _cells(found: BucketSurvey) -> list[str]:
-    chain = found.chain
-    newest = ", ".join(_short(pointer) for pointer in found.newest)
-    return [
-        found.name,
-        newest or "-",
-        _short(found.proven) if found.proven else "-",
-        _versions(list(found.versions)),
-        f"{chain.base_files} + {chain.deltas}" if chain else "-",
-        _size(chain.base_bytes + chain.delta_bytes) if chain else "-",
-        *("-" if number is None else f"{number:,}" for number in (found.rows, found.waiting)),
-        f"{found.files:,}",
-        _size(found.size_bytes),
-        f"{len(found.garbage):,} ({_size(found.garbage_bytes)})" if found.garbage else "-",
-    ]
-
-
-def _as_json(operator: Operator, _: int, found: BucketSurvey) -> dict[str, object]:
-    def pointer(one: Pointer | None) -> dict[str, object] | None:
-        return {"version": one.version, "file_id": one.file_id} if one else None
-
-    chain = found.chain
-    return {
-        "location": found.location,
-        "query": operator.query,
-        "operator": operator.name,
-        "bucket": found.name,
-        "files": found.files,
-        "size_bytes": found.size_bytes,
-        "newest": [pointer(one) for one in found.newest],
-        "proven": pointer(found.proven),
-        "likely": pointer(found.likely),
-        "versions": list(found.versions),
-        "chain": chain
-        and {
-            "base_files": chain.base_files,
-            "base_bytes": chain.base_bytes,
-            "deltas": chain.deltas,
-            "delta_bytes": chain.delta_bytes,
-        },
-        "rows": found.rows,
-        "waiting": found.waiting,
-        "garbage_files": len(found.garbage),
-        "garbage_bytes": found.garbage_bytes,
-        "withheld": found.withheld,
-        "damage": [{"file": one.file, "fact": one.fact} for one in (*operator.damage, *found.damage)],
-    }
-
-
-def _short(pointer: Pointer) -> str:
-    return f"{pointer.version}-{pointer.file_id[:6]}"
-
-
-def _versions(versions: list[int]) -> str:
-    if not versions:
-        return "-"
-    if len(versions) == versions[-1] - versions[0] + 1:
-        return f"{versions[0]}..{versions[-1]}" if len(versions) > 1 else str(versions[0])
-    return f"{len(versions)} of {versions[0]}..{versions[-1]}"
-
-
-def _amount(files: int, size_bytes: int) -> str:
-    return f"{files:,} file{'' if files == 1 else 's'}, {_size(size_bytes)}"
-
-
-def _size(size_bytes: int) -> str:
-    from rich.filesize import decimal
-
-    return decimal(size_bytes)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ __all__ = [
     "NaiveQueue",
     "Update",
     "conflated",
+    "fragments_of",
     "hash_of",
     "key_words",
     "last_of_each",
@@ -351,3 +352,22 @@ def simple8b_words(values: Sequence[int], sub_block: int) -> list[int] | None:
             words.append(selector << 60 | sum(value << i * width for i, value in enumerate(part)))
             block = block[len(part) :]
     return words
+
+
+def fragments_of(
+    rows: Iterable[tuple[int, tuple[int, ...], int]], steps: int
+) -> dict[tuple[int, tuple[int, ...]], tuple[int, int, int, int, int]]:
+    """Return of each pane and group the count, sum, least, greatest and newest value of rows."""
+    found: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = {}
+    for time, group, value in rows:
+        found.setdefault((time // steps * steps, group), []).append((time, value))
+    return {
+        where: (
+            len(pairs),
+            sum(value for _, value in pairs),
+            min(value for _, value in pairs),
+            max(value for _, value in pairs),
+            max(enumerate(pairs), key=lambda pair: (pair[1][0], pair[0]))[1][1],
+        )
+        for where, pairs in found.items()
+    }

@@ -1,4 +1,4 @@
-"""Broken persistence protocols, each of which the state machine of `tests/property/test_protocol.py` has to find."""
+"""Broken persistence protocols; the state machine of `tests/property/test_protocol.py` has to find each."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.checkpointing.protocol import FTOperator, PersistentOperatorGraph, PStream, Snapshot, StreamUnit
-from penstock.checkpointing.protocol import graph as graphs
-from penstock.checkpointing.protocol.tasks import CommitTask, CompleteTask, PersistTask, Task
+from penstock.checkpointing.protocol.tasks import AckTask, CommitTask, CompleteTask, PersistTask, Task
 from tests.protocol_model import Join, MemoryStorage, Total, Window
 
 Patch = pytest.MonkeyPatch
@@ -109,6 +108,7 @@ def reads_what_is_not_durable(patch: Patch) -> None:
         return tasks
 
     patch.setattr(PStream, "write", eager)
+    patch.setattr(PStream, "persisted", lambda self, unit: None)
 
 
 def releases_what_open_windows_need(patch: Patch) -> None:
@@ -142,7 +142,7 @@ def acknowledges_what_was_received(patch: Patch) -> None:
 
     def eager(self: PersistentOperatorGraph, source: str, offset: int, rows: Any) -> list[Task]:
         tasks = receive(self, source, offset, rows)
-        return [*tasks, graphs.AckTask(source, self.streams[source].end)]
+        return [*tasks, AckTask(source, self.streams[source].end)]
 
     patch.setattr(PersistentOperatorGraph, "receive", eager)
 
@@ -152,22 +152,23 @@ def releases_nothing(patch: Patch) -> None:
     patch.setattr(PersistentOperatorGraph, "_release", lambda self, dropped: [])
 
 
-KNOWN_BAD: dict[str, Callable[[Patch], None]] = {
-    protocol.__name__: protocol
-    for protocol in (
-        releases_before_the_commit,
-        completes_a_checkpoint_early,
-        forgets_the_queues,
-        forgets_the_results,
-        forgets_what_comes_between_markers,
-        takes_what_it_has_already,
-        shows_what_is_out_already,
-        takes_tuples_as_they_arrive,
-        reads_what_is_not_durable,
-        releases_what_open_windows_need,
-        discards_before_the_record_is_dropped,
-        forgets_what_was_prepared,
-        acknowledges_what_was_received,
-        releases_nothing,
+# Each with the shape of graph on which it is looked for: one on which it matters.
+KNOWN_BAD: dict[str, tuple[Callable[[Patch], None], str]] = {
+    protocol.__name__: (protocol, shape)
+    for protocol, shape in (
+        (releases_before_the_commit, "deep"),
+        (completes_a_checkpoint_early, "sum"),
+        (forgets_the_queues, "fan in"),
+        (forgets_the_results, "fan in"),
+        (forgets_what_comes_between_markers, "fan in"),
+        (takes_what_it_has_already, "fan out"),
+        (shows_what_is_out_already, "fan out"),
+        (takes_tuples_as_they_arrive, "fan in"),
+        (reads_what_is_not_durable, "sum"),
+        (releases_what_open_windows_need, "diamond"),
+        (discards_before_the_record_is_dropped, "sum"),
+        (forgets_what_was_prepared, "sum"),
+        (acknowledges_what_was_received, "sum"),
+        (releases_nothing, "sum"),
     )
 }

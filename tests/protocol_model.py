@@ -18,7 +18,6 @@ from penstock.checkpointing.protocol import (
     VectorClock,
     requests,
 )
-from penstock.checkpointing.protocol.collect import Facts
 
 Row = tuple[int, int, int]
 """Time, key and value."""
@@ -80,7 +79,9 @@ class Join(Stateless):
     def apply(self, state: Any, stream: str, offset: int, row: Row) -> tuple[Any, Sequence[Row]]:
         kept = tuple(entry for entry in state if entry[2][0] >= row[0] - self.window)
         pairs = [
-            (row[0], row[1], 100 * other[2] + row[2]) for s, _, other in kept if s != stream and other[1] == row[1]
+            (row[0], row[1], 100 * other[2] + row[2])
+            for s, _, other in kept
+            if s != stream and other[1] == row[1]
         ]
         return (*kept, (stream, offset, row)), pairs
 
@@ -225,6 +226,10 @@ class MemoryStorage:
         return self.acks.get(source, 0)
 
 
+CAN_BE_SLOW = ["send", "deliver", "tell", "insert", "PersistTask", "QueryTask", "CommitTask", "DropTask"]
+"""Kinds of things that happen, as `World.actions` names them."""
+
+
 class World:
     """A graph that runs, or is down, or recovers; what it was given, and what is durable."""
 
@@ -285,7 +290,7 @@ class World:
     def emit(self, source: str, rows: Iterable[Row]) -> None:
         self.rows[source] += rows
 
-    def send(self, source: str, limit: int = 3) -> None:
+    def send(self, source: str, limit: int) -> None:
         at = self.running.streams[source].end
         assert at >= self.storage.acked(source), "a source was asked for what it was told to forget"
         self.tasks += self.running.receive(source, at, self.rows[source][at : at + limit])
@@ -298,15 +303,16 @@ class World:
             self.running.begin_checkpoint()
             self.entries = self.topology.entries()
 
-    def actions(self) -> list[Callable[[], None]]:
-        """Return all that can happen by itself."""
+    def actions(self) -> list[tuple[str, Callable[[], None]]]:
+        """Return all that can happen by itself, each with its kind."""
         graph = self.running
+        waiting = [s for s, rows in self.rows.items() if graph.streams[s].end < len(rows)]
         return [
-            *(lambda s=s: self.send(s) for s in self.rows if graph.streams[s].end < len(self.rows[s])),
-            *(lambda e=e: self.deliver(*e) for e in graph.ready()),
-            *(lambda t=t: self.run(t) for t in self.tasks),
-            *(lambda t=t: self.tell(t) for t in self.done),
-            *(lambda o=o: self.insert(o) for o in self.entries),
+            *(("send", lambda s=s, n=n: self.send(s, n)) for s in waiting for n in (1, 3)),
+            *(("deliver", lambda e=e: self.deliver(*e)) for e in graph.ready()),
+            *((type(t).__name__, lambda t=t: self.run(t)) for t in self.tasks),
+            *(("tell", lambda t=t: self.tell(t)) for t in self.done),
+            *(("insert", lambda o=o: self.insert(o)) for o in self.entries),
         ]
 
     def deliver(self, stream: str, reader: str) -> None:
@@ -325,19 +331,57 @@ class World:
         self.entries.remove(operator)
         self.tasks += self.running.insert_checkpoint_marker(operator)
 
-    def work(self, steps: int, seed: int) -> None:
-        """Let things happen in some order."""
+    def work(self, steps: int, seed: int, slow: Sequence[str] = ()) -> None:
+        """Let things happen in some order; the `slow` kinds when nothing else can, and seldom before."""
         random = Random(seed)
         for _ in range(steps):
-            if actions := self.actions():
-                random.choice(actions)()
+            actions = self.actions()
+            quick = [action for action in actions if action[0] not in slow]
+            if quick and random.random() < 0.95:
+                actions = quick
+            if actions:
+                random.choice(actions)[1]()
+
+    def stroll(self, seed: int, events: int) -> None:
+        """Do what the state machine does, by chance alone: all of it depends on `seed`."""
+        random, time = Random(seed), 0
+        slow = random.sample(CAN_BE_SLOW, random.randint(0, 3))
+        for _ in range(events):
+            source = random.choice(list(self.rows))
+            match random.choices(["emit", "retain", "checkpoint", "crash"], [6, 2, 3, 1])[0]:
+                case "emit":
+                    for _ in range(random.randint(1, 6)):
+                        time += random.randint(0, 2)
+                        self.emit(source, [(time, random.randint(0, 2), time % 7 + 1)])
+                case "retain" if self.graph is not None:
+                    self.insert_retain_marker(source)
+                case "checkpoint" if self.graph is not None:
+                    self.begin_checkpoint()
+                case "crash":
+                    self.crash()
+            if self.graph is None:
+                self.recover_step(random.randint(0, 9))
+            else:
+                self.work(random.choice([1, 3, 10, 30]), random.getrandbits(32), slow)
+            self.check_output()
+            self.check_recovery()
+        self.finish()
 
     def settle(self) -> None:
         """Let things happen until nothing can."""
         self.recover()
-        while actions := self.actions():
-            for action in actions[:1]:
-                action()
+        while self.actions():
+            for source in self.rows:
+                self.send(source, len(self.rows[source]))
+            for edge in self.running.ready():
+                self.deliver(*edge)
+            for task in list(self.tasks):
+                self.run(task)
+                self.tell(task)
+            for task in list(self.done):
+                self.tell(task)
+            for operator in list(self.entries):
+                self.insert(operator)
 
     def check_output(self, *, complete: bool = False) -> None:
         """Assert that what came out is what comes out of a run without crashes, or a beginning of it."""
@@ -369,7 +413,3 @@ class World:
         assert numbers <= {asked.checkpoint}, "p-units of old checkpoints are kept"
         if self.topology.fault_tolerant:
             assert not any(self.storage.streams.values()), "p-units are kept beside the checkpoint"
-
-
-def no_facts(topology: Topology) -> Facts:
-    return Facts.none(topology)

@@ -183,24 +183,31 @@ def _cheapest_width(offsets: Any, widest: int, counts: Any) -> int:
 
 
 @kernel
-def _steps(v: Any, step: int, firsts: Any, out: Any) -> None:
-    """Write the differences of a sub-block's values, and the values that have nothing before them."""
+def _steps(v: Any, step: int, firsts: Any, deltas: Any, out: Any) -> None:
+    """Write the differences of a sub-block's values, and the values that have nothing before them.
+
+    `deltas` is a scratch of 1,024 values.
+    """
+    # An index that is a difference might be negative, for all that the compiler knows: the others are moved.
     n = v.shape[0]
     firsts[0] = v[0]
-    if step == 2:
-        for i in range(1, n):
-            out[i] = v[i] - v[i - 1]
-        out[0] = out[1] if n > 1 else 0
-    elif step == 3:
-        firsts[1] = v[1] if n > 1 else v[0]
-        for i in range(2, n):
-            out[i] = (v[i] - v[i - 1]) - (v[i - 1] - v[i - 2])
-        filler = out[2] if n > 2 else 0
-        out[: min(2, n)] = filler
-    else:
-        for i in range(1, n):
-            out[i] = v[i] ^ v[i - 1]
+    following, rest = v[1:], out[1:]
+    if step == 4:
+        for i in range(n - 1):
+            rest[i] = following[i] ^ v[i]
         out[0] = 0
+        return
+    for i in range(n - 1):
+        rest[i] = following[i] - v[i]
+    out[0] = rest[0] if n > 1 else 0
+    if step == 3:
+        firsts[1] = v[1] if n > 1 else v[0]
+        deltas[:n] = out
+        following, rest = deltas[2:n], out[2:]
+        before = deltas[1:n]
+        for i in range(n - 2):
+            rest[i] = following[i] - before[i]
+        out[: min(2, n)] = rest[0] if n > 2 else 0
 
 
 @kernel
@@ -236,6 +243,7 @@ def _pack(
     """
     signed = unsigned.view(values.dtype)
     counts = np.empty(65, np.int64)
+    deltas = np.empty_like(signed)
     zero = values.dtype.type(0)
     all_bits = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * values.itemsize)
     used, found = 0, 0
@@ -243,7 +251,7 @@ def _pack(
         v = values[b * 1024 : min(b * 1024 + 1024, values.shape[0])]
         n = v.shape[0]
         if step > 1:
-            _steps(v, step, firsts[b], signed[:n])
+            _steps(v, step, firsts[b], deltas, signed[:n])
             v = signed[:n]
         base = zero
         if step in (0, 4):

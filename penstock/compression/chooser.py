@@ -29,6 +29,9 @@ from penstock.compression.statistics import ColumnStats, sample_of, stream_stats
 
 __all__ = ["GOALS", "Choice", "Chooser", "Decision", "Goal", "Plan", "choose", "goal_of", "rank"]
 
+DECIDING_SHARE = 1 / 40
+"""The most of the time that passes which decisions about all columns may take together."""
+
 _SAMPLE = 1 << 14
 _LONG_SAMPLE = 1 << 16
 _LONG_SAMPLE_BELOW_MB_S = 500.0
@@ -38,7 +41,6 @@ _DEPTH = 3
 _FINALISTS = 3
 _FAMILIES = ("lz4", "zstd", "zstd_9", "pcodec")
 _SETTLED = 16
-_DECIDING_SHARE = 1 / 40
 
 
 class Choice(NamedTuple):
@@ -260,8 +262,8 @@ class Decision:
     ----------
     plan : Plan
         How it codes the column now.
-    due_s : float
-        When it decides again, on the chooser's clock.
+    made_s, took_s : float
+        When it decided, on the chooser's clock, and how long that took.
     blocks, deoptimised : int
         How many blocks it has coded, and in how many a value did not fit the plan.
     decisions : int
@@ -269,7 +271,8 @@ class Decision:
     """
 
     plan: Plan
-    due_s: float
+    made_s: float
+    took_s: float
     blocks: int = 0
     deoptimised: int = 0
     decisions: int = 1
@@ -280,9 +283,9 @@ class Decision:
 class Chooser:
     """Decides how columns are coded, remembers it, and decides again now and then.
 
-    It decides when it sees a column first, after `interval_s` or 40 times what deciding took, and for the
-    block after one in which a value did not fit. One chooser belongs to one writer; it is not safe to share
-    among threads.
+    It decides when it sees a column first, for the block after one in which a value did not fit, and after
+    `interval_s`, or 40 times what decisions about all columns take, if that is longer. One chooser belongs
+    to one writer; it is not safe to share among threads.
 
     Parameters
     ----------
@@ -316,17 +319,20 @@ class Chooser:
         """Return how to code `array`, the next values of `column`."""
         known = self.columns.get(column)
         now_s = self.now_s()
-        if known is not None and not known.stale and now_s < known.due_s:
+        if known is not None and not known.stale and now_s - known.made_s < self._interval_s():
             return known.plan
         plan = self._decide(column, array)
         made_s = self.now_s()
-        due_s = made_s + max(self.interval_s, (made_s - now_s) / _DECIDING_SHARE)
         if known is None:
-            known = self.columns[column] = Decision(plan, due_s)
+            known = self.columns[column] = Decision(plan, made_s, made_s - now_s)
         else:
-            known.plan, known.due_s, known.stale = plan, due_s, False
+            known.plan, known.made_s, known.took_s, known.stale = plan, made_s, made_s - now_s, False
             known.decisions += 1
         return plan
+
+    def _interval_s(self) -> float:
+        """Return the seconds between decisions about a column: all together take no more than their share."""
+        return max(self.interval_s, sum(known.took_s for known in self.columns.values()) / DECIDING_SHARE)
 
     def coded(self, column: str, *, fits: bool) -> None:
         """Take note that a block of `column` was coded, and whether all its streams fitted the plan."""

@@ -56,8 +56,9 @@ def _sum_where(
         base: Any = np.int64(where_bases[b])
         wanted: Any = True
         if where_step == 1 and where_width < 62:
-            most = base + (np.int64(1) << where_width) - 1
-            wanted = base <= high and most >= low and most >= base
+            # Unsigned: the compiler takes it that sums of signed numbers do not wrap around.
+            reach = (np.uint64(1) << np.uint64(where_width)) - np.uint64(1)
+            wanted = base <= high and (low <= base or np.uint64(low) - np.uint64(base) <= reach)
         if wanted:
             tested, summed = where_out[:n], out[:n]
             unpack_offsets(where_payload, where_used, where_width, where_bases[b], tested)

@@ -203,9 +203,7 @@ class TableBlock:
         """
         names = self.names if columns is None else list(columns)
         stop = self.rows if stop is None else stop
-        arrays = [
-            self.column(name).read(start, stop, keep_dictionary=keep_dictionary) for name in names
-        ]
+        arrays = [self.column(name).read(start, stop, keep_dictionary=keep_dictionary) for name in names]
         if not arrays:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
         fields = [

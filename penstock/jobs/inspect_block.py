@@ -109,9 +109,8 @@ def reasons(block: Block, goal: str) -> dict[str, Any]:
     }
 
 
-def show(path: Path, goal: str, *, why: bool, width: int | None) -> None:
+def show(console: Console, path: Path, goal: str, *, why: bool) -> None:
     """Write a table of all columns, and with `why` the reasons below it."""
-    console = Console(highlight=False, width=width)
     table = Table(title=Text(str(path)), title_justify="left", title_style="bold")
     for column in ("block", "column", "type"):
         table.add_column(column)

@@ -15,7 +15,7 @@ from penstock.checkpointing.graph_facts import GraphFacts
 __all__ = ["show"]
 
 
-def show(facts: GraphFacts, *, width: int | None) -> None:
+def show(console: Console, facts: GraphFacts) -> None:
     """Write what a checkpoint says of its graph, as tables below its plan."""
     markers = facts.markers
     streams: list[RenderableType] = [_streams(facts), Text(), _readers(facts), Text()]
@@ -27,7 +27,7 @@ def show(facts: GraphFacts, *, width: int | None) -> None:
         Text("markers: " + ", ".join(f"{count:,} {kind}" for kind, count in asdict(markers).items())),
         Text(_recovery(facts)),
     ]
-    Console(highlight=False, width=width).print(Group(*parts))
+    console.print(Group(*parts))
 
 
 def _table(title: str, *columns: str, numbers: int) -> Table:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import signal
 import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -20,6 +16,7 @@ from penstock.conf.pipeline import Pipeline, Query, load_pipeline, refuse_what_c
 from penstock.errors import InvalidUsageError
 from penstock.jobs.build import start, start_graph, writer
 from penstock.jobs.session import open_session
+from penstock.jobs.signals import StopSignals
 from penstock.spark_ext.graph_handle import RESULTS, RunningGraph
 from penstock.spark_ext.metrics import ProgressReader, batch_metrics
 from penstock.spark_ext.register import register
@@ -95,42 +92,6 @@ class Totals:
             waiting_keys=batch.waiting_keys,
             signal=self.signal,
         )
-
-
-class StopSignals(AbstractContextManager["StopSignals"]):
-    """Notes SIGINT and SIGTERM instead of dying of them; a second one ends the process at once.
-
-    Used on the driver's main thread. Spark puts its own handler of SIGINT in place when its context starts:
-    call `take` after that.
-    """
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> StopSignals:
-        self.take()
-        return self
-
-    def take(self) -> None:
-        """Put the handlers in place."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before = signal.signal(number, self._note)
-            self._before.setdefault(number, before)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
-            raise KeyboardInterrupt
-        self.received = number
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
 
 def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = None) -> StreamingQuery:

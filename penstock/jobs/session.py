@@ -13,6 +13,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidUsageError, UnavailableError
+from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 
 __all__ = ["is_local", "open_session"]
 
@@ -67,7 +68,7 @@ def open_session(
     Called once, on the driver. A given or active session is used as it is, with `settings` added. Otherwise
     one is made: under ``spark-submit``, or with a Spark installation of the user's own (``SPARK_HOME`` or
     ``SPARK_CONF_DIR`` is set), as configured there; else on this machine, with all its cores, without the
-    web interface, and with this Python for the workers.
+    web interface, with this Python for the workers, and with a daemon that starts them warm.
 
     Parameters
     ----------
@@ -104,6 +105,7 @@ def open_session(
         ):
             # Workers would otherwise run `python3` of the path, which need not have the dependencies.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            builder = builder.config(DAEMON_SETTING, DAEMON)
     for setting, value in settings.items():
         builder = builder.config(setting, value)
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.checkpointing.p_stream import Piece
+from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
 from penstock.compression import TableBlock
 from penstock.errors import InvalidUsageError
 from penstock.operators.evaluate import can_fail, evaluate, type_of
 from penstock.operators.expression import Expression
-from penstock.operators.fragments import Fragmenter
+from penstock.operators.fragments import Fragmenter, combined
 from penstock.operators.latest import Latest
 from penstock.operators.scan import Scan
 
-__all__ = ["Scanner"]
+__all__ = ["Scanner", "scan_p_stream"]
 
 _FEW = 0.25
 """Where less than this share of rows is selected, the others are taken out before anything is computed."""
@@ -51,9 +52,10 @@ class Scanner:
             )
         self._columns = list(scan.columns)
         read = pa.schema([schema.field(name) for name in scan.columns])
-        self._where = None if scan.where is None else Expression.parse(scan.where)
-        if self._where is not None:
-            _known(self._where, read)
+        where = None if scan.where is None else Expression.parse(scan.where)
+        self._parts = () if where is None else where.conjuncts()
+        if where is not None:
+            _known(where, read)
         self._select = None
         if scan.select is not None:
             self._select = {name: Expression.parse(text) for name, text in scan.select.items()}
@@ -118,9 +120,32 @@ class Scanner:
         elif self._latest is not None:
             yield self._latest.finish()
 
+    def merge(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Return what several scanners of this scan made, of rows one after the other, as one would have."""
+        if len(batches) < 2 or (self._fragmenter is None and self._latest is None):
+            return list(batches)
+        if self._latest is not None:
+            for batch in batches:
+                self._latest.add(pa.Table.from_batches([batch]))
+            return [self._latest.finish()]
+        return [combined(self._fragments, batches)]
+
+    def apply(self, rows: pa.Table) -> pa.Table:
+        """Return what the rows of a table become, before they are persisted: selected and projected.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the scan conflates or makes fragments, or an integer overflows.
+        """
+        found = self._rows(rows.select(self._columns))
+        if found is None:
+            raise InvalidUsageError("rows can only be selected and projected before they are persisted")
+        return found
+
     def _rows(self, rows: pa.Table) -> pa.Table | None:
         mask = None
-        if self._where is not None:
+        if self._parts:
             mask = self._mask(rows)
             selected = mask.true_count
             if selected == len(mask):
@@ -131,7 +156,7 @@ class Scanner:
             columns = [_evaluated(value, rows) for value in self._select.values()]
             rows = pa.table(columns, names=list(self._select))
         if self._fragmenter is not None:
-            self._fold(rows, None if mask is None else mask.to_numpy(zero_copy_only=False))
+            self._fold(self._fragmenter, rows, None if mask is None else mask.to_numpy(zero_copy_only=False))
             return None
         rows = _plain(rows)
         if self._latest is not None:
@@ -141,8 +166,7 @@ class Scanner:
 
     def _mask(self, rows: pa.Table) -> pa.Array[Any]:
         """Return for which rows the predicate is true."""
-        assert self._where is not None
-        parts = self._where.conjuncts()
+        parts = self._parts
         mask = pc.fill_null(_whole(_evaluated(parts[0], rows)), False)
         for part in parts[1:]:
             if not can_fail(part):
@@ -150,16 +174,17 @@ class Scanner:
                 continue
             # What fails for a row that another conjunct excludes must not.
             passed = pc.indices_nonzero(mask)
-            kept = pc.fill_null(_whole(_evaluated(part, rows.take(passed))), False).to_numpy(zero_copy_only=False)
+            kept = pc.fill_null(_whole(_evaluated(part, rows.take(passed))), False).to_numpy(
+                zero_copy_only=False
+            )
             found = np.zeros(len(mask), np.bool_)
             found[passed.to_numpy()[kept]] = True
             mask = pa.array(found)
         return mask
 
-    def _fold(self, rows: pa.Table, mask: npt.NDArray[np.bool_] | None) -> None:
+    def _fold(self, fragmenter: Fragmenter, rows: pa.Table, mask: npt.NDArray[np.bool_] | None) -> None:
         if not rows.num_rows:
             return
-        assert self._fragmenter is not None
         made: dict[Expression, pa.Array[Any]] = {}
         values = []
         for value in self._values.values():
@@ -167,12 +192,51 @@ class Scanner:
                 column = _whole(_evaluated(value, rows))
                 made[value] = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
             values.append(None if value is None else made[value])
-        self._fragmenter.add(
+        fragmenter.add(
             _whole(rows.column(self._fragments.time)),
             [_whole(rows.column(name)) for name in self._fragments.group_by],
             values,
             mask,
         )
+
+
+def scan_p_stream(
+    stream: PStream, scan: Scan, start: int | None = None, stop: int | None = None, *, threads: int = 2
+) -> pa.Table:
+    """Return what a scan makes of the rows of a p-stream, in this process.
+
+    Parameters
+    ----------
+    stream : PStream
+        The p-stream.
+    scan : Scan
+        What to do.
+    start, stop : int, optional
+        Offsets; all rows that are there unless told.
+    threads : int
+        How many scan at once, each a part of the rows.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the scan does not fit the stream, such rows are not there, or an integer overflows.
+    CorruptDataError, UnavailableError
+        If what is read is damaged, or the file system refuses.
+    """
+    stream.refresh()
+    pieces = stream.pieces(stream.start if start is None else start, stream.end if stop is None else stop)
+    if scan.fragments and any(partial.kind in ("first", "last") for partial in scan.fragments.partials):
+        threads = 1  # fragments do not tell at what time their first or last row was
+    scanners = [Scanner(scan, stream.schema) for _ in range(max(1, min(threads, len(pieces))))]
+    edges = [len(pieces) * part // len(scanners) for part in range(len(scanners) + 1)]
+
+    def part(number: int) -> list[pa.RecordBatch]:
+        mine = pieces[edges[number] : edges[number + 1]]
+        return list(scanners[number].run(read_blocks(stream.segments, mine)))
+
+    with ThreadPoolExecutor(len(scanners)) as pool:
+        batches = [batch for found in pool.map(part, range(len(scanners))) for batch in found]
+    return pa.Table.from_batches(scanners[0].merge(batches), scanners[0].schema)
 
 
 def _evaluated(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:

@@ -51,8 +51,9 @@ def _opened(options: WriteOptions, schema: StructType, *, overwrite: bool) -> PS
         raise InvalidUsageError(
             "a p-stream is only appended to", hint="use the mode append, and no output mode complete"
         )
+    stored = stored_schema(schema)
     try:
-        stream = PStream(options.path, stored_schema(schema))
+        stream = PStream(options.path, stored)
     except InvalidUsageError:
         # A p-stream of other Arrow types may have the same types for Spark.
         stream = PStream(options.path)

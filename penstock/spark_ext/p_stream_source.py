@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -29,6 +29,7 @@ from penstock.checkpointing.files import Files
 from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
 from penstock.compression import TableBlock
 from penstock.errors import InternalError, InvalidUsageError
+from penstock.operators.scan import Scan
 from penstock.spark_ext.p_stream_options import ReadOptions, WriteOptions
 from penstock.spark_ext.p_stream_sink import BatchWriter, StreamWriter
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, check_same, converted, spark_schema
@@ -120,6 +121,8 @@ class PStreamDataSource(DataSource):
         stream = PStream(options.path)
         scan = _scan_of(options, stream.schema, options.columns or tuple(schema.names))
         check_same(schema, scan.spark, stream.files.location)
+        # A schema that was given to Spark may say otherwise what can be null.
+        scan = replace(scan, spark=schema)
         return _Plan(options, options.partitions or self.parallelism, stream, scan)
 
 
@@ -229,9 +232,7 @@ class Pushed:
             yield converted(rows, wanted)
 
 
-def _scan_of(
-    options: ReadOptions, stored: pa.Schema, columns: Sequence[str] | None
-) -> Columns | Pushed:
+def _scan_of(options: ReadOptions, stored: pa.Schema, columns: Sequence[str] | None) -> Columns | Pushed:
     return Pushed.of(stored, options.scan) if options.scan else Columns.of(stored, columns)
 
 
@@ -258,7 +259,9 @@ def balanced(pieces: Sequence[Piece], parts: int) -> list[_Pieces]:
 class _Plan:
     """What both readers share. Of its parts only those for reading go to the workers."""
 
-    def __init__(self, options: ReadOptions, partitions: int, stream: PStream, scan: Columns | Pushed) -> None:
+    def __init__(
+        self, options: ReadOptions, partitions: int, stream: PStream, scan: Columns | Pushed
+    ) -> None:
         self.options = options
         self.partitions = partitions
         self.scan = scan

@@ -84,11 +84,16 @@ def spark_schema(schema: pa.Schema) -> StructType:
     InvalidUsageError
         If a column has a type that Spark has not.
     """
-    kept = (schema.metadata or {}).get(_KEPT)
-    if kept is not None:
-        return StructType.fromJson(json.loads(kept))
-    fields = [field.with_type(_plain(field.type, field.name)) for field in schema]
-    return from_arrow_schema(pa.schema(fields))
+    text = (schema.metadata or {}).get(_KEPT)
+    kept = {field.name: field for field in StructType.fromJson(json.loads(text))} if text else {}
+    return StructType([_spark_field(field, kept.get(field.name)) for field in schema])
+
+
+def _spark_field(field: pa.Field, kept: StructField | None) -> StructField:
+    if kept is not None and _stored_field(kept).type.equals(field.type):
+        return kept
+    plain = field.with_type(_plain(field.type, field.name))
+    return from_arrow_schema(pa.schema([plain])).fields[0]
 
 
 def _plain(kind: pa.DataType, column: str) -> pa.DataType:
@@ -228,9 +233,30 @@ def _array(array: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    if pa.types.is_run_end_encoded(array.type):
+    """Return an array in another type.
+
+    pyarrow does not cast a struct that is null and has a field that is never null elsewhere, which Spark
+    writes. So structs, and what holds them, are made of their parts; `_has_wrong_null` looks afterwards.
+    """
+    types, was = pa.types, array.type
+    if types.is_run_end_encoded(was):
         array = pc.run_end_decode(array)
+    elif types.is_struct(was) and types.is_struct(kind) and was.names == kind.names:
+        parts = [_cast(array.field(i), field.type) for i, field in enumerate(kind)]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=array.is_null())
+    elif types.is_list(was) and types.is_list(kind):
+        return _with_values(array, kind, _cast(array.values, kind.value_type))
+    elif types.is_map(was) and types.is_map(kind):
+        parts = [_cast(array.keys, kind.key_type), _cast(array.items, kind.item_type)]
+        entries = pa.StructArray.from_arrays(parts, fields=[kind.key_field, kind.item_field])
+        return _with_values(array, kind, entries)
     return array.cast(kind)
+
+
+def _with_values(array: pa.Array, kind: pa.DataType, values: pa.Array) -> pa.Array:
+    """Return a list, or map, of the same lengths and nulls with other values."""
+    buffers = array.buffers()[:2]
+    return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset, children=[values])
 
 
 def _has_wrong_null(array: pa.Array, field: pa.Field) -> bool:
@@ -244,7 +270,7 @@ def _has_wrong_null(array: pa.Array, field: pa.Field) -> bool:
         return any(_has_wrong_null(array.field(i), kind.field(i)) for i in range(kind.num_fields))
     if pa.types.is_list(kind):
         return _has_wrong_null(array.flatten(), kind.value_field)
-    if pa.types.is_map(kind):
-        entries = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))).flatten()
-        return _has_wrong_null(entries.field(1), kind.item_field)
+    if pa.types.is_map(kind) and len(array):
+        first, stop = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        return _has_wrong_null(array.items.slice(first, stop - first), kind.item_field)
     return False

@@ -14,8 +14,8 @@ from tests.spark.conftest import lean_session
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Give a session in which the first failure of a task fails the query."""
-    daemon = "tests.crash.known_bad"
-    session = lean_session(tmp_path_factory.mktemp("spark"), spark__python__daemon__module=daemon)
+    directory = tmp_path_factory.mktemp("spark")
+    session = lean_session(directory, spark__python__daemon__module="tests.crash.known_bad")
     session.sparkContext.environment["PYTHONPATH"] = str(ROOT)
     yield session
     session.stop()

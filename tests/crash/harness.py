@@ -45,17 +45,17 @@ def kill_all(job: subprocess.Popen[str]) -> list[int]:
 
 
 @contextlib.contextmanager
-def started(place: Place, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """Start the job, in a session of its own, until its query runs; afterwards none of it is left."""
-    log = (place.directory / "job.log").open("a")
+def started(directory: Path, program: str = "job.py", **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a program, in a session of its own, until it runs; afterwards none of it is left."""
+    log = (directory / "job.log").open("a")
     job = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "crash" / "job.py"), str(place.directory)],
-        stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, cwd=place.directory,
+        [sys.executable, str(ROOT / "tests" / "crash" / program), str(directory)],
+        stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, cwd=directory,
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable} | environment,
     )  # fmt: skip
     assert job.stdout is not None
     try:
-        assert job.stdout.readline() == "started\n", _why(job, place)
+        assert job.stdout.readline() == "started\n", why(job, directory)
         yield job
     finally:
         kill_all(job)
@@ -99,7 +99,7 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
         added += count
         goal = commits(place) + draw.choice([0, 1, 1, 2])
         begin = time.monotonic()
-        with started(place) as job:
+        with started(place.directory) as job:
             up = time.monotonic() - begin
             _run_to(job, place, goal)
             # The random moment is what is tested; nothing is waited for.
@@ -109,20 +109,21 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
         say(f"kill {kill} of {kills}: {len(killed)} processes after batch {committed - 1}; up in {up:.1f} s")
         verify(place, batches[:added], drained=False)
     add_steps(place, batches[added:])
-    with started(place) as job:
+    with started(place.directory) as job:
         assert until(lambda: job.poll() is not None, _RUN_S), "the last run did not end"
-        assert job.returncode == 0, _why(job, place)
+        assert job.returncode == 0, why(job, place.directory)
     verify(place, batches, drained=True)
 
 
 def _run_to(job: subprocess.Popen[str], place: Place, goal: int) -> None:
     """Let `job` run until the checkpoint has `goal` commits, or all is done."""
     assert until(lambda: commits(place) >= goal or job.poll() is not None, _RUN_S), "no progress"
-    assert job.poll() in (None, 0), _why(job, place)
+    assert job.poll() in (None, 0), why(job, place.directory)
 
 
-def _why(job: subprocess.Popen[str], place: Place) -> str:
+def why(job: subprocess.Popen[str], directory: Path) -> str:
+    """Kill what is left of a program, and return what it and its children said."""
     kill_all(job)
     assert job.stdout is not None
-    tail = (place.directory / "job.log").read_text()[-2000:]
+    tail = (directory / "job.log").read_text()[-2000:]
     return f"the job ended by itself: {job.stdout.read()[-3000:]}\n{tail}"

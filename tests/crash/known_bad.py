@@ -1,6 +1,6 @@
 """Broken protocols, which the crash tests have to find: a daemon of Python workers that have one.
 
-Spark starts this module in place of ``pyspark.daemon`` (setting ``spark.python.daemon.module``); the
+Spark starts this module in place of its own daemon (setting ``spark.python.daemon.module``); the
 variable ``PENSTOCK_KNOWN_BAD`` names what is broken; without it nothing is.
 """
 
@@ -14,6 +14,7 @@ from penstock import _durable
 from penstock.checkpointing import PUnit, decode
 from penstock.errors import CorruptDataError
 from penstock.operators.update_queue import UpdateQueue
+from penstock.spark_ext import daemon
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer, State
 
 
@@ -79,8 +80,6 @@ def _patch(owner: object, name: str, value: object) -> None:
 
 
 if __name__ == "__main__":
-    from pyspark import daemon
-
     if broken := os.environ.get("PENSTOCK_KNOWN_BAD"):
         KNOWN_BAD[broken]()
-    daemon.manager()
+    daemon.main()

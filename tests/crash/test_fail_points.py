@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from penstock._failpoints import FAILPOINTS
+from penstock._failpoints import STATE_POINTS
 from tests.crash.known_bad import KNOWN_BAD
 from tests.crash.workload import add_steps, query, steps, verify
 from tests.naive import Update
@@ -59,7 +59,7 @@ def interrupt(
     return error
 
 
-@pytest.mark.parametrize("point", FAILPOINTS)
+@pytest.mark.parametrize("point", STATE_POINTS)
 def test_a_worker_killed_at_a_fail_point_loses_and_repeats_nothing(
     spark: SparkSession, tmp_path: Path, point: str
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from penstock.compression import (
     encode_table,
     sum_where,
 )
+from penstock.compression.codecs import CODECS, decode_stream
 from penstock.errors import CorruptDataError, InvalidUsageError
 from tests.columns import KINDS, arrays
 
@@ -238,3 +240,47 @@ def test_a_fused_sum_skips_nulls_and_refuses_floats() -> None:
         sum_where(Block(encode(pa.array([1.0, 2.0, 3.0]))), keys, 0, 1)
     with pytest.raises(InvalidUsageError, match="different numbers of rows: rows=3 where_rows=1"):
         sum_where(values, Block(encode(pa.array([1]))), 0, 1)
+
+
+@pytest.mark.parametrize("name", ["zstd", "base_delta>ns", "ns_words", "variable_byte"])
+def test_a_payload_of_another_size_than_its_parts_is_refused(name: str) -> None:
+    node = CODECS[name].encode(np.arange(3000, dtype=np.int64))
+    longer = np.append(node.payload, np.zeros(8, np.uint8))
+    for payload in (longer, node.payload[:-8]):
+        broken = replace(node, payload=np.frombuffer(payload.tobytes(), np.uint8))
+        with pytest.raises(CorruptDataError, match="another size than its parts"):
+            decode_stream(broken)
+
+
+def test_texts_written_out_take_no_more_than_was_allowed() -> None:
+    texts = pa.array(["x" * 1000] * 10_000)
+    block = encode(texts, "dictionary>base_delta>ns")
+    assert len(block) < 2000
+    assert decode(block, max_bytes=10_000_000).equals(texts)
+    with pytest.raises(CorruptDataError, match="too many bytes"):
+        decode(block, max_bytes=9_999_999)
+
+
+@pytest.mark.parametrize(("least", "low", "high"), [
+    (0, 1023, 5000), (0, -9, 0), (0, 1024, 5000), (0, -9, -1), (2**63 - 1024, 2**63 - 1, 2**63 - 1),
+    (2**63 - 1021, 2**63 - 900, 2**63 - 1), (-(2**63), -(2**63), -(2**63) + 3),
+])  # fmt: skip
+def test_a_fused_sum_unpacks_what_its_bounds_just_touch(least: int, low: int, high: int) -> None:
+    numbers = [least + n for n in range(min(1024, 2**63 - least))]
+    where = encode(pa.array(numbers, pa.int64()), "base_delta>ns")
+    values = encode(pa.array(range(len(numbers)), pa.int64()), "base_delta>ns")
+    chosen = [value for value, number in enumerate(numbers) if low <= number <= high]
+    assert sum_where(Block(values), Block(where), low, high) == (sum(chosen), len(chosen))
+
+
+def test_an_exception_lies_among_the_values_of_the_last_sub_block() -> None:
+    values = np.zeros(1024 + 100, np.int64)
+    values[[500, 1024 + 50]] = 1 << 40
+    node = CODECS["base_delta>patched_ns"].encode(values)
+    np.testing.assert_array_equal(decode_stream(node), values)
+    positions = decode_stream(node.children[-2])
+    assert positions.tolist() == [500, 50]
+    for wrong in ([500, 100], [1024, 50], [-1, 50]):
+        children = [*node.children[:-2], CODECS["plain"].encode(np.array(wrong, np.int16)), node.children[-1]]
+        with pytest.raises(CorruptDataError, match="outside its sub-block"):
+            decode_stream(replace(node, children=children))

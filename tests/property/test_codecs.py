@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.compression.abc import Cascade, UnfitError
 from penstock.compression.bits import Ints
 from penstock.compression.codecs import CODECS, decode_stream, encode_light, encode_stream
-from penstock.errors import InvalidUsageError
+from penstock.errors import CorruptDataError, InvalidUsageError
 from tests.coded import streams, through_bytes
 
 CASCADES: list[Cascade] = [
@@ -84,3 +85,32 @@ def test_many_distinct_values_are_not_for_a_dictionary() -> None:
 def test_a_cascade_that_cannot_be_is_refused(cascade: Cascade, text: str) -> None:
     with pytest.raises(InvalidUsageError, match=text):
         encode_stream(np.arange(9.0).view(np.int64), cascade)
+
+
+def test_more_exceptions_than_one_value_in_eight_do_not_fit() -> None:
+    for name in ("decimal_2", "quantized_0.125"):
+        floats = np.arange(800) / 4
+        floats[::8] = np.nan
+        encode_stream(floats.view(np.int64), (name, "plain"))
+        floats[1] = np.nan
+        with pytest.raises(UnfitError):
+            encode_stream(floats.view(np.int64), (name, "plain"))
+
+
+def test_an_exception_repeats_the_integer_before_it() -> None:
+    floats = np.arange(100) / 4
+    floats[[0, 50, 51]] = np.nan
+    node = encode_stream(floats.view(np.int64), ("decimal_2", "plain"))
+    integers = decode_stream(node.children[0]).tolist()
+    assert [integers[0], *integers[49:53]] == [0, 1225, 1225, 1225, 1300]
+
+
+@pytest.mark.parametrize("positions", [[50, 9], [9, 9], [9, 100], [-1, 9]])
+def test_positions_of_exceptions_ascend_within_their_stream(positions: list[int]) -> None:
+    floats = np.arange(100) / 4
+    floats[[9, 50]] = np.nan
+    node = encode_stream(floats.view(np.int64), ("decimal_2", "plain"))
+    integers, _, exceptions = node.children
+    wrong = CODECS["plain"].encode(np.array(positions, np.int32))
+    with pytest.raises(CorruptDataError, match="outside its stream"):
+        decode_stream(replace(node, children=[integers, wrong, exceptions]))

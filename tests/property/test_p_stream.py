@@ -111,7 +111,7 @@ class PStreamMachine(RuleBasedStateMachine):
 
     @rule(process=PROCESSES, writer=WRITERS, back=st.integers(0, 3))
     def commit_again(self, process: int, writer: str, back: int) -> None:
-        """A replayed or speculative attempt of a batch that is in the log writes, and commits, for nothing."""
+        """A replayed or speculative attempt of a batch that is in the log commits nothing."""
         batch = self.batches[writer] - back
         if batch < 0 or self.sessions[writer]:
             return
@@ -188,7 +188,7 @@ class PStreamMachine(RuleBasedStateMachine):
                 other.trim(now=True)
             other.log.compact()
 
-        view.log._files = _Interrupted(files, interrupt)  # type: ignore[assignment]
+        view.log._files = _Interrupted(files, interrupt)
         try:
             assert view.log.commit(writer, batch, segments)
         finally:
@@ -225,9 +225,17 @@ class PStreamMachine(RuleBasedStateMachine):
         assert self.views[process].unsubscribe(reader) == (reader in self.done)
         self.done.pop(reader, None)
 
-    @rule(process=PROCESSES, writer=WRITERS)
-    def cut_back(self, process: int, writer: str) -> None:
-        self.views[process].cut_back(writer)
+    @rule(process=PROCESSES, writer=WRITERS, count=st.integers(1, 9))
+    def begin_and_cut_back(self, process: int, writer: str, count: int) -> None:
+        """A session that begins leaves nothing of what others have written and not committed."""
+        if self.sessions[writer]:
+            self._written(process, writer, self.batches[writer] + 1, count)
+        self.begin(process, writer)
+        view = self.views[process]
+        view.cut_back(writer, self.sessions[writer])
+        kept = {segment.name for commit in view.log.commits for segment in commit.segments}
+        left = {fact.name for fact in view.segments.list()} - kept
+        assert not [name for name in left if (writer_of(name) or ("", 0))[0] == writer]
 
     @rule(process=PROCESSES, offset=st.integers(0, 60), count=st.integers(0, 30))
     def read(self, process: int, offset: int, count: int) -> None:

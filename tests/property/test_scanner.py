@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -12,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.checkpointing.p_stream import Piece
+from penstock.checkpointing.p_stream import Piece, PStream, PStreamWriter
 from penstock.compression import TableBlock, encode_table
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan import PANE, Fragments, LatestBy, Partial, Scan
-from penstock.operators.scanner import Scanner
+from penstock.operators.scanner import Scanner, scan_p_stream
 
 SCHEMA = pa.schema(
     {
@@ -43,7 +44,9 @@ def table(seed: int, rows: int, *, nulls: float, disorder: int, keys: int) -> pa
     return pa.table(
         [
             column(ts, pa.int64()),
-            column(ts * 1_000_000 + draw.integers(0, 1_000_000, rows), pa.int64()).cast(SCHEMA.field("moment").type),
+            column(ts * 1_000_000 + draw.integers(0, 1_000_000, rows), pa.int64()).cast(
+                SCHEMA.field("moment").type
+            ),
             column(draw.integers(-3, 3, rows), pa.int8()),
             column(draw.integers(0, keys, rows) * 1_000_003, pa.int32()),
             column([f"name {n}" for n in draw.integers(0, 4, rows)], pa.string()),
@@ -57,7 +60,7 @@ def table(seed: int, rows: int, *, nulls: float, disorder: int, keys: int) -> pa
 
 def units(rows: pa.Table, cuts: Sequence[int]) -> list[tuple[Piece, TableBlock]]:
     """Return p-units of rows, of which a reader wants all but the first two and the last of each."""
-    found = []
+    found: list[tuple[Piece, TableBlock]] = []
     for start, stop in zip([0, *cuts], [*cuts, rows.num_rows], strict=True):
         part = rows.slice(start, stop - start)
         padded = pa.concat_tables([rows.slice(0, 2), part, rows.slice(0, 1)])
@@ -91,11 +94,27 @@ def _key(row: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _plain(value: Any) -> Any:
-    return value.timestamp() if hasattr(value, "timestamp") else round(value, 9) if isinstance(value, float) else value
+    return (
+        value.timestamp()
+        if hasattr(value, "timestamp")
+        else round(value, 9)
+        if isinstance(value, float)
+        else value
+    )
 
 
-WHERE = st.sampled_from([None, "small = 1", "x > 0 AND n < 500", "name = 'name 2' OR k = 0", "n < 2000", "n < -2000",
-    "name = 'name 2' AND small <> 0", "n > 0 AND n * 2 < 1000 AND name <> 'name 1'"])
+WHERE = st.sampled_from(
+    [
+        None,
+        "small = 1",
+        "x > 0 AND n < 500",
+        "name = 'name 2' OR k = 0",
+        "n < 2000",
+        "n < -2000",
+        "name = 'name 2' AND small <> 0",
+        "n > 0 AND n * 2 < 1000 AND name <> 'name 1'",
+    ]
+)
 GROUPS = st.sampled_from([(), ("k",), ("name",), ("k", "small"), ("day", "name", "k"), ("small",)])
 
 
@@ -106,8 +125,8 @@ GROUPS = st.sampled_from([(), ("k",), ("name",), ("k", "small"), ("day", "name",
     pane_s=st.sampled_from([1, 7, 60]), micros=st.booleans(), cuts=st.lists(st.integers(1, 400), max_size=4),
 )  # fmt: skip
 def test_fragments_equal_a_group_by(
-    seed: int, rows: int, nulls: float, disorder: int, keys: int, where: str | None, group_by: tuple[str, ...],
-    pane_s: int, micros: bool, cuts: list[int],
+    seed: int, rows: int, nulls: float, disorder: int, keys: int, where: str | None,
+    group_by: tuple[str, ...], pane_s: int, micros: bool, cuts: list[int],
 ) -> None:  # fmt: skip
     data = table(seed, rows, nulls=nulls, disorder=disorder, keys=keys)
     time = "moment" if micros else "ts"
@@ -170,7 +189,9 @@ def test_the_newest_of_each_key_is_kept_and_all_that_have_no_key_or_time(
 ) -> None:
     data = table(seed, rows, nulls=nulls, disorder=20, keys=5)
     data = data.set_column(6, "n", pa.array(range(rows), pa.int64()))
-    scan = Scan(ALL, where, {"k": "k", "name": "name", "small": "small", time: time, "n": "n"}, LatestBy(key, time))
+    scan = Scan(
+        ALL, where, {"k": "k", "name": "name", "small": "small", time: time, "n": "n"}, LatestBy(key, time)
+    )
     found = run(scan, data, sorted({c for c in cuts if c < rows}))
     whole = " and ".join(f"{name} is not null" for name in (*key, time))
     columns = f"k, name, small, {time}, n"
@@ -188,7 +209,9 @@ def test_the_newest_of_each_key_is_kept_and_all_that_have_no_key_or_time(
     seed=st.integers(0, 2**32), rows=st.integers(2, 300), nulls=st.sampled_from([0.0, 0.2]), where=WHERE,
     cuts=st.lists(st.integers(1, 300), max_size=4),
 )  # fmt: skip
-def test_rows_keep_their_order(seed: int, rows: int, nulls: float, where: str | None, cuts: list[int]) -> None:
+def test_rows_keep_their_order(
+    seed: int, rows: int, nulls: float, where: str | None, cuts: list[int]
+) -> None:
     data = table(seed, rows, nulls=nulls, disorder=20, keys=5)
     select = {"twice": "n * 2", "name": "name", "half": "x / 2"}
     scan = Scan(("n", "name", "x", "small", "k"), where, select)
@@ -217,18 +240,47 @@ def test_rows_without_a_time_are_counted() -> None:
     assert found.num_rows
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("scan", "sql"),
+    [
+        (Scan(("n", "k"), "k <> 0"), "select n, k from rows where k <> 0"),
+        (
+            Scan(ALL, fragments=Fragments(60_000, "ts", "s", ("k",), (Partial("sum", "n", "s"),))),
+            "select floor(ts / 60)::bigint * 60 as p, k, sum(n)::bigint from rows group by p, k",
+        ),
+        (
+            Scan(("ts", "k"), latest_by=LatestBy(("k",), "ts")),
+            "select max(ts), k from rows group by k",
+        ),
+    ],
+)
+def test_threads_share_a_p_stream(tmp_path: Path, threads: int, scan: Scan, sql: str) -> None:
+    data = table(3, 500, nulls=0.0, disorder=10, keys=5)
+    with PStreamWriter(tmp_path / "s", SCHEMA, unit_rows=70, threads=1) as writer:
+        writer.append(data)
+    stream = PStream(tmp_path / "s")
+    found = scan_p_stream(stream, scan, threads=threads)
+    equal(found, sql, data)
+    if not scan.fragments and not scan.latest_by:
+        assert scan_p_stream(stream, scan, 100, 300, threads=threads).num_rows == sum(
+            k != 0 for k in data["k"][100:300].to_pylist()
+        )
+
+
+def _fragments(time: str, partial: Partial) -> Fragments:
+    return Fragments(1000, time, "s", (), (partial,))
+
+
 @pytest.mark.parametrize(
     ("scan", "words"),
     [
         (Scan(("n", "nn")), "no such columns"),
         (Scan(("n",), "uuid() = 'a'"), "cannot be computed"),
-        (Scan(("x",), None, None, None, Fragments(1000, "x", "s", (), (Partial("count", "*", "c"),))), "neither"),
-        (
-            Scan(("ts", "name"), None, None, None, Fragments(1000, "ts", "s", (), (Partial("sum", "name", "c"),))),
-            "cannot be made of this type",
-        ),
+        (Scan(("x",), fragments=_fragments("x", Partial("count", "*", "c"))), "neither"),
+        (Scan(("ts", "name"), fragments=_fragments("ts", Partial("sum", "name", "c"))), "of this type"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_computed_is_refused_at_once(scan: Scan, words: str) -> None:
     with pytest.raises(InvalidUsageError, match=words):
         Scanner(scan, SCHEMA)

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
+
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
 def lean_session(directory: Path, master: str = "local[2]", **options: str) -> SparkSession:
     """Return a small session that keeps its files in `directory`; `options` have ``__`` for dots."""
-    builder = SparkSession.builder.master(master)
+    builder = SparkSession.builder.master(master).config(DAEMON_SETTING, DAEMON)
     for name, value in options.items():
         builder = builder.config(name.replace("__", "."), value)
     session = (

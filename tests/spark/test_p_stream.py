@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
 from penstock.checkpointing.p_stream import PStream, PStreamWriter, Unit
@@ -77,12 +80,16 @@ def test_a_running_query_sees_new_rows_and_ends_with_nothing_lost(
     query = start(stream(spark, source), sink, tmp_path / "checkpoint")
     try:
         for first in (5, 10, 15):
-            wait(query, lambda: last_offset(query) >= first if query.recentProgress else False)
+            wait(query, partial(_has_read, query, first))
             append(source, first, first + 5)
         query.processAllAvailable()
     finally:
         query.stop()
     assert numbers(sink) == list(range(20))
+
+
+def _has_read(query: StreamingQuery, offset: int) -> bool:
+    return bool(query.recentProgress) and last_offset(query) >= offset
 
 
 @pytest.mark.parametrize(
@@ -211,6 +218,13 @@ def test_columns_are_chosen_by_name(spark: SparkSession, tmp_path: Path) -> None
     assert [row.text for row in one.collect()] == [None, "1", "2", None, "4"]
     given = spark.read.format("pstream").schema("n long").load(str(tmp_path / "source"))
     assert [row.n for row in given.collect()] == [0, 1, 2, 3, 4]
+    spark.range(3).selectExpr("id", "id % 2 odd").write.format("pstream").mode("append").save(
+        str(tmp_path / "s")
+    )
+    ours = spark.read.format("pstream").option("columns", "odd").load(str(tmp_path / "s"))
+    assert sorted(row.odd for row in ours.collect()) == [0, 0, 1]
+    loose = spark.read.format("pstream").schema("odd long, id long").load(str(tmp_path / "s"))
+    assert sorted(tuple(row) for row in loose.collect()) == [(0, 0), (0, 2), (1, 1)]
     with refused("no such columns.* columns=x known=n, text"):
         read.option("columns", "n,x").load(str(tmp_path / "source"))
     with refused("types=n is int, not bigint"):
@@ -224,7 +238,7 @@ def test_a_batch_is_divided_along_p_units(spark: SparkSession, tmp_path: Path) -
     three = read.option("partitions", 3).load(str(tmp_path / "source"))
     parts = three.rdd.map(lambda row: row.n).glom().collect()
     assert [len(part) for part in parts] == [30, 40, 30]
-    assert sum(parts, []) == list(range(100))
+    assert [n for part in parts for n in part] == list(range(100))
 
 
 def test_pieces_are_balanced_and_in_order() -> None:
@@ -355,6 +369,26 @@ def test_units_are_as_large_as_is_told(spark: SparkSession, tmp_path: Path) -> N
     ).save(str(tmp_path / "sink"))
     (commit,) = PStream(tmp_path / "sink").log.commits
     assert [unit.rows for segment in commit.segments for unit in segment.units] == [30, 30, 30, 10]
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"), [("update", "not support Update"), ("complete", "only appended")]
+)
+def test_output_modes_that_replace_rows_are_refused(
+    spark: SparkSession, tmp_path: Path, mode: str, message: str
+) -> None:
+    append(tmp_path / "source", 0, 5)
+    df = stream(spark, tmp_path / "source").groupBy("text").count()
+    writer = df.writeStream.format("pstream").outputMode(mode).trigger(availableNow=True)
+    with refused(message):
+        writer.option("checkpointLocation", str(tmp_path / "c")).start(str(tmp_path / "s")).awaitTermination()
+
+
+def test_the_document_runs(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "p-streams-spark.md").read_text()
+    for program in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(program, "p-streams-spark.md", "exec"), {"__name__": "__main__"})
+    assert "[1, 3]" in capsys.readouterr().out
 
 
 def test_large_units_cross_to_the_jvm_in_parts(

@@ -20,6 +20,7 @@ from penstock.errors import InvalidUsageError
 from penstock.jobs.build import pack_values, unpack_values
 from penstock.jobs.run import Batch, run_pipeline, run_to_end
 from penstock.market import Market
+from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 from penstock.spark_ext.failure import root_cause
 
 pytestmark = pytest.mark.spark
@@ -315,6 +316,7 @@ def test_spark_submit_runs_a_pipeline_from_a_zip(tmp_path: Path) -> None:
             "--conf=spark.sql.shuffle.partitions=2",
             "--conf=spark.ui.enabled=false",
             f"--py-files={tmp_path / 'penstock.zip'}",
+            f"--conf={DAEMON_SETTING}={DAEMON}",
             script,
             "market",
             "--set=source.rows=30000",
@@ -323,7 +325,7 @@ def test_spark_submit_runs_a_pipeline_from_a_zip(tmp_path: Path) -> None:
             "--set=sink={type: parquet, path: out}",
         ],
         cwd=tmp_path,
-        env=environment() | {"PYSPARK_PYTHON": sys.executable},
+        env=environment() | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(tmp_path / "penstock.zip")},
         capture_output=True,
         text=True,
         check=False,

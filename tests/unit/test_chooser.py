@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.compression import Block, Chooser, Goal, decode, encode
+from penstock.compression import Block, Chooser, Goal, Plan, column_stats, decode, encode, statistics
+from penstock.compression import chooser as chooser_module
 from penstock.compression.chooser import choose
 from penstock.compression.codecs import encode_stream
 from penstock.compression.costs import cost
+from penstock.compression.statistics import sample_of
 from penstock.errors import InvalidUsageError
 
 SPEED = Goal(float("inf"))
@@ -144,3 +148,100 @@ def test_nulls_where_there_were_none_before_or_all_alike_are_coded() -> None:
     for values in ([1, 2, 3], [None, None, 3], [None, 2, 3], [None, None, None], [1, None, None]):
         array = pa.array(values, pa.int64())
         assert decode(encode(array, chooser=chooser, column="c")).equals(array)
+
+
+# What a sample does not show.
+
+
+def test_what_the_sample_has_once_is_held_to_the_whole_block() -> None:
+    rare = np.zeros(300_000, np.int64)
+    rare[60_000:60_005] = 7  # between the stretches of the samples
+    for goal in ("fast", "balanced", "small"):
+        chooser = Chooser(goal)
+        encode(pa.array(rare), chooser=chooser, column="c")
+        assert chooser.columns["c"].plan.cascades[0] != ("constant",)
+        assert not chooser.columns["c"].deoptimised
+
+
+def test_a_dictionary_that_holds_the_sample_and_not_the_block_is_not_chosen() -> None:
+    # Each value many times, one after the other: few in any stretch, too many for a dictionary in all.
+    mixed = np.random.default_rng(8).permutation(100_000).astype(np.int64) << 20
+    array = pa.array(np.repeat(mixed, 20))
+    for goal in ("fast", "balanced", "small"):
+        chooser = Chooser(goal)
+        block = encode(array, chooser=chooser, column="c")
+        assert not chooser.columns["c"].deoptimised
+        assert len(block) < array.nbytes / 10
+
+
+@pytest.mark.parametrize("kind", ["steps", "runs", "words"])
+def test_a_goal_that_values_bytes_more_gets_no_more_bytes(kind: str) -> None:
+    generator = np.random.default_rng(9)
+    array = {
+        "steps": pa.array(1_700_000_000_000_000 + np.arange(300_000) // 1000 * 1000),
+        "runs": pa.array(np.repeat(generator.integers(0, 50, 40_000), generator.integers(1, 15, 40_000))),
+        "words": pa.array([f"word-{n}" for n in generator.integers(0, 200, 100_000)]),
+    }[kind]
+    sizes = [len(encode(array, chooser=Chooser(goal))) for goal in ("fast", "balanced", "small")]
+    assert sizes[1] <= sizes[0] * 1.01
+    assert sizes[2] <= sizes[1] * 1.01
+
+
+# What deciding takes.
+
+
+def test_decisions_about_all_columns_take_no_more_than_their_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    chooser = Chooser(interval_s=4.0, now_s=clock)
+    decide = Chooser._decide
+
+    def slow(self: Chooser, column: str, array: pa.Array) -> Plan:
+        clock.now += 1.0  # it takes a second, on a clock that we turn
+        return decide(self, column, array)
+
+    monkeypatch.setattr(Chooser, "_decide", slow)
+    array = pa.array(np.arange(100))
+    begin = clock.now
+    for _ in range(400):
+        for column in "abc":
+            chooser.plan(column, array)
+        clock.now += 1.0
+    spent = sum(known.decisions for known in chooser.columns.values()) * 1.0
+    assert spent <= (clock.now - begin) / 40 + 6
+    assert min(known.decisions for known in chooser.columns.values()) >= 3
+
+
+def test_a_sample_is_bounded_in_rows_and_of_text_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = pa.array(np.arange(10**6))
+    assert len(sample_of(numbers, 1 << 14)) == 1 << 14
+    texts = pa.array(["x" * 1000] * 50_000)
+    assert sample_of(texts, 1 << 14).nbytes < 5_000_000
+    assert len(sample_of(pa.array(["x"] * 50_000), 1 << 14)) == 1 << 14
+    seen: list[int] = []
+    scan = statistics._scan
+
+    def counted(values: np.ndarray, out: np.ndarray) -> None:
+        seen.append(values.size)
+        scan(values, out)
+
+    monkeypatch.setattr(statistics, "_scan", counted)
+    column_stats(texts)
+    assert seen == [1 << 12]
+
+
+def test_statistics_and_a_search_see_few_bytes_of_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(10)
+    texts = pa.array([generator.bytes(50).hex() for _ in range(20_000)])
+    seen = 0
+    tried = chooser_module.rank
+
+    def counted(values: np.ndarray, *arguments: Any, **options: Any) -> Any:
+        nonlocal seen
+        seen += values.nbytes
+        return tried(values, *arguments, **options)
+
+    monkeypatch.setattr(chooser_module, "rank", counted)
+    encode(texts, chooser=Chooser("balanced"), column="c")
+    assert 0 < seen < texts.nbytes / 3

@@ -45,7 +45,7 @@ def fake_run(monkeypatch: pytest.MonkeyPatch, body: Callable[..., Totals]) -> li
 def test_help_names_every_command() -> None:
     result = penstock("--help")
     assert result.exit_code == 0
-    for command in ("run", "check", "examples", "demo", "simulate"):
+    for command in ("run", "check", "examples", "demo", "simulate", "ingest", "inspect", "gc"):
         assert command in result.stdout
         assert penstock(command, "--help").exit_code == 0
 
@@ -72,8 +72,8 @@ def test_help_and_check_import_nothing_heavy(tmp_path: Path) -> None:
         "import sys\n"
         "from typer.testing import CliRunner\n"
         "from penstock.cli import app\n"
-        "for arguments in (['--help'], ['run', '--help'], ['examples'], ['check', 'market'], "
-        "['check', 'no']):\n"
+        "for arguments in (['--help'], ['run', '--help'], ['ingest', '--help'], ['examples'], "
+        "['check', 'market'], ['check', 'no']):\n"
         "    CliRunner().invoke(app, arguments)\n"
         "print(sorted({'pyspark', 'py4j', 'numba', 'pandas', 'pyarrow', 'matplotlib'} & "
         "sys.modules.keys()))\n"

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock import cli, compression
+from penstock import compression
 from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.files import LocalFiles, open_files
 from penstock.cli import app
+from penstock.jobs.commands import common
 from penstock.operators.key_queue import Policy
 from penstock.operators.update_queue import UpdateQueue
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, FileId, Handle, Pointer, Version
@@ -100,7 +101,7 @@ def test_a_path_that_is_no_state_location_is_refused(tmp_path: Path, command: tu
 
 
 def test_the_default_of_the_command_line_is_that_of_the_library() -> None:
-    assert cli._RETAIN_VERSIONS == RETAIN_VERSIONS
+    assert common.RETAIN_VERSIONS == RETAIN_VERSIONS
 
 
 def test_ctrl_c_stops_gc_and_says_what_is_gone(

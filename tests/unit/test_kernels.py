@@ -21,6 +21,7 @@ from penstock import _kernels
 from penstock.compression import bits, fused, statistics, text
 from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
 from penstock.operators import arrivals, key_queue, pages, staleness
+from penstock.operators.fragments import kernels
 from penstock.state_store import key_index, key_set, keys, memory_table, row_codec, row_store
 from tests.naive import Update, conflated, hash_of, staleness_bin
 from tests.streams import STREAM, arrivals_of
@@ -56,6 +57,10 @@ KERNELS = {
     "run_length": {"_find_runs", "_expand"},
     "simple8b": {"_write", "_read"},
     "variable_byte": {"_write", "_read"},
+    "kernels": {
+        *("_bits", "_position", "enter", "find_slots", "find_slots_of_one", "add_count", "add_sum"),
+        *("add_squares", "mark", "keep_less", "keep_greater", "keep_row"),
+    },
 }
 REFERENCES = {
     "keys": "test_keys",
@@ -78,11 +83,13 @@ REFERENCES = {
     "text": "test_kernels_of_codecs",
     "statistics": "test_kernels_of_codecs",
     "fused": "test_kernels_of_codecs",
+    "kernels": "test_fragments",
 }
 MODULES = [
     *(keys, key_index, key_set, row_codec, row_store, memory_table),
     *(pages, arrivals, key_queue, staleness),
     *(bits, text, statistics, fused, decimals, differences, dictionary, run_length, simple8b, variable_byte),
+    kernels,
 ]
 
 
@@ -171,6 +178,17 @@ for kind in ("i1", "i2", "i4", "i8"):
     sum_where(Block(encode(values, "ns")), Block(encode(values, "ns")), 0, 9)
 for codec in ("base_delta>ns", "dictionary>base_delta>ns"):
     decode(encode(pa.array(["a", "b", "a", "nine bytes", "nine bytes"]), codec))
+from penstock.operators.fragments import Fragmenter
+from penstock.operators.scan import Fragments, Partial
+kinds = ("count", "sum", "sum_of_squares", "min", "max", "last")
+for keys in ((), ("k", "l")):
+    folding = Fragmenter(
+        Fragments(1000, "t", "s", keys, tuple(Partial(kind, "v", kind) for kind in kinds)),
+        dict.fromkeys(("t", "k", "l", *kinds), pa.int64()),
+    )
+    for values in (numbers, pa.array([None, *range(2999)])):
+        folding.add(numbers, [numbers for _ in keys], [values for _ in kinds])
+    folding.finish()
 for kind in ("f4", "f8"):
     for codec in ("decimal", "quantized_0.5", "auto"):
         decode(encode(pa.array(numbers.to_numpy().astype(kind) / 4), codec))
@@ -219,6 +237,9 @@ def test_a_second_process_compiles_nothing() -> None:
         "_pack_offsets",
         "unpack_offsets",
         "finish",
+        "_divide",
+        "_bits",
+        "_position",
     }
     unused = {name for name, (hits, _, _) in stats.items() if not hits}
     assert {name.rpartition(".")[2] for name in unused} <= inner

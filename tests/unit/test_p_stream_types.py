@@ -91,7 +91,7 @@ def test_run_ends_are_decoded() -> None:
 )
 def test_what_cannot_be_kept_exactly_is_refused_by_name(stored: pa.Array, wanted: pa.DataType) -> None:
     batch = pa.record_batch([stored], names=["secret"])
-    with pytest.raises(InvalidUsageError, match="kept exactly.* column=secret"):
+    with pytest.raises(InvalidUsageError, match=r"kept exactly.* column=secret"):
         converted(batch, pa.schema({"secret": wanted}))
 
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_kept_exactly_is_refused_by_name(stored: pa.Array, wanted
     ids=str,
 )
 def test_a_type_without_counterpart_is_refused_by_name(kind: pa.DataType) -> None:
-    with pytest.raises(InvalidUsageError, match="no counterpart.* column=odd"):
+    with pytest.raises(InvalidUsageError, match=r"no counterpart.* column=odd"):
         spark_schema(pa.schema({"fine": pa.int64(), "odd": kind}))
 
 
@@ -125,7 +125,7 @@ def test_the_whole_schema_of_spark_comes_back() -> None:
         ]
     )
     assert spark_schema(stored_schema(schema)) == schema
-    with pytest.raises(InvalidUsageError, match="no counterpart.* column=odd"):
+    with pytest.raises(InvalidUsageError, match=r"no counterpart.* column=odd"):
         stored_schema(StructType([StructField("odd", YearMonthIntervalType())]))
 
 
@@ -184,6 +184,22 @@ def test_a_null_where_there_may_be_none_is_refused(
     assert rows["c"].to_pylist() == good
     with pytest.raises(InvalidUsageError, match=r"where there may be none: column=c|kept exactly: column=c"):
         converted(pa.record_batch([pa.array(bad, loose.field("c").type)], schema=loose), strict)
+
+
+def test_a_null_around_what_is_never_null_is_none_in_it() -> None:
+    strict = pa.struct([pa.field("a", pa.timestamp("us", "Asia/Tokyo"), nullable=False)])
+    wanted = pa.struct([pa.field("a", pa.timestamp("us", "UTC"), nullable=False)])
+    values = pa.array([None, {"a": 5}, None], strict)
+    for stored, kind in (
+        (values, wanted),
+        (pa.ListArray.from_arrays([0, 3, 3], values), pa.list_(wanted)),
+        (pa.MapArray.from_arrays([0, 1, 3], [1, 2, 3], values), pa.map_(pa.int64(), wanted)),
+    ):
+        for part in (stored, stored.slice(1)):
+            batch = pa.record_batch([part], names=["c"])
+            rows = converted(batch, pa.schema({"c": kind}))["c"]
+            rows.validate(full=True)
+            assert rows.to_pylist() == part.to_pylist()
 
 
 def _loose(kind: pa.DataType) -> pa.DataType:

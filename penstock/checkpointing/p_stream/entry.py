@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, assert_never
 
 from penstock.checkpointing.p_unit import PUnit, decode, encode
 from penstock.errors import CorruptDataError
@@ -182,6 +182,8 @@ def to_bytes(entry: Entry | Start) -> memoryview:
             unit = PUnit("release", {"start": start})
         case Start():
             unit = PUnit("start", _meta_of_start(entry))
+        case _:
+            assert_never(entry)
     return encode(unit)
 
 

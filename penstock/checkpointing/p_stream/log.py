@@ -17,6 +17,7 @@ Invariants (docs/design/0007-p-streams.md):
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -111,7 +112,7 @@ class CommitLog:
             self._apply(entry)
 
     def _is_there(self, number: int) -> bool:
-        """Say whether an entry was not deleted yet. Entry 0, which there never is, goes with the first start."""
+        """Say whether an entry is still there. Entry 0, which there never is, goes with the first start."""
         if number == 0:
             return not self._numbers("start")
         try:
@@ -168,7 +169,10 @@ class CommitLog:
             raise CorruptDataError("the file is no entry of a commit log", file=file, kind="start")
         if isinstance(entry, Commit) and number == self.number + 1 and entry.offset != self.end:
             raise CorruptDataError(
-                "a commit does not follow the one before it", file=file, offset=entry.offset, expected=self.end
+                "a commit does not follow the one before it",
+                file=file,
+                offset=entry.offset,
+                expected=self.end,
             )
         return entry
 
@@ -249,14 +253,14 @@ class CommitLog:
         Raises
         ------
         FencedError
-            If another session of this writer has begun since.
+            If another session of this writer has begun since, or it has sessions and this has none.
         CorruptDataError, UnavailableError
             As `refresh`. After `UnavailableError` the commit may be in the log; calling again finds out.
         """
 
         def decide() -> Commit | None:
             known = self.writers.get(writer)
-            if session and (known is None or known.session != session):
+            if session != ("" if known is None else known.session):
                 raise FencedError(
                     "another process writes to the p-stream under the same name",
                     writer=writer,
@@ -360,10 +364,9 @@ class CommitLog:
         start = Start(
             self.number, self.start, self.end, tuple(self.commits), dict(self.writers), dict(self.readers)
         )
-        try:
+        # The state after an entry is one and the same, whoever writes it.
+        with contextlib.suppress(ConflictError):
             self._files.publish(_name(start.number, "start"), to_bytes(start))
-        except ConflictError:
-            pass  # The state after an entry is one and the same, whoever writes it.
         self._started_at = start.number
         for number in self._numbers("entry"):
             if number < start.number:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
+from penstock._clock import pause
 from penstock.checkpointing.p_stream.stream import EARLIEST, PStream, Trimmed
 from penstock.errors import InvalidUsageError
 
@@ -74,7 +74,8 @@ class PStreamReader:
                 "the p-stream has no such columns", columns=", ".join(unknown), known=", ".join(known)
             )
         self._columns = list(known if columns is None else columns)
-        self.schema = pa.schema([self._stream.schema.field(name) for name in self._columns])
+        stored = self._stream.schema
+        self.schema = pa.schema([stored.field(name) for name in self._columns], stored.metadata)
         self.reader = reader
         if reader is None:
             self.offset = self._stream.offset_of(start)
@@ -112,7 +113,7 @@ class PStreamReader:
             if rows.num_rows:
                 yield rows
             else:
-                time.sleep(poll_s)  # polls: other processes' commits tell nobody
+                pause(poll_s)  # other processes' commits tell nobody
 
     def release(self) -> Trimmed:
         """Let all rows that were read go: they are not read again, and are deleted once nobody needs them.

@@ -69,10 +69,14 @@ class Coder:
     ) -> None:
         self.threads = threads or min(4, len(os.sched_getaffinity(0)))
         self._choosers = threading.local()
-        self._make = lambda: Chooser(goal, error_bounds=error_bounds or {})
+        self._goal: str | Goal = goal
+        self._error_bounds = dict(error_bounds or {})
         self._codecs = codecs
-        self._make()  # a goal or bound that cannot be is refused here
+        self._chooser()  # a goal or bound that cannot be is refused here
         self._pool = ThreadPoolExecutor(self.threads, "penstock-coder") if self.threads > 1 else None
+
+    def _chooser(self) -> Chooser:
+        return Chooser(self._goal, error_bounds=self._error_bounds)
 
     def submit(self, table: pa.Table) -> Future[bytes]:
         """Begin to code a table as one p-unit."""
@@ -81,14 +85,14 @@ class Coder:
         future: Future[bytes] = Future()
         try:
             future.set_result(self._code(table))
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits for it
+        except BaseException as error:
             future.set_exception(error)
         return future
 
     def _code(self, table: pa.Table) -> bytes:
         chooser = getattr(self._choosers, "chooser", None)
         if chooser is None:
-            chooser = self._choosers.chooser = self._make()
+            chooser = self._choosers.chooser = self._chooser()
         return encode_table(table, chooser=chooser, codecs=self._codecs)
 
     def close(self) -> None:
@@ -113,7 +117,14 @@ class SegmentWriter:
     """
 
     def __init__(
-        self, files: Files, coder: Coder, writer: str, batch: int, part: int = 0, *, unit_rows: int = UNIT_ROWS
+        self,
+        files: Files,
+        coder: Coder,
+        writer: str,
+        batch: int,
+        part: int = 0,
+        *,
+        unit_rows: int = UNIT_ROWS,
     ) -> None:
         self._files, self._coder = files, coder
         self._name = f"{writer}-{batch:012}-{part:04}-"

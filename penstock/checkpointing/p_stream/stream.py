@@ -313,15 +313,35 @@ class PStream:
         kept = {segment.name for commit in self.log.commits for segment in commit.segments}
         return [fact for fact in listed if fact.name not in kept and _is_settled(fact.name, self.log.writers)]
 
-    def cut_back(self, writer: str) -> int:
+    def cut_back(self, writer: str, session: str = "") -> int:
         """Delete what a writer's attempts wrote and did not commit; return how many files that was.
+
+        Parameters
+        ----------
+        writer : str
+            Its name.
+        session : str
+            The session that has begun, and has written nothing so far: others commit nothing any more.
+            Without one, attempts of a batch that is not in the log may still be under way, and stay.
 
         Raises
         ------
         CorruptDataError, UnavailableError
             As `subscribe`.
         """
-        orphans = [fact.name for fact in self._orphans() if (writer_of(fact.name) or ("", 0))[0] == writer]
+        listed = self.segments.list()
+        self.refresh()
+        state = self.log.writers.get(writer)
+        alone = bool(session) and state is not None and state.session == session
+        kept = {segment.name for commit in self.log.commits for segment in commit.segments}
+        orphans = [
+            fact.name
+            for fact in listed
+            if fact.name not in kept
+            and (known := writer_of(fact.name))
+            and known[0] == writer
+            and (alone or _is_settled(fact.name, self.log.writers))
+        ]
         for name in orphans:
             self.segments.delete(name)
         return len(orphans)
@@ -357,7 +377,7 @@ def checked_name(name: str) -> str:
     InvalidUsageError
         If it cannot be one.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name):
         raise InvalidUsageError(
             "a name is not possible",
             name=repr(name),

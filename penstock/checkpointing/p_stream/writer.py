@@ -103,7 +103,7 @@ class PStreamWriter:
         self._session = new_id()
         known = self._stream.log.begin(self.name, self._session)
         self._batch = known.batch
-        if cut := self._stream.cut_back(self.name):
+        if cut := self._stream.cut_back(self.name, self._session):
             _LOGGER.warning(
                 "cut back to the last commit [p_stream=%s writer=%s batch=%d segments=%d]",
                 self._stream.files.location, self.name, self._batch, cut,
@@ -112,7 +112,7 @@ class PStreamWriter:
         self._clock = dict(known.clock)
         self._pending: list[pa.Table] = []
         self._pending_bytes = 0
-        self._appended = self._durable = 0
+        self._appended = self._durable = self._written_bytes = 0
         self._wanted = 0
         self._error: BaseException | None = None
         self._closed = False
@@ -222,12 +222,17 @@ class PStreamWriter:
         for field in self.schema:
             if not field.nullable and rows.column(field.name).null_count:
                 raise InvalidUsageError("a column has nulls that may have none", column=field.name)
-        return rows.select(self.schema.names).cast(self.schema)
+        # pyarrow casts no null struct with a field that is never null, not even to its own type.
+        columns = [
+            rows.column(field.name)
+            if rows.schema.field(field.name).type.equals(field.type, check_metadata=True)
+            else rows.column(field.name).cast(field.type)
+            for field in self.schema
+        ]
+        return pa.Table.from_arrays(columns, schema=self.schema)
 
     def _has_room(self) -> bool:
-        return (
-            self._pending_bytes < self._max_pending_bytes or self._error is not None or self._closed
-        )
+        return self._pending_bytes < self._max_pending_bytes or self._error is not None or self._closed
 
     def _check_open(self) -> None:
         self._check_error()
@@ -244,7 +249,7 @@ class PStreamWriter:
         try:
             while (taken := self._take()) is not None:
                 self._write(*taken)
-        except BaseException as error:  # noqa: BLE001 - raised by the next call
+        except BaseException as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
@@ -282,6 +287,7 @@ class PStreamWriter:
         self._stream.log.compact()
         with self._changed:
             self._pending_bytes -= size
+            self._written_bytes += sum(segment.size_bytes for segment in written)
             self._committed, self._durable = clock, appended
             self._changed.notify_all()
 
@@ -290,11 +296,12 @@ class PStreamWriter:
         return f"PStreamWriter({self._stream.files.location!r}, writer={self.name!r})"
 
     def metrics(self) -> dict[str, Any]:
-        """Return what waits and what is durable: calls of `append`, and bytes."""
+        """Return what waits and what is durable: calls of `append`, bytes in memory, and bytes on disk."""
         with self._changed:
             return {
                 "appended": self._appended,
                 "durable": self._durable,
                 "pending_bytes": self._pending_bytes,
+                "written_bytes": self._written_bytes,
                 "rows": self._stream.end,
             }

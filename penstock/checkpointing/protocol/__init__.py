@@ -7,7 +7,7 @@ from penstock.checkpointing.protocol.collect import Checkpoint, Facts, Requests,
 from penstock.checkpointing.protocol.graph import PersistentOperatorGraph
 from penstock.checkpointing.protocol.lineage import Extent, Lineage, StreamUnit, consumed, needed
 from penstock.checkpointing.protocol.markers import CheckpointMarker, Marker, ReleaseMarker, RetainMarker
-from penstock.checkpointing.protocol.operator import FTOperator, Function, Restart, Send, Snapshot
+from penstock.checkpointing.protocol.operator import FTOperator, Function, Pending, Restart, Send, Snapshot
 from penstock.checkpointing.protocol.p_stream import PStream
 from penstock.checkpointing.protocol.recovery import Recovery, RecoveryReport
 from penstock.checkpointing.protocol.tasks import Storage, Task
@@ -25,6 +25,7 @@ __all__ = [
     "Marker",
     "OperatorSpec",
     "PStream",
+    "Pending",
     "PersistentOperatorGraph",
     "Recovery",
     "RecoveryReport",

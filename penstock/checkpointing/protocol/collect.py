@@ -1,14 +1,15 @@
 """What a recovery would ask for, and hence what nobody needs.
 
-The same function answers both questions. `requests` goes through the graph against the topological order: each
-operator is asked for its stream from some offset on, finds where it would have to start again for that, and asks
-its inputs in turn. Recovery does what it says; garbage collection releases what it would not ask for. It sees
-nothing but what is durable, so what is released is needed by no recovery, whenever the crash comes.
+The same function answers both questions. `requests` goes through the graph against the topological order:
+each operator is asked for its stream from some offset on, finds where it would have to start again for
+that, and asks its inputs in turn. Recovery does what it says; garbage collection releases what it would not
+ask for. It sees nothing but what is durable, so what is released is needed by no recovery, whenever the
+crash comes.
 
-There are two places to start from: the last complete checkpoint, or, with empty states, the results that were
-committed last, whose lineage says what the next ones depend on. A place from which sources would have to send what they
-were told to forget is out; at any time one of the two is left, because all that was released was before one of them.
-Both grow, and that one stays (0006, invariants 4 and 5).
+There are two places to start from: the last complete checkpoint, or, with empty states, the results that
+were committed last, whose lineage says what the next ones depend on. A place from which sources would have
+to send what they were told to forget is out; at any time one of the two is left, because all that was
+released was before one of them. Both grow, and that one stays (0006, invariants 4 and 5).
 
 Notes
 -----
@@ -95,7 +96,7 @@ class Requests:
 
 
 def run_from(extents: Iterable[Extent], offset: int) -> list[Extent]:
-    """Return the p-units that hold a stream from `offset` on, up to the first gap; none if `offset` is in one."""
+    """Return the p-units that hold a stream from `offset` up to the first gap; none if `offset` is in one."""
     run: list[Extent] = []
     at = offset
     for extent in sorted(extents, key=lambda extent: (extent.offset, extent.end)):

@@ -34,9 +34,9 @@ Edge = tuple[str, str]
 class PersistentOperatorGraph:
     """All operators of one recovery unit, their channels, and who coordinates them.
 
-    It does nothing by itself. Its driver calls, in any order: `receive` when a source sends; `deliver` for an edge of
-    `ready`, which moves one marker or one p-unit; `completed` for a task whose effect is durable; the two
-    ``insert_`` methods when a marker is due. Each returns the tasks that come of it.
+    It does nothing by itself. Its driver calls, in any order: `receive` when a source sends; `deliver` for
+    an edge of `ready`, which moves one marker or one p-unit; `completed` for a task whose effect is
+    durable; the two ``insert_`` methods when a marker is due. Each returns the tasks that come of it.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class PersistentOperatorGraph:
         self._committing: set[str] = set()
         edges = [(stream, reader) for stream, readers in topology.readers.items() for reader in readers]
         self._down: dict[Edge, deque[Marker]] = {edge: deque() for edge in edges}
-        self._up: dict[Edge, deque[Marker]] = {edge: deque() for edge in edges}
+        self._up: dict[Edge, deque[ReleaseMarker]] = {edge: deque() for edge in edges}
 
     def begin(self, offsets: dict[str, int], last_checkpoint: int) -> list[Task]:
         """Subscribe all readers where they begin, named as in `lineage`, and return the first tasks."""
@@ -117,8 +117,10 @@ class PersistentOperatorGraph:
         Raises
         ------
         InvalidUsageError
-            If one is under way.
+            If one is under way, or nothing is checkpointed.
         """
+        if not self.topology.fault_tolerant:
+            raise InvalidUsageError("nothing in this graph is checkpointed")
         if self.checkpoint is not None:
             raise InvalidUsageError("a checkpoint is under way", checkpoint=self.checkpoint)
         self._last_checkpoint += 1
@@ -154,7 +156,7 @@ class PersistentOperatorGraph:
         ]
 
     def deliver(self, stream: str, reader: str) -> list[Task]:
-        """Move what is first on an edge of `ready`: a marker goes before p-units, and a release marker before all."""
+        """Move what is first on an edge of `ready`: a release marker, else another marker, else a p-unit."""
         edge = stream, reader
         if self._up[edge]:
             return self._release_at(stream, self._up[edge].popleft())
@@ -226,7 +228,7 @@ class PersistentOperatorGraph:
             first = self.facts.checkpoint.number + 1 if self.facts.checkpoint else self.released["checkpoint"]
             self.facts.checkpoint = None
         clock = self.released.merge(asked.lowest).merge({"checkpoint": first})
-        if clock == self.released:
+        if self.released.dominates(clock):
             return []
         dropped = self.released["checkpoint"]
         self.released = clock
@@ -237,7 +239,7 @@ class PersistentOperatorGraph:
         return self._release(dropped)
 
     def _release(self, dropped: int) -> list[Task]:
-        """Start release markers, unless records of checkpoints have to go first that are not before `dropped`."""
+        """Start release markers, or first drop the records of checkpoints that are not before `dropped`."""
         if self._dropping:
             return []
         if self.released["checkpoint"] > dropped:
@@ -247,10 +249,9 @@ class PersistentOperatorGraph:
             self._up[sink.stream, name].append(ReleaseMarker(self.released))
         return []
 
-    def _release_at(self, stream: str, marker: Marker) -> list[Task]:
+    def _release_at(self, stream: str, marker: ReleaseMarker) -> list[Task]:
         if stream in self.operators:
             return self._sorted(self.operators[stream].on_marker(stream, marker))
-        assert isinstance(marker, ReleaseMarker)
         acked = AckTask(stream, marker.clock[consumed("", stream)])
         return [acked, *self.streams[stream].trim_from(marker.clock[stream])]
 

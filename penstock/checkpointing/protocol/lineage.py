@@ -93,7 +93,7 @@ class Lineage:
         return tuple(self._entries)
 
     def add(self, end: int, clock: VectorClock) -> None:
-        """Remember that the p-unit before `end` has this clock. An earlier clock for the same end is dropped."""
+        """Remember that the p-unit before `end` has this clock; an earlier clock of one end is dropped."""
         last, at = self._entries[-1]
         if end > last:
             self._entries.append((end, clock))

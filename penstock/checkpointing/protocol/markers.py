@@ -25,8 +25,8 @@ class RetainMarker:
 class ReleaseMarker:
     """Upstream: nothing before this clock is needed by any recovery any more.
 
-    The clock has for each stream ``s`` the offset before which it is not needed, for each source ``>s``, before
-    which it need not send again, and ``checkpoint``, the first that is needed.
+    The clock has for each stream ``s`` the offset before which it is not needed, for each source ``>s``,
+    before which it need not send again, and ``checkpoint``, the first that is needed.
     """
 
     clock: VectorClock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from penstock.checkpointing.protocol.lineage import Lineage, StreamUnit, consumed, needed
@@ -12,8 +12,9 @@ from penstock.checkpointing.protocol.markers import CheckpointMarker, Marker, Re
 from penstock.checkpointing.protocol.p_stream import PStream
 from penstock.checkpointing.protocol.tasks import CheckpointTask, DiscardTask, QueryTask, Task
 from penstock.checkpointing.protocol.vector_clock import VectorClock
+from penstock.errors import InternalError
 
-__all__ = ["FTOperator", "Function", "Restart", "Send", "Snapshot"]
+__all__ = ["FTOperator", "Function", "Pending", "Restart", "Send", "Snapshot"]
 
 
 class Function(Protocol):
@@ -30,7 +31,7 @@ class Function(Protocol):
         """Return the event time of a tuple of any input."""
 
     def apply(self, state: Any, stream: str, offset: int, row: Any) -> tuple[Any, Sequence[Any]]:
-        """Return the state after one tuple, and the results of it (ρ and ω of Scabbard §2.3)."""
+        """Return the state after one tuple, and the results of it (both functions of Scabbard §2.3)."""
 
     def needed(self, state: Any) -> Mapping[str, int]:
         """Return, by input, the offset of the first tuple that `state` depends on; none where there is none.
@@ -121,7 +122,7 @@ class Snapshot:
 
 
 @dataclass(slots=True)
-class _Pending:
+class Pending:
     """A snapshot between its first marker and its last."""
 
     checkpoint: int
@@ -130,23 +131,25 @@ class _Pending:
     state: Any
     results: tuple[StreamUnit, ...]
     queues: dict[str, list[tuple[int, Any]]]
-    caught: dict[str, Lineage] = field(default_factory=dict)
+    caught: dict[str, Lineage]
 
 
 class FTOperator:
-    """An operator that takes part in checkpoints, by this table::
+    """An operator that takes part in checkpoints.
 
-        state      event                                   next       what it does
-        ---------  --------------------------------------  ---------  -----------------------------------------
-        RUNNING    checkpoint marker, not of all inputs    MARKED     notes I, R and Θ; sends the marker on
-        RUNNING    checkpoint marker of the last input     RUNNING    the same, and stores the snapshot
-        MARKED     checkpoint marker of the last input     RUNNING    stores the snapshot
-        MARKED     p-unit of an input without marker       MARKED     queues it, and notes it in the snapshot
-        any        p-unit                                  the same   queues what is new of it
-        any        something to read in all queues         the same   asks for a query
-        any        retain marker                           the same   has the next p-unit of its stream retained,
-                                                                      or sends the marker on if it may not be
-        any        release marker                          the same   trims its p-units; sends the marker up
+    It goes by this table::
+
+        state    event                                 next      what it does
+        -------  ------------------------------------  --------  ------------------------------------------
+        RUNNING  checkpoint marker, not of all inputs  MARKED    notes I, R and state; sends the marker on
+        RUNNING  checkpoint marker of the last input   RUNNING   the same, and stores the snapshot
+        MARKED   checkpoint marker of the last input   RUNNING   stores the snapshot
+        MARKED   p-unit of an input without marker     MARKED    queues it, and notes it in the snapshot
+        any      p-unit                                the same  queues what is new of it
+        any      a tuple in each queue, or progress    the same  asks for a query
+        any      retain marker                         the same  has the next p-unit of its stream retained,
+                                                                 or sends the marker on if it may not be
+        any      release marker                        the same  trims its p-units; sends the marker up
 
     Parameters
     ----------
@@ -167,8 +170,9 @@ class FTOperator:
 
     Notes
     -----
-    *FTOperator* of (Scabbard Table 1), which runs Algorithm 1; numbers of its lines stand in the bodies. A tuple
-    goes through the function when all queues hold one, the earliest first: the order does not depend on arrival.
+    *FTOperator* of (Scabbard Table 1), which runs Algorithm 1; numbers of its lines stand in the bodies. A
+    tuple goes through the function when all queues hold one, the earliest first: the order does not depend
+    on arrival.
     """
 
     def __init__(
@@ -190,7 +194,8 @@ class FTOperator:
         self.retains = retains
         self.released = VectorClock()
         self.queried = False
-        self._pending: _Pending | None = None
+        self.behind = False
+        self._pending: Pending | None = None
         self.queues: dict[str, deque[tuple[int, Any]]] = {stream: deque() for stream in self.inputs}
         self.state = function.initial
         self._restart(Restart.from_clock(name, inputs, origin))
@@ -217,16 +222,17 @@ class FTOperator:
 
     def _on_checkpoint(self, stream: str, checkpoint: int) -> list[Task | Send]:
         effects: list[Task | Send] = []
-        if self._pending is None:  # lines 9 to 11
-            self.prepare_checkpoint(checkpoint)
+        pending = self._pending
+        if pending is None:  # lines 9 to 11
+            pending = self.prepare_checkpoint(checkpoint)
             effects += self._broadcast(CheckpointMarker(checkpoint))
-        assert self._pending is not None
-        self._pending.marked.add(stream)  # line 8
-        if self._pending.marked == set(self.inputs):  # lines 12 and 13
-            effects += self.checkpoint()
+        pending.marked.add(stream)  # line 8
+        if pending.marked == set(self.inputs):  # lines 12 and 13
+            effects += self.checkpoint(pending)
+            self._pending = None
         return effects
 
-    def prepare_checkpoint(self, checkpoint: int) -> None:
+    def prepare_checkpoint(self, checkpoint: int) -> Pending:
         """Note what the snapshot is made of. Nothing of it changes later, so nothing is copied."""
         restart = Restart(
             offset=self.offset,
@@ -238,14 +244,13 @@ class FTOperator:
         )
         queues = {stream: list(queue) for stream, queue in self.queues.items()}
         caught = {stream: Lineage(entries) for stream, entries in restart.lineage.items()}
-        self._pending = _Pending(
+        self._pending = Pending(
             checkpoint, set(), restart, self.state, self.stream.checkpoint(), queues, caught
         )
+        return self._pending
 
-    def checkpoint(self) -> list[CheckpointTask]:
-        """Return the tasks that store the snapshot, whose markers have all come."""
-        assert self._pending is not None
-        pending, self._pending = self._pending, None
+    def checkpoint(self, pending: Pending) -> list[CheckpointTask]:
+        """Return the tasks that store a snapshot whose markers have all come."""
         received = {
             stream: rows[-1][0] + 1 if rows else pending.restart.received[stream]
             for stream, rows in pending.queues.items()
@@ -273,7 +278,17 @@ class FTOperator:
         return [Send(stream, self.name, marker) for stream in self.inputs]
 
     def on_unit(self, stream: str, unit: StreamUnit) -> list[Task | Send]:
-        """Take a p-unit from an input (lines 17 to 25)."""
+        """Take a p-unit from an input (lines 17 to 25).
+
+        Raises
+        ------
+        InternalError
+            If tuples are missing before it.
+        """
+        if unit.offset > self.received[stream]:
+            raise InternalError(
+                "a p-unit leaves a gap", operator=self.name, stream=stream, offset=unit.offset
+            )
         if unit.end < self.received[stream]:  # line 19
             return []
         unit = unit.after(self.received[stream])
@@ -285,11 +300,12 @@ class FTOperator:
         self.queues[stream] += rows
         self.received[stream] = unit.end  # line 25
         self.lineage[stream].add(unit.end, unit.clock)
+        self.behind |= not unit.rows
         return self.on_notification()
 
     def on_notification(self) -> list[Task | Send]:
-        """Ask for a query if there is something to do and none is under way (lines 26 and 27)."""
-        if self.queried or self._next() is None:
+        """Ask for a query if there is something to do, and none is under way (lines 26 and 27)."""
+        if self.queried or not (self.behind or self._next()):
             return []
         self.queried = True
         return [QueryTask(self.name)]
@@ -299,7 +315,7 @@ class FTOperator:
 
         Queues, state and results change together, so that every snapshot sees all of it or nothing.
         """
-        self.queried = False
+        self.queried = self.behind = False
         results: list[Any] = []
         while (stream := self._next()) is not None:
             offset, row = self.queues[stream].popleft()
@@ -340,8 +356,8 @@ class FTOperator:
     ) -> None:
         """Start again, with the state and the queues of a snapshot or with empty ones.
 
-        `writers` says by input from where its writer starts again, which may be later than this operator knew: a
-        clock of several paths to one source is the earliest of them.
+        `writers` has by input the clock of its writer now, which may be later than this operator knew:
+        where several paths lead to one source, a clock has the earliest of them.
         """
         self._restart(restart)
         for stream, clock in writers.items():

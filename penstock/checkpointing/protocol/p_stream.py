@@ -14,9 +14,9 @@ __all__ = ["PStream"]
 class PStream:
     """The channel behind an operator or a source: its result buffer *R*, and what of it is durable.
 
-    A p-unit that is to be retained can be read only when it is durable, and so can those behind it. Tuples that
-    the stream has already are dropped when they are written once more, which makes writing idempotent: what
-    an operator makes again after a crash is what it made before.
+    A p-unit that is to be retained can be read only when it is durable, and so can those behind it. Tuples
+    that the stream has already are dropped when they are written once more, which makes writing idempotent:
+    what an operator makes again after a crash is what it made before.
 
     Parameters
     ----------
@@ -27,9 +27,9 @@ class PStream:
 
     Notes
     -----
-    *PStream* of (Scabbard Table 1). Departures: a batch's number is given by `write`; `read` and passing on are two
-    steps, so that a reader's progress grows when it has acknowledged (Algorithm 1, lines 30 to 34); `trim_from` takes
-    no reader, because what is released is what none of them needs.
+    *PStream* of (Scabbard Table 1). Departures: a batch's number is given by `write`; `read` and passing on
+    are two steps, so that a reader's progress grows when it has acknowledged (Algorithm 1, lines 30 to 34);
+    `trim_from` takes no reader, because what is released is what none of them needs.
     """
 
     def __init__(self, name: str, *, always: bool = False) -> None:
@@ -56,7 +56,7 @@ class PStream:
         self._readers[reader] = sum(unit.end <= offset for unit in self._units)
 
     def write(self, unit: StreamUnit, *, retained: bool = True) -> list[PersistTask]:
-        """Append a p-unit, without what the stream has of it, and return what has to be done before it is read.
+        """Append what is new of a p-unit, and return what has to be done before it is read.
 
         Parameters
         ----------
@@ -89,7 +89,7 @@ class PStream:
         self._waiting.discard(self._first + self._units.index(unit))
 
     def read(self, reader: str) -> StreamUnit | None:
-        """Return the p-unit that `reader` has to acknowledge next, or None if there is none that it may read."""
+        """Return the p-unit that `reader` has to acknowledge next, or None if there is none to read."""
         batch = self._readers[reader]
         if batch == self._first + len(self._units) or any(waiting <= batch for waiting in self._waiting):
             return None

@@ -33,12 +33,13 @@ class Recovery:
 
     The driver calls, in this order::
 
-        phase                 call                        what is durable after it
-        --------------------  --------------------------  -----------------------------------------------------
-        progress recovery     progress_recovery()         prepared output up to the recorded progress is out
-        upstream requesting   upstream_requesting()       p-units after a gap, which will be made again, are gone
-        data recovery         load(x) for all of `loads`  nothing new; in any order, also in parallel
-        upstream replay       upstream_replay()           nothing new; gives the graph, which runs from here on
+        phase                call                    what it does
+        -------------------  ----------------------  ----------------------------------------------------
+        progress recovery    progress_recovery()     brings out what was prepared up to the progress
+        upstream requesting  upstream_requesting()   deletes p-units behind a gap: they will be made again
+        data recovery        load(x) for each of     reads; in any order, also in parallel
+                             `loads`
+        upstream replay      upstream_replay()       gives the graph, which runs from here on
 
     Parameters
     ----------
@@ -61,6 +62,7 @@ class Recovery:
         self._times = [clock()]
         self._facts = Facts.none(topology)
         self._asked = Requests(None)
+        self._restarts: dict[str, Restart] = {}
         self._snapshots: dict[str, Snapshot] = {}
         self._units: dict[str, list[StreamUnit]] = {}
         self.loads: list[str] = []
@@ -88,8 +90,8 @@ class Recovery:
             facts.committed[name] = clock
         if completed := storage.completed():
             number = max(completed)
-            restarts = {name: self._restart(number, name) for name in topology.fault_tolerant}
-            facts.checkpoint = Checkpoint(number, restarts)
+            self._restarts = {name: self._restart(number, name) for name in topology.fault_tolerant}
+            facts.checkpoint = Checkpoint(number, self._restarts)
         for stream in topology.readers:
             facts.extents[stream] = [unit.extent for unit in storage.units(stream)]
         for source in topology.sources:
@@ -122,10 +124,8 @@ class Recovery:
 
     def _begin(self, stream: str) -> int:
         """Return where the writer of a stream goes on, or where the results in its snapshot end."""
-        if stream in self._asked.clocks:
-            return self._asked.clocks[stream][stream]
-        assert self._facts.checkpoint is not None
-        return self._facts.checkpoint.restarts[stream].end
+        clock = self._asked.clocks.get(stream)
+        return self._restarts[stream].end if clock is None else clock[stream]
 
     def load(self, name: str) -> None:
         """Load the snapshot of an operator, where it has one, and its stream, or that of a source.
@@ -137,9 +137,8 @@ class Recovery:
         """
         durable = {unit.extent: unit for unit in self._storage.units(name)}
         units = [durable[extent] for extent in self._asked.loads[name]]
-        if name not in self._asked.clocks:
-            number = self._asked.checkpoint
-            assert number is not None
+        number = self._asked.checkpoint
+        if number is not None and name not in self._asked.clocks:
             try:
                 snapshot = Snapshot.from_parts(self._storage.parts(number, name))
             except KeyError as missing:
@@ -165,14 +164,15 @@ class Recovery:
         graph.facts = self._facts
         for name, units in self._units.items():
             graph.streams[name].load_stream(units[0].offset if units else self._begin(name), units)
+        clocks = {source: self._asked.clocks[source] for source in self._topology.sources}
         for name, operator in graph.operators.items():
             snapshot = self._snapshots.get(name)
             if snapshot is not None:
                 restart = snapshot.restart
             else:
                 restart = Restart.from_clock(name, self._topology.inputs(name), self._asked.clocks[name])
-            writers = {s: self._asked.clocks[s] for s in operator.inputs if s in self._asked.clocks}
-            operator.load_state(restart, snapshot, writers)
+            operator.load_state(restart, snapshot, {stream: clocks[stream] for stream in operator.inputs})
+            clocks[name] = operator.set_dependencies(()).clock
         tasks = graph.begin(self._asked.offsets, self._storage.last_checkpoint())
         self._ended(4)
         phases = [after - before for before, after in zip(self._times, self._times[1:], strict=False)]

@@ -1,8 +1,9 @@
 """What the protocol wants done outside of itself, and the interface through which that is done.
 
 Handlers of events return tasks. Whoever schedules them calls `Task.run`, at any time and in any order, and
-tells the graph by `PersistentOperatorGraph.completed` when the effect is durable. A crash may come between any two of
-these steps. Tasks that were not completed are forgotten by a crash; their effect may be durable all the same.
+tells the graph by `PersistentOperatorGraph.completed` when the effect is durable. A crash may come between
+any two of these steps. Tasks that were not completed are forgotten by a crash; their effect may be durable
+all the same.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ class OperatorSpec:
     stateful : bool
         Whether its function has a state.
     fault_tolerant : bool
-        Whether it is checkpointed. What is not has one input and no state, and is started again by its lineage.
+        Whether it is checkpointed. What is not has one input and no state, and is started again by its
+        lineage.
     retained : bool
         Whether retain markers make p-units of its stream durable.
     """
@@ -85,8 +86,9 @@ class Topology:
 
     Notes
     -----
-    An operator before a sink, and any downstream of a fault-tolerant one, are fault-tolerant (Scabbard §3.1); this is seen to here. A departure:
-    an operator with several inputs has to be, also without a state, because how far it is in each of them is one.
+    An operator before a sink, and any downstream of a fault-tolerant one, are fault-tolerant (Scabbard
+    §3.1); this is seen to here. A departure: an operator with several inputs has to be, also without a
+    state, because how far it is in each of them is one.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class Topology:
                 if not closed and (spec.stateful or len(spec.inputs) > 1):
                     raise InvalidUsageError(
                         "an operator has to be fault-tolerant",
-                        hint="one with a state or several inputs cannot be started again by its lineage alone",
+                        hint="lineage alone cannot start one again that has a state or several inputs",
                         operator=spec.name,
                     )
                 done[spec.name] = replace(spec, fault_tolerant=closed)

@@ -113,6 +113,7 @@ def _divide(values: Ints, out: Any) -> int:
 
     What an odd number divides, times its inverse modulo 2**64, is the quotient. Other numbers give products
     beyond every quotient that there can be, and what zero bits at the low end divide no more has others.
+    Products are of unsigned numbers, since the compiler may take it that signed ones never wrap.
     """
     first = np.int64(values[0])
     divisor: Any = np.int64(0)
@@ -124,16 +125,18 @@ def _divide(values: Ints, out: Any) -> int:
         while divisor and not (divisor >> power) & 1:
             power += 1
         odd = divisor >> power
-        inverse = odd
+        inverse = np.uint64(odd)
         for _ in range(5):
-            inverse *= 2 - odd * inverse
+            inverse *= np.uint64(2) - np.uint64(odd) * inverse
         most = np.int64(0x7FFFFFFFFFFFFFFF) // max(odd, 1)
         end = min(begin + 1024, values.shape[0])
         rests = 0
         for i in range(begin, end):
             offset = np.int64(values[i]) - first
-            out[i] = (offset >> power) * inverse
-            rests += (out[i] * divisor != offset) | (out[i] > most) | (out[i] < -most)
+            product = np.uint64(offset >> power) * inverse
+            out[i] = np.int64(product)
+            whole = product * np.uint64(divisor) == np.uint64(offset)
+            rests += (not whole) | (out[i] > most) | (out[i] < -most)
         if rests:
             for i in range(begin, end):
                 one, other = divisor, np.int64(values[i]) - first

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import InvalidUsageError
+from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.fragments import kernels
 from penstock.operators.fragments.keys import as_integers, integers_of
 from penstock.operators.scan import Partial
@@ -51,6 +51,13 @@ def fold_of(partial: Partial, kind: pa.DataType) -> Fold:
     raise InvalidUsageError(
         "a partial aggregate cannot be made of this type", kind=partial.kind, type=str(kind)
     )
+
+
+def _given(values: Column | None) -> Column:
+    """Return values; all partials but the count of rows have some."""
+    if values is None:
+        raise InternalError("a partial aggregate has no values")
+    return values
 
 
 def _grown(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
@@ -99,7 +106,7 @@ class _Sum:
         self._slots = 1
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
-        assert values is not None
+        values = _given(values)
         self._sums = _grown(self._sums, count)
         if values.null_count:
             slots = _without_nulls(slots, values)
@@ -125,7 +132,7 @@ class _Extreme:
         self._kernel = kernels.keep_greater if greatest else kernels.keep_less
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
-        assert values is not None
+        values = _given(values)
         self._best, self._seen = _grown(self._best, count), _grown(self._seen, count)
         if values.null_count:
             slots = _without_nulls(slots, values)
@@ -149,7 +156,8 @@ class Row:
         self._count = 0
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
-        assert values is not None
+        """Add rows to their slots; see `Fold.add`."""
+        values = _given(values)
         known = len(self._rows)
         self.times, self._rows = _grown(self.times, count), _grown(self._rows, count)
         self._rows[known:] = -1
@@ -164,6 +172,7 @@ class Row:
         self._count += len(found)
 
     def result(self, count: int) -> Column:
+        """Return the partials; see `Fold.result`."""
         if count <= 1:
             return pa.array([], self._kind)
         return pa.concat_arrays(self._kept).take(pa.array(self._rows[1:count]))

@@ -14,11 +14,11 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.fragments import kernels
 from penstock.operators.fragments.folds import Row, fold_of
 from penstock.operators.fragments.keys import Codes, as_integers, integers_of
-from penstock.operators.scan import PANE, Fragments
+from penstock.operators.scan import PANE, Fragments, PartialKind
 
 __all__ = ["Fragmenter", "combined"]
 
-_ADDED = {"count": "sum", "sum_of_squares": "sum"}
+_ADDED: dict[PartialKind, PartialKind] = {"count": "sum", "sum_of_squares": "sum"}
 """How partials of a kind are combined, where that is another kind."""
 
 _SLOTS, _TABLE = 1024, 2048
@@ -123,7 +123,8 @@ class Fragmenter:
         steps, done = self._fragments.pane_steps, 0
         while True:
             done = find(
-                times, mask, masked, given, steps, self._state, self._table, self._panes, self._groups, done, slots
+                times, mask, masked, given, steps,
+                self._state, self._table, self._panes, self._groups, done, slots,
             )  # fmt: skip
             if done == len(times):
                 return slots

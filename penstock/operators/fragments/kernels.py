@@ -34,14 +34,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @kernel
-def _pane(time: int, steps: int) -> int:
-    """Return the start of the pane of a time."""
-    pane = time // steps
-    return pane * steps
-
-
-@kernel
-def _position(keys: Any, i: int, columns: int, bits: Any) -> int:
+def _position(keys: Any, i: int, columns: int, bits: Any) -> Any:
     """Return where the search for column i of `keys` begins in a table of 2**(64 - bits) entries."""
     h = np.uint64(0)
     for c in range(columns):
@@ -98,7 +91,7 @@ def find_slots_of_one(
             continue
         time = np.int64(times[i])
         if time < low or time >= high:
-            pane = _pane(time, steps)
+            pane = time // steps * steps
             if count > 1 and pane < low:
                 state[3] = 1
             low, high, first = pane, pane + steps, count
@@ -174,7 +167,7 @@ def find_slots(
             continue
         time = np.int64(times[i])
         if time < low or time >= high:
-            pane = _pane(time, steps)
+            pane = time // steps * steps
             if count > 1 and pane < low:
                 state[3] = 1
             low, high, first = pane, pane + steps, count
@@ -239,7 +232,7 @@ def keep_less(slots: Any, values: Any, seen: Any, out: Any) -> None:
     for i in range(slots.shape[0]):
         slot, value = slots[i], values[i]
         known = out[slot]
-        if not seen[slot] or value < known or (known != known and value == value):
+        if not seen[slot] or value < known or (known != known and value == value):  # noqa: PLR0124 - NaN
             out[slot] = value
             seen[slot] = True
 
@@ -250,7 +243,7 @@ def keep_greater(slots: Any, values: Any, seen: Any, out: Any) -> None:
     for i in range(slots.shape[0]):
         slot, value = slots[i], values[i]
         known = out[slot]
-        if not seen[slot] or value > known or (known == known and value != value):
+        if not seen[slot] or value > known or (known == known and value != value):  # noqa: PLR0124 - NaN
             out[slot] = value
             seen[slot] = True
 
@@ -264,10 +257,7 @@ def keep_row(slots: Any, times: Any, last: bool, offset: int, best: Any, rows: A
     """
     for i in range(slots.shape[0]):
         slot, time = slots[i], np.int64(times[i])
-        if last:
-            better = time >= best[slot]
-        else:
-            better = time < best[slot]
+        better = time >= best[slot] if last else time < best[slot]
         if better or rows[slot] < 0:
             best[slot] = time
             rows[slot] = offset + i

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,7 @@ def as_integers(kind: pa.DataType) -> pa.DataType | None:
 
 def integers_of(array: pa.Array[Any]) -> npt.NDArray[Any]:
     """Return the values of an array, whose type `as_integers` knows, without copying. Nulls are anything."""
-    kind = as_integers(array.type)
-    assert kind is not None
+    kind = as_integers(array.type) or array.type
     seen = array.view(kind)
     bare = pa.Array.from_buffers(kind, len(seen), [None, seen.buffers()[1]], offset=seen.offset)
     return bare.to_numpy()
@@ -90,7 +90,7 @@ def _distinct(values: pa.Array[Any]) -> Any:
 
 
 def _hashable(value: Any) -> Any:
-    return ("nan",) if isinstance(value, float) and value != value else value
+    return ("nan",) if isinstance(value, float) and math.isnan(value) else value
 
 
 def _original(value: Any) -> Any:

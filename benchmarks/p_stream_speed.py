@@ -1,0 +1,283 @@
+"""P-streams under the queries of (Scabbard Table 3): durable append, read with push-down, both in Spark.
+
+    python -m benchmarks.p_stream_speed [--query CM1 ...] [--density sample dense] [--million 40]
+                                        [--mode append read spark options] [--data FOLDER]
+
+Each runs in a process of its own. ``append`` is what a `PStreamWriter` makes durable of the query's stream
+with what the graph's rules push before the p-stream, in input tuples a second, beside plain Arrow IPC files
+with all columns, synced; ``read`` is the scan that the rules push into the reader, down to fragments, by two
+threads of one process; ``spark`` is a streaming query from a p-stream that grows to Spark's noop sink,
+checkpoints on, while a writer in the same process appends. ``options`` are the configurations of Scabbard's
+Fig. 11. Input is counted in tuples of the stream before any is left out, and in the bytes that Arrow has for
+them. Densities: the sample's own event times, and 10,000 tuples in each second of event time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.harness import REPOSITORY, machine
+from benchmarks.queries import QUERIES, STREAMS
+from benchmarks.streams import DATA, REAL, load
+from penstock.checkpointing.p_stream import PStream, PStreamWriter
+from penstock.operators.scan import Scan
+from penstock.operators.scanner import Scanner, scan_p_stream
+
+CHUNK_ROWS = 1 << 20
+UNIT_ROWS = 1 << 18
+DENSE = 10_000
+TIMES = {"ysb": "event_time", "nexmark": "date_time"}
+SCABBARD = {"CM1": 74, "CM2": 87, "SG1": 229, "SG2": 17, "LRB1": 7.2, "YSB": 70, "NQ5": 30, "SM": 80}
+"""Its exactly-once figures in million tuples a second, measured on a machine like this one."""
+
+
+class Input:
+    """A query's stream in chunks, whose times move on; other columns are shared."""
+
+    def __init__(self, query: str, density: str, folder: Path) -> None:
+        name = STREAMS[query]
+        stream = load(name, folder, CHUNK_ROWS)
+        if stream is None:
+            raise SystemExit(f"the file of {name} is not in {folder}")
+        self._time = TIMES.get(name, "timestamp")
+        self._chunk = stream.long.slice(0, CHUNK_ROWS).combine_chunks()
+        self.schema = self._chunk.schema
+        times = self._chunk[self._time].combine_chunks().view(pa.int64()).to_numpy()
+        steps = 1_000_000 if pa.types.is_timestamp(self.schema.field(self._time).type) else 1
+        if density == "dense":
+            times = times[0] + np.arange(CHUNK_ROWS) * steps // DENSE
+        span = int(times.max() - times.min())
+        self._times, self._span = times, span + max(1, span // CHUNK_ROWS)
+        self._moving = [c for c in REAL[name].moving if c != self._time] if name in REAL else []
+        self.bytes_per_tuple = self._chunk.nbytes / CHUNK_ROWS
+
+    def chunk(self, number: int) -> pa.Table:
+        """Return the chunk of a number."""
+        at = self.schema.get_field_index(self._time)
+        times = pa.array(self._times + number * self._span).view(self.schema.field(at).type)
+        return self._chunk.set_column(at, self.schema.field(at), times)
+
+    def chunks(self, count: int) -> list[pa.Table]:
+        """Return the first chunks."""
+        return [self.chunk(number) for number in range(count)]
+
+
+def planned(query: str) -> tuple[Scan, Scan]:
+    """Return what the rules push before the p-stream, and into its reader."""
+    (stream,) = QUERIES[query]().plan(persist="always").streams
+    if stream.ingest is None:
+        raise SystemExit(f"nothing of {query} is pushed before its p-stream")
+    return stream.ingest, stream.readers[0]
+
+
+def bytes_in(place: Path) -> int:
+    """Return the bytes of a p-stream's files."""
+    return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+
+
+def fill(place: Path, chunks: list[pa.Table], ingest: Scan | None, **options: Any) -> float:
+    """Append chunks to a new p-stream; return the seconds until all were durable, once kernels are there."""
+    first = chunks[0]
+    scanner = None if ingest is None else Scanner(ingest, first.schema)
+    apply: Callable[[pa.Table], pa.Table] = scanner.apply if scanner else lambda rows: rows
+    schema = scanner.schema if scanner else first.schema
+    with PStreamWriter(place, schema, unit_rows=UNIT_ROWS, interval="20ms", **options) as writer:
+        writer.append(apply(first))
+        writer.flush()
+        begin = time.perf_counter()
+        for chunk in chunks[1:]:
+            writer.append(apply(chunk))
+        writer.flush()
+        return time.perf_counter() - begin
+
+
+def append(query: str, density: str, folder: Path, million: int) -> dict[str, float]:
+    """Measure durable appends."""
+    stream = Input(query, density, folder)
+    chunks = stream.chunks(max(2, million * 1_000_000 // CHUNK_ROWS))
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch) / "p-stream"
+        took = fill(place, chunks, planned(query)[0], goal="fast")
+        input_bytes = stream.bytes_per_tuple * CHUNK_ROWS * len(chunks)
+        share = bytes_in(place) / input_bytes
+        ipc = _ipc(Path(scratch), chunks[1:5])
+    rows = CHUNK_ROWS * (len(chunks) - 1)
+    return {"append": rows / took / 1e6, "written": 100 * share, "ipc": ipc}
+
+
+def _ipc(place: Path, chunks: list[pa.Table]) -> float:
+    begin = time.perf_counter()
+    for number, chunk in enumerate(chunks):
+        with (place / f"{number}.arrow").open("wb") as file:
+            with pa.ipc.new_stream(file, chunk.schema) as writer:
+                writer.write_table(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+    return CHUNK_ROWS * len(chunks) / (time.perf_counter() - begin) / 1e6
+
+
+def read(query: str, density: str, folder: Path, million: int) -> dict[str, float]:
+    """Measure the scan in one process, by two threads, of as many tuples as were appended."""
+    ingest, scan = planned(query)
+    stream = Input(query, density, folder)
+    chunks = stream.chunks(max(2, million * 1_000_000 // CHUNK_ROWS))
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch) / "p-stream"
+        fill(place, chunks, ingest, goal="fast")
+        source = PStream(place)
+        scan_p_stream(source, scan, stop=UNIT_ROWS)
+        best, rows = float("inf"), 1
+        for _ in range(3):
+            begin = time.perf_counter()
+            rows = scan_p_stream(source, scan).num_rows
+            best = min(best, time.perf_counter() - begin)
+    return {
+        "read": CHUNK_ROWS * len(chunks) / best / 1e6,
+        "tuples a fragment": CHUNK_ROWS * len(chunks) / rows,
+    }
+
+
+def spark(query: str, density: str, folder: Path, million: int) -> dict[str, float]:
+    """Measure a streaming query over a p-stream that is written at the same time."""
+    import penstock
+    from benchmarks.harness import session
+
+    ingest, scan = planned(query)
+    stream = Input(query, density, folder)
+    scanner = Scanner(ingest, stream.schema)
+    count = max(4, million * 1_000_000 // CHUNK_ROWS)
+    chunks = stream.chunks(count)
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch) / "p-stream"
+        running = session()
+        penstock.register(running)
+        with PStreamWriter(place, scanner.schema, unit_rows=UNIT_ROWS, goal="fast") as writer:
+            writer.append(scanner.apply(chunks[0]))
+            writer.flush()
+            frame = (
+                running.readStream.format("pstream").option("scan", scan.to_json()).option("partitions", 2)
+                .option("reader", query).load(str(place))
+            )  # fmt: skip
+            query_run = frame.writeStream.format("noop").option("checkpointLocation", f"{scratch}/ck").start()
+            query_run.processAllAvailable()
+            for chunk in chunks[1:3]:
+                writer.append(scanner.apply(chunk))
+            writer.flush()
+            query_run.processAllAvailable()
+            begin = time.perf_counter()
+            thread = threading.Thread(target=_append_all, args=(writer, scanner, chunks[3:]))
+            thread.start()
+            thread.join()
+            appended = time.perf_counter() - begin
+            query_run.processAllAvailable()
+            took = time.perf_counter() - begin
+            batches = len(query_run.recentProgress)
+            query_run.stop()
+        running.stop()
+    rows = CHUNK_ROWS * (len(chunks) - 3) / 1e6
+    return {"spark": rows / took, "its writer": rows / appended, "batches": float(batches)}
+
+
+def _append_all(writer: PStreamWriter, scanner: Scanner, chunks: list[pa.Table]) -> None:
+    for chunk in chunks:
+        writer.append(scanner.apply(chunk))
+    writer.flush()
+
+
+def options(query: str, density: str, folder: Path, million: int) -> dict[str, float]:
+    """Measure the configurations of Fig. 11: bytes written in percent of the input's, and tuples a second."""
+    ingest, _ = planned(query)
+    stream = Input(query, density, folder)
+    chunks = stream.chunks(max(2, million * 1_000_000 // CHUNK_ROWS // 4))
+    floats = [field.name for field in stream.schema if pa.types.is_floating(field.type)]
+    plain = dict.fromkeys(stream.schema.names, "plain")
+    kept = dict.fromkeys(ingest.columns if ingest.select is None else ingest.select, "plain")
+    bounds = {name: 0.005 for name in floats if name in kept}
+    found: dict[str, float] = {}
+    configurations: list[tuple[str, Scan | None, dict[str, Any]]] = [
+        ("none", None, {"codecs": plain}),
+        ("push-up", ingest, {"codecs": kept}),
+        ("compression", None, {"goal": "balanced"}),
+        ("both", ingest, {"goal": "balanced"}),
+        *([("both, lossy", ingest, {"goal": "balanced", "error_bounds": bounds})] if bounds else []),
+    ]
+    for name, scan, settings in configurations:
+        with tempfile.TemporaryDirectory() as scratch:
+            place = Path(scratch) / "p-stream"
+            took = fill(place, chunks, scan, **settings)
+            share = bytes_in(place) / (stream.bytes_per_tuple * CHUNK_ROWS * len(chunks))
+        found[f"{name} %"] = 100 * share
+        found[f"{name} M/s"] = CHUNK_ROWS * (len(chunks) - 1) / took / 1e6
+    return found
+
+
+MODES = {"append": append, "read": read, "spark": spark, "options": options}
+
+
+def _alone(mode: str, query: str, density: str, arguments: argparse.Namespace) -> dict[str, float]:
+    command = [
+        sys.executable, "-m", "benchmarks.p_stream_speed", "--one", mode, "--query", query,
+        "--density", density, "--million", str(arguments.million), "--data", str(arguments.data),
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{mode} of {query} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def lines(arguments: argparse.Namespace) -> Iterator[str]:
+    """Yield the tables, a line at a time, as they are measured."""
+    for mode in arguments.mode:
+        header: list[str] = []
+        for query, density in itertools.product(arguments.query, arguments.density):
+            found = _alone(mode, query, density, arguments)
+            if header != list(found):
+                header = list(found)
+                yield (
+                    f"\n{mode:8}{'density':8}"
+                    + "".join(f"{name:>18}" for name in header)
+                    + f"{'Scabbard':>10}"
+                )
+            numbers = "".join(f"{value:18.2f}" for value in found.values())
+            yield f"{query:8}{density:8}{numbers}{SCABBARD[query]:10}"
+
+
+def main() -> None:
+    """Run what the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--query", nargs="+", default=list(QUERIES), choices=list(QUERIES))
+    parser.add_argument("--density", nargs="+", default=["sample", "dense"], choices=["sample", "dense"])
+    parser.add_argument("--mode", nargs="+", default=list(MODES), choices=list(MODES))
+    parser.add_argument("--million", type=int, default=40, help="million tuples of input")
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--one", choices=list(MODES), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        run = MODES[arguments.one]
+        print(json.dumps(run(arguments.query[0], arguments.density[0], arguments.data, arguments.million)))
+        return
+    print(machine())
+    print("$ python -m benchmarks.p_stream_speed", *sys.argv[1:])
+    for line in lines(arguments):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

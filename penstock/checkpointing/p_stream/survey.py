@@ -1,0 +1,274 @@
+"""What a p-stream holds, who uses it, and what of its files nobody needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from penstock.checkpointing.files import FileFacts, Files
+from penstock.checkpointing.p_stream.entry import Commit, Segment
+from penstock.checkpointing.p_stream.segments import writer_of
+from penstock.checkpointing.p_stream.stream import PStream
+
+__all__ = ["Garbage", "Reader", "Survey", "Writer", "delete_garbage", "is_p_stream", "survey"]
+
+_DESCRIPTION = "p-stream"
+_UNFINISHED = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}\.tmp")
+_ENTRY = re.compile(r"(?P<number>\d{20})\.(?:entry|start)")
+_NOTES = re.compile(r".+-(?P<number>\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """One writer, as of its newest commit.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    batch : int
+        The number of that commit; -1 where it has made none.
+    session : str
+        The attempt that made it.
+    clock : mapping of str to int
+        How far into each of its sources it has come.
+    time_us : int or None
+        When that was, by the writer's clock; None if its rows are released.
+    """
+
+    name: str
+    batch: int
+    session: str
+    clock: Mapping[str, int]
+    time_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """One subscribed reader: the rows before `offset` it has released, and the `lag` after it has not."""
+
+    name: str
+    offset: int
+    lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """A file that nobody needs, now or ever."""
+
+    files: Files
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What is known of a p-stream.
+
+    Parameters
+    ----------
+    location, identity, schema
+        Where and what it is.
+    start, end : int
+        The first row that is kept, and the number of rows ever committed.
+    entries : int
+        The number of the log's newest entry.
+    commits : tuple of Commit
+        Those whose rows are not all released.
+    size_bytes : int
+        All files, unfinished ones too.
+    writers, readers : tuple
+        Who uses it.
+    spare : tuple of Commit
+        Commits that all readers have passed: what a trim frees.
+    garbage : tuple of Garbage
+        Files left by attempts and processes that ended.
+    pending_files, pending_bytes : int
+        Segments that no commit names, but one may.
+    damage : tuple of str
+        What is wrong with the segments, as far as sizes tell.
+    """
+
+    location: str
+    identity: str
+    schema: pa.Schema
+    start: int
+    end: int
+    entries: int
+    commits: tuple[Commit, ...]
+    size_bytes: int
+    writers: tuple[Writer, ...]
+    readers: tuple[Reader, ...]
+    spare: tuple[Commit, ...]
+    garbage: tuple[Garbage, ...]
+    pending_files: int
+    pending_bytes: int
+    damage: tuple[str, ...] = field(default=())
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The segments of all commits, in the order of their rows."""
+        return [segment for commit in self.commits for segment in commit.segments]
+
+    @property
+    def segment_bytes(self) -> int:
+        """The bytes of committed p-units."""
+        return sum(commit.size_bytes for commit in self.commits)
+
+    @property
+    def committed_rows(self) -> int:
+        """The rows in those p-units: some may be released."""
+        return sum(commit.rows for commit in self.commits)
+
+    @property
+    def garbage_bytes(self) -> int:
+        """The bytes of all garbage."""
+        return sum(one.size_bytes for one in self.garbage)
+
+
+def is_p_stream(files: Files) -> bool:
+    """Say whether a directory is a p-stream.
+
+    Raises
+    ------
+    UnavailableError
+        If the file system refuses.
+    """
+    return any(fact.name == _DESCRIPTION and not fact.is_directory for fact in files.list())
+
+
+def survey(stream: PStream, *, without: Collection[str] = ()) -> Survey:
+    """Look at all files of a p-stream, whether it is in use or not.
+
+    Parameters
+    ----------
+    stream : PStream
+        The stream; refreshed by this.
+    without : collection of str
+        Readers that are looked upon as gone.
+
+    Raises
+    ------
+    CorruptDataError
+        If its log is damaged.
+    UnavailableError
+        If the file system refuses.
+    """
+    readers = stream.files.child("readers")
+    # Listed before the log is read: what is committed after it was listed is neither garbage nor pending.
+    segments, log = stream.segments.list(), stream.files.child("log").list()
+    notes = {fact.name: readers.child(fact.name).list() for fact in readers.list() if fact.is_directory}
+    stream.refresh()
+    progress = {name: offset for name, offset in stream.readers().items() if name not in without}
+    commits = tuple(stream.log.commits)
+    needed = min(progress.values(), default=stream.start)
+    named = {segment.name for commit in commits for segment in commit.segments}
+    loose = [fact for fact in segments if fact.name not in named]
+    settled = [fact for fact in loose if _is_settled(stream, fact)]
+    garbage = [Garbage(stream.segments, fact.name, fact.size_bytes) for fact in settled]
+    garbage += [Garbage(stream.files.child("log"), fact.name, fact.size_bytes) for fact in _old_entries(log)]
+    for name, facts in notes.items():
+        old = _old_notes(stream, name, facts, progress)
+        garbage += [Garbage(readers.child(name), fact.name, fact.size_bytes) for fact in old]
+    times = {commit.writer: commit.time_us for commit in commits}
+    every = [*segments, *log, *(fact for facts in notes.values() for fact in facts), *stream.files.list()]
+    return Survey(
+        stream.files.location,
+        stream.identity,
+        stream.schema,
+        stream.start,
+        stream.end,
+        stream.log.number,
+        commits,
+        sum(fact.size_bytes for fact in every),
+        tuple(
+            Writer(name, state.batch, state.session, state.clock, times.get(name))
+            for name, state in sorted(stream.log.writers.items())
+        ),
+        tuple(Reader(name, offset, stream.end - offset) for name, offset in sorted(progress.items())),
+        tuple(commit for commit in commits if commit.end <= needed),
+        tuple(garbage),
+        len(loose) - len(settled),
+        sum(fact.size_bytes for fact in loose) - sum(fact.size_bytes for fact in settled),
+        tuple(_damage(stream, commits, segments)),
+    )
+
+
+def _is_settled(stream: PStream, fact: FileFacts) -> bool:
+    """Say whether the batch of a segment is in the log, so that only commits that are there may name it."""
+    unfinished = _UNFINISHED.fullmatch(fact.name)
+    known = writer_of(unfinished["name"] if unfinished else fact.name)
+    state = stream.log.writers.get(known[0]) if known else None
+    return known is not None and state is not None and known[1] <= state.batch
+
+
+def _old_entries(log: Iterable[FileFacts]) -> Iterator[FileFacts]:
+    """Return unfinished files of the log whose numbers a start stands for."""
+    known = [(fact, _ENTRY.fullmatch(fact.name)) for fact in log]
+    newest = max(
+        (int(found["number"]) for fact, found in known if found and fact.name.endswith(".start")), default=0
+    )
+    for fact, _ in known:
+        unfinished = _UNFINISHED.fullmatch(fact.name)
+        entry = _ENTRY.fullmatch(unfinished["name"]) if unfinished else None
+        if entry is not None and int(entry["number"]) <= newest:
+            yield fact
+
+
+def _old_notes(
+    stream: PStream, directory: str, facts: Iterable[FileFacts], progress: Mapping[str, int]
+) -> Iterator[FileFacts]:
+    """Return the files of a subscription that is over, and those of a reader's progress before its newest."""
+    number = _NOTES.fullmatch(directory)
+    if number is None or int(number["number"]) > stream.log.number:
+        return
+    offset = next(
+        (
+            progress[reader]
+            for reader, known in stream.log.readers.items()
+            if f"{reader}-{known.number}" == directory and reader in progress
+        ),
+        None,
+    )
+    for fact in facts:
+        unfinished = _UNFINISHED.fullmatch(fact.name)
+        note = (unfinished["name"] if unfinished else fact.name).removesuffix(".progress")
+        if note.isdecimal() and (offset is None or int(note) < offset):
+            yield fact
+
+
+def _damage(stream: PStream, commits: Iterable[Commit], listed: Iterable[FileFacts]) -> Iterator[str]:
+    sizes = {fact.name: fact.size_bytes for fact in listed}
+    for segment in (segment for commit in commits for segment in commit.segments):
+        size = sizes.get(segment.name)
+        if size is None:
+            size = _size_now(stream, segment)
+        if size is not None and size < segment.size_bytes:
+            what = f"is cut: {size:,} of {segment.size_bytes:,} bytes" if size else "is missing"
+            yield f"{stream.segments.path_of(segment.name)}: the segment {what}"
+
+
+def _size_now(stream: PStream, segment: Segment) -> int | None:
+    """Return the bytes of a segment that was not listed; None if it is released meanwhile."""
+    try:
+        return len(stream.segments.read_range(segment.name, 0, segment.size_bytes))
+    except FileNotFoundError:
+        stream.refresh()
+    kept = {other.name for commit in stream.log.commits for other in commit.segments}
+    return 0 if segment.name in kept else None
+
+
+def delete_garbage(found: Survey) -> Iterator[Garbage]:
+    """Delete the garbage of a survey; return each file when it is gone.
+
+    Raises
+    ------
+    UnavailableError
+        If the file system refuses.
+    """
+    for one in found.garbage:
+        one.files.delete(one.name)
+        yield one

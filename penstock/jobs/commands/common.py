@@ -1,0 +1,115 @@
+"""What commands share: options, errors as messages and exit codes, sizes, the width of tables."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = [
+    "FAILED",
+    "RETAIN_VERSIONS",
+    "SIGNALLED",
+    "WRONG",
+    "CheckpointOption",
+    "DebugOption",
+    "JsonOption",
+    "RetainOption",
+    "StateArgument",
+    "amount",
+    "console",
+    "errors",
+    "size",
+]
+
+FAILED: Final = 1
+WRONG: Final = 2
+SIGNALLED: Final = 128
+RETAIN_VERSIONS: Final = 2  # that of `BucketStore`, whose module is heavy
+_PIPE_WIDTH: Final = 200
+"""How wide a table is that no terminal shows."""
+
+StateArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH",
+        help="A state location: a path or a URI such as s3://bucket/state; or the directory of a query, an "
+        "operator or a bucket in it.",
+        show_default=False,
+    ),
+]
+RetainOption = Annotated[
+    int,
+    typer.Option(
+        "--retain-versions",
+        min=1,
+        metavar="N",
+        help="How many versions stay loadable with --checkpoint: the query's retain_versions, which is "
+        "stored nowhere. Without, all do.",
+    ),
+]
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="CHECKPOINT",
+        help="The query's checkpoint, as Spark is given it: it alone says what is committed. Starts Spark.",
+        show_default=False,
+    ),
+]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+
+
+@contextmanager
+def errors(*, debug: bool) -> Iterator[None]:
+    """Turn errors into one message and an exit code.
+
+    Raises
+    ------
+    typer.Exit
+        With 130 for Ctrl-C, 2 where the command line, a configuration or the input is wrong, else 1.
+    """
+    from penstock.errors import InvalidUsageError, PenstockError
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(SIGNALLED + 2) from None
+    except PenstockError as error:
+        if debug:
+            raise
+        typer.secho(f"{error}", err=True, fg=typer.colors.RED)
+        raise typer.Exit(WRONG if isinstance(error, InvalidUsageError) else FAILED) from None
+    except Exception as error:
+        if debug or not type(error).__module__.startswith("pyspark."):
+            raise
+        from penstock.spark_ext.failure import root_cause
+
+        typer.secho(f"the query failed: {root_cause(error)}", err=True, fg=typer.colors.RED)
+        raise typer.Exit(FAILED) from None
+
+
+def console() -> Console:
+    """Return what writes tables to standard output."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
+def amount(files: int, size_bytes: int) -> str:
+    """Return a number of files and their bytes, for people."""
+    return f"{files:,} file{'' if files == 1 else 's'}, {size(size_bytes)}"
+
+
+def size(size_bytes: int) -> str:
+    """Return bytes for people."""
+    from rich.filesize import decimal
+
+    return decimal(size_bytes)

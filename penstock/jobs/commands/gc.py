@@ -1,0 +1,114 @@
+"""``penstock gc``: deletes what nobody needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from penstock.jobs.commands.common import (
+    FAILED,
+    RETAIN_VERSIONS,
+    CheckpointOption,
+    DebugOption,
+    RetainOption,
+    StateArgument,
+    amount,
+    errors,
+)
+
+__all__ = ["gc"]
+
+
+@dataclass(slots=True)
+class _Freed:
+    """What garbage collection deleted, or would."""
+
+    files: int = 0
+    size_bytes: int = 0
+    buckets: int = 0
+    looked_at: int = 0
+
+
+def gc(
+    path: StateArgument,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")
+    ] = False,
+    checkpoint: CheckpointOption = None,
+    retain_versions: RetainOption = RETAIN_VERSIONS,
+    drop_reader: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A reader of a p-stream that is gone for good: nothing is kept for it any more. May be "
+            "repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    debug: DebugOption = False,
+) -> None:
+    """Delete files of state, or of a p-stream, that nobody needs.
+
+    Of state: without --checkpoint, every version that can be loaded may be the one of the checkpoint, so all
+    of them are kept. With it, garbage is exactly what the query itself would delete.
+
+    Of a p-stream: the rows that all its readers have released, and what attempts have left that are over.
+
+    Queries, writers and readers may run meanwhile. Ctrl-C stops it cleanly; what is left is for the next
+    time.
+    """
+    with errors(debug=debug):
+        from penstock.checkpointing.files import open_files
+        from penstock.checkpointing.p_stream.survey import is_p_stream
+
+        of_p_stream = is_p_stream(open_files(path))
+        _check(of_p_stream=of_p_stream, checkpoint=checkpoint, drop_reader=drop_reader)
+    if of_p_stream:
+        with errors(debug=debug):
+            from penstock.jobs import inspect_p_stream as job
+
+            sound = job.collect(path, drop_reader or [], dry_run=dry_run)
+    else:
+        sound = _collect_state(path, checkpoint, retain_versions, dry_run=dry_run, debug=debug)
+    if not sound:
+        raise typer.Exit(FAILED)
+
+
+def _check(*, of_p_stream: bool, checkpoint: str | None, drop_reader: list[str] | None) -> None:
+    from penstock.errors import InvalidUsageError
+
+    if of_p_stream and checkpoint is not None:
+        raise InvalidUsageError("a p-stream needs no checkpoint", hint="leave --checkpoint out")
+    if drop_reader and not of_p_stream:
+        raise InvalidUsageError("only a p-stream has readers", hint="leave --drop-reader out")
+
+
+def _collect_state(
+    path: str, checkpoint: str | None, retain_versions: int, *, dry_run: bool, debug: bool
+) -> bool:
+    """Delete garbage of state; say whether nothing is damaged."""
+    freed, sound = _Freed(), True
+    try:
+        with errors(debug=debug):
+            from penstock.jobs import inspect_state as job
+            from penstock.state_store.survey import delete_garbage
+
+            for operator, number, found in job.surveys(path, checkpoint, retain_versions):
+                freed.looked_at += 1
+                before = (freed.files, freed.size_bytes)
+                freed.buckets += bool(found.garbage)
+                for facts in found.garbage if dry_run else delete_garbage(operator.buckets[number], found):
+                    freed.files += 1
+                    freed.size_bytes += facts.size_bytes
+                if found.garbage:
+                    files, size_bytes = freed.files - before[0], freed.size_bytes - before[1]
+                    typer.echo(f"{found.location}: {amount(files, size_bytes)}")
+                sound = job.tell_findings(operator, number, found) and sound
+    finally:
+        if freed.looked_at:
+            where = f"in {freed.buckets:,} of {freed.looked_at:,} buckets"
+            verb = "would free" if dry_run else "freed"
+            typer.echo(f"{verb} {amount(freed.files, freed.size_bytes)} {where}")
+    return sound

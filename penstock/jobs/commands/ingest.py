@@ -1,0 +1,134 @@
+"""``penstock ingest``: appends files, pipes and sockets to a p-stream."""
+
+from __future__ import annotations
+
+import sys
+from signal import Signals
+from typing import Annotated
+
+import typer
+
+from penstock.jobs.commands.common import SIGNALLED, DebugOption, errors
+
+__all__ = ["ingest"]
+
+
+def ingest(
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH",
+            help="The p-stream: a path or a URI such as s3://bucket/stream. Made where it is not there.",
+            show_default=False,
+        ),
+    ],
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SOURCE]...",
+            help="Files, or patterns of files in quotes; HOST:PORT of a socket; nothing for stdin.",
+            show_default=False,
+        ),
+    ] = None,
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="KIND",
+            help="csv, json (one array, or NDJSON), ndjson, parquet, arrow (IPC), stdin or socket.",
+            show_default=False,
+        ),
+    ] = ...,  # type: ignore[assignment]  # typer's mark for an option that must be given
+    line_format: Annotated[
+        str, typer.Option("--format", help="What the lines of stdin and of a socket are: csv or ndjson.")
+    ] = "ndjson",
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            help='The stream\'s columns, as in "ts timestamp, value double NOT NULL". Without it, a new '
+            "stream has those that the first 8 MiB seem to have.",
+            show_default=False,
+        ),
+    ] = None,
+    header: Annotated[
+        bool, typer.Option(help="Whether the first line of csv has the names of the columns.")
+    ] = True,
+    delimiter: Annotated[
+        str, typer.Option(help="What stands between the fields of csv; '\\t' for a tab.")
+    ] = ",",
+    multiline: Annotated[
+        bool, typer.Option("--multiline", help="Quoted fields of csv may have line breaks.")
+    ] = False,
+    null: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What stands for null in csv, without quotes, besides nothing. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Wait for what is appended to the files, and for new files.")
+    ] = False,
+    on_error: Annotated[
+        str, typer.Option(help="What to do with a record that cannot be read: fail, or skip and count it.")
+    ] = "fail",
+    writer: Annotated[
+        str, typer.Option(help="The writer's name. Two that run at once need two names.")
+    ] = "ingest",
+    goal: Annotated[
+        str, typer.Option(help="How columns are compressed: fast, balanced or small.")
+    ] = "balanced",
+    interval: Annotated[
+        str, typer.Option(help="How long rows may wait for others to be committed with.")
+    ] = "200ms",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Append files, or what comes from stdin or a socket, to a p-stream.
+
+    Files are read exactly once: each commit says how far they were read, so the same command goes on where
+    the last commit was, whatever ended it, and reads nothing twice. With stdin and sockets this cannot be:
+    what was read and not committed when the command was killed is lost, and what is sent again comes twice.
+
+    Ctrl-C and SIGTERM commit what was read and end with 130 and 143.
+
+    \b
+    penstock ingest readings --from csv 'logs/*.csv' --follow
+    penstock ingest readings --from csv plugs.tsv --delimiter '\\t' --schema "ts bigint, load double"
+    zcat clicks.gz | penstock ingest clicks --from stdin --format ndjson
+    """  # noqa: D301 - the escape is the mark of lines that are not joined
+    with errors(debug=debug):
+        import pyarrow as pa
+
+        from penstock.errors import InvalidUsageError
+        from penstock.jobs.ingest import Settings
+        from penstock.jobs.ingest import ingest as run
+        from penstock.jobs.ingest.progress import Shown
+        from penstock.jobs.signals import StopSignals
+
+        if on_error not in {"fail", "skip"}:
+            raise InvalidUsageError("no such way with errors", on_error=on_error, hint="fail, or skip")
+        settings = Settings(
+            location=path,
+            kind=kind,
+            sources=tuple(sources or ()),
+            line_format=line_format,
+            schema=schema,
+            header=header,
+            delimiter=delimiter.replace("\\t", "\t"),
+            multiline=multiline,
+            null=tuple(null or ()),
+            follow=follow,
+            skip_bad=on_error == "skip",
+            writer=writer,
+            goal=goal,
+            interval=interval,
+        )
+        # Its parsers would end in their middle, by an error, when a signal comes.
+        pa.enable_signal_handlers(False)
+        with StopSignals() as signals, Shown(quiet=quiet, live=sys.stderr.isatty()) as shown:
+            run(settings, shown, lambda: signals.received is not None)
+    if signals.received is not None:
+        if not quiet:
+            typer.echo(f"stopped by {Signals(signals.received).name}", err=True)
+        raise typer.Exit(SIGNALLED + signals.received)

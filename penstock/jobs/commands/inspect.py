@@ -1,0 +1,142 @@
+"""``penstock inspect``: looks inside what is stored, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.jobs.commands.common import (
+    FAILED,
+    RETAIN_VERSIONS,
+    CheckpointOption,
+    DebugOption,
+    JsonOption,
+    RetainOption,
+    StateArgument,
+    console,
+    errors,
+)
+
+__all__ = ["inspect"]
+
+inspect = typer.Typer(
+    name="inspect", help="Look inside what Penstock stores.", no_args_is_help=True, add_completion=False
+)
+
+
+@inspect.callback()
+def _inspect() -> None:
+    """Look inside what Penstock stores."""
+
+
+@inspect.command()
+def state(
+    path: StateArgument,
+    as_json: JsonOption = False,
+    checkpoint: CheckpointOption = None,
+    retain_versions: RetainOption = RETAIN_VERSIONS,
+    debug: DebugOption = False,
+) -> None:
+    """Show versions, chains, sizes, damage and garbage of every bucket.
+
+    Every file is read and checked. Damage ends with exit code 1.
+    """
+    with errors(debug=debug):
+        from penstock.jobs import inspect_state as job
+
+        surveys = list(job.surveys(path, checkpoint, retain_versions))
+    sound = not any(found.damage or operator.damage for operator, _, found in surveys)
+    if as_json:
+        typer.echo(json.dumps({"buckets": [job.describe(*entry) for entry in surveys]}, indent=2))
+    else:
+        job.show(surveys)
+        for entry in surveys:
+            job.tell_findings(*entry)
+    if not sound:
+        raise typer.Exit(FAILED)
+
+
+@inspect.command()
+def block(
+    file: Annotated[Path, typer.Argument(help="A p-unit of state, or what BlockWriter writes.")],
+    why: Annotated[
+        bool, typer.Option("--why", help="Show what was considered, and what it would cost.")
+    ] = False,
+    goal: Annotated[
+        str, typer.Option(help="fast, balanced or small: the goal that --why counts for.")
+    ] = "balanced",
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show how each column of a file of blocks is coded, and why."""
+    with errors(debug=debug):
+        from penstock.jobs import inspect_block as job
+
+        if not as_json:
+            job.show(console(), file, goal, why=why)
+            return
+        found = [
+            job.describe(*entry) | (job.reasons(entry[2], goal) if why else {})
+            for entry in job.blocks_of(file)
+        ]
+        typer.echo(json.dumps({"columns": found}, indent=2))
+
+
+@inspect.command()
+def pstream(
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="A p-stream: a path or a URI.", show_default=False)
+    ],
+    check: Annotated[bool, typer.Option("--check", help="Read all rows, and check every column.")] = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show a p-stream: rows, compression of its columns, writers, readers, and what can be freed.
+
+    Writers and readers may go on meanwhile. Damage ends with exit code 1.
+    """
+    with errors(debug=debug):
+        from penstock.jobs import inspect_p_stream as job
+
+        stream, found = job.surveyed(path)
+        columns = job.newest_columns(stream)
+        if as_json:
+            typer.echo(json.dumps(job.describe(found, columns), indent=2))
+        else:
+            job.show(console(), found, columns)
+        job.tell_findings(found)
+        if check:
+            job.check(stream)
+    if found.damage:
+        raise typer.Exit(FAILED)
+
+
+@inspect.command()
+def graph(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT", help="The directory that a graph was started with.", show_default=False
+        ),
+    ],
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show a graph's plan, its p-streams with offsets and lag, its markers and its last recovery.
+
+    The graph may run meanwhile. Spark is not started.
+    """
+    with errors(debug=debug):
+        from penstock.checkpointing.graph_directory import GraphDirectory
+        from penstock.checkpointing.graph_facts import facts_of
+
+        facts = facts_of(GraphDirectory(checkpoint))
+        if as_json:
+            typer.echo(json.dumps(facts.as_dict(), indent=2))
+            return
+        from penstock.jobs.inspect_graph import show
+
+        show(console(), facts)

@@ -1,0 +1,332 @@
+"""Appends what sources have to a p-stream, each record once."""
+
+from __future__ import annotations
+
+import glob
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from penstock._clock import monotonic_s
+from penstock.checkpointing.p_stream import PStream, PStreamWriter
+from penstock.ddl import parse_schema
+from penstock.errors import InvalidUsageError, PenstockError
+from penstock.jobs.ingest.octets import FileBytes, PipeBytes, connect
+from penstock.jobs.ingest.records import CsvDialect, Dialect, JsonDialect
+from penstock.jobs.ingest.sources import ArrowFile, BadRecord, ParquetFile, Rows, Source, TextSource
+
+__all__ = ["KINDS", "Report", "Settings", "Totals", "ingest"]
+
+_TABLES = {"parquet": ParquetFile, "arrow": ArrowFile}
+_TEXTS = ("csv", "json", "ndjson")
+_LINES = ("csv", "ndjson")
+_PIPES = ("stdin", "socket")
+KINDS = (*_TEXTS, *_TABLES, *_PIPES)
+"""What rows can be read from."""
+
+_IDLE_S = 0.1
+"""How often files that grow, and their directories, are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is read, how, and where it goes.
+
+    Parameters
+    ----------
+    location : str
+        The p-stream.
+    kind : str
+        One of `KINDS`.
+    sources : tuple of str
+        Files and patterns of files, or of a socket the address.
+    line_format : str
+        What the lines of a pipe are: ``csv`` or ``ndjson``.
+    schema : str, optional
+        The stream's columns; see `penstock.ddl.parse_schema`.
+    header, delimiter, multiline, null
+        As in `CsvDialect`.
+    follow : bool
+        Whether to wait for what is appended to the files, and for new files.
+    skip_bad : bool
+        Whether to pass over records that cannot be read.
+    writer, goal, interval
+        As in `PStreamWriter`.
+
+    Raises
+    ------
+    InvalidUsageError
+        If they cannot be together.
+    """
+
+    location: str
+    kind: str
+    sources: tuple[str, ...] = ()
+    line_format: str = "ndjson"
+    schema: str | None = None
+    header: bool = True
+    delimiter: str = ","
+    multiline: bool = False
+    null: tuple[str, ...] = ()
+    follow: bool = False
+    skip_bad: bool = False
+    writer: str = "ingest"
+    goal: str = "balanced"
+    interval: str = "200ms"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InvalidUsageError("rows cannot be read from this", kind=self.kind, known=", ".join(KINDS))
+        if self.line_format not in _LINES:
+            raise InvalidUsageError(
+                "lines cannot be of this format", format=self.line_format, known=", ".join(_LINES)
+            )
+        if self.kind == "stdin":
+            if self.sources:
+                raise InvalidUsageError("what comes from stdin has no file's name", hint="leave it out")
+        elif self.kind == "socket":
+            if len(self.sources) != 1:
+                raise InvalidUsageError("a socket has one address", hint="write HOST:PORT")
+        elif not self.sources:
+            raise InvalidUsageError("there is no file", hint="name one, or several, or a pattern")
+        if self.follow and self.kind in _PIPES:
+            raise InvalidUsageError(
+                "only files are followed", hint="a pipe or socket is read to its end in any case"
+            )
+
+    @property
+    def text_format(self) -> str | None:
+        """How text is written; None where it is no text."""
+        return self.line_format if self.kind in _PIPES else self.kind if self.kind in _TEXTS else None
+
+    def dialect(self, names: tuple[str, ...]) -> Dialect:
+        """Return how text is read; `names` are those of the columns of files without a header."""
+        if self.text_format == "csv":
+            return CsvDialect(self.header, self.delimiter, self.multiline, self.null, names)
+        return JsonDialect(arrays=self.text_format == "json")
+
+
+@dataclass(slots=True)
+class Totals:
+    """What was read and written so far.
+
+    Attributes
+    ----------
+    rows, bad : int
+        Rows, and records that were passed over.
+    read_bytes, written_bytes : int
+        Bytes of the sources, and bytes of p-units that are durable.
+    seconds : float
+        How long it took.
+    """
+
+    rows: int = 0
+    bad: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    seconds: float = 0.0
+
+
+class Report:
+    """What is told while rows are read; nothing, unless a subclass does."""
+
+    def created(self, schema: pa.Schema) -> None:
+        """Tell that the stream is made, with columns that were found in the first rows."""
+
+    def left_out(self, source: str, names: tuple[str, ...]) -> None:
+        """Tell of columns that the stream has not."""
+
+    def bad(self, record: BadRecord) -> None:
+        """Tell of a record that is passed over."""
+
+    def progress(self, totals: Totals) -> None:
+        """Tell how far it is."""
+
+
+def ingest(settings: Settings, report: Report | None = None, stopped: Callable[[], bool] = bool) -> Totals:
+    """Append all that the sources have to a p-stream, and return once it is durable.
+
+    Called in a process of its own. What a file's rows are committed with says how far it was read, so the
+    same call goes on where the last commit was, whatever ended it; pipes and sockets cannot be read again.
+
+    Parameters
+    ----------
+    settings : Settings
+        What is to be done.
+    report : Report, optional
+        Is told how it goes.
+    stopped : callable
+        Says whether to end early; asked several times a second.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a source cannot be read or a record is none. What was before it is durable.
+    FencedError
+        If another process began to write under the same name.
+    CorruptDataError, UnavailableError
+        If the stream is damaged, or a file system or server refuses.
+    """
+    return _Ingest(settings, report or Report(), stopped).run()
+
+
+class _Ingest:
+    """One run. Steps: 1. find the columns, 2. open the writer, 3. read sources to where they end."""
+
+    def __init__(self, settings: Settings, report: Report, stopped: Callable[[], bool]) -> None:
+        self._settings, self._report, self._stopped = settings, report, stopped
+        self._totals = Totals()
+        self._begun_s = monotonic_s()
+        self._sources: dict[str, Source] = {}
+        self._left_out: set[tuple[str, ...]] = set()
+
+    def run(self) -> Totals:
+        settings = self._settings
+        schema = parse_schema(settings.schema) if settings.schema else None
+        known = schema or _known(settings.location)
+        dialect = settings.dialect(tuple(known.names) if known else ())
+        self._open_new(dialect)
+        try:
+            if known is None and (schema := self._infer(dialect)) is None:
+                return self._totals
+            with PStreamWriter(
+                settings.location,
+                schema,
+                writer=settings.writer,
+                goal=settings.goal,
+                interval=settings.interval,
+            ) as writer:
+                if known is None:
+                    self._report.created(writer.schema)
+                try:
+                    self._read_all(writer, dialect)
+                except PenstockError:
+                    # What was read before it stays read.
+                    writer.flush()
+                    raise
+                finally:
+                    self._count(writer)
+            self._count(writer)
+            self._report.progress(self._totals)
+        finally:
+            for source in self._sources.values():
+                source.close()
+        return self._totals
+
+    def _open_new(self, dialect: Dialect) -> list[Source]:
+        """Make the sources that are there and were not made before."""
+        settings, new = self._settings, []
+        if settings.kind == "stdin":
+            found: Iterator[tuple[str, Source]] = iter(
+                [("stdin", TextSource(PipeBytes("stdin", sys.stdin.fileno()), dialect))]
+            )
+        elif settings.kind == "socket":
+            found = iter([("socket", TextSource(connect(settings.sources[0]), dialect))])
+        else:
+            found = (
+                (path, self._file(path, dialect))
+                for path in _paths(settings.sources, follow=settings.follow)
+                if path not in self._sources
+            )
+        for name, source in found:
+            self._sources[name] = source
+            new.append(source)
+        return new
+
+    def _file(self, path: str, dialect: Dialect) -> Source:
+        if self._settings.kind in _TABLES:
+            return _TABLES[self._settings.kind](Path(path), path)
+        return TextSource(FileBytes(Path(path), grows=self._settings.follow), dialect, path)
+
+    def _infer(self, dialect: Dialect) -> pa.Schema | None:
+        """Return the columns of the first source that has rows; None if it is stopped before."""
+        while not self._stopped():
+            sources = self._sources.values()
+            for source in sources:
+                schema = source.infer()
+                if schema is not None:
+                    return schema
+            if not self._settings.follow and all(source.done for source in sources):
+                raise InvalidUsageError(
+                    "there are no rows to find the columns from", hint="give them by --schema"
+                )
+            self._wait()
+            self._open_new(dialect)
+        return None
+
+    def _read_all(self, writer: PStreamWriter, dialect: Dialect) -> None:
+        clock = writer.clock
+        pending = list(self._sources.values())
+        for source in pending:
+            source.begin(writer.schema, clock)
+        while not self._stopped():
+            rows = self._totals.rows
+            for source in pending:
+                self._read(source, writer)
+            pending = [source for source in pending if not source.done]
+            if self._settings.follow:
+                for source in self._open_new(dialect):
+                    source.begin(writer.schema, clock)
+                    pending.append(source)
+                if self._totals.rows == rows:
+                    self._wait()
+            elif not pending:
+                return
+
+    def _read(self, source: Source, writer: PStreamWriter) -> None:
+        first = True
+        for found in source.read():
+            if isinstance(found, BadRecord):
+                if not self._settings.skip_bad:
+                    raise found.error()
+                self._totals.bad += 1
+                self._report.bad(found)
+            else:
+                self._append(found, writer)
+            if first and source.left_out and source.left_out not in self._left_out:
+                self._left_out.add(source.left_out)
+                self._report.left_out(source.name, source.left_out)
+            first = False
+            if self._stopped():
+                return
+
+    def _append(self, rows: Rows, writer: PStreamWriter) -> None:
+        if rows.table.num_rows or rows.clock:
+            writer.append(rows.table, clock=rows.clock)
+        self._totals.rows += rows.table.num_rows
+        self._totals.read_bytes += rows.size_bytes
+        self._count(writer)
+        self._report.progress(self._totals)
+
+    def _count(self, writer: PStreamWriter) -> None:
+        self._totals.written_bytes = writer.metrics()["written_bytes"]
+        self._totals.seconds = monotonic_s() - self._begun_s
+
+    def _wait(self) -> None:
+        """Wait a moment; a signal is noticed after it."""
+        threading.Event().wait(_IDLE_S)
+
+
+def _known(location: str) -> pa.Schema | None:
+    """Return the columns of the stream; None if there is none."""
+    try:
+        return PStream(location).schema
+    except InvalidUsageError:
+        # A location that cannot be one is refused when the stream is made.
+        return None
+
+
+def _paths(patterns: tuple[str, ...], *, follow: bool) -> Iterator[str]:
+    """Return the absolute paths of files, each once."""
+    for pattern in patterns:
+        # A pattern may be absolute, which `Path.glob` does not take.
+        found = sorted(glob.iglob(pattern, recursive=True)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207
+        if not found and not follow:
+            raise InvalidUsageError("there is no such file", pattern=pattern)
+        for path in found:
+            if not Path(path).is_dir():
+                yield str(Path(path).absolute())

@@ -1,0 +1,94 @@
+"""How `penstock ingest` goes, on standard error."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import pyarrow as pa
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import Progress, SpinnerColumn, TextColumn
+
+from penstock.ddl import schema_text
+from penstock.jobs.ingest.ingest import Report, Totals
+from penstock.jobs.ingest.sources import BadRecord
+
+__all__ = ["Shown"]
+
+_TOLD_RECORDS = 10
+
+
+class Shown(Report):
+    """A line that changes on a terminal, and one line at the end.
+
+    Parameters
+    ----------
+    quiet : bool
+        Whether nothing is told at all.
+    live : bool
+        Whether a line may change.
+    """
+
+    def __init__(self, *, quiet: bool, live: bool) -> None:
+        self._quiet = quiet
+        self._totals: Totals | None = None
+        self._told = 0
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            console=Console(stderr=True, highlight=False),
+            transient=True,
+            disable=quiet or not live,
+        )
+        self._line = self._progress.add_task("waiting for rows", total=None)
+
+    def __enter__(self) -> Shown:
+        """Begin to show."""
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Show the last line."""
+        self._progress.stop()
+        if self._totals is not None:
+            self._tell(_line(self._totals))
+
+    def _tell(self, text: str) -> None:
+        if not self._quiet:
+            self._progress.console.print(text, markup=False, soft_wrap=True)
+
+    def created(self, schema: pa.Schema) -> None:
+        """Show the columns that were found, as ``--schema`` takes them."""
+        self._tell(f"columns: {schema_text(schema)}")
+
+    def left_out(self, source: str, names: tuple[str, ...]) -> None:
+        """Show columns that the stream has not."""
+        self._tell(f"{source}: not in the stream, and left out: {', '.join(names)}")
+
+    def bad(self, record: BadRecord) -> None:
+        """Show the first records that are passed over."""
+        self._told += 1
+        if self._told <= _TOLD_RECORDS:
+            self._tell(f"{record.source}:{record.line}: passed over, at byte {record.offset}: {record.why}")
+
+    def progress(self, totals: Totals) -> None:
+        """Show how far it is."""
+        self._totals = totals
+        self._progress.update(self._line, description=_line(totals))
+
+
+def _line(totals: Totals) -> str:
+    seconds = max(totals.seconds, 1e-6)
+    parts = [
+        f"{totals.rows:,} rows",
+        f"{totals.rows / seconds:,.0f} rows/s",
+        f"{decimal(totals.read_bytes)} read",
+        f"{decimal(totals.written_bytes)} written",
+    ]
+    if totals.written_bytes:
+        parts[-1] += f" ({totals.read_bytes / totals.written_bytes:.1f} to 1)"
+    if totals.bad:
+        parts.append(f"{totals.bad:,} passed over")
+    return ", ".join(parts)

@@ -1,0 +1,469 @@
+"""Records of text: where they end, and what rows they are; chunks of a file at a time, never row by row.
+
+A *record* is a line of CSV, a line of NDJSON, or an element of a JSON array. Parsing is pyarrow's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+
+from penstock.errors import InvalidUsageError
+
+__all__ = ["Bad", "CsvDialect", "Dialect", "JsonDialect", "Records", "parsed"]
+
+_NEWLINE, _QUOTE, _COMMA = b"\n", b'"', ord(",")
+_BLOCK_BYTES = 1 << 20
+"""What one thread of pyarrow's parsers takes at a time."""
+
+_SAMPLE_BYTES = 1 << 16
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A record that is none.
+
+    Parameters
+    ----------
+    at : int
+        Where it begins in its chunk.
+    why : str
+        What is wrong with it; nothing of what it holds.
+    """
+
+    at: int
+    why: str
+
+
+class Records(ABC):
+    """How the records of one file are told apart and parsed; its first one begins at byte `begin`."""
+
+    begin: int = 0
+    sparse: bool = False
+    """Whether a record may lack columns, which are null then."""
+
+    @abstractmethod
+    def ends(self, content: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return where the whole records end that `content`, which begins with one, has."""
+
+    def cut(self, content: bytes) -> int:
+        """Return up to where `content` holds whole records; 0 if not one is whole."""
+        ends = self.ends(content)
+        return int(ends[-1]) if ends.size else 0
+
+    def half(self, content: bytes) -> int:
+        """Return where about the half of some records ends; 0 if there is only one."""
+        ends = self.ends(content)
+        half = int(ends[(ends.size - 1) // 2]) if ends.size else 0
+        return half if half < len(content) else 0
+
+    def names_in(self, content: bytes) -> tuple[str, ...]:
+        """Return the names of the columns that records have, as far as these tell."""
+        try:
+            return tuple(self.infer(content[: self.cut(content[:_SAMPLE_BYTES])]).names)
+        except pa.ArrowInvalid:
+            return ()
+
+    def infer(self, content: bytes) -> pa.Schema:
+        """Return the columns that records have, by what they look like.
+
+        Raises
+        ------
+        pyarrow.ArrowInvalid
+            If they are none.
+        """
+        rows = self._rows(content, None)
+        return pa.schema([pa.field(name, _inferred(rows[name])) for name in rows.schema.names])
+
+    def parse(self, content: bytes, schema: pa.Schema) -> pa.Table:
+        """Return whole records as rows, parsed by all of pyarrow's threads.
+
+        Raises
+        ------
+        pyarrow.ArrowInvalid
+            If one of them is none, or of other columns.
+        """
+        kinds = {field.name: _text_of_time(field.type) for field in schema}
+        rows = self._rows(content, pa.schema(list(kinds.items())))
+        if any(not field.nullable and rows[field.name].null_count for field in schema):
+            raise pa.ArrowInvalid("there are nulls")
+        return pa.table([_typed(rows[field.name], field.type) for field in schema], schema)
+
+    @abstractmethod
+    def _rows(self, content: bytes, schema: pa.Schema | None) -> pa.Table:
+        """Parse records; without a schema find the columns."""
+
+    @abstractmethod
+    def why(self, record: bytes, schema: pa.Schema) -> str:
+        """Say why one record cannot be parsed, with nothing of what it holds."""
+
+    def _wrong_column(self, record: bytes, schema: pa.Schema) -> str:
+        for field in schema:
+            try:
+                rows = self.parse(record, pa.schema([field.with_nullable(True)]))
+            except pa.ArrowInvalid:
+                return f"column {field.name} is no {field.type}"
+            if not field.nullable and rows[field.name].null_count:
+                return f"column {field.name} is null"
+        return "it cannot be parsed"
+
+
+class Dialect(ABC):
+    """How files of one kind are written."""
+
+    @abstractmethod
+    def records(self, head: bytes, *, whole: bool) -> Records | None:
+        """Return how the records of a file are read, by what it begins with.
+
+        Parameters
+        ----------
+        head : bytes
+            The file's first bytes.
+        whole : bool
+            Whether they are all it will ever have.
+
+        Returns
+        -------
+        Records or None
+            None if more is needed to know.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the file cannot be of this kind.
+        """
+
+
+# --------------------------------------------------------------------------------------------- CSV
+
+
+@dataclass(frozen=True, slots=True)
+class CsvDialect(Dialect):
+    """Lines of fields.
+
+    Parameters
+    ----------
+    header : bool
+        Whether the first line has the names of the columns.
+    delimiter : str
+        What stands between fields: one character of ASCII.
+    multiline : bool
+        Whether quoted fields may have line breaks. Then a quote stands only where one begins or ends.
+    null : tuple of str
+        What stands for a null where it is not quoted, besides nothing.
+    names : tuple of str
+        The columns of files without a header, as far as they are known.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the delimiter cannot be one.
+    """
+
+    header: bool = True
+    delimiter: str = ","
+    multiline: bool = False
+    null: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter in '"\r\n':
+            raise InvalidUsageError("the delimiter is not one character", hint="such as ',', ';' or a tab")
+
+    def records(self, head: bytes, *, whole: bool) -> Records | None:
+        """Return how the file's records are read; see `Dialect.records`."""
+        mark = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
+        if not self.header and self.names:
+            return CsvRecords(self, self.names, mark)
+        end = self._first(head) or (len(head) if whole else 0)
+        if not end:
+            return None
+        names = self._fields(head[mark:end])
+        if len(set(names)) < len(names):
+            raise InvalidUsageError(
+                "two columns have one name", columns=", ".join(names), hint="is there a header? (--no-header)"
+            )
+        return CsvRecords(self, names, end if self.header else mark)
+
+    def _first(self, head: bytes) -> int:
+        """Return where the first line ends that is not blank; 0 if it does not."""
+        blank = len(head) - len(head.lstrip(b"\r\n"))
+        ends = CsvRecords(self, (), 0).ends(head[blank:])
+        return blank + int(ends[0]) if ends.size else 0
+
+    def _fields(self, line: bytes) -> tuple[str, ...]:
+        options = pyarrow.csv.ReadOptions(autogenerate_column_names=not self.header, use_threads=False)
+        try:
+            names = pyarrow.csv.read_csv(_ended(line), options, self.parse_options()).schema.names
+        except (pa.ArrowInvalid, UnicodeDecodeError):
+            raise InvalidUsageError("the first line is no line of CSV") from None
+        return tuple(names)
+
+    def parse_options(self) -> Any:
+        """Return the options of pyarrow's parser."""
+        return pyarrow.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=self.multiline)
+
+
+def _ended(lines: bytes) -> pa.Buffer:
+    """Return lines with a line break after the last one: without it pyarrow takes a single one for none."""
+    return pa.py_buffer(lines if lines.endswith(_NEWLINE) else lines + _NEWLINE)
+
+
+class CsvRecords(Records):
+    """The lines of a file of CSV."""
+
+    def __init__(self, dialect: CsvDialect, names: tuple[str, ...], begin: int) -> None:
+        self._dialect, self._names, self.begin = dialect, names, begin
+
+    def names_in(self, content: bytes) -> tuple[str, ...]:
+        """Return the names of the fields."""
+        return self._names
+
+    def ends(self, content: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return where lines end; a line break between quotes is none."""
+        octets = np.frombuffer(content, np.uint8)
+        ends = np.flatnonzero(octets == _NEWLINE[0])
+        if self._dialect.multiline:
+            quotes = np.flatnonzero(octets == _QUOTE[0])
+            ends = ends[np.searchsorted(quotes, ends) % 2 == 0]
+        return ends + 1
+
+    def cut(self, content: bytes) -> int:
+        """Return up to where lines are whole."""
+        return super().cut(content) if self._dialect.multiline else content.rfind(_NEWLINE) + 1
+
+    def _rows(self, content: bytes, schema: pa.Schema | None) -> pa.Table:
+        if not content.strip(b"\r\n"):
+            return (schema or pa.schema([(name, pa.null()) for name in self._names])).empty_table()
+        try:
+            return self._read(content, schema, _BLOCK_BYTES if schema is not None else len(content))
+        except pa.ArrowInvalid:
+            # A record may be longer than a block.
+            return self._read(content, schema, len(content))
+
+    def _read(self, content: bytes, schema: pa.Schema | None, block_bytes: int) -> pa.Table:
+        return pyarrow.csv.read_csv(
+            _ended(content),
+            pyarrow.csv.ReadOptions(column_names=list(self._names), block_size=max(block_bytes, 1)),
+            self._dialect.parse_options(),
+            pyarrow.csv.ConvertOptions(
+                column_types=schema,
+                include_columns=None if schema is None else schema.names,
+                null_values=["", *self._dialect.null],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+
+    def why(self, record: bytes, schema: pa.Schema) -> str:
+        """Say what is wrong with a line."""
+        options = pyarrow.csv.ReadOptions(autogenerate_column_names=True)
+        try:
+            fields = pyarrow.csv.read_csv(_ended(record), options, self._dialect.parse_options()).num_columns
+        except pa.ArrowInvalid:
+            return "a quote does not end"
+        if fields != len(self._names):
+            return f"it has {fields:,} fields, not {len(self._names):,}"
+        return self._wrong_column(record, schema)
+
+
+# -------------------------------------------------------------------------------------------- JSON
+
+
+@dataclass(frozen=True, slots=True)
+class JsonDialect(Dialect):
+    """Objects of JSON, each on a line of its own, or in one array.
+
+    Parameters
+    ----------
+    arrays : bool
+        Whether a file may be an array.
+    """
+
+    arrays: bool = False
+
+    def records(self, head: bytes, *, whole: bool) -> Records | None:
+        """Return how the file's records are read; see `Dialect.records`."""
+        begin = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
+        if not self.arrays:
+            return JsonRecords(begin)
+        first = head[begin:].lstrip()
+        if not first and not whole:
+            return None
+        if not first.startswith(b"["):
+            return JsonRecords(begin)
+        return ArrayRecords(head.index(b"[") + 1)
+
+
+class JsonRecords(Records):
+    """The lines of a file of NDJSON."""
+
+    sparse = True
+
+    def __init__(self, begin: int) -> None:
+        self.begin = begin
+
+    def ends(self, content: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return where lines end."""
+        return np.flatnonzero(np.frombuffer(content, np.uint8) == _NEWLINE[0]) + 1
+
+    def cut(self, content: bytes) -> int:
+        """Return up to where lines are whole."""
+        return content.rfind(_NEWLINE) + 1
+
+    def _rows(self, content: bytes, schema: pa.Schema | None) -> pa.Table:
+        lines = self._lines(content)
+        if not lines or lines.isspace():
+            return (schema or pa.schema([])).empty_table()
+        try:
+            return _read_json(lines, schema, _BLOCK_BYTES)
+        except pa.ArrowInvalid:
+            # An object may be longer than a block.
+            return _read_json(lines, schema, len(lines))
+
+    def _lines(self, content: bytes) -> bytes:
+        """Return records as lines."""
+        return content
+
+    def why(self, record: bytes, schema: pa.Schema) -> str:
+        """Say what is wrong with an object."""
+        try:
+            value = json.loads(self._lines(record))
+        except json.JSONDecodeError as error:
+            return f"it is no JSON, at its byte {error.pos}: {error.msg}"
+        except UnicodeDecodeError:
+            return "it is not UTF-8"
+        if not isinstance(value, dict):
+            return "it is no object"
+        return self._wrong_column(record, schema)
+
+
+def _read_json(lines: bytes, schema: pa.Schema | None, block_bytes: int) -> pa.Table:
+    rows = pyarrow.json.read_json(
+        pa.py_buffer(lines),
+        pyarrow.json.ReadOptions(block_size=block_bytes if schema is not None else len(lines)),
+        pyarrow.json.ParseOptions(
+            explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"
+        ),
+    )
+    # It takes any bytes for text.
+    rows.validate(full=True)
+    return rows
+
+
+class ArrayRecords(JsonRecords):
+    """The elements of an array, from after its opening bracket on; each ends with the comma after it."""
+
+    def ends(self, content: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return where elements end: after their commas, and after the array's bracket."""
+        octets, depth = _outside_text(content)
+        ends = np.flatnonzero(((octets == _COMMA) & (depth == 0)) | ((octets == ord("]")) & (depth < 0)))
+        return ends + 1
+
+    def cut(self, content: bytes) -> int:
+        """Return up to where elements are whole."""
+        return Records.cut(self, content)
+
+    def _lines(self, content: bytes) -> bytes:
+        """Return the elements on lines of their own, and each byte where it was."""
+        octets, depth = _outside_text(content)
+        lines = np.where(octets == _NEWLINE[0], np.uint8(ord(" ")), np.frombuffer(content, np.uint8))
+        lines[(octets == _COMMA) & (depth == 0)] = _NEWLINE[0]
+        lines[(octets == ord("]")) & (depth < 0)] = ord(" ")
+        return lines.tobytes()
+
+
+def _outside_text(
+    content: bytes,
+) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dtype[np.int32]]]:
+    """Return the bytes that are not within quotes, 0 for others, and how many brackets each is within."""
+    plain = _ESCAPED.sub(b"  ", content) if b"\\" in content else content
+    octets = np.frombuffer(plain, np.uint8)
+    quotes = octets == _QUOTE[0]
+    within = np.logical_xor.accumulate(quotes) | quotes
+    outside = np.where(within, np.uint8(0), octets)
+    opening = (outside == ord("{")) | (outside == ord("["))
+    closing = (outside == ord("}")) | (outside == ord("]"))
+    depth = np.cumsum(opening.view(np.int8) - closing.view(np.int8), dtype=np.int32)
+    return outside, depth
+
+
+# ------------------------------------------------------------------------------------------- types
+
+
+def _text_of_time(kind: pa.DataType) -> pa.DataType:
+    """Return as what a column is parsed: pyarrow's parsers differ in dates, times and their zones."""
+    return pa.string() if pa.types.is_timestamp(kind) or pa.types.is_date32(kind) else kind
+
+
+def _typed(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return texts as dates or times; other columns as they are.
+
+    A time without a zone is one of UTC. Digits after the point that the type has no room for must be 0.
+    """
+    if column.type.equals(kind) or not pa.types.is_timestamp(kind):
+        return column.cast(kind)
+    first = column.drop_null()[:1]
+    zone = kind.tz or "UTC"
+    kinds = [pa.timestamp(unit, tz) for unit in (kind.unit, "ns") for tz in (zone, None)]
+    # A cast that fails is slow, so it is tried with one value first.
+    fitting = [other for other in kinds if _is(first, other)] or kinds[:1]
+    for other in fitting[:-1]:
+        try:
+            return column.cast(other).cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    return column.cast(fitting[-1]).cast(kind)
+
+
+def _is(values: pa.ChunkedArray, kind: pa.DataType) -> bool:
+    try:
+        values.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _inferred(column: pa.ChunkedArray) -> pa.DataType:
+    """Return the type for a column of which pyarrow inferred one: one that Spark has, where there is."""
+    kind = column.type
+    if pa.types.is_null(kind):
+        return pa.string()
+    if pa.types.is_timestamp(kind):
+        micros = pa.timestamp("us", kind.tz and "UTC")
+        return micros if _is(column, micros) else kind
+    if pa.types.is_list(kind) and pa.types.is_null(kind.value_type):
+        return pa.list_(pa.string())
+    return kind
+
+
+def parsed(
+    records: Records, content: bytes, schema: pa.Schema, at: int = 0
+) -> Iterator[tuple[int, pa.Table | Bad]]:
+    """Parse whole records; return, in their order, rows or a bad record, and where each part ends.
+
+    What cannot be parsed is halved until the bad records stand alone.
+    """
+    try:
+        rows = records.parse(content, schema)
+    except pa.ArrowInvalid:
+        half = records.half(content)
+        if not half:
+            yield at + len(content), Bad(at, records.why(content, schema))
+            return
+        yield from parsed(records, content[:half], schema, at)
+        yield from parsed(records, content[half:], schema, at + half)
+    else:
+        yield at + len(content), rows

@@ -1,0 +1,378 @@
+"""Sources of `penstock ingest`: rows, and the vector clock that says how far a source was read with them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import xxhash
+
+from penstock.errors import InvalidUsageError
+from penstock.jobs.ingest.octets import Octets
+from penstock.jobs.ingest.records import Bad, Dialect, Records, parsed
+
+__all__ = ["ArrowFile", "BadRecord", "ParquetFile", "Rows", "Source", "TableFile", "TextSource"]
+
+_CHUNK_BYTES = 8 << 20
+_LONGEST_BYTES = 256 << 20
+_HEAD_BYTES = 4096
+_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a source.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        With the stream's columns.
+    size_bytes : int
+        What was read for them.
+    clock : mapping of str to int
+        How far the source was read with them.
+    """
+
+    table: pa.Table
+    size_bytes: int
+    clock: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record that is none: where it is, and why.
+
+    Parameters
+    ----------
+    source : str
+        The file.
+    line : int
+        The line that it begins on, from 1 on.
+    offset : int
+        The byte that it begins at.
+    why : str
+        Nothing of what it holds.
+    """
+
+    source: str
+    line: int
+    offset: int
+    why: str
+
+    def error(self) -> InvalidUsageError:
+        """Return it as an error."""
+        return InvalidUsageError(
+            f"a record cannot be read: {self.why}",
+            file=self.source,
+            line=self.line,
+            offset=self.offset,
+            hint="correct it and run the same command again, or pass over such records by --on-error skip",
+        )
+
+
+class Source(ABC):
+    """Where rows come from.
+
+    Called in this order: `infer` if there is no stream yet, `begin`, and `read` until it is `done`.
+    """
+
+    name: str
+    done: bool = False
+    """Whether all was read that there will ever be."""
+    left_out: tuple[str, ...] = ()
+    """Its columns that the stream has not, as far as they are known."""
+
+    @abstractmethod
+    def infer(self) -> pa.Schema | None:
+        """Return the columns that its first rows seem to have; None while there are no rows.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it cannot be read.
+        """
+
+    @abstractmethod
+    def begin(self, schema: pa.Schema, clock: Mapping[str, int]) -> None:
+        """Go to where a vector clock says.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the source is not the one that was read then.
+        """
+
+    @abstractmethod
+    def read(self) -> Iterator[Rows | BadRecord]:
+        """Return what is there now, and was not read.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it cannot be read, or has other columns.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let it go."""
+
+    def _compare(self, names: Sequence[str], schema: pa.Schema, *, sparse: bool) -> None:
+        """Take note of the names of the source's columns; all of the stream's are there, or it is sparse."""
+        self.left_out = tuple(name for name in names if name not in schema.names)
+        missing = [name for name in schema.names if name not in names]
+        if missing and not sparse:
+            raise InvalidUsageError(
+                "the file has not all columns of the p-stream",
+                file=self.name,
+                missing=", ".join(missing),
+                known=", ".join(names),
+            )
+
+
+class TextSource(Source):
+    """Records of text.
+
+    Parameters
+    ----------
+    octets : Octets
+        Its bytes.
+    dialect : Dialect
+        How it is written.
+    key : str, optional
+        Its name in vector clocks, which say of each source how many bytes were read, and the checksum of
+        the first 4,096 of them. Without a name it cannot be read again.
+    """
+
+    def __init__(self, octets: Octets, dialect: Dialect, key: str | None = None) -> None:
+        self.name = octets.name
+        self._octets, self._dialect, self._key = octets, dialect, key
+        self._records: Records | None = None
+        self._schema = pa.schema([])
+        self._compared = False
+        self._at = 0
+        self._head = (0, 0)
+
+    def infer(self) -> pa.Schema | None:
+        """Return the columns that the first records seem to have; see `Source.infer`."""
+        opened = self._next()
+        if opened is None:
+            return None
+        records, chunk = opened
+        found = self._inferred(records, chunk)
+        return found if found.names else None
+
+    def _inferred(self, records: Records, chunk: bytes) -> pa.Schema:
+        """Return the columns of as many of the first records as can be read together."""
+        while True:
+            try:
+                return records.infer(chunk)
+            except pa.ArrowInvalid:
+                half = records.half(chunk)
+                if not half:
+                    why = records.why(chunk, pa.schema([]))
+                    raise BadRecord(self.name, self._line(self._at), self._at, why).error() from None
+                chunk = chunk[:half]
+
+    def begin(self, schema: pa.Schema, clock: Mapping[str, int]) -> None:
+        """Go to where a vector clock says; see `Source.begin`."""
+        self._schema = schema
+        read = clock.get(f"bytes:{self._key}", 0)
+        if read:
+            self._at, self._head = read, (min(read, _HEAD_BYTES), clock[f"head:{self._key}"])
+            self._check_head()
+
+    def read(self) -> Iterator[Rows | BadRecord]:
+        """Return what is there now; see `Source.read`."""
+        self._check_head()
+        while (opened := self._next()) is not None:
+            records, chunk = opened
+            if not self._compared:
+                self._compare(records.names_in(chunk), self._schema, sparse=records.sparse)
+                self._compared = True
+            try:
+                yield from self._rows(records, chunk, self._schema)
+            except pa.ArrowNotImplementedError as error:
+                raise InvalidUsageError(
+                    "text cannot be read as one of these types", file=self.name, schema=_line(self._schema)
+                ) from error
+
+    def _rows(self, records: Records, chunk: bytes, schema: pa.Schema) -> Iterator[Rows | BadRecord]:
+        for end, found in parsed(records, chunk, schema, self._at):
+            begin, self._at = self._at, end
+            if isinstance(found, Bad):
+                yield BadRecord(self.name, self._line(found.at), found.at, found.why)
+            else:
+                yield Rows(found, end - begin, self._clock())
+
+    def _line(self, at: int) -> int:
+        return self._octets.lines_before(at) + 1
+
+    def _next(self) -> tuple[Records, bytes] | None:
+        """Return the next whole records, and how they are read; None if there are no more now."""
+        size = _CHUNK_BYTES
+        while True:
+            content, last = self._octets.read_at(self._at if self._records else 0, size)
+            if self._records is None:
+                self._records = self._dialect.records(content, whole=last)
+                if self._records is not None:
+                    self._at = max(self._at, self._records.begin)
+                    continue
+            elif whole_bytes := len(content) if last else self._records.cut(content):
+                return self._records, content[:whole_bytes]
+            if len(content) < size:
+                self.done = last
+                return None
+            if size >= _LONGEST_BYTES:
+                raise InvalidUsageError(
+                    "a record does not end",
+                    file=self.name,
+                    offset=self._at,
+                    hint="a record has at most 256 MiB; is the format the right one?",
+                )
+            size *= 2
+
+    def _clock(self) -> dict[str, int]:
+        if self._key is None:
+            return {}
+        size = min(self._at, _HEAD_BYTES)
+        if size > self._head[0]:
+            self._head = (size, self._checksum(size))
+        return {f"bytes:{self._key}": self._at, f"head:{self._key}": self._head[1]}
+
+    def _check_head(self) -> None:
+        """Check that the file still begins as it did; it may have been replaced."""
+        size, checksum = self._head
+        if size and self._checksum(size) != checksum:
+            raise InvalidUsageError(
+                "the file begins otherwise than when it was read",
+                file=self.name,
+                hint="give what replaced it another name, or read it under another --writer",
+            )
+
+    def _checksum(self, size: int) -> int:
+        # 63 bits: a clock's values are signed.
+        return xxhash.xxh3_64_intdigest(self._octets.read_at(0, size)[0]) >> 1
+
+    def close(self) -> None:
+        """Let it go."""
+        self._octets.close()
+
+
+class TableFile(Source):
+    """The rows of a file of Parquet, or of Arrow IPC; it has all its rows when it appears.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    key : str
+        Its name in vector clocks, which say how many rows were read.
+    """
+
+    def __init__(self, path: Path, key: str) -> None:
+        self.name = str(path)
+        self._path, self._key = path, f"rows:{key}"
+        self._schema = pa.schema([])
+        self._read = 0
+
+    def infer(self) -> pa.Schema | None:
+        """Return the file's columns; see `Source.infer`."""
+        with self._refusals():
+            schema, _ = self._open()
+        return pa.schema([pa.field(one.name, _plain(one.type), one.nullable) for one in schema])
+
+    def begin(self, schema: pa.Schema, clock: Mapping[str, int]) -> None:
+        """Go to where a vector clock says; see `Source.begin`."""
+        self._schema = schema
+        self._read = clock.get(self._key, 0)
+
+    def read(self) -> Iterator[Rows | BadRecord]:
+        """Return the rows that were not read; see `Source.read`."""
+        with self._refusals():
+            known, batches = self._open()
+            self._compare(known.names, self._schema, sparse=False)
+            at = 0
+            for batch in batches:
+                begin, at = at, at + batch.num_rows
+                if at > self._read:
+                    rows = self._fitted(batch.slice(max(self._read - begin, 0)), known, begin)
+                    yield Rows(rows, rows.nbytes, {self._key: at})
+        if at < self._read:
+            raise InvalidUsageError(
+                "the file has fewer rows than were read of it",
+                file=self.name,
+                read=self._read,
+                rows=at,
+                hint="give what replaced it another name, or read it under another --writer",
+            )
+        self.done = True
+
+    def _fitted(self, batch: pa.RecordBatch, known: pa.Schema, at: int) -> pa.Table:
+        try:
+            return pa.Table.from_batches([batch]).select(self._schema.names).cast(self._schema)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
+            raise self._wrong(known, at) from None
+
+    def _wrong(self, known: pa.Schema, row: int) -> InvalidUsageError:
+        others = [
+            f"{one.name} is {known.field(one.name).type}, not {one.type}"
+            for one in self._schema
+            if not known.field(one.name).type.equals(one.type)
+        ]
+        return InvalidUsageError(
+            "the file has rows that do not fit the p-stream's columns",
+            file=self.name,
+            row=row,
+            types="; ".join(others) or "as they should; there are nulls where none may be",
+        )
+
+    def close(self) -> None:
+        """Do nothing: it is open only while it is read."""
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or "it is damaged"
+            raise InvalidUsageError("the file cannot be read", file=self.name, reason=reason) from None
+        except pa.ArrowInvalid:
+            raise InvalidUsageError("the file is not of this kind, or damaged", file=self.name) from None
+
+    @abstractmethod
+    def _open(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Return the columns of the file, and its rows."""
+
+
+class ParquetFile(TableFile):
+    """A file of Parquet."""
+
+    def _open(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        file = pyarrow.parquet.ParquetFile(self._path)
+        return file.schema_arrow, file.iter_batches(_BATCH_ROWS)
+
+
+class ArrowFile(TableFile):
+    """A file of Arrow IPC, or what a stream of it left."""
+
+    def _open(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        file = pa.memory_map(str(self._path))
+        try:
+            reader = pa.ipc.open_file(file)
+        except pa.ArrowInvalid:
+            stream = pa.ipc.open_stream(file)
+            return stream.schema, iter(stream)
+        return reader.schema, (reader.get_batch(number) for number in range(reader.num_record_batches))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _line(schema: pa.Schema) -> str:
+    return ", ".join(f"{one.name} {one.type}" for one in schema)

@@ -1,0 +1,121 @@
+"""Warm workers: a daemon of Python workers that loads what they need before it forks them.
+
+Spark starts one daemon for all Python workers that an application has on a machine, and lets it fork them.
+Its own daemon loads nothing first, so that every worker imports PySpark, pandas, Arrow, Numba and Penstock
+anew, which takes more than a second of a core each before the first micro-batch. The workers of this one find
+all of it loaded, in memory that they share. It is one setting, for the start of a session::
+
+    spark.python.daemon.module=penstock.spark_ext.daemon
+
+Spark runs it with ``python -m`` on each machine, when the first task needs a worker. So Penstock has to be
+installed there, or on ``PYTHONPATH``: the files of ``spark-submit --py-files`` come later, to workers that
+run.
+
+Nothing here may start a thread, which a fork loses, with whatever lock it holds; nor pass a fail point, for
+those are for workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import importlib.machinery
+import os
+import sys
+import traceback
+import zipfile
+from pathlib import Path
+from typing import Final
+
+__all__ = ["DAEMON", "DAEMON_SETTING", "main", "warm_up"]
+
+DAEMON_SETTING: Final = "spark.python.daemon.module"
+"""The Spark setting that names a daemon."""
+
+DAEMON: Final = "penstock.spark_ext.daemon"
+"""The daemon of warm workers."""
+
+_MODULES: Final = (
+    "pyspark.worker",
+    "pyspark.sql.streaming.state",
+    "pyspark.testing.utils",  # `GroupState.update` loads it
+    "pandas",
+    "penstock.spark_ext.market_source",
+    "penstock.spark_ext.update_queue",
+)
+
+
+def prefer_installed_pyspark() -> None:
+    """Let PySpark come from where it is installed, if that is the same as Spark's own zip file of it.
+
+    Spark puts the zip file first on the path, and Python compiles what it imports from there anew in each
+    process. It also puts a jar there, which has no Python in it and takes long to look through.
+    """
+    sys.path[:] = [path for path in sys.path if not path.endswith(".jar")]
+    for archive in [path for path in sys.path if Path(path).name == "pyspark.zip" and Path(path).exists()]:
+        others = [path for path in sys.path if path != archive]
+        installed = importlib.machinery.PathFinder.find_spec("pyspark", others)
+        if installed is None or installed.origin is None:
+            continue
+        with zipfile.ZipFile(archive) as file:
+            version = file.read("pyspark/version.py")
+        if Path(installed.origin).with_name("version.py").read_bytes() == version:
+            sys.path[:] = others
+    sys.path_importer_cache.clear()
+
+
+def warm_up() -> None:
+    """Load what workers need, and spare the collections of garbage, one after each task, from all of it."""
+    prefer_installed_pyspark()
+    for name in _MODULES:
+        importlib.import_module(name)
+    _use_queues()
+    gc.collect()
+    gc.freeze()
+
+
+def _use_queues() -> None:
+    """Take a few tuples through queues in memory, which loads Numba's machinery and their kernels."""
+    import pyarrow as pa
+
+    from penstock.checkpointing import decode, encode
+    from penstock.operators.arrivals import Arrivals
+    from penstock.operators.key_queue import Policy
+    from penstock.operators.stream import UpdateStream
+    from penstock.operators.update_queue import UpdateQueue
+    from penstock.spark_ext.packing import Packer
+    from penstock.spark_ext.parcels import from_parcel
+
+    for kind, keys in ((pa.int64(), [1, 1, 2]), (pa.string(), ["a", "a", "b"])):
+        schema = pa.schema({"key": kind, "time": pa.int64(), "value": pa.float64()})
+        stream = UpdateStream(schema, ("key",), "time")
+        rows = pa.record_batch([keys, [1, 2, 3], [1.0, 2.0, 3.0]], schema=schema)
+        queue = UpdateQueue(stream, Policy.IN_PLACE)
+        for parcel in Packer(stream, 1, "error", combine=True)([rows]):
+            arrivals = Arrivals.from_batch(from_parcel(parcel.column("payload")[0].as_py()), schema)
+            queue.enqueue(arrivals, now_us=1)
+        queue.deliver(queue.dequeue(1, now_us=2), now_us=3)
+        queue.settle(now_us=4)
+        units = [decode(encode(unit), "memory") for unit in queue.snapshot()]
+        UpdateQueue(stream, Policy.IN_PLACE).restore(units)
+
+
+def main() -> None:
+    """Be Spark's daemon. If something cannot be loaded, it says so and its workers start cold."""
+    # Arrow's jemalloc would start a thread, to tidy memory that Arrow does not take from it.
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
+    try:
+        # Spark reads standard output, which has to begin with a port.
+        with contextlib.redirect_stdout(sys.stderr):
+            warm_up()
+    except Exception:
+        traceback.print_exc()
+        print("penstock: Python workers start cold because of the error above", file=sys.stderr)
+    from pyspark import daemon
+
+    daemon.manager()
+
+
+if __name__ == "__main__":
+    main()

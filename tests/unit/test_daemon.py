@@ -1,0 +1,145 @@
+"""The daemon of warm workers, without Spark."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock._failpoints import FAILPOINTS
+from penstock.jobs import session
+from penstock.spark_ext import daemon
+
+_INSTALLED = Path(str(importlib.import_module("pyspark").__file__)).parent
+_BROKEN = """
+from penstock.spark_ext import daemon
+def warm_up():
+    print("said by what is loaded")
+    import nowhere
+daemon.warm_up = warm_up
+daemon.main()
+"""
+
+
+def test_when_nothing_can_be_loaded_it_says_so_and_is_a_daemon_all_the_same() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _BROKEN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        (port,) = struct.unpack("!i", process.stdout.read(4))
+        with socket.create_connection(("127.0.0.1", port)) as worker:
+            (pid,) = struct.unpack("!i", worker.recv(4, socket.MSG_WAITALL))
+        assert pid not in (0, process.pid)
+        process.stdin.close()
+        said = process.stderr.read().decode()
+    assert "No module named 'nowhere'" in said
+    assert "penstock: Python workers start cold" in said
+    assert said.startswith("said by what is loaded")
+
+
+def test_what_is_loaded_passes_no_fail_point_on_its_way() -> None:
+    armed = ";".join(f"{name}=error" for name in FAILPOINTS)
+    subprocess.run(
+        [sys.executable, "-c", "from penstock.spark_ext import daemon; daemon.warm_up()"],
+        env=os.environ | {"PENSTOCK_FAILPOINTS": armed}, check=True,
+    )  # fmt: skip
+
+
+def _archive(path: Path, version: bytes) -> str:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("pyspark/__init__.py", "")
+        file.writestr("pyspark/version.py", version)
+    return str(path)
+
+
+def _path_after(monkeypatch: pytest.MonkeyPatch, *first: str) -> list[str]:
+    """Return what `prefer_installed_pyspark` leaves of `first` on the path."""
+    monkeypatch.setattr(sys, "path", [*first, *sys.path])
+    daemon.prefer_installed_pyspark()
+    return [path for path in sys.path if path in first]
+
+
+def test_pyspark_comes_from_where_it_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    same = _archive(tmp_path / "pyspark.zip", (_INSTALLED / "version.py").read_bytes())
+    jar = str(tmp_path / "spark-core.jar")
+    other = str(tmp_path / "other.zip")
+    assert _path_after(monkeypatch, same, jar, other) == [other]
+
+
+def test_pyspark_of_another_version_is_not_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    other = _archive(tmp_path / "pyspark.zip", b'__version__ = "3.1"')
+    assert _path_after(monkeypatch, other) == [other]
+
+
+def test_pyspark_comes_from_the_zip_file_where_it_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    only = _archive(tmp_path / "pyspark.zip", (_INSTALLED / "version.py").read_bytes())
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if not (Path(path) / "pyspark").exists()])
+    assert _path_after(monkeypatch, only) == [only]
+
+
+def test_a_zip_file_that_is_not_there_does_no_harm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _path_after(monkeypatch, str(tmp_path / "pyspark.zip"))
+    assert importlib.util.find_spec("pyspark") is not None
+
+
+class _Builder:
+    """Stands for Spark's builder of sessions; there is no session to get."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, str] = {}
+
+    def appName(self, _name: str) -> _Builder:  # noqa: N802 - the name is Spark's
+        return self
+
+    def config(self, name: str, value: str) -> _Builder:
+        self.settings[name] = value
+        return self
+
+    def getOrCreate(self) -> None:  # noqa: N802 - the name is Spark's
+        raise NotImplementedError
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | None]:
+    """Give a function that opens a session with some settings and returns its daemon."""
+    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYSPARK_PYTHON", os.environ.get("PYSPARK_PYTHON", sys.executable))
+
+    def daemon_of(**settings: str) -> str | None:
+        class Session:
+            builder = _Builder()
+
+            @staticmethod
+            def getActiveSession() -> None:  # noqa: N802 - the name is Spark's
+                return None
+
+        monkeypatch.setattr(session, "SparkSession", Session)
+        with pytest.raises(NotImplementedError):
+            session.open_session("test", {name.replace("__", "."): value for name, value in settings.items()})
+        return Session.builder.settings.get(daemon.DAEMON_SETTING)
+
+    return daemon_of
+
+
+def test_a_session_on_this_machine_has_warm_workers(
+    opened: Callable[..., str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert opened() == opened(spark__master="local[4]") == daemon.DAEMON
+    assert opened(spark__python__daemon__module="mine") == "mine"
+    assert opened(spark__master="spark://elsewhere:7077") is None
+    assert opened(spark__pyspark__python="/another/python") is None
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    assert opened() is None
