@@ -16,6 +16,8 @@ _PENSTOCK = re.compile(
 )
 _TRACEBACK = "Traceback (most recent call last):\n"
 _PYTHON = re.compile(r"^(?P<error>[A-Za-z_][\w.]*(?:: .*)?)$")
+_NO_SOURCE = "[DATA_SOURCE_NOT_FOUND]"
+"""What Spark says, in an error of the JVM, of a format that is not there."""
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 _TERMINATED = re.compile(r"terminated with exception: (.+)", re.DOTALL)
 _CAUSED = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+(?:: .*)?)$", re.MULTILINE)
@@ -83,7 +85,7 @@ def kind_of(error: BaseException) -> type[PenstockError]:
     """
     if isinstance(error, PenstockError):
         return type(error)
-    if isinstance(error, AnalysisException | IllegalArgumentException):
+    if isinstance(error, AnalysisException | IllegalArgumentException) or _NO_SOURCE in str(error):
         return InvalidUsageError
     names = re.findall(r"penstock\.errors\.(\w+Error): ", str(error))
     found = getattr(errors, names[-1], PenstockError) if names else PenstockError

@@ -84,3 +84,5 @@ def test_the_class_of_an_error_survives_spark() -> None:
     assert kind_of(RuntimeError("penstock.errors.NoSuchError: no")) is PenstockError
     assert kind_of(ValueError("no")) is PenstockError
     assert kind_of(AnalysisException("no such sink")) is InvalidUsageError
+    absent = "SparkClassNotFoundException: [DATA_SOURCE_NOT_FOUND] Failed to find the data source: x."
+    assert kind_of(RuntimeError(absent)) is InvalidUsageError
