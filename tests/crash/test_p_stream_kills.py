@@ -13,7 +13,7 @@ from tests.crash.p_stream_kills import run_with_kills
 pytestmark = [pytest.mark.crash, pytest.mark.spark]
 
 _SEED = int(os.environ.get("PENSTOCK_CRASH_SEED") or time.time_ns() % 10**6)
-_KILLS = int(os.environ.get("PENSTOCK_CRASH_KILLS") or 5)
+_KILLS = int(os.environ.get("PENSTOCK_CRASH_KILLS") or 2)
 
 
 def test_what_comes_out_is_the_same_tuple_for_tuple(tmp_path: Path) -> None:
