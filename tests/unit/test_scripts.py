@@ -503,7 +503,7 @@ def test_lint_needs_no_java(machine: Machine) -> None:
 # ----------------------------------------------------------------------------------- test and lint
 
 
-ALL_TESTS = "pytest -n 2 --dist loadfile --no-loadscope-reorder"
+ALL_TESTS = "pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=25"
 
 
 def test_test_checks_the_source_and_then_runs_pytest(machine: Machine) -> None:
