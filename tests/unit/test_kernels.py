@@ -187,7 +187,7 @@ for keys in ((), ("k", "l")):
         dict.fromkeys(("t", "k", "l", *kinds), pa.int64()),
     )
     for values in (numbers, pa.array([None, *range(2999)])):
-        folding.add(numbers, [numbers for _ in keys], [values for _ in kinds])
+        folding.add(pa.array([7] * 3000), [numbers for _ in keys], [values for _ in kinds])
     folding.finish()
 for kind in ("f4", "f8"):
     for codec in ("decimal", "quantized_0.5", "auto"):
