@@ -59,6 +59,7 @@ KERNELS = {
     "variable_byte": {"_write", "_read"},
     "kernels": {
         *("_bits", "_position", "enter", "find_slots", "find_slots_of_one", "add_count", "add_sum"),
+        *("find_runs", "add_count_of_runs", "add_sum_of_runs"),
         *("add_squares", "mark", "keep_less", "keep_greater", "keep_row"),
     },
 }
@@ -181,7 +182,7 @@ for codec in ("base_delta>ns", "dictionary>base_delta>ns"):
 from penstock.operators.fragments import Fragmenter
 from penstock.operators.scan import Fragments, Partial
 kinds = ("count", "sum", "sum_of_squares", "min", "max", "last")
-for keys in ((), ("k", "l")):
+for keys in ((), ("k",), ("k", "l")):
     folding = Fragmenter(
         Fragments(1000, "t", "s", keys, tuple(Partial(kind, "v", kind) for kind in kinds)),
         dict.fromkeys(("t", "k", "l", *kinds), pa.int64()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from penstock.operators.fragments import kernels
 from penstock.operators.fragments.keys import as_integers, integers_of
 from penstock.operators.scan import Partial
 
-__all__ = ["Fold", "Row", "fold_of"]
+__all__ = ["Fold", "Row", "Runs", "fold_of"]
 
 _LEAST = 1024
 
@@ -21,11 +21,26 @@ Slots = npt.NDArray[np.int32]
 Column: TypeAlias = "pa.Array[Any]"
 
 
+class Runs(NamedTuple):
+    """Rows, of which each run has one slot: where runs start, their slots, and the number of rows."""
+
+    starts: npt.NDArray[np.int64]
+    slots: Slots
+    rows: int
+
+    def spread(self) -> Slots:
+        """Return the slot of each row."""
+        return np.repeat(self.slots, np.diff(self.starts, append=self.rows))
+
+
 class Fold(Protocol):
     """One partial aggregate of all slots."""
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
         """Add rows to their slots, of which there are `count` by now, slot 0 included."""
+
+    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+        """Add rows of which each run has one slot, if that is quicker; say whether they are added."""
 
     def result(self, count: int) -> Column:
         """Return the partials of the slots from 1 to before `count`."""
@@ -91,6 +106,13 @@ class _Count:
             slots = _without_nulls(slots, values)
         kernels.add_count(slots, self._counts)
 
+    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+        if values is not None and values.null_count:
+            return False
+        self._counts = _grown(self._counts, count)
+        kernels.add_count_of_runs(runs.starts, runs.slots, runs.rows, self._counts)
+        return True
+
     def result(self, count: int) -> Column:
         return pa.array(_grown(self._counts, count)[1:count])
 
@@ -119,6 +141,15 @@ class _Sum:
         self._kernel(slots, _numbers(values), self._sums)
         self._slots = count
 
+    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+        values = _given(values)
+        if values.null_count or self._seen is not None or self._kernel is not kernels.add_sum:
+            return False
+        self._sums = _grown(self._sums, count)
+        kernels.add_sum_of_runs(runs.starts, runs.slots, _numbers(values), self._sums)
+        self._slots = count
+        return True
+
     def result(self, count: int) -> Column:
         sums = _grown(self._sums, count)[1:count]
         return pa.array(sums, mask=None if self._seen is None else ~_grown(self._seen, count)[1:count])
@@ -137,6 +168,9 @@ class _Extreme:
         if values.null_count:
             slots = _without_nulls(slots, values)
         self._kernel(slots, _numbers(values), self._seen, self._best)
+
+    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+        return False
 
     def result(self, count: int) -> Column:
         seen = _grown(self._seen, count)[1:count]
@@ -170,6 +204,10 @@ class Row:
         self._kept.append(values.take(pa.array(self._rows[found] - self._count)))
         self._rows[found] = self._count + np.arange(len(found))
         self._count += len(found)
+
+    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+        """Leave it to `add`; see `Fold.add_runs`."""
+        return False
 
     def result(self, count: int) -> Column:
         """Return the partials; see `Fold.result`."""

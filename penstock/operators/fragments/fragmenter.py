@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.fragments import kernels
-from penstock.operators.fragments.folds import Row, fold_of
+from penstock.operators.fragments.folds import Row, Runs, fold_of
 from penstock.operators.fragments.keys import Codes, as_integers, integers_of
 from penstock.operators.scan import PANE, Fragments, PartialKind
 
@@ -63,6 +63,7 @@ class Fragmenter:
         self._codes = [Codes(self._types[name]) for name in group_by]
         self._folds = [fold_of(partial, self._types[partial.name]) for partial in self._fragments.partials]
         self._state = np.array([1, 0, 1, 0], np.int64)
+        self._by_runs = False
         self._table = np.zeros(_TABLE, np.int32)
         self._panes = np.zeros(_SLOTS, np.int64)
         self._groups = np.zeros((max(len(group_by), 1), _SLOTS), np.int64)
@@ -93,9 +94,26 @@ class Fragmenter:
             self.without_time += int((~there).sum() if mask is None else (mask & ~there).sum())
             mask = there if mask is None else mask & there
         times = integers_of(time)
-        slots = self._slots(times, self._keys(list(groups), len(times)), mask)
-        count = int(self._state[0])
-        for partial, fold, column in zip(self._fragments.partials, self._folds, values, strict=True):
+        columns = list(values)
+        if self._by_runs and self._state[0] > 1 and mask is not None:
+            # The table does not know the slots that runs were given, so that some may be given again.
+            self._state[3] = 1
+        self._by_runs = mask is None and not self._codes
+        if self._by_runs:
+            runs = self._runs(times)
+            count = int(self._state[0])
+            left = [
+                not fold.add_runs(runs, one, count) for fold, one in zip(self._folds, columns, strict=True)
+            ]
+            slots = runs.spread() if any(left) else runs.slots
+        else:
+            slots = self._slots(times, self._keys(list(groups), len(times)), mask)
+            count = int(self._state[0])
+            left = [True] * len(columns)
+        folds = zip(self._fragments.partials, self._folds, columns, left, strict=True)
+        for partial, fold, column, is_left in folds:
+            if not is_left:
+                continue
             by = integers_of(row_times[partial.name]) if row_times and partial.name in row_times else times
             fold.add(slots, by, column, count)
 
@@ -110,6 +128,24 @@ class Fragmenter:
         if not columns:
             return np.zeros((1, rows), np.int8)
         return columns[0].reshape(1, rows) if len(columns) == 1 else np.stack(columns, dtype=np.int64)
+
+    def _runs(self, times: npt.NDArray[Any]) -> Runs:
+        """Return the slots of rows that have no group."""
+        found: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = []
+        done = 0
+        while done < len(times):
+            room = min(len(times) - done, len(self._panes) + 1)
+            starts, slots = np.empty(room, np.int64), np.empty(room, np.int32)
+            runs, done = kernels.find_runs(
+                times, self._fragments.pane_steps, self._state, self._panes, done, starts, slots
+            )
+            found.append((starts[:runs], slots[:runs]))
+            if done < len(times):
+                self._grow()
+        if not found:
+            return Runs(np.empty(0, np.int64), np.empty(0, np.int32), 0)
+        starts, slots = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return Runs(starts, slots, len(times))
 
     def _slots(
         self, times: npt.NDArray[Any], keys: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None

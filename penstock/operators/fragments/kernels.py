@@ -19,9 +19,12 @@ from penstock._kernels import kernel
 
 __all__ = [
     "add_count",
+    "add_count_of_runs",
     "add_squares",
     "add_sum",
+    "add_sum_of_runs",
     "enter",
+    "find_runs",
     "find_slots",
     "find_slots_of_one",
     "keep_greater",
@@ -195,6 +198,67 @@ def find_slots(
         slots[i] = slot
     state[0], state[1], state[2] = count, low, first
     return times.shape[0]
+
+
+@kernel
+def find_runs(
+    times: Any, steps: int, state: Any, panes: Any, begin: int, starts: Any, slots: Any
+) -> tuple[int, int]:
+    """Find where panes begin, where all rows of a pane are one group; return how many, and where it stopped.
+
+    As `find_slots`, but that each run of rows of a pane has one entry: the row in `starts`, its slot in
+    `slots`. It stops where `panes` is full.
+    """
+    count, low = state[0], state[1]
+    high = low + steps if count > 1 else low
+    runs = 0
+    for i in range(begin, times.shape[0]):
+        time = np.int64(times[i])
+        if time < low or time >= high:
+            if count >= panes.shape[0]:
+                state[0], state[1], state[2] = count, low, count - 1
+                return runs, i
+            pane = time // steps * steps
+            if count > 1 and pane < low:
+                state[3] = 1
+            low, high = pane, pane + steps
+            panes[count] = pane
+            starts[runs], slots[runs] = i, count
+            runs += 1
+            count += 1
+        elif i == begin:
+            starts[runs], slots[runs] = i, count - 1
+            runs += 1
+    state[0], state[1], state[2] = count, low, count - 1
+    return runs, times.shape[0]
+
+
+@kernel
+def add_count_of_runs(starts: Any, slots: Any, rows: int, out: Any) -> None:
+    """Count the rows of each slot."""
+    for r in range(starts.shape[0]):
+        end = starts[r + 1] if r + 1 < starts.shape[0] else rows
+        out[slots[r]] += end - starts[r]
+
+
+@kernel
+def add_sum_of_runs(starts: Any, slots: Any, values: Any, out: Any) -> None:
+    """Add values to their slots; four sums at once, which do not wait for one another."""
+    zero = np.zeros(1, out.dtype)[0]
+    for r in range(starts.shape[0]):
+        end = starts[r + 1] if r + 1 < starts.shape[0] else values.shape[0]
+        a, b, c, d = zero, zero, zero, zero
+        i = starts[r]
+        while i + 4 <= end:
+            a += values[i]
+            b += values[i + 1]
+            c += values[i + 2]
+            d += values[i + 3]
+            i += 4
+        while i < end:
+            a += values[i]
+            i += 1
+        out[slots[r]] += (a + b) + (c + d)
 
 
 @kernel
