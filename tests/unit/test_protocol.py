@@ -149,6 +149,8 @@ def test_progress_without_tuples_moves_a_clock_on_and_never_back() -> None:
     assert lineage.at(0) == {"s": 4}
     lineage.add(0, VectorClock({"s": 6}))
     assert lineage.at(0) == {"s": 6}
+    lineage.add(2, VectorClock({"s": 5}))
+    assert lineage.at(2) == {"s": 6}
 
 
 def test_a_run_ends_at_the_first_gap() -> None:

@@ -79,6 +79,14 @@ class StreamUnit:
         """The p-unit without its tuples."""
         return Extent(self.stream, self.offset, self.end, self.clock)
 
+    def since(self, clock: VectorClock) -> StreamUnit:
+        """Return this p-unit with a clock that is not before one from further up the stream.
+
+        A place from which the tuples after an earlier offset can be made is also one for those after this
+        p-unit. It may be later, since p-units that are made again may be longer, and their clocks coarser.
+        """
+        return replace(self, clock=self.clock.merge(clock))
+
     def after(self, offset: int) -> StreamUnit:
         """Return the part of this p-unit that does not lie before `offset`."""
         if offset <= self.offset:
@@ -105,12 +113,10 @@ class Lineage:
         return tuple(self._entries)
 
     def add(self, end: int, clock: VectorClock) -> None:
-        """Remember that the p-unit before `end` has this clock; an earlier clock of one end is dropped."""
+        """Remember that the p-unit before `end` has this clock, or a later one if one before has."""
         last, at = self._entries[-1]
-        if end > last:
-            self._entries.append((end, clock))
-        elif end == last and clock.dominates(at):
-            self._entries[-1] = (end, clock)
+        if end >= last:
+            self._entries.append((end, clock.merge(at)))
 
     def at(self, offset: int) -> VectorClock:
         """Return the clock from which the stream can be made again from `offset` on.

@@ -359,8 +359,7 @@ class FTOperator:
         self._restart(restart)
         for stream, clock in writers.items():
             if clock[stream] <= self.received[stream]:
-                last = self.lineage[stream].entries[-1][1]
-                self.lineage[stream].add(self.received[stream], last.merge(clock))
+                self.lineage[stream].add(self.received[stream], clock)
         if snapshot is not None:
             self.state = snapshot.state
             self.queues = {stream: deque(rows) for stream, rows in snapshot.queues.items()}
