@@ -58,9 +58,8 @@ def two_inputs(function: Any = None) -> FTOperator:
     stream = PStream("o")
     stream.subscribe("d", 0)
     inputs = {s: VectorClock({s: 0}) for s in ("a", "b")}
-    origin = VectorClock(
-        {"o": 0, "a": 0, "b": 0, **{n(s, "o"): 0 for s in inputs for n in (consumed, needed)}}
-    )
+    names = ["o", *(name for s in "ab" for name in (f"{s}|o", consumed(s, "o"), needed(s, "o")))]
+    origin = VectorClock(dict.fromkeys(names, 0))
     return FTOperator("o", inputs, function or Union(), stream, readers=["d"], retains=True, origin=origin)
 
 
@@ -150,6 +149,8 @@ def test_progress_without_tuples_moves_a_clock_on_and_never_back() -> None:
     assert lineage.at(0) == {"s": 4}
     lineage.add(0, VectorClock({"s": 6}))
     assert lineage.at(0) == {"s": 6}
+    lineage.add(2, VectorClock({"s": 5}))
+    assert lineage.at(2) == {"s": 6}
 
 
 def test_a_run_ends_at_the_first_gap() -> None:
@@ -470,7 +471,7 @@ def test_downstream_of_a_fault_tolerant_operator_and_before_a_sink_all_are() -> 
     assert list(topology.operators) == ["a", "b", "d", "c"]
     assert topology.fault_tolerant == ["b", "d", "c"]
     assert topology.entries() == ["b", "d"]
-    assert topology.origin("b") == dict.fromkeys(["b", "a>b", "a<b", "a", "s>a", "s<a", "s"], 0)
+    assert topology.origin("b") == dict.fromkeys(["b", "a>b", "a<b", "a|b", "s>a|b", "s<a|b", "s|a|b"], 0)
 
 
 @pytest.mark.parametrize(

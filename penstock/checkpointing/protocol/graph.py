@@ -178,7 +178,8 @@ class PersistentOperatorGraph:
 
     def _commit(self, sink: str, unit: StreamUnit) -> list[Task]:
         spec = self.topology.sinks[sink]
-        unit = unit.after(self.facts.committed[sink][spec.stream])
+        committed = self.facts.committed[sink]
+        unit = unit.after(committed[spec.stream]).since(committed)
         if not unit.rows:
             self.streams[spec.stream].acknowledged(sink)
             return []

@@ -1,15 +1,17 @@
 """P-units of streams as the protocol sees them, and what they depend on.
 
 The clock of a p-unit of stream ``o`` says from where everything can start again that is needed to make the
-tuples of ``o`` *after* this p-unit. It names, for ``o`` and for each operator before it on any path:
+tuples of ``o`` *after* this p-unit:
 
-=======  ==================================================================================
-``o``    the offset in stream ``o`` at which its operator goes on
-``s>o``  what operator ``o`` has consumed of its input ``s``: it makes no output of tuples before
-``s<o``  what it needs of ``s`` to make its state again, which is at most what it has consumed
-=======  ==================================================================================
+=========  ================================================================================
+``o``      the offset in stream ``o`` at which its operator goes on
+``s>o``    what operator ``o`` has consumed of its input ``s``: it makes no output of tuples before
+``s<o``    what it needs of ``s`` to make its state again, which is at most what it has consumed
+``...|o``  the clock of its input ``s`` there, each component of it, also for all before ``s``
+=========  ================================================================================
 
-All of them only grow along a stream. An offset counts the tuples of the stream before it.
+All of them only grow along a stream. An offset counts the tuples of the stream before it. A source to which
+several paths lead has a component for each: one path may be durable on its way where another is not.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 from penstock.checkpointing.protocol.vector_clock import VectorClock
 from penstock.errors import InternalError
 
-__all__ = ["Extent", "Lineage", "StreamUnit", "consumed", "needed"]
+__all__ = ["Extent", "Lineage", "StreamUnit", "consumed", "needed", "of_input", "passed_on"]
 
 
 def consumed(stream: str, reader: str) -> str:
@@ -33,6 +35,16 @@ def consumed(stream: str, reader: str) -> str:
 def needed(stream: str, reader: str) -> str:
     """Return the name of the component for what `reader` needs of `stream`."""
     return f"{stream}<{reader}"
+
+
+def passed_on(clock: VectorClock, operator: str) -> dict[str, int]:
+    """Return the components of the clock of an input as they stand in the clocks of `operator`."""
+    return {f"{name}|{operator}": at for name, at in clock.items()}
+
+
+def of_input(clock: VectorClock, operator: str, origin: VectorClock) -> VectorClock:
+    """Return the clock that was `passed_on` of the input that has this origin."""
+    return VectorClock({name: clock[f"{name}|{operator}"] for name in origin})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,14 @@ class StreamUnit:
         """The p-unit without its tuples."""
         return Extent(self.stream, self.offset, self.end, self.clock)
 
+    def since(self, clock: VectorClock) -> StreamUnit:
+        """Return this p-unit with a clock that is not before one from further up the stream.
+
+        A place from which the tuples after an earlier offset can be made is also one for those after this
+        p-unit. It may be later, since p-units that are made again may be longer, and their clocks coarser.
+        """
+        return replace(self, clock=self.clock.merge(clock))
+
     def after(self, offset: int) -> StreamUnit:
         """Return the part of this p-unit that does not lie before `offset`."""
         if offset <= self.offset:
@@ -93,12 +113,10 @@ class Lineage:
         return tuple(self._entries)
 
     def add(self, end: int, clock: VectorClock) -> None:
-        """Remember that the p-unit before `end` has this clock; an earlier clock of one end is dropped."""
+        """Remember that the p-unit before `end` has this clock, or a later one if one before has."""
         last, at = self._entries[-1]
-        if end > last:
-            self._entries.append((end, clock))
-        elif end == last and clock.dominates(at):
-            self._entries[-1] = (end, clock)
+        if end >= last:
+            self._entries.append((end, clock.merge(at)))
 
     def at(self, offset: int) -> VectorClock:
         """Return the clock from which the stream can be made again from `offset` on.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from penstock.checkpointing.protocol.lineage import Lineage, StreamUnit, consumed, needed
+from penstock.checkpointing.protocol.lineage import Lineage, StreamUnit, consumed, needed, of_input, passed_on
 from penstock.checkpointing.protocol.markers import CheckpointMarker, Marker, ReleaseMarker, RetainMarker
 from penstock.checkpointing.protocol.p_stream import PStream
 from penstock.checkpointing.protocol.tasks import CheckpointTask, DiscardTask, QueryTask, Task
@@ -89,7 +89,7 @@ class Restart:
             received=begin,
             consumed=begin,
             silent={stream: clock[consumed(stream, operator)] for stream in inputs},
-            lineage={stream: [(begin[stream], clock.only(origin))] for stream, origin in inputs.items()},
+            lineage={s: [(begin[s], of_input(clock, operator, origin))] for s, origin in inputs.items()},
         )
 
 
@@ -335,17 +335,14 @@ class FTOperator:
     def set_dependencies(self, results: Sequence[Any]) -> StreamUnit:
         """Return the p-unit of `results` with the clock of what everything after it depends on."""
         low = self.function.needed(self.state)
-        clock = VectorClock()
+        clock = {self.name: self.offset}
         for stream in self.inputs:
             begin = min(low.get(stream, self.consumed[stream]), self.consumed[stream])
             self.lineage[stream].forget(begin)
-            own = {
-                consumed(stream, self.name): max(self.consumed[stream], self.silent[stream]),
-                needed(stream, self.name): begin,
-            }
-            clock = clock.meet(self.lineage[stream].at(begin)).meet(own)
-        clock = clock.meet({self.name: self.offset})
-        return StreamUnit(self.name, self.offset - len(results), tuple(results), clock)
+            clock[consumed(stream, self.name)] = max(self.consumed[stream], self.silent[stream])
+            clock[needed(stream, self.name)] = begin
+            clock |= passed_on(self.lineage[stream].at(begin), self.name)
+        return StreamUnit(self.name, self.offset - len(results), tuple(results), VectorClock(clock))
 
     def latest_offsets(self) -> dict[str, int]:
         """Return, by input, the offset of the next tuple that it has not received."""
@@ -356,14 +353,13 @@ class FTOperator:
     ) -> None:
         """Start again, with the state and the queues of a snapshot or with empty ones.
 
-        `writers` has by input the clock of its writer now, which may be later than this operator knew:
-        where several paths lead to one source, a clock has the earliest of them.
+        `writers` has by input the clock of its writer now. It may be later than this operator knew: what is
+        durable up to some p-unit is not made again, even if that p-unit ends in the midst of what came here.
         """
         self._restart(restart)
         for stream, clock in writers.items():
             if clock[stream] <= self.received[stream]:
-                last = self.lineage[stream].entries[-1][1]
-                self.lineage[stream].add(self.received[stream], last.merge(clock.only(last)))
+                self.lineage[stream].add(self.received[stream], clock)
         if snapshot is not None:
             self.state = snapshot.state
             self.queues = {stream: deque(rows) for stream, rows in snapshot.queues.items()}

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from penstock.checkpointing.protocol.lineage import StreamUnit
 from penstock.checkpointing.protocol.tasks import PersistTask, TrimTask
+from penstock.checkpointing.protocol.vector_clock import VectorClock
 from penstock.errors import InternalError, InvalidUsageError
 
 __all__ = ["PStream"]
@@ -37,6 +38,7 @@ class PStream:
         self.always = always
         self.end = 0
         self.retain = False
+        self._clock = VectorClock()
         self._units: list[StreamUnit] = []
         self._first = 0  # the batch number of _units[0]
         self._waiting: set[int] = set()  # batches that are not durable yet
@@ -74,10 +76,10 @@ class PStream:
             raise InternalError("a p-unit leaves a gap", stream=self.name, end=self.end, offset=unit.offset)
         if unit.end < self.end or (unit.rows and unit.end == self.end):
             return []
-        unit = unit.after(self.end)
+        unit = unit.after(self.end).since(self._clock)
         batch = self._first + len(self._units)
         self._units.append(unit)
-        self.end = unit.end
+        self.end, self._clock = unit.end, unit.clock
         if not (retained and unit.rows and (self.always or self.retain)):
             return []
         self.retain = False

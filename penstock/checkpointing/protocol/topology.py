@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.checkpointing.protocol.lineage import consumed, needed
+from penstock.checkpointing.protocol.lineage import consumed, needed, passed_on
 from penstock.checkpointing.protocol.operator import Function
 from penstock.checkpointing.protocol.vector_clock import VectorClock
 from penstock.errors import InvalidUsageError
@@ -99,7 +99,7 @@ class Topology:
         specs = list(operators)
         names = [*self.sources, *(spec.name for spec in specs), *self.sinks]
         for name in names:
-            if names.count(name) > 1 or name == "checkpoint" or not name or set(name) & set("<>"):
+            if names.count(name) > 1 or name == "checkpoint" or not name or set(name) & set("<>|"):
                 raise InvalidUsageError("a name is used twice or cannot be one", name=name)
         last = {sink.stream for sink in self.sinks.values()}
         self.operators = self._sorted(
@@ -164,10 +164,7 @@ class Topology:
 
     def origin(self, stream: str) -> VectorClock:
         """Return the clock before the first tuple of a stream."""
-        names, found = [stream], {stream: 0}
-        for name in names:
-            if name in self.operators:
-                for before in self.operators[name].inputs:
-                    found |= {before: 0, consumed(before, name): 0, needed(before, name): 0}
-                    names.append(before)
+        found = {stream: 0}
+        for before, origin in (self.inputs(stream) if stream in self.operators else {}).items():
+            found |= {consumed(before, stream): 0, needed(before, stream): 0, **passed_on(origin, stream)}
         return VectorClock(found)

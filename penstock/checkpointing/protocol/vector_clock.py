@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from penstock.errors import CorruptDataError, InvalidUsageError
@@ -15,8 +15,7 @@ Order = Literal["before", "equal", "after", "concurrent"]
 class VectorClock(Mapping[str, int]):
     """An immutable vector of counters by name; each counts from 0 and only goes up.
 
-    A component that is not there reads as 0. It is still not the same as one that is there and 0: `meet`
-    takes no notice of what a clock does not name.
+    A component that is not there reads as 0.
 
     Parameters
     ----------
@@ -65,9 +64,8 @@ class VectorClock(Mapping[str, int]):
         return VectorClock({name: max(at, other[name]) if name in other else at for name, at in both.items()})
 
     def meet(self, other: Mapping[str, int]) -> VectorClock:
-        """Return the earlier of both where both name a component, else the one that is named."""
-        both = {**other, **self}
-        return VectorClock({name: min(at, other[name]) if name in other else at for name, at in both.items()})
+        """Return the earlier of both, component by component."""
+        return VectorClock({name: min(at, other[name]) for name, at in self.items() if name in other})
 
     def dominates(self, other: Mapping[str, int]) -> bool:
         """Return whether no component of `other` is later than here."""
@@ -97,10 +95,6 @@ class VectorClock(Mapping[str, int]):
                 "a vector clock does not go back", component=name, at=self[name], to=value
             )
         return VectorClock({**self._components, name: value})
-
-    def only(self, names: Iterable[str]) -> VectorClock:
-        """Return the components with these names; one that is not there becomes 0."""
-        return VectorClock({name: self[name] for name in names})
 
     def to_json(self) -> dict[str, int]:
         """Return a JSON object, with its names in order."""
