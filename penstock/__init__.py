@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.spark_ext.read_state import read_state
     from penstock.spark_ext.register import register
     from penstock.spark_ext.update_queue import update_queue
+    from penstock.spark_ext.update_window import update_window
 
 __all__ = [
     "PStreamReader",
@@ -26,6 +27,7 @@ __all__ = [
     "register",
     "start",
     "update_queue",
+    "update_window",
 ]
 
 _LAZY = {
@@ -37,6 +39,7 @@ _LAZY = {
     "register": "penstock.spark_ext.register",
     "start": "penstock.spark_ext.graph_runner",
     "update_queue": "penstock.spark_ext.update_queue",
+    "update_window": "penstock.spark_ext.update_window",
 }
 
 
