@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -52,7 +52,7 @@ class Decomposition:
         if self.rows is not None:
             return self
         names = {PANE, *taken, *(partial.name for partial in self.partials)}
-        name = next(name for name in ("rows", *map("rows_{}".format, count(2))) if name not in names)
+        name = next(name for name in chain(["rows"], map("rows_{}".format, count(2))) if name not in names)
         return replace(self, partials=(*self.partials, Partial("count", "*", name)))
 
 

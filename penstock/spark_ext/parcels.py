@@ -10,13 +10,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
 from penstock.operators.conform import conform
 
-__all__ = ["PARCEL_SCHEMA", "Unpacker", "from_parcel", "to_parcels"]
+__all__ = ["PARCELS", "PARCEL_SCHEMA", "Unpacker", "from_parcel", "to_parcels"]
 
 PARCEL_SCHEMA = "bucket int, dropped long, payload binary"
 """Spark's schema of what the packer gives; `bucket` is a label (`bucket_labels`)."""
+
+PARCELS = StructType(
+    [
+        StructField("bucket", IntegerType()),
+        StructField("dropped", LongType()),
+        StructField("payload", BinaryType()),
+    ]
+)
+"""The same as Spark has it."""
 
 _PARCEL_BYTES = 16 << 20
 

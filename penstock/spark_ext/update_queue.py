@@ -21,6 +21,7 @@ from penstock.spark_ext.stateful import (
     STATE_LOCATION_SETTING,
     Stateful,
     arrow_schema,
+    check_streaming,
     columns_of,
     findable,
     key_columns,
@@ -118,8 +119,13 @@ def update_queue(
     ...     state_location="/var/lib/penstock",
     ... )  # doctest: +SKIP
     """
+    check_streaming(df)
     place = Stateful.of(
-        df, name=name, buckets=buckets, state_location=state_location, retain_versions=retain_versions
+        df.sparkSession,
+        name=name,
+        buckets=buckets,
+        state_location=state_location,
+        retain_versions=retain_versions,
     )
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import timedelta
 
 from pyspark.sql import Column, DataFrame
@@ -21,11 +20,10 @@ from pyspark.sql.types import (
 from penstock.errors import InvalidUsageError
 from penstock.operators.partials import Decomposition, decompose, pane_ms
 from penstock.operators.scan import Fragments, Partial, TimeUnit
-from penstock.operators.stream import RESERVED_PREFIX
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
-from penstock.spark_ext.stateful import Stateful, arrow_schema, columns_of, key_columns
+from penstock.spark_ext.stateful import Stateful, arrow_schema, check_streaming, columns_of, key_columns
 from penstock.spark_ext.window_packing import RowPacker, row_fragmenter
-from penstock.spark_ext.window_plan import WINDOW, WindowPlan, quoted
+from penstock.spark_ext.window_plan import WINDOW, WindowPlan, quoted, value_columns
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 from penstock.units import parse_duration_us
 
@@ -100,8 +98,13 @@ def update_window(
     ...     aggs={"load": "avg(value)"}, state_location="/var/lib/penstock",
     ... )  # doctest: +SKIP
     """
+    check_streaming(df)
     place = Stateful.of(
-        df, name=name, buckets=buckets, state_location=state_location, retain_versions=retain_versions
+        df.sparkSession,
+        name=name,
+        buckets=buckets,
+        state_location=state_location,
+        retain_versions=retain_versions,
     )
     if mode not in _MODES:
         raise InvalidUsageError("there is no such option", option="mode", got=mode, known=_MODES)
@@ -169,17 +172,8 @@ def _rows(
         raise InvalidUsageError(
             "there is no such column", option="key", column=missing[0], columns=df.columns
         )
-    texts = dict.fromkeys(one.expression for one in split.partials if one.expression != "*")
-    names = {text: f"{RESERVED_PREFIX}value_{number}" for number, text in enumerate(texts)}
-    rows = df.select(
-        at.alias(_TIME),
-        *(sf.col(quoted(name)) for name in keys),
-        *(sf.expr(text).alias(name) for text, name in names.items()),
-    )
-    partials = tuple(
-        replace(one, expression=names.get(one.expression, one.expression)) for one in split.partials
-    )
-    return rows, partials
+    values, partials = value_columns(split)
+    return df.select(at.alias(_TIME), *(sf.col(quoted(name)) for name in keys), *values), partials
 
 
 def _output(df: DataFrame, keys: tuple[str, ...], time: str, aggs: Mapping[str, str]) -> StructType:

@@ -7,7 +7,7 @@ own groups went silent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.packing import parcel_row
 from penstock.spark_ext.parcels import to_parcels
 
-__all__ = ["EntryPacker", "RowPacker", "facts_of", "row_fragmenter"]
+__all__ = ["EntryPacker", "RowPacker", "add_rows", "facts_of", "row_fragmenter"]
 
 _MOST_FRAGMENTS = 1 << 20
 """A task hands its fragments on when it has so many."""
@@ -57,8 +57,20 @@ class EntryPacker:
     entry: pa.Schema
     buckets: int
 
-    def pack(self, fragments: Iterable[pa.RecordBatch], dropped: int = 0) -> Iterator[pa.RecordBatch]:
-        """Return the parcels of a task's fragments; `dropped` rows are counted with the first."""
+    @classmethod
+    def of(cls, fragments: Fragments, schema: pa.Schema, buckets: int) -> EntryPacker:
+        """Return what makes parcels of fragments of a schema."""
+        entry = [
+            *(schema.field(name) for name in fragments.group_by),
+            pa.field(ENTRY_PANE, pa.int64()),
+            *(schema.field(partial.name) for partial in fragments.partials),
+        ]
+        return cls(fragments.pane_steps, pa.schema(entry), buckets)
+
+    def pack(
+        self, fragments: Iterable[pa.RecordBatch], dropped: Callable[[], int] = lambda: 0
+    ) -> Iterator[pa.RecordBatch]:
+        """Return the parcels of a task's fragments; `dropped` says at the end how many rows are in none."""
         context = TaskContext.get()
         part = context.partitionId() if context else 0
         newest: int | None = None
@@ -74,8 +86,9 @@ class EntryPacker:
         if last is not None:
             facts = {_PART: str(part).encode(), _NEWEST: str(newest).encode()}
             yield from self._parcels(last, facts, everywhere=True)
-        if dropped:
-            yield parcel_row(bucket_labels(self.buckets)[0], dropped, None)
+        left_out = dropped()
+        if left_out:
+            yield parcel_row(bucket_labels(self.buckets)[0], left_out, None)
 
     def _entries(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         panes = integers_of(batch.column(PANE)).astype(np.int64, copy=False) // self.pane_steps
@@ -117,6 +130,15 @@ def row_fragmenter(rows: pa.Schema, fragments: Fragments) -> Fragmenter:
     return Fragmenter(fragments, types)
 
 
+def add_rows(fragmenter: Fragmenter, fragments: Fragments, rows: pa.RecordBatch) -> None:
+    """Let a `row_fragmenter` fold rows."""
+    fragmenter.add(
+        rows.column(fragments.time),
+        [rows.column(name) for name in fragments.group_by],
+        [None if one.expression == "*" else rows.column(one.expression) for one in fragments.partials],
+    )
+
+
 @dataclass(frozen=True)
 class RowPacker:
     """Makes parcels of rows, for ``mapInArrow``. Called once per partition, in a worker.
@@ -141,26 +163,19 @@ class RowPacker:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the parcels of one partition's rows."""
         fragmenter = row_fragmenter(self.schema, self.fragments)
-        yield from self.packer.pack(self._fragments(fragmenter, batches))
-        if fragmenter.without_time:
-            yield parcel_row(bucket_labels(self.packer.buckets)[0], fragmenter.without_time, None)
+        made = self._fragments(fragmenter, batches)
+        yield from self.packer.pack(made, lambda: fragmenter.without_time)
 
     def _fragments(
         self, fragmenter: Fragmenter, batches: Iterable[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        made = self.fragments
         for batch in batches:
-            rows = conform(batch, self.schema)
-            fragmenter.add(
-                rows.column(made.time),
-                [rows.column(name) for name in made.group_by],
-                [None if one.expression == "*" else rows.column(one.expression) for one in made.partials],
-            )
+            add_rows(fragmenter, self.fragments, conform(batch, self.schema))
             if fragmenter.without_time and self.nulls == "error":
                 raise InvalidUsageError(
                     "rows without a time",
                     rows=fragmenter.without_time,
-                    column=made.time,
+                    column=self.fragments.time,
                     hint="filter them out first, or pass nulls='drop' to drop and count them",
                 )
             if fragmenter.made >= _MOST_FRAGMENTS:

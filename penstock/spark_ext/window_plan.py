@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -11,15 +11,16 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import LongType, StructField, StructType
 
 from penstock.operators.partials import Decomposition
-from penstock.operators.scan import Fragments
+from penstock.operators.scan import Fragments, Partial
+from penstock.operators.stream import RESERVED_PREFIX
 from penstock.operators.windows.panes import START, WindowLayout
 from penstock.operators.windows.spec import WindowSpec
-from penstock.spark_ext.p_stream_types import spark_schema
+from penstock.spark_ext.p_stream_types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.stateful import Stateful
 from penstock.spark_ext.window_operator import WindowOperator
 from penstock.spark_ext.window_packing import EntryPacker
 
-__all__ = ["WINDOW", "WindowPlan", "quoted"]
+__all__ = ["WINDOW", "WindowPlan", "quoted", "value_columns"]
 
 WINDOW = "window"
 """The column that says of which window a result is: a struct of ``start`` and ``end``."""
@@ -72,7 +73,7 @@ class WindowPlan:
 
     def packer(self, buckets: int) -> EntryPacker:
         """Return what makes parcels of fragments."""
-        return EntryPacker(self.fragments.pane_steps, self.layout.entry, buckets)
+        return EntryPacker.of(self.fragments, self.schema, buckets)
 
     def results(self, place: Stateful, parcels: DataFrame, columns: Iterable[str]) -> DataFrame:
         """Return the windows that parcels make.
@@ -95,7 +96,8 @@ class WindowPlan:
             "schema": list(columns),
         }
         operator = WindowOperator(layout, -(-self.delay_ms // self.fragments.pane_ms), settings)
-        windows = place.run(parcels, operator, _spark_windows(layout), layout.window, waits=False)
+        made = _spark_windows(layout)
+        windows = place.run(parcels, operator, made, as_arrow_of_spark(made), waits=False)
         return windows.select(*self._columns())
 
     def _columns(self) -> list[Column]:
@@ -114,6 +116,16 @@ class WindowPlan:
             return sf.timestamp_micros(micros)
         zero = sf.expr("TIMESTAMP_NTZ'1970-01-01 00:00:00'")
         return zero + sf.make_dt_interval(secs=(micros / 1_000_000).cast("decimal(18, 6)"))
+
+
+def value_columns(split: Decomposition) -> tuple[list[Column], tuple[Partial, ...]]:
+    """Return what partials are made of as columns, and the partials of these."""
+    texts = dict.fromkeys(one.expression for one in split.partials if one.expression != "*")
+    names = {text: f"{RESERVED_PREFIX}value_{number}" for number, text in enumerate(texts)}
+    partials = tuple(
+        replace(one, expression=names.get(one.expression, one.expression)) for one in split.partials
+    )
+    return [sf.expr(text).alias(name) for text, name in names.items()], partials
 
 
 def _spark_windows(layout: WindowLayout) -> StructType:

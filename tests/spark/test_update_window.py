@@ -59,7 +59,12 @@ def cut(table: pa.Table, seed: int, pieces: int) -> list[pa.Table]:
 
 
 def ours(place: Place, df: DataFrame, **options: Any) -> DataFrame:
-    given = {"key": ("k", "part"), "time": "t", "aggs": AGGS, "state_location": place.state} | options
+    given: dict[str, Any] = {
+        "key": ("k", "part"),
+        "time": "t",
+        "aggs": AGGS,
+        "state_location": place.state,
+    } | options
     return penstock.update_window(df, **given)
 
 
@@ -86,7 +91,7 @@ def rounded(value: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("size", "slide", "delay", "disorder_s"),
-    [("10 seconds", "10 seconds", "0 seconds", 0.0), ("12 seconds", "5 seconds", "4 seconds", 3.0)],
+    [("10 seconds", "10 seconds", "0 seconds", 0.0), ("12 seconds", "5 seconds", "2 seconds", 8.0)],
     ids=["tumbling", "sliding, out of order"],
 )
 def test_append_windows_are_those_of_spark(
@@ -115,5 +120,5 @@ def test_append_windows_are_those_of_spark(
             assert sum(m["emitted"] for m in metrics) == len(found[0])
             assert (sum(m["late"] for m in metrics) > 0) == (disorder_s > 0)
             assert made.schema.simpleString() == of_spark(df, size, slide, delay).schema.simpleString()
-    assert len(found[0]) > 100
+    assert len(found[0]) > 90
     assert found[0] == found[1]
