@@ -32,12 +32,12 @@ _PARCEL_BYTES = 16 << 20
 
 
 def to_parcels(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """Return `batches` as parcels of bounded size."""
+    """Return `batches` as parcels of bounded size; an empty one is a parcel, too."""
     for batch in batches:
         size = max(batch.nbytes, 1)
         pieces = max(-(-size // _PARCEL_BYTES), 1)
         rows = max(-(-batch.num_rows // pieces), 1)
-        for begin in range(0, batch.num_rows, rows):
+        for begin in range(0, max(batch.num_rows, 1), rows):
             sink = pa.BufferOutputStream()
             piece = batch.slice(begin, rows)
             with pa.ipc.new_stream(sink, piece.schema) as writer:

@@ -302,6 +302,7 @@ def test_windows_come_out_of_a_graph(spark: SparkSession, tmp_path: Path, persis
         .group_by("k")
         .agg(total="sum(v)", mean="avg(v)")
         .where("total > 3")
+        .select("k", "total", "mean", begin="window.start")
         .sink("pstream")
     )
     sources = {"quotes": source.frame(spark)}
@@ -311,8 +312,7 @@ def test_windows_come_out_of_a_graph(spark: SparkSession, tmp_path: Path, persis
         for start in (t // 5 * 5, t // 5 * 5 - 5):
             wanted[k, start].append(v)
     found = {
-        (k, round(window["start"].timestamp())): (total, mean)
-        for k, window, total, mean in rows_in(tmp_path / "out")
+        (k, round(begin.timestamp())): (total, mean) for k, total, mean, begin in rows_in(tmp_path / "out")
     }
     assert found == {key: (sum(vs), sum(vs) / len(vs)) for key, vs in wanted.items() if sum(vs) > 3}
 
