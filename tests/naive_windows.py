@@ -53,8 +53,7 @@ class Windows:
         done = {key: found for key, found in self.rows.items() if key[1] + self.size <= watermark}
         for key in done:
             del self.rows[key]
-        if done:
-            self.closed = watermark if self.closed is None else max(self.closed, watermark)
+        self.closed = watermark if self.closed is None else max(self.closed, watermark)
         return done
 
 

@@ -109,7 +109,8 @@ class Panes:
 
     Windows close as the watermark passes their end, all groups' at once, so groups that went silent close as
     others do and leave nothing behind. An entry belongs to each window of its pane that is still open; one
-    of which none is open is late.
+    of which none is open is late. What is open does not depend on what is here: the buckets of a micro-batch
+    agree on it, also those that had nothing to close.
 
     Parameters
     ----------
@@ -187,15 +188,17 @@ class Panes:
     def _close(self) -> list[pa.RecordBatch]:
         """Return the windows that the watermark closes, and let go of what no other needs."""
         spec = self._layout.spec
-        if self.watermark is None or not len(self):
+        if self.watermark is None:
             return []
-        first = spec.first_with(int(self._panes.min())) if self._next is None else self._next
-        last = spec.last_complete(self.watermark)
+        last, before = spec.last_complete(self.watermark), self._next
+        self._next = last + 1 if before is None else max(last + 1, before)
+        if not len(self):
+            return []
+        first = spec.first_with(int(self._panes.min())) if before is None else before
         if last < first:
             return []
         self._sort()
         found = list(self._windows(first, last))
-        self._next = last + 1
         self._keep(self._panes >= spec.start(self._next))
         return found
 
