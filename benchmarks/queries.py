@@ -20,7 +20,10 @@ STREAMS = {
     "CM2": "cluster",
     "SG1": "smart_grid",
     "SG2": "smart_grid",
+    "SG3": "smart_grid",
     "LRB1": "linear_road",
+    "LRB2": "linear_road",
+    "LRB3": "linear_road",
     "YSB": "ysb",
     "NQ5": "nexmark",
     "SM": "sensors",
@@ -78,6 +81,21 @@ def _sg2() -> Graph:
     )
 
 
+def _sg3() -> Graph:
+    """Return how many plugs of each house are above the average of all: SG2 and SG1, joined each second."""
+    readings = _source("SG3")
+    overall = readings.window("timestamp", size="3600 s", slide="1 s", unit="s").agg(mean="avg(value)")
+    return (
+        readings.window("timestamp", size="128 s", slide="1 s", unit="s")
+        .group_by("plug", "household", "house")
+        .agg(load="avg(value)")
+        .join_windows(overall, condition="load > mean")
+        .group_by("window", "house")
+        .agg(plugs="count(*)")
+        .sink("noop")
+    )
+
+
 def _lrb1() -> Graph:
     return (
         _source("LRB1")
@@ -85,6 +103,29 @@ def _lrb1() -> Graph:
         .group_by("highway", "direction", segment="position DIV 5280")
         .agg(speed="avg(speed)")
         .where("speed < 40")
+        .sink("noop")
+    )
+
+
+def _vehicles(name: str) -> Graph:
+    """Return how often each vehicle was seen in each segment: as LightSaber has LRB2."""
+    return (
+        _source(name)
+        .window("timestamp", size="30 s", slide="1 s", unit="s")
+        .group_by("vehicle", "highway", "direction", segment="position DIV 5280")
+        .agg(seen="count(*)")
+    )
+
+
+def _lrb2() -> Graph:
+    return _vehicles("LRB2").sink("noop")
+
+
+def _lrb3() -> Graph:
+    return (
+        _vehicles("LRB3")
+        .group_by("window", "highway", "direction", "segment")
+        .agg(vehicles="count(vehicle)")
         .sink("noop")
     )
 
@@ -128,7 +169,10 @@ QUERIES: dict[str, Callable[[], Graph]] = {
     "CM2": _cm2,
     "SG1": _sg1,
     "SG2": _sg2,
+    "SG3": _sg3,
     "LRB1": _lrb1,
+    "LRB2": _lrb2,
+    "LRB3": _lrb3,
     "YSB": _ysb,
     "NQ5": _nq5,
     "SM": _sm,

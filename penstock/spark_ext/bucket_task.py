@@ -66,10 +66,13 @@ class Parcel:
     batch : pyarrow.RecordBatch or None
         What the operator understands, if there are any: of an update queue arrivals
         (`penstock.operators.arrivals`), of windows entries (`penstock.operators.windows`).
+    side : int
+        Which of an operator's inputs it is of, where there are several.
     """
 
     dropped: int
     batch: pa.RecordBatch | None
+    side: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.checkpointing.p_stream import PStream as Stream
-from penstock.errors import InvalidUsageError
+from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.expression import Expression, column
 from penstock.operators.graph.nodes import (
     Aggregate,
@@ -28,6 +28,7 @@ from penstock.operators.graph.nodes import (
     UpdateQueue,
     Where,
     Window,
+    WindowJoin,
     topological,
 )
 from penstock.operators.scan import Scan
@@ -36,6 +37,8 @@ from penstock.spark_ext.p_stream_source import Columns, Pushed
 from penstock.spark_ext.p_stream_types import check_same, spark_schema
 from penstock.spark_ext.stateful import Stateful
 from penstock.spark_ext.update_queue import update_queue
+from penstock.spark_ext.window_join import Side, joined_windows
+from penstock.spark_ext.window_plan import Windowed
 
 __all__ = ["Frames", "Reading", "check_runnable", "checked"]
 
@@ -95,6 +98,7 @@ def _refuse(node: Node, nodes: list[Node]) -> None:
         | Union
         | Where
         | Window
+        | WindowJoin
     )
     if not isinstance(node, known):
         raise InvalidUsageError(f"{node.label}: this operator cannot run yet", node=node.name)
@@ -105,7 +109,7 @@ def _refuse_stateful(node: Aggregate) -> None:
     at = node.inputs[0]
     while isinstance(at, Where | Select | StreamTableJoin):
         at = at.inputs[0]
-    if not isinstance(at, Aggregate | Assemble):
+    if not isinstance(at, Aggregate | Assemble | WindowJoin):
         raise InvalidUsageError(
             "windows are aggregated where they are made, with no queue, union or p-stream between",
             node=node.name,
@@ -156,6 +160,7 @@ class Frames:
         self._state = state
         self._max_rows = max_rows
         self._readers: Counter[str] = Counter()
+        self._places: Counter[str] = Counter()
         self._readings: list[Reading] = []
 
     def of(self, node: Node) -> tuple[DataFrame, tuple[Reading, ...]]:
@@ -181,8 +186,11 @@ class Frames:
                 return self._read(node.inputs[0], node.scan, list(node.scan.columns))
             case StreamTableJoin():
                 return self._lookup(node)
-            case Assemble():
-                return self._windows(node)
+            case Assemble() | Aggregate(inputs=(Window(),)):
+                place = self._place(node)
+                return self._windowed(node, place.buckets).results(place)
+            case WindowJoin():
+                return self._window_join(node)
             case Union():
                 first, *others = (self._of(above) for above in node.inputs)
                 for other in others:
@@ -196,8 +204,6 @@ class Frames:
                 return rows.selectExpr(*(_item(name, one) for name, one in node.columns))
             case UpdateQueue():
                 return self._queue(node, rows)
-            case Aggregate(inputs=(Window(),)):
-                return of_rows(node, rows, self._place(node))
             case Aggregate():
                 return of_windows(node, rows)
             case Window():
@@ -238,17 +244,39 @@ class Frames:
         )
 
     def _place(self, node: Node) -> Stateful:
-        """Return the place of a stateful operator."""
+        """Return a place of its own for a stateful operator, also where others have its name."""
         name = "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in node.name)
-        return Stateful.of(self._spark, name=name, buckets=None, state_location=self._state)
+        self._places[name] += 1
+        number = self._places[name]
+        return Stateful.of(
+            self._spark,
+            name=name if number == 1 else f"{name}-{number}",
+            buckets=None,
+            state_location=self._state,
+        )
 
-    def _windows(self, node: Assemble) -> DataFrame:
-        place = self._place(node)
+    def _windowed(self, node: Node, buckets: int) -> Windowed:
+        """Return the windows of an aggregate, before they are made."""
         above = node.inputs[0]
+        if isinstance(node, Aggregate):
+            return of_rows(node, self._of(above), buckets)
+        if not isinstance(node, Assemble):
+            raise InternalError("windows are of an aggregate", node=node.name)
         if not isinstance(above, Fused):
-            return assembled(node, self._of(above), place)
-        parcels = self._read(above.inputs[0], above.scan, list(above.scan.columns), place.buckets)
-        return assembled(node, parcels, place)
+            return assembled(node, self._of(above), buckets)
+        parcels = self._read(above.inputs[0], above.scan, list(above.scan.columns), buckets)
+        return assembled(node, parcels, buckets)
+
+    def _window_join(self, node: WindowJoin) -> DataFrame:
+        place = self._place(node)
+        sides: list[Side] = []
+        for above in node.inputs:
+            at, steps = above, list[Where | Select]()
+            while isinstance(at, Where | Select):
+                steps.append(at)
+                at = at.inputs[0]
+            sides.append(Side(self._windowed(at, place.buckets), tuple(reversed(steps))))
+        return joined_windows(node, sides, place)
 
     def _read(self, base: Node, scan: Scan | None, names: list[str], buckets: int | None = None) -> DataFrame:
         """Return a p-stream as a streaming DataFrame that subscribes under a name of its own."""

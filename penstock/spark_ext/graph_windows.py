@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
+from pyspark.sql.types import NullType, StructType
 
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.conform import conform
@@ -17,18 +18,17 @@ from penstock.operators.scan import PANE, Fragments
 from penstock.operators.stream import RESERVED_PREFIX
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
-from penstock.spark_ext.stateful import Stateful
-from penstock.spark_ext.update_window import update_window
+from penstock.spark_ext.update_window import windowed
 from penstock.spark_ext.window_packing import EntryPacker, add_rows, row_fragmenter
-from penstock.spark_ext.window_plan import WINDOW, WindowPlan, quoted, value_columns
+from penstock.spark_ext.window_plan import WINDOW, Windowed, WindowPlan, quoted, typed, value_columns
 
 __all__ = ["assembled", "of_rows", "of_windows"]
 
 _START = f"{RESERVED_PREFIX}start"
 
 
-def assembled(node: Assemble, rows: DataFrame, place: Stateful) -> DataFrame:
-    """Return windows of fragments.
+def assembled(node: Assemble, rows: DataFrame, buckets: int) -> Windowed:
+    """Return windows of fragments, before they are made.
 
     Parameters
     ----------
@@ -36,8 +36,8 @@ def assembled(node: Assemble, rows: DataFrame, place: Stateful) -> DataFrame:
         Which windows.
     rows : DataFrame
         The parcels of a reader's fragments; or fragments, where there is a lookup between.
-    place : Stateful
-        The operator's place.
+    buckets : int
+        Into how many parts the groups are divided.
     """
     fused = _fused(node)
     fragments = fused.scan.fragments
@@ -52,7 +52,7 @@ def assembled(node: Assemble, rows: DataFrame, place: Stateful) -> DataFrame:
         made = as_arrow_of_spark(rows.schema)
         unit = "us" if pa.types.is_timestamp(made.field(PANE).type) else fragments.time_unit
         fragments = Fragments(fragments.pane_ms, PANE, unit, groups, fragments.partials)
-        packer = _FragmentPacker(made, EntryPacker.of(fragments, made, place.buckets))
+        packer = _FragmentPacker(made, EntryPacker.of(fragments, made, buckets))
         parcels = rows.mapInArrow(packer, PARCEL_SCHEMA)
     plan = WindowPlan(
         fragments=fragments,
@@ -65,7 +65,7 @@ def assembled(node: Assemble, rows: DataFrame, place: Stateful) -> DataFrame:
         local=False,
     )
     columns = [f"{field.name} {field.type}" for field in fused.inputs[0].schema]
-    return plan.results(place, parcels, columns)
+    return Windowed(plan, parcels, tuple(columns))
 
 
 def _fused(node: Assemble) -> Fused:
@@ -87,30 +87,29 @@ class _FragmentPacker:
         return self.packer.pack(conform(batch, self.schema) for batch in batches)
 
 
-def of_rows(node: Aggregate, rows: DataFrame, place: Stateful) -> DataFrame:
-    """Return windows of rows, where no reader makes fragments."""
+def of_rows(node: Aggregate, rows: DataFrame, buckets: int) -> Windowed:
+    """Return windows of rows, where no reader makes fragments, before they are made."""
     window = node.inputs[0]
     if not isinstance(window, Window):
         raise InternalError("rows are put into windows")
-    made = update_window(
+    made = windowed(
         rows,
         node.group_by,
         window.time,
         f"{window.size_ms} ms",
         f"{window.slide_ms} ms",
         {name: expression.text for name, expression in node.aggregates},
-        "append",
         delay=f"{window.delay_ms} ms",
         unit=None if pa.types.is_timestamp(window.schema.field(window.time).type) else window.time_unit,
-        buckets=place.buckets,
+        buckets=buckets,
         nulls="drop",
-        state_location=place.state_location,
-        retain_versions=place.retain_versions,
-        name=place.name,
     )
-    return made.select(
-        *(sf.col(quoted(f.name)).cast(f.dataType).alias(f.name) for f in spark_schema(node.schema))
-    )
+    # A time without zone is one of UTC, as in a reader's fragments.
+    output = [
+        theirs if isinstance(ours.dataType, NullType) else ours
+        for ours, theirs in zip(spark_schema(node.schema), made.plan.output, strict=True)
+    ]
+    return replace(made, plan=replace(made.plan, output=StructType(output), local=False))
 
 
 def of_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
@@ -142,9 +141,7 @@ def of_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
     window = sf.struct(sf.timestamp_micros(PANE).alias("start"), sf.timestamp_micros(end).alias("end"))
     columns = {name: sf.col(quoted(name)) for name in groups} | {WINDOW: window}
     columns |= {name: sf.expr(text) for name, text in split.assembly.items()}
-    return folded.select(
-        *(columns[field.name].cast(field.dataType).alias(field.name) for field in spark_schema(node.schema))
-    )
+    return folded.select(*(typed(columns[field.name], field) for field in spark_schema(node.schema)))
 
 
 _SIZE = f"{RESERVED_PREFIX}size"

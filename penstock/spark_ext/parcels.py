@@ -14,7 +14,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, St
 
 from penstock.operators.conform import conform
 
-__all__ = ["PARCELS", "PARCEL_SCHEMA", "Unpacker", "from_parcel", "to_parcels"]
+__all__ = ["PARCELS", "PARCEL_SCHEMA", "SIDE", "Unpacker", "from_parcel", "to_parcels"]
 
 PARCEL_SCHEMA = "bucket int, dropped long, payload binary"
 """Spark's schema of what the packer gives; `bucket` is a label (`bucket_labels`)."""
@@ -27,6 +27,9 @@ PARCELS = StructType(
     ]
 )
 """The same as Spark has it."""
+
+SIDE = "side"
+"""The column that parcels have besides where an operator has several inputs: the number of theirs."""
 
 _PARCEL_BYTES = 16 << 20
 

@@ -28,7 +28,7 @@ from penstock.spark_ext.arrow_settings import skip_size_of_each_row
 from penstock.spark_ext.bucket_task import BucketTask, Operator, Parcel
 from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.metrics import OBSERVATION_PREFIX
-from penstock.spark_ext.parcels import Unpacker, from_parcel, to_parcels
+from penstock.spark_ext.parcels import SIDE, Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.wake_source import with_wake
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, FileId, Pointer, Version
 
@@ -113,7 +113,7 @@ class Stateful:
         Parameters
         ----------
         parcels : DataFrame
-            Of `PARCEL_SCHEMA`.
+            Of `PARCEL_SCHEMA`; with `SIDE`, if there are several inputs.
         operator : Operator
             What is run for each bucket.
         output : StructType
@@ -160,9 +160,14 @@ class _BucketFunction:
             version, file_id = state.get
             pointer = Pointer(Version(int(version)), FileId(str(file_id)))
         parcels = (
-            Parcel(int(dropped), from_parcel(payload) if payload else None)
+            Parcel(int(dropped), from_parcel(payload) if payload else None, int(side))
             for frame in frames
-            for dropped, payload in zip(frame["dropped"], frame["payload"], strict=True)
+            for dropped, payload, side in zip(
+                frame["dropped"],
+                frame["payload"],
+                frame[SIDE] if SIDE in frame else [0] * len(frame),
+                strict=True,
+            )
         )
         try:
             pointer, batches, metrics = self.task.run(

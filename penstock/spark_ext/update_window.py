@@ -23,11 +23,11 @@ from penstock.operators.scan import Fragments, Partial, TimeUnit
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.stateful import Stateful, arrow_schema, check_streaming, columns_of, key_columns
 from penstock.spark_ext.window_packing import RowPacker, row_fragmenter
-from penstock.spark_ext.window_plan import WINDOW, WindowPlan, quoted, value_columns
+from penstock.spark_ext.window_plan import WINDOW, Windowed, WindowPlan, quoted, value_columns
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 from penstock.units import parse_duration_us
 
-__all__ = ["update_window"]
+__all__ = ["update_window", "windowed"]
 
 _MODES = ("append",)
 _NULLS = ("error", "drop")
@@ -108,6 +108,32 @@ def update_window(
     )
     if mode not in _MODES:
         raise InvalidUsageError("there is no such option", option="mode", got=mode, known=_MODES)
+    made = windowed(
+        df, key, time, size, slide, aggs, delay=delay, unit=unit, buckets=place.buckets, nulls=nulls
+    )
+    return made.results(place)
+
+
+def windowed(
+    df: DataFrame,
+    key: str | Iterable[str],
+    time: str,
+    size: str | timedelta,
+    slide: str | timedelta | None,
+    aggs: Mapping[str, str] | None,
+    *,
+    delay: str | timedelta | None,
+    unit: TimeUnit | None,
+    buckets: int,
+    nulls: str,
+) -> Windowed:
+    """Return windows before they are made; the arguments are those of `update_window`.
+
+    Raises
+    ------
+    InvalidUsageError
+        If an argument is wrong.
+    """
     if nulls not in _NULLS:
         raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=_NULLS)
     if not aggs:
@@ -135,9 +161,8 @@ def update_window(
         delay_ms=_delay_ms(df, time, delay),
         local=isinstance(df.schema[time].dataType, TimestampNTZType),
     )
-    packer = RowPacker(rows_schema, fragments, plan.packer(place.buckets), nulls)
-    parcels = rows.mapInArrow(packer, PARCEL_SCHEMA)
-    return plan.results(place, parcels, columns_of(rows.schema))
+    packer = RowPacker(rows_schema, fragments, plan.packer(buckets), nulls)
+    return Windowed(plan, rows.mapInArrow(packer, PARCEL_SCHEMA), columns_of(rows.schema))
 
 
 def _time(df: DataFrame, time: str, unit: TimeUnit | None) -> tuple[Column, TimeUnit]:

@@ -15,7 +15,47 @@ from penstock.operators.windows.panes import Panes, WindowLayout
 from penstock.spark_ext.bucket_task import Parcel, Turn
 from penstock.spark_ext.window_packing import facts_of
 
-__all__ = ["WindowOperator"]
+__all__ = ["Gathered", "WindowOperator"]
+
+
+@dataclass
+class Gathered:
+    """What parcels hold, by the operator's inputs.
+
+    Parameters
+    ----------
+    sides : int
+        How many inputs there are.
+    """
+
+    sides: int
+
+    def __post_init__(self) -> None:
+        self.dropped = 0
+        self.newest: list[int | None] = [None] * self.sides
+        self._arriving: list[list[tuple[int, pa.RecordBatch]]] = [[] for _ in range(self.sides)]
+
+    def add(self, parcels: Iterable[Parcel]) -> Gathered:
+        """Take parcels in, in any order."""
+        for parcel in parcels:
+            self.dropped += parcel.dropped
+            if parcel.batch is None:
+                continue
+            theirs, part = facts_of(parcel.batch)
+            before = self.newest[parcel.side]
+            self.newest[parcel.side] = theirs if before is None else max(before, theirs)
+            self._arriving[parcel.side].append((part, parcel.batch))
+        return self
+
+    def arriving(self, side: int) -> list[pa.RecordBatch]:
+        """Return the entries of an input, in order of arrival."""
+        # Parcels come in any order, rows do not.
+        return [batch for _, batch in sorted(self._arriving[side], key=lambda one: one[0])]
+
+    def watermark(self, side: int, delay: int) -> int | None:
+        """Return before which pane all of an input has arrived, if that is told."""
+        newest = self.newest[side]
+        return None if newest is None else newest - delay
 
 
 @dataclass(frozen=True)
@@ -49,26 +89,15 @@ class WindowOperator:
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Let entries in and close windows; see `Operator.run`."""
         started = clock()
-        dropped = 0
-        newest: int | None = None
-        arriving: list[tuple[int, pa.RecordBatch]] = []
-        for parcel in parcels:
-            dropped += parcel.dropped
-            if parcel.batch is None:
-                continue
-            theirs, part = facts_of(parcel.batch)
-            newest = theirs if newest is None else max(newest, theirs)
-            arriving.append((part, parcel.batch))
-        # Parcels come in any order, rows do not.
-        arriving.sort(key=lambda one: one[0])
+        gathered = Gathered(1).add(parcels)
         failpoint("operator.after_enqueue")
-        done = state.run([batch for _, batch in arriving], None if newest is None else newest - self.delay)
+        done = state.run(gathered.arriving(0), gathered.watermark(0, self.delay))
         failpoint("operator.after_apply")
         windows = sum(batch.num_rows for batch in done.windows)
         metrics = BatchMetrics(
-            rows_in=done.rows_in + dropped,
+            rows_in=done.rows_in + gathered.dropped,
             late=done.late,
-            dropped=dropped,
+            dropped=gathered.dropped,
             emitted=windows,
             rows_out=windows,
             keys=done.groups,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import LongType, NullType, StructField, StructType
 
 from penstock.operators.partials import Decomposition
 from penstock.operators.scan import Fragments, Partial
@@ -20,7 +21,7 @@ from penstock.spark_ext.stateful import Stateful
 from penstock.spark_ext.window_operator import WindowOperator
 from penstock.spark_ext.window_packing import EntryPacker
 
-__all__ = ["WINDOW", "WindowPlan", "quoted", "value_columns"]
+__all__ = ["WINDOW", "WindowPlan", "Windowed", "quoted", "spark_windows", "typed", "value_columns"]
 
 WINDOW = "window"
 """The column that says of which window a result is: a struct of ``start`` and ``end``."""
@@ -88,19 +89,27 @@ class WindowPlan:
             Names and types of what the fragments are made of, which may not change while a checkpoint lives.
         """
         layout = self.layout
-        settings = {
+        operator = WindowOperator(layout, self.delay_panes, self.settings(columns))
+        made = spark_windows(layout)
+        windows = place.run(parcels, operator, made, as_arrow_of_spark(made), waits=False)
+        return windows.select(*self.computed())
+
+    @property
+    def delay_panes(self) -> int:
+        """How many panes the watermark is behind the newest one."""
+        return -(-self.delay_ms // self.fragments.pane_ms)
+
+    def settings(self, columns: Iterable[str]) -> dict[str, Any]:
+        """Return what may not change while a checkpoint lives, as JSON values."""
+        return {
             "key": list(self.fragments.group_by),
             "time": self.fragments.time,
             "window": [self.size_ms, self.slide_ms, self.delay_ms],
             "aggregates": [[one.kind, one.expression, one.name] for one in self.decomposition.partials],
             "schema": list(columns),
         }
-        operator = WindowOperator(layout, -(-self.delay_ms // self.fragments.pane_ms), settings)
-        made = _spark_windows(layout)
-        windows = place.run(parcels, operator, made, as_arrow_of_spark(made), waits=False)
-        return windows.select(*self._columns())
 
-    def _columns(self) -> list[Column]:
+    def computed(self) -> list[Column]:
         """Return groups, window and aggregates as Spark computes them of windows' partials."""
         made: dict[str, Column] = {name: sf.col(quoted(name)) for name in self.fragments.group_by}
         start = sf.col(quoted(START)) * sf.lit(1000 * self.fragments.pane_ms)
@@ -109,13 +118,41 @@ class WindowPlan:
         )
         for name, text in self.decomposition.assembly.items():
             made[name] = sf.expr(text)
-        return [made[field.name].cast(field.dataType).alias(field.name) for field in self.output]
+        return [typed(made[field.name], field) for field in self.output]
 
     def _instant(self, micros: Column) -> Column:
         if not self.local:
             return sf.timestamp_micros(micros)
         zero = sf.expr("TIMESTAMP_NTZ'1970-01-01 00:00:00'")
         return zero + sf.make_dt_interval(secs=(micros / 1_000_000).cast("decimal(18, 6)"))
+
+
+@dataclass(frozen=True)
+class Windowed:
+    """Windows before they are made.
+
+    Parameters
+    ----------
+    plan : WindowPlan
+        What they are.
+    parcels : DataFrame
+        What they are made of.
+    columns : tuple of str
+        Names and types of what the fragments are made of.
+    """
+
+    plan: WindowPlan
+    parcels: DataFrame
+    columns: tuple[str, ...]
+
+    def results(self, place: Stateful) -> DataFrame:
+        """Return the windows, made in a place of their own."""
+        return self.plan.results(place, self.parcels, self.columns)
+
+
+def typed(made: Column, field: StructField) -> Column:
+    """Return a column of a field's name and type; Spark's own type, where no other is known."""
+    return (made if isinstance(field.dataType, NullType) else made.cast(field.dataType)).alias(field.name)
 
 
 def value_columns(split: Decomposition) -> tuple[list[Column], tuple[Partial, ...]]:
@@ -128,7 +165,8 @@ def value_columns(split: Decomposition) -> tuple[list[Column], tuple[Partial, ..
     return [sf.expr(text).alias(name) for text, name in names.items()], partials
 
 
-def _spark_windows(layout: WindowLayout) -> StructType:
+def spark_windows(layout: WindowLayout) -> StructType:
+    """Return the schema of the windows' partials as Spark has it."""
     names = pa.schema([*layout.groups, *layout.values])
     known = {field.name: field for field in spark_schema(names)}
     known[START] = StructField(START, LongType())

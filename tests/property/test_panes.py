@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from penstock.operators.fragments import Fragmenter
 from penstock.operators.scan import PANE, Fragments, Partial
 from penstock.operators.windows import panes as panes_module
 from penstock.operators.windows.panes import ENTRY_PANE, START, Panes, WindowLayout
+from penstock.operators.windows.several import SeveralPanes
 from penstock.operators.windows.spec import WindowSpec
 from tests.naive_windows import Row, Windows, aggregated, batches_of
 
@@ -132,6 +134,20 @@ def test_windows_hold_what_brute_force_puts_into_them(
     assert late == oracle.late
 
 
+def test_what_is_late_is_late_where_nothing_waits() -> None:
+    layout = layout_of(4, 2)
+    busy, idle = Panes(layout), Panes(layout)
+    busy.run([entries_of([Row("a", pane, 1.0) for pane in range(20)], layout)], 20)
+    idle.run([], 20)
+    late = entries_of([Row("b", 15, 1.0), Row("b", 19, 1.0)], layout)
+    done = [state.run([late], 22) for state in (busy, idle)]
+    assert [one.late for one in done] == [1, 1]
+    for one in done:
+        (windows,) = [batch for batch in one.windows if "b" in batch["group"].to_pylist()]
+        starts = [row[START] for row in windows.to_pylist() if row["group"] == "b"]
+        assert starts == [18]
+
+
 def test_many_windows_are_handed_over_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = layout_of(4, 1)
     rows = [Row(group, pane, 1.0) for pane in range(30) for group in "abc"]
@@ -163,3 +179,47 @@ def test_entries_of_a_pane_that_comes_again_and_again_are_combined() -> None:
     assert len(state) < 2000
     (windows,) = state.run([], 1000).windows
     assert np.array_equal(windows.column("rows").to_numpy()[-1:], [5000])
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=st.tuples(ROWS, ROWS), sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)), data=st.data())
+def test_windows_of_two_sides_that_end_together_close_together(
+    rows: tuple[list[Row], list[Row]], sizes: tuple[int, int], data: st.DataObject
+) -> None:
+    layouts = [layout_of(size, 1) for size in sizes]
+    ordered = [sorted(some, key=lambda row: row.pane) for some in rows]
+    cuts = [data.draw(st.lists(st.integers(0, len(some)), min_size=4, max_size=4)) for some in ordered]
+    batches = [batches_of(some, at) for some, at in zip(ordered, cuts, strict=True)]
+    state, units = SeveralPanes(layouts), []
+    newest: list[int | None] = [None, None]
+    before = -100
+    closed: list[dict[Any, Any]] = [{}, {}]
+    for pair in zip(*batches, strict=True):
+        for side, batch in enumerate(pair):
+            newest[side] = max((row.pane for row in batch), default=newest[side])
+        told = [max(row.pane for row in batch) if batch else None for batch in pair]
+        arriving = [
+            [entries_of(batch, layout)] if batch else [] for batch, layout in zip(pair, layouts, strict=True)
+        ]
+        done = state.run(arriving, told)
+        common = before if None in newest else min(one for one in newest if one is not None)
+        for side, found in enumerate(done):
+            assert found.late == 0
+            for row in (row for windows in found.windows for row in windows.to_pylist()):
+                assert before < row[START] + sizes[side] <= common
+                closed[side][row["group"], row[START]] = row["rows"]
+        before = common
+        units.append(state.delta())
+        how = data.draw(st.sampled_from(["keep", "deltas", "snapshot"]))
+        if how == "snapshot":
+            units = list(state.snapshot())
+        if how != "keep":
+            state, units = SeveralPanes(layouts), stored(units)
+            state.restore(units)
+    for side, some in enumerate(ordered):
+        wanted: dict[Any, int] = defaultdict(int)
+        for row in some:
+            for start in range(row.pane - sizes[side] + 1, row.pane + 1):
+                if start + sizes[side] <= before:
+                    wanted[row.group, start] += 1
+        assert closed[side] == wanted

@@ -16,6 +16,7 @@ from penstock.operators.graph.types import UNKNOWN
 READINGS = pa.schema(
     {"time": pa.timestamp("us"), "seconds": pa.int64(), "plug": pa.int32(), "load": pa.float64()}
 )
+READ = graph("loads").source("readings", READINGS)
 PLUGS = pa.schema({"plug": pa.int32(), "house": pa.string()})
 
 
@@ -96,6 +97,26 @@ def test_a_join_of_a_graph_with_itself_shares_its_source() -> None:
     assert [node.name for node in topological(made.root)].count("readings") == 1
 
 
+def minutes(slide: str = "1 s") -> Graph:
+    return READ.window("time", size="60 s", slide=slide).group_by("plug").agg(load="avg(load)")
+
+
+def totals() -> Graph:
+    return READ.window("time", size="3600 s", slide="1 s").agg(total="avg(load)")
+
+
+def test_windows_that_end_together_are_joined() -> None:
+    made = minutes().where("load > 1").join_windows(totals(), condition="load > total")
+    assert made.schema.names == ["plug", "window", "load", "total"]
+    assert made.root.describe() == "on window of 1 s and load > total"
+    assert [node.label for node in topological(made.root)].count("source") == 1
+    assert not made.root.key
+    plan = made.group_by("window").agg(n="count(*)").sink("noop").plan()
+    (stream,) = plan.streams
+    assert [len(reader.fragments.partials) for reader in stream.readers if reader.fragments] == [3, 3]
+    assert stream.schema.names == ["time", "plug", "load"]
+
+
 def test_an_update_stream_has_its_key_until_it_is_aggregated() -> None:
     queue = readings().update_queue("plug", "time", policy="fifo", budget=5, arrival="time")
     assert queue.root.key == ("plug",)
@@ -142,6 +163,17 @@ def _queue() -> Graph:
         (lambda: readings("a").union(readings("b").select("load")), "streams of a union differ"),
         (lambda: readings("a").union(_queue().select("*"), name="u"), "update keys of a union differ"),
         (lambda: readings().lookup("plugs", PLUGS, on="house"), "no column 'house'"),
+        (lambda: minutes().join_windows(minutes("2 s")), "do not end together.*1 s over.*2 s over"),
+        (lambda: minutes().join_windows(minutes(), on="plg"), "mean 'plug'"),
+        (lambda: minutes().join_windows(minutes(), on="plug"), "two columns have the same name.*load"),
+        (lambda: minutes().join_windows(totals(), on="plug"), "no column 'plug'"),
+        (lambda: minutes().join_windows(totals(), condition="lode > total"), "mean 'load'"),
+        (
+            lambda: minutes().select("plug", "load").join_windows(totals()),
+            "windows are joined where they are",
+        ),
+        (lambda: minutes().join_windows(readings("b")), "windows are joined where they are made"),
+        (lambda: minutes().select("load", window="window.start").join_windows(totals()), "window is changed"),
         (lambda: readings().update_queue("plug", "time", policy="lifo"), "no such policy"),
         (lambda: readings().update_queue("plugs", "time"), "mean 'plug'"),
         (lambda: _queue().select("time", "load"), "would lose its key.*column=plug"),

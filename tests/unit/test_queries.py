@@ -27,6 +27,18 @@ def test_a_query_is_explained_as_before(name: str) -> None:
         ("SG1", "timestamp value", "", "sum count count"),
         ("SG2", "timestamp value plug household house", "plug household house", "sum count count"),
         (
+            "LRB2",
+            "timestamp vehicle highway direction position",
+            "vehicle highway direction segment",
+            "count",
+        ),
+        (
+            "LRB3",
+            "timestamp vehicle highway direction position",
+            "vehicle highway direction segment",
+            "count",
+        ),
+        (
             "LRB1",
             "timestamp speed highway direction position",
             "highway direction segment",
@@ -57,5 +69,16 @@ def test_a_p_stream_holds_what_the_query_needs_and_its_reader_makes_fragments(
 @pytest.mark.parametrize("name", QUERIES)
 def test_what_the_planner_says_a_reader_returns_it_returns(name: str) -> None:
     (stream,) = QUERIES[name]().plan().streams
-    (reader,) = stream.readers
-    assert Scanner(reader, stream.schema).schema == scan_schema(reader, stream.schema)
+    for reader in stream.readers:
+        assert Scanner(reader, stream.schema).schema == scan_schema(reader, stream.schema)
+
+
+def test_sides_of_a_join_share_a_p_stream_and_each_has_fragments_of_its_own() -> None:
+    plan = QUERIES["SG3"]().plan()
+    (stream,) = plan.streams
+    assert stream.schema.names == ["timestamp", "value", "plug", "household", "house"]
+    groups = [reader.fragments.group_by for reader in stream.readers if reader.fragments is not None]
+    assert groups == [("plug", "household", "house"), ()]
+    assert [node.label for node in plan.remaining] == (
+        ["assemble", "assemble", "join of windows", "aggregate", "sink"]
+    )

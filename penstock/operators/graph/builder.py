@@ -24,6 +24,7 @@ from penstock.operators.graph.nodes import (
     UpdateQueue,
     Where,
     Window,
+    WindowJoin,
     topological,
 )
 from penstock.operators.scan import TimeUnit
@@ -328,6 +329,44 @@ class Graph:
         names = (on,) if isinstance(on, str) else tuple(on)
         inputs = (self.root, other._ready())
         joined = Join(own, inputs, names, time, _milliseconds(within))
+        if condition is not None:
+            predicate = Expression.parse(condition).resolve(joined.schema.names, node=own)
+            joined = replace(joined, condition=predicate)
+        return self._with(joined)
+
+    def join_windows(
+        self,
+        other: Graph,
+        *,
+        on: str | Sequence[str] = (),
+        condition: str | None = None,
+        name: str | None = None,
+    ) -> Graph:
+        """Join the windows of this aggregate with those of another that end at the same time.
+
+        Both have the same slide; their sizes may differ. It is a join in tumbling windows as long as the
+        slide, each of which has the windows that end with it. The output has the columns of both, those of
+        the join once, and ``window`` is the tumbling one.
+
+        Parameters
+        ----------
+        other : Graph
+            One with an aggregate of windows at its end, but for `where` and `select`; both may be built on
+            one.
+        on : str or sequence of str
+            Columns that both have; by default windows that end together are joined, each with each.
+        condition : str, optional
+            What else must be true, over the columns of both.
+
+        Raises
+        ------
+        InvalidUsageError
+            If windows do not end together, a column is not on both sides, or others have the same name.
+        """
+        own = self._open("join_windows", name)
+        names = (on,) if isinstance(on, str) else tuple(on)
+        columns = tuple(self._column(each, own) for each in names)
+        joined = WindowJoin(own, (self.root, other._ready()), columns)
         if condition is not None:
             predicate = Expression.parse(condition).resolve(joined.schema.names, node=own)
             joined = replace(joined, condition=predicate)

@@ -17,6 +17,7 @@ from penstock.operators.graph.nodes.stateless import (
     Union,
     Where,
 )
+from penstock.operators.graph.nodes.window_join import WindowJoin
 
 __all__ = [
     "WINDOW",
@@ -35,6 +36,7 @@ __all__ = [
     "UpdateQueue",
     "Where",
     "Window",
+    "WindowJoin",
     "rebuild",
     "topological",
 ]

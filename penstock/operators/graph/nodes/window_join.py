@@ -1,0 +1,91 @@
+"""The join of windows that end together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+
+from penstock.operators.expression import Expression
+from penstock.operators.graph.nodes.base import Node, distinct, duration, infer, known
+from penstock.operators.graph.nodes.stateful import WINDOW, Aggregate, Assemble, Window
+from penstock.operators.graph.nodes.stateless import Select, Where
+
+__all__ = ["WindowJoin"]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowJoin(Node):
+    """Joins the windows of two aggregates that end together, by columns of the same name.
+
+    It is a join in tumbling windows as long as the slide: each has the windows of either side that end with
+    it. The output has the columns of the left, whose `WINDOW` is that tumbling window, and those of the right
+    that are not of the join.
+    """
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "join of windows"
+
+    on: tuple[str, ...] = ()
+    condition: Expression | None = None
+
+    def _schema(self) -> pa.Schema:
+        left, right = (above.schema for above in self.inputs)
+        one, other = (self.window_of(above) for above in self.inputs)
+        if one.slide_ms != other.slide_ms or (one.size_ms - other.size_ms) % one.slide_ms:
+            raise self.wrong(
+                "windows that do not end together are not joined",
+                "give both the same slide",
+                left=one.describe(),
+                right=other.describe(),
+            )
+        for name in self.on:
+            if known(self, name, left).type != known(self, name, right).type:
+                raise self.wrong("a column has other types on both sides", "cast it", column=name)
+        fields = [*left, *(field for field in right if field.name not in (WINDOW, *self.on))]
+        schema = distinct(self, pa.schema(fields))
+        if self.condition is not None:
+            infer(self, self.condition, schema)
+        return schema
+
+    def _key(self) -> tuple[str, ...]:
+        return ()
+
+    def window_of(self, above: Node) -> Window:
+        """Return the windows of a side.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it has none, or what is between them and the join.
+        """
+        at = above
+        while isinstance(at, Where | Select) and WINDOW in at.schema.names:
+            at = at.inputs[0]
+        window = at.window if isinstance(at, Assemble) else at.inputs[0] if at.inputs else None
+        if not isinstance(at, Aggregate | Assemble) or not isinstance(window, Window):
+            raise self.wrong(
+                "windows are joined where they are made",
+                "between agg and join_windows may be where, and select that keeps window",
+                after=at.name,
+            )
+        if above.schema.field(WINDOW).type != at.schema.field(WINDOW).type:
+            raise self.wrong(f"{WINDOW} is changed before the join", "keep it as it is", after=above.name)
+        return window
+
+    @property
+    def slide_ms(self) -> int:
+        """The length of the tumbling windows that it joins in."""
+        return self.window_of(self.inputs[0]).slide_ms
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Return for each side what is required of it, with keys and window."""
+        used = required | {*self.on, WINDOW} | set(self.condition.columns if self.condition else ())
+        return tuple(used & set(above.schema.names) for above in self.inputs)
+
+    def describe(self) -> str:
+        """Return keys, tumbling windows and condition."""
+        names = ", ".join((*self.on, WINDOW))
+        more = f" and {self.condition.text}" if self.condition else ""
+        return f"on {names} of {duration(self.slide_ms)}{more}"

@@ -1,0 +1,99 @@
+"""Windows of several streams under one watermark, so that windows that end together close together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.operators.windows.panes import Assembled, Panes, WindowLayout
+
+__all__ = ["SeveralPanes"]
+
+
+class SeveralPanes:
+    """The panes of one bucket for each of several sides. Used by one task at a time; not thread-safe.
+
+    Sides may be at different times. Windows of all of them close by the watermark of the one that is
+    furthest behind, and none before each has one: so those of one end close in one micro-batch.
+
+    Parameters
+    ----------
+    layouts : sequence of WindowLayout
+        What the windows of each side are made of; panes are as long as those of the others.
+    """
+
+    def __init__(self, layouts: Sequence[WindowLayout]) -> None:
+        self._sides = [Panes(layout) for layout in layouts]
+        self._watermarks: list[int | None] = [None] * len(layouts)
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return sum(map(len, self._sides))
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the state holds, roughly."""
+        return sum(side.size_bytes for side in self._sides)
+
+    def close(self) -> None:
+        """Do nothing: memory goes with the object."""
+
+    def run(
+        self, arriving: Sequence[Iterable[pa.RecordBatch]], watermarks: Sequence[int | None]
+    ) -> list[Assembled]:
+        """Let the entries of each side in, then close windows; see `Panes.run`.
+
+        Parameters
+        ----------
+        arriving : sequence of iterables of pyarrow.RecordBatch
+            For each side, in order of arrival.
+        watermarks : sequence of int or None
+            For each side; the greatest one ever given counts.
+        """
+        known = zip(self._watermarks, watermarks, strict=True)
+        self._watermarks = [max((one for one in pair if one is not None), default=None) for pair in known]
+        there = [one for one in self._watermarks if one is not None]
+        common = min(there) if len(there) == len(self._sides) else None
+        return [side.run(batches, common) for side, batches in zip(self._sides, arriving, strict=True)]
+
+    def delta(self) -> PUnit:
+        """Return the entries that came since the last call and are still needed, to be stored."""
+        units = [side.delta() for side in self._sides]
+        return PUnit(
+            kind="delta",
+            meta={"watermarks": self._watermarks, "sides": [unit.meta for unit in units]},
+            blocks={f"entries_{number}": unit.blocks["entries"] for number, unit in enumerate(units)},
+        )
+
+    def snapshot(self) -> Iterator[PUnit]:
+        """Return the whole state of this moment, in units of bounded size."""
+        watermarks = list(self._watermarks)
+        # Those of all sides are made here and now, as each side's are.
+        made = [list(side.snapshot()) for side in self._sides]
+        return chain.from_iterable(
+            [_of_side(number, unit, watermarks) for unit in units] for number, units in enumerate(made)
+        )
+
+    def restore(self, units: Iterable[PUnit]) -> None:
+        """Apply units in their order."""
+        apart: list[list[PUnit]] = [[] for _ in self._sides]
+        for unit in units:
+            self._watermarks = list(unit.meta["watermarks"])
+            if unit.kind == "snapshot":
+                number = unit.meta["side"]
+                apart[number].append(PUnit("snapshot", unit.meta["of_side"], unit.blocks))
+                continue
+            for number, meta in enumerate(unit.meta["sides"]):
+                entries = unit.blocks[f"entries_{number}"]
+                apart[number].append(PUnit(unit.kind, meta, {"entries": entries}))
+        for side, theirs in zip(self._sides, apart, strict=True):
+            side.restore(theirs)
+
+
+def _of_side(number: int, unit: PUnit, watermarks: list[Any]) -> PUnit:
+    meta = {"watermarks": watermarks, "side": number, "of_side": unit.meta}
+    return PUnit(unit.kind, meta, unit.blocks)

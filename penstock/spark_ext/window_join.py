@@ -1,0 +1,260 @@
+"""The join of windows that end together, in a running graph.
+
+Spark reads the sides' sources at its own pace for each, so one side may be ahead of the other. Both sides'
+fragments go to one operator, which closes windows of both by the watermark of the side that is behind
+(`SeveralPanes`). So the windows of one end come in one micro-batch, and what follows needs no state.
+
+On their way behind the operator, rows of a side are a struct in the column of that side::
+
+    side        int                     which side a row is of
+    side_0      struct of the left      null in rows of the right
+    side_1      struct of the right     null in rows of the left
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import IntegerType, LongType, StructField, StructType
+
+from penstock._clock import Clock
+from penstock._failpoints import failpoint
+from penstock.operators.conform import conform
+from penstock.operators.graph.nodes import Select, Where, WindowJoin
+from penstock.operators.metrics import BatchMetrics
+from penstock.operators.stream import RESERVED_PREFIX
+from penstock.operators.windows.panes import WindowLayout
+from penstock.operators.windows.several import SeveralPanes
+from penstock.spark_ext.bucket_task import Parcel, Turn
+from penstock.spark_ext.p_stream_types import as_arrow_of_spark, spark_schema
+from penstock.spark_ext.parcels import SIDE as PARCEL_SIDE
+from penstock.spark_ext.stateful import Stateful
+from penstock.spark_ext.window_operator import Gathered
+from penstock.spark_ext.window_plan import WINDOW, Windowed, quoted, spark_windows, typed
+
+__all__ = ["Side", "SidesOperator", "joined_windows"]
+
+_SIDE = f"{RESERVED_PREFIX}side"
+_STRUCTS = (f"{_SIDE}_0", f"{_SIDE}_1")
+_END = f"{RESERVED_PREFIX}end"
+_ROW = f"{RESERVED_PREFIX}row"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of the join.
+
+    Parameters
+    ----------
+    windows : Windowed
+        Its windows, before they are made.
+    steps : tuple of Where or Select
+        What follows these before the join.
+    """
+
+    windows: Windowed
+    steps: tuple[Where | Select, ...]
+
+
+@dataclass(frozen=True)
+class SidesOperator:
+    """Windows of several sides as an `Operator`.
+
+    Parameters
+    ----------
+    layouts : tuple of WindowLayout
+        What the windows of each side are made of.
+    delays : tuple of int
+        How many panes the watermark of each side is behind its newest one.
+    output : pyarrow.Schema
+        Of what is emitted: the side's number, and a struct for each side.
+    settings : dict
+        What must not change while a checkpoint lives, as JSON values.
+    """
+
+    layouts: tuple[WindowLayout, ...]
+    delays: tuple[int, ...]
+    output: pa.Schema
+    settings: dict[str, Any]
+
+    def specification(self) -> dict[str, Any]:
+        """Return what must not change; see `Operator.specification`."""
+        return self.settings
+
+    def new_state(self) -> SeveralPanes:
+        """Return panes without entries."""
+        return SeveralPanes(self.layouts)
+
+    def run(
+        self, state: SeveralPanes, parcels: Iterable[Parcel], turn: Turn, clock: Clock
+    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        """Let entries in and close windows; see `Operator.run`."""
+        started = clock()
+        numbers = range(len(self.layouts))
+        gathered = Gathered(len(self.layouts)).add(parcels)
+        failpoint("operator.after_enqueue")
+        done = state.run(
+            [gathered.arriving(number) for number in numbers],
+            [gathered.watermark(number, self.delays[number]) for number in numbers],
+        )
+        failpoint("operator.after_apply")
+        made = [self._row(number, batch) for number in numbers for batch in done[number].windows]
+        windows = sum(batch.num_rows for batch in made)
+        metrics = BatchMetrics(
+            rows_in=sum(one.rows_in for one in done) + gathered.dropped,
+            late=sum(one.late for one in done),
+            dropped=gathered.dropped,
+            emitted=windows,
+            rows_out=windows,
+            keys=sum(one.groups for one in done),
+        )
+        metrics.duration_ms = {"assemble": (clock() - started) / 1000}
+        return made, metrics
+
+    def _row(self, side: int, windows: pa.RecordBatch) -> pa.RecordBatch:
+        rows = windows.num_rows
+        columns: list[pa.Array[Any]] = [pa.array(np.full(rows, side, np.int32))]
+        for number, field in enumerate(list(self.output)[1:]):
+            if number != side:
+                columns.append(pa.nulls(rows, field.type))
+                continue
+            kind = pa.schema([field.type.field(place) for place in range(field.type.num_fields)])
+            columns.append(pa.StructArray.from_arrays(conform(windows, kind).columns, fields=list(kind)))
+        return pa.RecordBatch.from_arrays(columns, schema=self.output)
+
+
+def joined_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> DataFrame:
+    """Return the windows of two sides that end together.
+
+    Parameters
+    ----------
+    node : WindowJoin
+        What is joined.
+    sides : sequence of Side
+        Its sides.
+    place : Stateful
+        The place of the operator that makes the windows of both.
+    """
+    rows = _made(sides, place)
+    for number, side in enumerate(sides):
+        rows = _with(rows, number, side.windows.plan.computed())
+        for step in side.steps:
+            if isinstance(step, Where):
+                rows = _where(rows, number, step)
+            else:
+                columns = [sf.expr(one.text).alias(name) for name, one in step.columns]
+                rows = _with(rows, number, columns)
+    ends = [sf.unix_micros(sf.col(f"{name}.{WINDOW}.end")) for name in _STRUCTS]
+    there = rows.select("*", sf.coalesce(*ends).alias(_END)).repartition(sf.col(_END))
+    left, right = (_fields(there, name) for name in _STRUCTS)
+    kept = [[one for one in left if one.name != WINDOW]]
+    kept.append([one for one in right if one.name not in (WINDOW, *node.on)])
+    output = StructType([StructField(_END, LongType()), *kept[0], *kept[1]])
+    match = _Match(
+        as_arrow_of_spark(there.schema),
+        tuple(tuple(one.name for one in some) for some in kept),
+        node.on,
+        as_arrow_of_spark(output),
+    )
+    matched = there.mapInArrow(match, output)
+    window = sf.struct(
+        sf.timestamp_micros(sf.col(_END) - 1000 * node.slide_ms).alias("start"),
+        sf.timestamp_micros(_END).alias("end"),
+    )
+    made = matched.select(
+        *(
+            typed(window if field.name == WINDOW else sf.col(quoted(field.name)), field)
+            for field in spark_schema(node.schema)
+        )
+    )
+    return made if node.condition is None else made.where(node.condition.text)
+
+
+def _made(sides: Sequence[Side], place: Stateful) -> DataFrame:
+    """Return the partials of windows of all sides, each in its struct."""
+    layouts = tuple(side.windows.plan.layout for side in sides)
+    structs = [StructField(name, spark_windows(one)) for name, one in zip(_STRUCTS, layouts, strict=True)]
+    made = StructType([StructField(_SIDE, IntegerType()), *structs])
+    output = as_arrow_of_spark(made)
+    operator = SidesOperator(
+        layouts,
+        tuple(side.windows.plan.delay_panes for side in sides),
+        output,
+        {"sides": [side.windows.plan.settings(side.windows.columns) for side in sides]},
+    )
+    parcels = reduce(
+        DataFrame.union,
+        [side.windows.parcels.withColumn(PARCEL_SIDE, sf.lit(number)) for number, side in enumerate(sides)],
+    )
+    return place.run(parcels, operator, made, output, waits=False)
+
+
+def _opened(rows: DataFrame, side: int) -> DataFrame:
+    """Return rows with the columns of a side beside the structs."""
+    return rows.select(_SIDE, *_STRUCTS, f"{_STRUCTS[side]}.*")
+
+
+def _with(rows: DataFrame, side: int, columns: Sequence[Column]) -> DataFrame:
+    """Return rows of which those of a side have other columns."""
+    made = sf.when(sf.col(_SIDE) == side, sf.struct(*columns)).alias(_STRUCTS[side])
+    names = [made if number == side else sf.col(name) for number, name in enumerate(_STRUCTS)]
+    return _opened(rows, side).select(_SIDE, *names)
+
+
+def _where(rows: DataFrame, side: int, step: Where) -> DataFrame:
+    """Return rows without those of a side for which a condition is not true."""
+    kept = (sf.col(_SIDE) != side) | sf.expr(step.predicate.text)
+    return _opened(rows, side).where(kept).select(_SIDE, *_STRUCTS)
+
+
+def _fields(rows: DataFrame, name: str) -> list[StructField]:
+    kind = rows.schema[name].dataType
+    return list(kind.fields) if isinstance(kind, StructType) else []
+
+
+@dataclass(frozen=True)
+class _Match:
+    """Joins the rows of a partition, for ``mapInArrow``; it holds what closed in a micro-batch there."""
+
+    rows: pa.Schema
+    kept: tuple[tuple[str, ...], ...]
+    on: tuple[str, ...]
+    output: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return what matches."""
+        whole = pa.Table.from_batches([conform(batch, self.rows) for batch in batches], self.rows)
+        sides = [self._side(whole, number) for number in range(len(_STRUCTS))]
+        if not all(side.num_rows for side in sides):
+            return
+        keys = [_END, *self.on]
+        numbered = [
+            side.select(keys).append_column(f"{_ROW}_{number}", pa.array(np.arange(side.num_rows)))
+            for number, side in enumerate(sides)
+        ]
+        found = numbered[0].join(numbered[1], keys, join_type="inner", use_threads=False)
+        one, other = (
+            side.take(found[f"{_ROW}_{number}"].combine_chunks()) for number, side in enumerate(sides)
+        )
+        columns = [
+            one[_END],
+            *(one[name] for name in self.kept[0]),
+            *(other[name] for name in self.kept[1]),
+        ]
+        made = pa.Table.from_arrays(columns, names=self.output.names)
+        for batch in made.combine_chunks().to_batches():
+            yield conform(batch, self.output)
+
+    def _side(self, whole: pa.Table, number: int) -> pa.Table:
+        rows = whole.filter(pc.equal(whole[_SIDE], number))
+        columns = rows.select([_STRUCTS[number]]).flatten()
+        names = [name.removeprefix(f"{_STRUCTS[number]}.") for name in columns.column_names]
+        return columns.rename_columns(names).append_column(_END, rows[_END])
