@@ -57,7 +57,7 @@ class Chain:
         program = _WRITER if kind == "writer" else _DRIVER
         job, stack = self._running[program]
         if kind == "worker":
-            workers = [process for process in processes_of(job.pid) if _is_worker(process)]
+            workers = [process for process in processes_of(job.pid) if is_worker(process)]
             if workers:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(draw.choice(workers), signal.SIGKILL)
@@ -90,7 +90,8 @@ def _has_ended(job: subprocess.Popen[str]) -> bool:
     return job.poll() is not None
 
 
-def _is_worker(process: int) -> bool:
+def is_worker(process: int) -> bool:
+    """Say whether a process is a Python worker of Spark."""
     with contextlib.suppress(OSError):
         return b"pyspark.daemon" in Path(f"/proc/{process}/cmdline").read_bytes()
     return False
