@@ -2,8 +2,9 @@
 
 A micro-batch is one moment of arrival: of its tuples with the same key only the newest reaches the
 queue, with the count of all of them and the place of the first. In a union (`UpdateStream.source`) there
-is one tuple per key and time, and those that gave way to it are counted on their own. Conflating is associative, so a queue
-cannot tell whether it was done before a shuffle, after it, or both (a property test says so).
+is one tuple per key and time, and those that gave way to it are counted on their own. Conflating is
+associative, so a queue cannot tell whether it was done before a shuffle, after it, or both (a property
+test says so).
 """
 
 from __future__ import annotations

@@ -15,14 +15,15 @@ __all__ = ["BatchMetrics"]
 class BatchMetrics:
     """The metrics of one bucket in one micro-batch, or of several together (`merge`).
 
-    ``rows_in == conflated + late + duplicates + dropped + emitted + growth of waiting_keys``. The staleness is that
-    since the bucket's previous batch.
+    ``rows_in == conflated + late + duplicates + dropped + emitted + growth of waiting_keys``. The staleness
+    is that since the bucket's previous batch.
 
     Attributes
     ----------
     rows_in, conflated, late, duplicates, dropped, emitted : int
         Tuples: all; superseded by a newer one; older than one emitted before; of the key and time of
-        another one of a union; refused for a null; served. With ``apply``, `emitted` counts the tuples that it was given.
+        another one of a union; refused for a null; served. With ``apply``, `emitted` counts the tuples that
+        it was given.
     rows_out : int
         Rows given to what follows; differs from `emitted` if ``apply`` filters or multiplies.
     waiting_keys, keys : int
