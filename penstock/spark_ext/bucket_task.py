@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -25,20 +25,16 @@ from penstock._failpoints import failpoint
 from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import Files, open_files
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
-from penstock.operators.arrivals import Arrivals, conflate
-from penstock.operators.key_queue import Policy
 from penstock.operators.metrics import BatchMetrics
-from penstock.operators.serve import Budget, Query, serve
-from penstock.operators.stream import UpdateStream
-from penstock.operators.update_queue import UpdateQueue
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Pointer
-from penstock.state_store.cache import StateCache
+from penstock.state_store.cache import CachedState, StateCache
 
-__all__ = ["SPECIFICATION_FILE", "BucketTask", "Parcel"]
+__all__ = ["SPECIFICATION_FILE", "BucketTask", "Operator", "Parcel", "Turn"]
+
+S = TypeVar("S", bound=CachedState)
 
 _CACHE_BYTES = 1 << 30
-_HELD_BYTES = 256 << 20
-_CACHE: StateCache[UpdateQueue] = StateCache(_CACHE_BYTES)
+_CACHE: StateCache[Any] = StateCache(_CACHE_BYTES)
 SPECIFICATION_FILE = "operator.punit"
 """The file of an operator that says what must not change while its checkpoint lives."""
 
@@ -68,16 +64,57 @@ class Parcel:
     dropped : int
         Unusable rows that this parcel stands for.
     batch : pyarrow.RecordBatch or None
-        Arrivals (`penstock.operators.arrivals`), if there are any.
+        What the operator understands, if there are any: of an update queue arrivals
+        (`penstock.operators.arrivals`), of windows entries (`penstock.operators.windows`).
     """
 
     dropped: int
     batch: pa.RecordBatch | None
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Which part of which micro-batch is run.
+
+    Attributes
+    ----------
+    bucket, buckets : int
+        The bucket, and how many there are.
+    batch_id : int
+        The micro-batch.
+    parallel : int
+        How many buckets are served at the same time: Spark's shuffle partitions.
+    """
+
+    bucket: int
+    buckets: int
+    batch_id: int
+    parallel: int
+
+    @property
+    def turns(self) -> int:
+        """How many buckets share one of Spark's parallel tasks."""
+        return -(-self.buckets // min(self.parallel, self.buckets))
+
+
+class Operator(Protocol[S]):
+    """What a bucket's task runs. Made on the driver, sent to the workers."""
+
+    def specification(self) -> dict[str, Any]:
+        """Return what must not change while a checkpoint lives, as JSON values."""
+
+    def new_state(self) -> S:
+        """Return the state of a bucket that has none."""
+
+    def run(
+        self, state: S, parcels: Iterable[Parcel], turn: Turn, clock: Clock
+    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        """Change the state by what arrives; return the rows to emit, and metrics without those of state."""
+
+
 @dataclass(frozen=True)
-class BucketTask:
-    """An update queue as its buckets' tasks see it. Made on the driver, sent to the workers.
+class BucketTask(Generic[S]):
+    """A stateful operator as its buckets' tasks see it. Made on the driver, sent to the workers.
 
     Parameters
     ----------
@@ -85,28 +122,21 @@ class BucketTask:
         The operator's name, the same at every restart.
     state_location : str
         The directory that holds the state of all queries: an absolute path or a URI.
-    stream, policy, cost_us, query, budget
-        See `UpdateQueue` and `serve`; the budget is that of all buckets together.
+    operator : Operator
+        What is run.
     buckets : int
         Number of buckets.
     parallel : int
         How many buckets are served at the same time: Spark's shuffle partitions.
-    columns : tuple of str
-        Names and Spark types of the input's columns, for the check at a restart.
     retain_versions : int
         How many versions of the state stay loadable.
     """
 
     name: str
     state_location: str
-    stream: UpdateStream
-    policy: Policy
-    cost_us: float | None
-    query: Query
-    budget: Budget
+    operator: Operator[S]
     buckets: int
     parallel: int
-    columns: tuple[str, ...]
     retain_versions: int = RETAIN_VERSIONS
 
     def run(
@@ -123,7 +153,7 @@ class BucketTask:
         Raises
         ------
         InvalidUsageError
-            If the checkpoint was made with other settings, or `apply` misbehaves.
+            If the checkpoint was made with other settings, or the operator's user code misbehaves.
         CorruptDataError
             If the state is damaged or missing.
         UnavailableError
@@ -137,88 +167,32 @@ class BucketTask:
             retain_versions=self.retain_versions,
             background=_background(),
         )
-        found = _CACHE.take(store, pointer, self._new_queue)
+        found = _CACHE.take(store, pointer, self.operator.new_state)
         if not store.release(found.handle) and found.loads:
             # Whoever had the bucket before may have died and left something.
             store.sweep_later(found.handle)
         loaded = monotonic_s()
-        queue = found.state
-        queue.given_cost_us = self._cost_us()
-        arrivals, dropped = self._arrivals(parcels)
-        batches, metrics = serve(
-            queue, arrivals, query=self.query, budget=self._share(bucket, batch_id), clock=clock,
-            turns=self._turns(),
-        )  # fmt: skip
-        metrics.dropped = dropped
-        metrics.rows_in += dropped
+        state: S = found.state
+        turn = Turn(bucket, self.buckets, batch_id, self.parallel)
+        batches, metrics = self.operator.run(state, parcels, turn, clock)
         served = monotonic_s()
-        handle = store.commit(queue, found.handle)
+        handle = store.commit(state, found.handle)
         failpoint("operator.after_commit")
-        _CACHE.put(store, queue, handle)
+        _CACHE.put(store, state, handle)
         metrics.duration_ms["load"] = 1000 * (loaded - begin)
         metrics.duration_ms["commit"] = 1000 * (monotonic_s() - served)
         metrics.state_bytes_written = handle.written_since(found.handle)
-        metrics.state_bytes = queue.size_bytes
+        metrics.state_bytes = state.size_bytes
         metrics.hits, metrics.catch_ups, metrics.loads = found.hits, found.catch_ups, found.loads
         return handle.pointer, batches, metrics
 
-    def _new_queue(self) -> UpdateQueue:
-        return UpdateQueue(self.stream, self.policy)
-
-    def _turns(self) -> int:
-        """Return how many buckets share one of Spark's parallel tasks."""
-        return -(-self.buckets // min(self.parallel, self.buckets))
-
-    def _cost_us(self) -> float | None:
-        """Return the given cost of a tuple as one bucket sees it, which waits for the others' turns."""
-        return None if self.cost_us is None else self.cost_us * self._turns()
-
-    def _arrivals(self, parcels: Iterable[Parcel]) -> tuple[Arrivals | None, int]:
-        """Return what arrives, conflated as far as memory asks for it, and how many rows were dropped.
-
-        Parcels come in any order: their rows carry their positions.
-        """
-        dropped = size_bytes = 0
-        held: list[Arrivals] = []
-        for parcel in parcels:
-            dropped += parcel.dropped
-            if parcel.batch is None:
-                continue
-            held.append(Arrivals.from_batch(parcel.batch, self.stream.schema))
-            size_bytes += parcel.batch.nbytes
-            if size_bytes > _HELD_BYTES:
-                held, size_bytes = [conflate(self.stream, Arrivals.concat(held))], 0
-        return (Arrivals.concat(held) if held else None), dropped
-
-    def _share(self, bucket: int, batch_id: int) -> Budget:
-        """Return the bucket's share of the budget.
-
-        Rows are dealt out so that the shares add up to the budget; who gets one more rotates with the
-        batch. Buckets of one partition are served one after the other, so they divide its time.
-        """
-        rows, duration = self.budget.rows, self.budget.duration_us
-        if rows is not None:
-            rows = (rows + (bucket + batch_id) % self.buckets) // self.buckets
-        if duration is not None:
-            duration = max(duration * min(self.parallel, self.buckets) // self.buckets, 1)
-        return Budget(rows, duration)
-
-    def _specification(self) -> dict[str, Any]:
+    def specification(self) -> dict[str, Any]:
         """Return what must not change while a checkpoint lives."""
-        return {
-            "buckets": self.buckets,
-            "key": list(self.stream.key),
-            "time": self.stream.time,
-            "arrival": self.stream.arrival,
-            "policy": str(self.policy),
-            "schema": list(self.columns),
-            # Spark's own state has another schema with timeouts, which a budget needs.
-            "budget": "some" if self.budget != Budget() else "none",
-        }
+        return {"buckets": self.buckets, **self.operator.specification()}
 
     def _check_specification(self, files: Files, pointer: Pointer | None) -> None:
         """Compare these settings with those that the checkpoint was made with, once per process."""
-        ours = json.dumps(self._specification(), sort_keys=True)
+        ours = json.dumps(self.specification(), sort_keys=True)
         mark = (files.location, hashlib.sha256(ours.encode()).hexdigest())
         if mark in _CHECKED:
             return
@@ -227,7 +201,7 @@ class BucketTask:
         if theirs is None and pointer is None:
             # If another task was faster, we compare with what it wrote.
             with contextlib.suppress(ConflictError):
-                files.publish(SPECIFICATION_FILE, encode(PUnit("operator", self._specification())))
+                files.publish(SPECIFICATION_FILE, encode(PUnit("operator", self.specification())))
             theirs = _specification_in(files)
         if theirs is None:
             raise CorruptDataError(
@@ -235,7 +209,7 @@ class BucketTask:
                 file=path,
                 hint="restore the state location, or start with a new checkpoint",
             )
-        for name, value in self._specification().items():
+        for name, value in self.specification().items():
             if theirs.get(name) != value:
                 raise InvalidUsageError(
                     f"the checkpoint was made with another {name}",

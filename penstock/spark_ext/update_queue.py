@@ -2,49 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import traceback
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
-from pyspark import TaskContext
-from pyspark.errors import PySparkTypeError, UnsupportedOperationException
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as sf
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import DataType, DoubleType, StructField, StructType
 
-from penstock._clock import now_us
-from penstock.checkpointing.files import open_files
-from penstock.errors import InternalError, InvalidUsageError, PenstockError
+from penstock.errors import InvalidUsageError
 from penstock.operators.key_queue import Policy
 from penstock.operators.serve import STALENESS_COLUMN, Apply, Budget, Query
 from penstock.operators.stream import UpdateStream
-from penstock.spark_ext.arrow_settings import skip_size_of_each_row
-from penstock.spark_ext.bucket_task import BucketTask, Parcel
-from penstock.spark_ext.buckets import bucket_labels
-from penstock.spark_ext.metrics import OBSERVATION_PREFIX
 from penstock.spark_ext.packing import Packer
-from penstock.spark_ext.parcels import PARCEL_SCHEMA, Unpacker, from_parcel, to_parcels
-from penstock.spark_ext.wake_source import with_wake
-from penstock.state_store.bucket_store import RETAIN_VERSIONS, FileId, Pointer, Version
+from penstock.spark_ext.parcels import PARCEL_SCHEMA
+from penstock.spark_ext.queue_operator import QueueOperator
+from penstock.spark_ext.stateful import (
+    STATE_LOCATION_SETTING,
+    Stateful,
+    arrow_schema,
+    columns_of,
+    findable,
+    key_columns,
+)
+from penstock.state_store.bucket_store import RETAIN_VERSIONS
 from penstock.units import parse_duration_us
 
 __all__ = ["STATE_LOCATION_SETTING", "update_queue"]
 
-STATE_LOCATION_SETTING = "spark.penstock.stateLocation"
-"""The Spark setting that says where state lives when no `state_location` is given."""
-
-_RESULT_SCHEMA = "payload binary, metrics string"
-_POINTER_SCHEMA = "version long, file_id string"
-_SCHEME = re.compile("[a-z0-9+.-]+:", re.IGNORECASE)
 _NULLS = ("error", "drop")
 _COMBINE: dict[Any, bool | None] = {"auto": None, True: True, False: False}
 
@@ -133,40 +118,24 @@ def update_queue(
     ...     state_location="/var/lib/penstock",
     ... )  # doctest: +SKIP
     """
-    spark = df.sparkSession
-    if not df.isStreaming:
-        raise InvalidUsageError("the DataFrame is not streaming", hint="use spark.readStream")
-    if not _is_name(name):
-        raise InvalidUsageError(
-            "the name is not usable", name=repr(name), hint="use letters, digits, _ and -"
-        )
-    partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
-    if buckets is not None and not _is_positive(buckets):
-        raise InvalidUsageError("the number of buckets is no positive integer", buckets=repr(buckets))
-    if not _is_positive(retain_versions):
-        raise InvalidUsageError(
-            "the number of retained versions is no positive integer", retain_versions=repr(retain_versions)
-        )
-    large = spark.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
+    place = Stateful.of(
+        df, name=name, buckets=buckets, state_location=state_location, retain_versions=retain_versions
+    )
+    large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
 
     def arrow(schema: StructType) -> pa.Schema:
-        return _arrow_schema(schema, large=large)
+        return arrow_schema(schema, large=large)
 
-    stream = UpdateStream(arrow(df.schema), _key_columns(key), time, arrival)
+    stream = UpdateStream(arrow(df.schema), key_columns(key), time, arrival)
     output = _output_schema(df.schema, apply, output_schema, staleness_column=staleness_column)
     limit = _budget(budget, apply)
-    task = BucketTask(
-        name=name,
-        state_location=_state_location(df, state_location),
+    operator = QueueOperator(
         stream=stream,
         policy=_one_of("policy", policy, Policy),
         cost_us=None if cost is None else _positive("cost", cost),
         query=Query(apply, arrow(output), stream.key, staleness_column),
         budget=limit,
-        buckets=buckets or partitions,
-        parallel=partitions,
-        columns=tuple(f"{column.name} {column.dataType.simpleString()}" for column in df.schema),
-        retain_versions=retain_versions,
+        columns=columns_of(df.schema),
     )
     if nulls not in _NULLS:
         raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=_NULLS)
@@ -174,123 +143,9 @@ def update_queue(
         raise InvalidUsageError(
             "there is no such option", option="combine", got=combine, known=list(_COMBINE)
         )
-    skip_size_of_each_row(spark)
-    waits = limit != Budget()
-    timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
-    packer = Packer(stream, task.buckets, nulls, _COMBINE[combine], name)
-    parcels = _findable(df).mapInArrow(packer, PARCEL_SCHEMA)
-    if waits:
-        parcels = with_wake(parcels)
-    results = parcels.groupBy("bucket").applyInPandasWithState(
-        _BucketFunction(task, waits), _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout
-    )
-    observed = results.observe(
-        OBSERVATION_PREFIX + name, sf.listagg("metrics", sf.lit("\n")).alias("metrics")
-    )
-    return observed.mapInArrow(Unpacker(arrow(output)), output)
-
-
-@dataclass(frozen=True)
-class _BucketFunction:
-    """The function of ``applyInPandasWithState``: called once per bucket and micro-batch, in a worker."""
-
-    task: BucketTask
-    waits: bool
-
-    def __call__(
-        self, key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
-    ) -> Iterator[pd.DataFrame]:
-        context = TaskContext.get()
-        query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
-        batch_id = context.getLocalProperty("streaming.sql.batchId") if context else None
-        if not query_id or batch_id is None:
-            raise InternalError("Spark did not say which query and batch this task belongs to")
-        bucket = bucket_labels(self.task.buckets).index(int(key[0]))
-        pointer = None
-        if state.exists:
-            version, file_id = state.get
-            pointer = Pointer(Version(int(version)), FileId(str(file_id)))
-        parcels = (
-            Parcel(int(dropped), from_parcel(payload) if payload else None)
-            for frame in frames
-            for dropped, payload in zip(frame["dropped"], frame["payload"], strict=True)
-        )
-        try:
-            pointer, batches, metrics = self.task.run(
-                query_id, int(batch_id), bucket, pointer, parcels, now_us
-            )
-        except PenstockError as error:
-            # Spark shows an exception without its cause, but with its notes.
-            if error.__cause__ is not None:
-                error.add_note("Caused by: " + "".join(traceback.format_exception(error.__cause__)).rstrip())
-            raise
-        if pointer is None:
-            raise InternalError("a commit gave no pointer")
-        state.update((pointer.version, pointer.file_id))
-        if self.waits and metrics.waiting_keys:
-            state.setTimeoutDuration(1)
-        for payload in to_parcels(batches):
-            yield pd.DataFrame({"payload": [payload], "metrics": [None]}, dtype=object)
-        yield pd.DataFrame({"payload": [None], "metrics": [json.dumps(metrics.to_json())]}, dtype=object)
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name != "" and all(c.isalnum() or c in "_-" for c in name)
-
-
-def _is_positive(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number > 0
-
-
-def _key_columns(key: str | Iterable[str]) -> tuple[str, ...]:
-    if isinstance(key, str):
-        return (key,)
-    if not isinstance(key, Iterable):
-        raise InvalidUsageError("the update key is no column name, nor several of them", key=repr(key))
-    return tuple(key)
-
-
-def _arrow_schema(schema: StructType, *, large: bool) -> pa.Schema:
-    fields: list[Any] = []
-    for column in schema:
-        try:
-            one = to_arrow_schema(StructType([column]), timezone="UTC", prefers_large_types=large)
-        except (PySparkTypeError, UnsupportedOperationException) as error:
-            raise InvalidUsageError(
-                "a column of this type cannot go through an update queue",
-                column=column.name,
-                type=column.dataType.simpleString(),
-                hint="cast it or drop it first",
-            ) from error
-        fields += one
-    return pa.schema(fields)
-
-
-def _findable(df: DataFrame) -> DataFrame:
-    """Return `df` with columns that mapInArrow, which looks them up by name, finds.
-
-    It does not find names with dots, nor tell apart those that differ only in case. Other names stay, for
-    new ones cost a copy of each row.
-    """
-    names = df.columns
-    if len({name.lower() for name in names}) == len(names) and all(name.isidentifier() for name in names):
-        return df
-    return df.toDF(*(f"c{place}" for place in range(len(names))))
-
-
-def _state_location(df: DataFrame, given: str | os.PathLike[str] | None) -> str:
-    location = given or df.sparkSession.conf.get(STATE_LOCATION_SETTING, None)
-    if not location:
-        raise InvalidUsageError(
-            "nothing says where state lives",
-            hint=f"pass state_location= or set {STATE_LOCATION_SETTING}; it must survive restarts, "
-            "as the checkpoint does",
-        )
-    if not _SCHEME.match(os.fspath(location)):
-        # Workers, and the next start, may have other working directories.
-        location = Path(location).absolute()
-    open_files(location)
-    return os.fspath(location)
+    packer = Packer(stream, place.buckets, nulls, _COMBINE[combine], name)
+    parcels = findable(df).mapInArrow(packer, PARCEL_SCHEMA)
+    return place.run(parcels, operator, output, arrow(output), waits=limit != Budget())
 
 
 def _budget(budget: int | str | None, apply: Apply | None) -> Budget:

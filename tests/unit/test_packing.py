@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,16 +16,20 @@ from penstock.operators.arrivals import Arrivals, conflate
 from penstock.operators.conform import conform
 from penstock.operators.key_queue import Policy
 from penstock.operators.serve import Budget, Query
+from penstock.operators.update_queue import UpdateQueue
 from penstock.spark_ext import bucket_task, packing, parcels
-from penstock.spark_ext.bucket_task import BucketTask, Parcel
+from penstock.spark_ext.bucket_task import BucketTask, Parcel, Turn
 from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.packing import Packer
 from penstock.spark_ext.parcels import from_parcel, to_parcels
+from penstock.spark_ext.queue_operator import QueueOperator, share
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.cache import StateCache
 from tests.columns import KINDS, sliced
 from tests.naive import Update, bucket_of, key_words
 from tests.streams import STREAM, rows_of, updates_of
+
+Task: TypeAlias = BucketTask[UpdateQueue]
 
 
 @pytest.fixture(autouse=True)
@@ -172,20 +176,22 @@ def test_batches_conform_to_the_schema_by_position() -> None:
 
 
 @pytest.fixture
-def task(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketTask]:
+def task(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Task]:
     monkeypatch.setattr(bucket_task, "_CACHE", StateCache(1 << 24))
     monkeypatch.setattr(bucket_task, "_CHECKED", set())
     yield BucketTask(
         name="op",
         state_location=str(tmp_path),
-        stream=STREAM,
-        policy=Policy.IN_PLACE,
-        cost_us=None,
-        query=Query(None, STREAM.schema, STREAM.key),
-        budget=Budget(rows=3),
+        operator=QueueOperator(
+            stream=STREAM,
+            policy=Policy.IN_PLACE,
+            cost_us=None,
+            query=Query(None, STREAM.schema, STREAM.key),
+            budget=Budget(rows=3),
+            columns=("k bigint",),
+        ),
         buckets=2,
         parallel=2,
-        columns=("k bigint",),
     )
 
 
@@ -195,7 +201,7 @@ def _parcels(updates: list[Update], dropped: int = 0) -> list[Parcel]:
     return parcels + ([Parcel(dropped, None)] if dropped else [])
 
 
-def test_every_row_of_a_task_is_accounted_for_also_dropped_ones(task: BucketTask) -> None:
+def test_every_row_of_a_task_is_accounted_for_also_dropped_ones(task: Task) -> None:
     pointer: Pointer | None = None
     clock, waiting = SimulatedClock(1000), 0
     for batch, (updates, dropped) in enumerate([(_updates(9, 4), 2), ([], 3), ([], 0), (_updates(5, 5), 0)]):
@@ -211,7 +217,7 @@ def test_every_row_of_a_task_is_accounted_for_also_dropped_ones(task: BucketTask
         clock.advance(10)
 
 
-def test_an_attempt_that_is_run_again_gives_the_same_rows(task: BucketTask) -> None:
+def test_an_attempt_that_is_run_again_gives_the_same_rows(task: Task) -> None:
     clock = SimulatedClock(1000)
     pointer, _, _ = task.run("q", 0, 0, None, _parcels(_updates(20, 10)), clock)
     results = []
@@ -223,12 +229,11 @@ def test_an_attempt_that_is_run_again_gives_the_same_rows(task: BucketTask) -> N
     assert results[0] == results[1] == results[2]
 
 
-def test_shares_of_a_budget_add_up_and_take_turns(task: BucketTask) -> None:
+def test_shares_of_a_budget_add_up_and_take_turns() -> None:
     for buckets in (1, 2, 3, 5, 8):
         for rows in (1, 2, 7, 16):
-            these = _with(task, buckets=buckets, budget=Budget(rows=rows))
             shares = [
-                [these._share(bucket, batch).rows or 0 for bucket in range(buckets)]
+                [share(Budget(rows), Turn(bucket, buckets, batch, 2)).rows or 0 for bucket in range(buckets)]
                 for batch in range(buckets)
             ]
             assert all(sum(of_batch) == rows for of_batch in shares)
@@ -236,15 +241,17 @@ def test_shares_of_a_budget_add_up_and_take_turns(task: BucketTask) -> None:
             assert max(map(max, shares)) - min(map(min, shares)) <= 1
 
 
-def test_buckets_of_one_partition_divide_its_time(task: BucketTask) -> None:
-    these = _with(task, buckets=8, parallel=2, budget=Budget(duration_us=1000))
-    assert these._share(3, 0).duration_us == 250
-    assert _with(these, parallel=16)._share(3, 0).duration_us == 1000
-    assert _with(these, budget=Budget(duration_us=1))._share(3, 0).duration_us == 1
+def test_buckets_of_one_partition_divide_its_time() -> None:
+    budget = Budget(duration_us=1000)
+    assert share(budget, Turn(3, 8, 0, 2)).duration_us == 250
+    assert share(budget, Turn(3, 8, 0, 16)).duration_us == 1000
+    assert share(Budget(duration_us=1), Turn(3, 8, 0, 2)).duration_us == 1
 
 
-def _with(task: BucketTask, **changes: Any) -> BucketTask:
-    return replace(task, **changes)
+def _with(task: Task, buckets: int | None = None, **changes: Any) -> Task:
+    assert isinstance(task.operator, QueueOperator)
+    operator = replace(task.operator, **changes)
+    return replace(task, operator=operator, buckets=buckets or task.buckets)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +264,7 @@ def _with(task: BucketTask, **changes: Any) -> BucketTask:
     ],
 )
 def test_a_restart_with_other_settings_is_refused(
-    task: BucketTask, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], name: str
+    task: Task, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], name: str
 ) -> None:
     pointer, _, _ = task.run("q", 0, 0, None, _parcels(_updates(3, 3)), SimulatedClock(1))
     monkeypatch.setattr(bucket_task, "_CHECKED", set())

@@ -1,0 +1,103 @@
+"""What a bucket's task does for an update queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from penstock._clock import Clock
+from penstock.operators.arrivals import Arrivals, conflate
+from penstock.operators.key_queue import Policy
+from penstock.operators.metrics import BatchMetrics
+from penstock.operators.serve import Budget, Query, serve
+from penstock.operators.stream import UpdateStream
+from penstock.operators.update_queue import UpdateQueue
+from penstock.spark_ext.bucket_task import Parcel, Turn
+
+__all__ = ["QueueOperator", "share"]
+
+_HELD_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class QueueOperator:
+    """An update queue as an `Operator`.
+
+    Parameters
+    ----------
+    stream, policy, cost_us, query, budget
+        See `UpdateQueue` and `serve`; the budget is that of all buckets together.
+    columns : tuple of str
+        Names and Spark types of the input's columns, for the check at a restart.
+    """
+
+    stream: UpdateStream
+    policy: Policy
+    cost_us: float | None
+    query: Query
+    budget: Budget
+    columns: tuple[str, ...]
+
+    def specification(self) -> dict[str, Any]:
+        """Return what must not change; see `Operator.specification`."""
+        return {
+            "key": list(self.stream.key),
+            "time": self.stream.time,
+            "arrival": self.stream.arrival,
+            "policy": str(self.policy),
+            "schema": list(self.columns),
+            # Spark's own state has another schema with timeouts, which a budget needs.
+            "budget": "some" if self.budget != Budget() else "none",
+        }
+
+    def new_state(self) -> UpdateQueue:
+        """Return an empty queue."""
+        return UpdateQueue(self.stream, self.policy)
+
+    def run(
+        self, state: UpdateQueue, parcels: Iterable[Parcel], turn: Turn, clock: Clock
+    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        """Enqueue and serve; see `Operator.run`."""
+        # A tuple waits for the turns of other buckets, too.
+        state.given_cost_us = None if self.cost_us is None else self.cost_us * turn.turns
+        arrivals, dropped = self._arrivals(parcels)
+        batches, metrics = serve(
+            state, arrivals, query=self.query, budget=share(self.budget, turn), clock=clock, turns=turn.turns
+        )
+        metrics.dropped = dropped
+        metrics.rows_in += dropped
+        return batches, metrics
+
+    def _arrivals(self, parcels: Iterable[Parcel]) -> tuple[Arrivals | None, int]:
+        """Return what arrives, conflated as far as memory asks for it, and how many rows were dropped.
+
+        Parcels come in any order: their rows carry their positions.
+        """
+        dropped = size_bytes = 0
+        held: list[Arrivals] = []
+        for parcel in parcels:
+            dropped += parcel.dropped
+            if parcel.batch is None:
+                continue
+            held.append(Arrivals.from_batch(parcel.batch, self.stream.schema))
+            size_bytes += parcel.batch.nbytes
+            if size_bytes > _HELD_BYTES:
+                held, size_bytes = [conflate(self.stream, Arrivals.concat(held))], 0
+        return (Arrivals.concat(held) if held else None), dropped
+
+
+def share(budget: Budget, turn: Turn) -> Budget:
+    """Return a bucket's share of a budget.
+
+    Rows are dealt out so that the shares add up to the budget; who gets one more rotates with the
+    batch. Buckets of one partition are served one after the other, so they divide its time.
+    """
+    rows, duration = budget.rows, budget.duration_us
+    if rows is not None:
+        rows = (rows + (turn.bucket + turn.batch_id) % turn.buckets) // turn.buckets
+    if duration is not None:
+        duration = max(duration * min(turn.parallel, turn.buckets) // turn.buckets, 1)
+    return Budget(rows, duration)

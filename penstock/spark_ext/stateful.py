@@ -1,0 +1,255 @@
+"""What every stateful operator on Spark shares: its checks, its way through Spark, its state's location."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.errors import PySparkTypeError, UnsupportedOperationException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+from pyspark.sql.types import StructType
+
+from penstock._clock import now_us
+from penstock.checkpointing.files import open_files
+from penstock.errors import InternalError, InvalidUsageError, PenstockError
+from penstock.spark_ext.arrow_settings import skip_size_of_each_row
+from penstock.spark_ext.bucket_task import BucketTask, Operator, Parcel
+from penstock.spark_ext.buckets import bucket_labels
+from penstock.spark_ext.metrics import OBSERVATION_PREFIX
+from penstock.spark_ext.parcels import Unpacker, from_parcel, to_parcels
+from penstock.spark_ext.wake_source import with_wake
+from penstock.state_store.bucket_store import FileId, Pointer, Version
+
+__all__ = ["STATE_LOCATION_SETTING", "Stateful", "arrow_schema", "columns_of", "findable", "key_columns"]
+
+STATE_LOCATION_SETTING = "spark.penstock.stateLocation"
+"""The Spark setting that says where state lives when no `state_location` is given."""
+
+_RESULT_SCHEMA = "payload binary, metrics string"
+_POINTER_SCHEMA = "version long, file_id string"
+_SCHEME = re.compile("[a-z0-9+.-]+:", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Stateful:
+    """A stateful operator's place in a query. Made on the driver.
+
+    Parameters
+    ----------
+    name : str
+        The operator's name in metrics and state.
+    buckets : int
+        Into how many parts the keys are divided.
+    parallel : int
+        Spark's shuffle partitions.
+    state_location : str
+        Where state lives: an absolute path or a URI.
+    retain_versions : int
+        How many versions of the state stay loadable.
+    """
+
+    name: str
+    buckets: int
+    parallel: int
+    state_location: str
+    retain_versions: int
+
+    @staticmethod
+    def of(
+        df: DataFrame,
+        *,
+        name: str,
+        buckets: int | None,
+        state_location: str | os.PathLike[str] | None,
+        retain_versions: int,
+    ) -> Stateful:
+        """Return the place of an operator over a streaming DataFrame.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the DataFrame is not streaming, or an argument is wrong.
+        """
+        if not df.isStreaming:
+            raise InvalidUsageError("the DataFrame is not streaming", hint="use spark.readStream")
+        if not _is_name(name):
+            raise InvalidUsageError(
+                "the name is not usable", name=repr(name), hint="use letters, digits, _ and -"
+            )
+        partitions = int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
+        if buckets is not None and not _is_positive(buckets):
+            raise InvalidUsageError("the number of buckets is no positive integer", buckets=repr(buckets))
+        if not _is_positive(retain_versions):
+            raise InvalidUsageError(
+                "the number of retained versions is no positive integer",
+                retain_versions=repr(retain_versions),
+            )
+        location = _state_location(df, state_location)
+        return Stateful(name, buckets or partitions, partitions, location, retain_versions)
+
+    def run(
+        self, parcels: DataFrame, operator: Operator[Any], output: StructType, rows: pa.Schema, *, waits: bool
+    ) -> DataFrame:
+        """Return what leaves an operator.
+
+        Parameters
+        ----------
+        parcels : DataFrame
+            Of `PARCEL_SCHEMA`.
+        operator : Operator
+            What is run for each bucket.
+        output : StructType
+            The columns of what leaves it.
+        rows : pyarrow.Schema
+            The same for Arrow.
+        waits : bool
+            Whether something may be left for later triggers, which then come without new input.
+        """
+        skip_size_of_each_row(parcels.sparkSession)
+        task = BucketTask(
+            self.name, self.state_location, operator, self.buckets, self.parallel, self.retain_versions
+        )
+        timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
+        if waits:
+            parcels = with_wake(parcels)
+        results = parcels.groupBy("bucket").applyInPandasWithState(
+            _BucketFunction(task, waits), _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout
+        )
+        observed = results.observe(
+            OBSERVATION_PREFIX + self.name, sf.listagg("metrics", sf.lit("\n")).alias("metrics")
+        )
+        return observed.mapInArrow(Unpacker(rows), output)
+
+
+@dataclass(frozen=True)
+class _BucketFunction:
+    """The function of ``applyInPandasWithState``: called once per bucket and micro-batch, in a worker."""
+
+    task: BucketTask[Any]
+    waits: bool
+
+    def __call__(
+        self, key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
+    ) -> Iterator[pd.DataFrame]:
+        context = TaskContext.get()
+        query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
+        batch_id = context.getLocalProperty("streaming.sql.batchId") if context else None
+        if not query_id or batch_id is None:
+            raise InternalError("Spark did not say which query and batch this task belongs to")
+        bucket = bucket_labels(self.task.buckets).index(int(key[0]))
+        pointer = None
+        if state.exists:
+            version, file_id = state.get
+            pointer = Pointer(Version(int(version)), FileId(str(file_id)))
+        parcels = (
+            Parcel(int(dropped), from_parcel(payload) if payload else None)
+            for frame in frames
+            for dropped, payload in zip(frame["dropped"], frame["payload"], strict=True)
+        )
+        try:
+            pointer, batches, metrics = self.task.run(
+                query_id, int(batch_id), bucket, pointer, parcels, now_us
+            )
+        except PenstockError as error:
+            # Spark shows an exception without its cause, but with its notes.
+            if error.__cause__ is not None:
+                error.add_note("Caused by: " + "".join(traceback.format_exception(error.__cause__)).rstrip())
+            raise
+        if pointer is None:
+            raise InternalError("a commit gave no pointer")
+        state.update((pointer.version, pointer.file_id))
+        if self.waits and metrics.waiting_keys:
+            state.setTimeoutDuration(1)
+        for payload in to_parcels(batches):
+            yield pd.DataFrame({"payload": [payload], "metrics": [None]}, dtype=object)
+        yield pd.DataFrame({"payload": [None], "metrics": [json.dumps(metrics.to_json())]}, dtype=object)
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name != "" and all(c.isalnum() or c in "_-" for c in name)
+
+
+def _is_positive(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number > 0
+
+
+def key_columns(key: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the columns that a user's `key` names.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is neither a name nor several.
+    """
+    if isinstance(key, str):
+        return (key,)
+    if not isinstance(key, Iterable):
+        raise InvalidUsageError("the update key is no column name, nor several of them", key=repr(key))
+    return tuple(key)
+
+
+def arrow_schema(schema: StructType, *, large: bool) -> pa.Schema:
+    """Return a schema as Spark hands it to Arrow.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a column's type has no counterpart in Arrow.
+    """
+    fields: list[Any] = []
+    for column in schema:
+        try:
+            one = to_arrow_schema(StructType([column]), timezone="UTC", prefers_large_types=large)
+        except (PySparkTypeError, UnsupportedOperationException) as error:
+            raise InvalidUsageError(
+                "a column of this type cannot go through an update queue",
+                column=column.name,
+                type=column.dataType.simpleString(),
+                hint="cast it or drop it first",
+            ) from error
+        fields += one
+    return pa.schema(fields)
+
+
+def findable(df: DataFrame) -> DataFrame:
+    """Return `df` with columns that mapInArrow, which looks them up by name, finds.
+
+    It does not find names with dots, nor tell apart those that differ only in case. Other names stay, for
+    new ones cost a copy of each row.
+    """
+    names = df.columns
+    if len({name.lower() for name in names}) == len(names) and all(name.isidentifier() for name in names):
+        return df
+    return df.toDF(*(f"c{place}" for place in range(len(names))))
+
+
+def _state_location(df: DataFrame, given: str | os.PathLike[str] | None) -> str:
+    location = given or df.sparkSession.conf.get(STATE_LOCATION_SETTING, None)
+    if not location:
+        raise InvalidUsageError(
+            "nothing says where state lives",
+            hint=f"pass state_location= or set {STATE_LOCATION_SETTING}; it must survive restarts, "
+            "as the checkpoint does",
+        )
+    if not _SCHEME.match(os.fspath(location)):
+        # Workers, and the next start, may have other working directories.
+        location = Path(location).absolute()
+    open_files(location)
+    return os.fspath(location)
+
+
+def columns_of(schema: StructType) -> tuple[str, ...]:
+    """Return names and Spark types of columns, for the check at a restart."""
+    return tuple(f"{column.name} {column.dataType.simpleString()}" for column in schema)
