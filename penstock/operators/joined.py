@@ -112,19 +112,20 @@ class JoinedStream:
                 hint="give them the same names with select",
             )
         for name in (*left.key, left.time):
-            here, there = left.schema.field(name).type, right.schema.field(name).type
-            if here != there:
+            types = [side.schema.field(name).type for side in (left, right)]
+            if types[0] != types[1]:
                 raise InvalidUsageError(
                     "a column has other types on the sides of a join",
-                    column=name, left=here, right=there, hint="cast one of them",
+                    column=name, left=types[0], right=types[1], hint="cast one of them",
                 )  # fmt: skip
         shared = {*left.key, left.time}
         more = [one for one in right.schema if one.name not in shared]
-        twice = [one.name for one in more if one.name in left.schema.names]
+        here = {name.lower() for name in left.schema.names}
+        twice = [one.name for one in more if one.name.lower() in here]
         if twice:
             raise InvalidUsageError(
                 "both sides of a join have a column of this name",
-                columns=twice,
+                columns=", ".join(twice),
                 hint="rename or drop it on one side; only key and time are there once",
             )
         for name in ("within", "delay"):
@@ -132,12 +133,13 @@ class JoinedStream:
                 raise InvalidUsageError("a duration is out of range", option=name, steps=getattr(self, name))
         object.__setattr__(self, "schema", pa.schema([*left.schema, *more]))
         if self.condition is not None:
-            self._check(self.condition)
+            object.__setattr__(self, "condition", self._checked(self.condition))
 
-    def _check(self, condition: Expression) -> None:
+    def _checked(self, condition: Expression) -> Expression:
+        """Return the condition with the columns' own names."""
         if condition.aggregate:
             raise InvalidUsageError("a join's condition has an aggregate", expression=condition.text)
-        condition.resolve(self.schema.names)
+        condition = condition.resolve(self.schema.names)
         kind = type_of(condition, self.schema)
         if kind is None:
             raise InvalidUsageError(
@@ -148,6 +150,7 @@ class JoinedStream:
             )
         if kind != pa.bool_():
             raise InvalidUsageError("a join's condition is not boolean", expression=condition.text, type=kind)
+        return condition
 
     def match(self, keys: list[pa.Array[Any]], left: pa.RecordBatch, right: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of pairs.

@@ -27,7 +27,10 @@ class BatchMetrics:
     rows_out : int
         Rows given to what follows; differs from `emitted` if ``apply`` filters or multiplies.
     waiting_keys, keys : int
-        Keys that wait after the batch; keys ever seen.
+        Keys that wait after the batch; keys ever seen, or of a join those with state.
+    held, freed : int
+        Of a join: tuples that are held for matches to come; those let go of. Nothing waits in a join:
+        ``rows_in == late + duplicates + dropped + freed + growth of held``, and `emitted` counts matches.
     budget_used_rows : int
         Tuples served against a budget; equals `emitted`.
     budget_used_ms : float
@@ -51,6 +54,8 @@ class BatchMetrics:
     rows_out: int = 0
     waiting_keys: int = 0
     keys: int = 0
+    held: int = 0
+    freed: int = 0
     budget_used_rows: int = 0
     budget_used_ms: float = 0.0
     cost_us: float | None = None
@@ -119,6 +124,8 @@ _SUMMED = (
     "rows_out",
     "waiting_keys",
     "keys",
+    "held",
+    "freed",
     "budget_used_rows",
     "budget_used_ms",
     "state_bytes_written",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -18,6 +17,7 @@ from penstock.operators.expression import Expression
 from penstock.operators.join import Matched, UpdateJoin
 from penstock.operators.joined import JoinedStream
 from penstock.operators.stream import UpdateStream
+from tests.naive_join import NaiveJoin, Tuple
 from tests.streams import through_bytes
 
 LEFT = UpdateStream(
@@ -25,12 +25,6 @@ LEFT = UpdateStream(
 )
 RIGHT = UpdateStream(pa.schema({"t": pa.int64(), "b": pa.int64(), "k": pa.int64()}), ("k",), "t")
 CONDITIONS = st.sampled_from([None, None, "(b + c) % 3 = 0 AND a <> 'a 1'", "b <> c", "b > 7", "b < 0"])
-
-
-class Tuple(NamedTuple):
-    key: int
-    time: int
-    value: int
 
 
 def joined_stream(within: int, delay: int, condition: str | None = None) -> JoinedStream:
@@ -64,55 +58,6 @@ def matches_of(rows: pa.RecordBatch) -> list[tuple[Any, ...]]:
     return sorted(zip(k, t, c, b, strict=True))
 
 
-def holds(condition: str | None, left: Tuple, right: Tuple) -> bool:
-    if condition is None:
-        return True
-    if "%" in condition:
-        return (left.value + right.value) % 3 == 0 and left.value != 1
-    if "<>" in condition:
-        return left.value != right.value
-    return right.value > 7 if ">" in condition else right.value < 0
-
-
-@dataclass
-class Model:
-    """Keeps every tuple that was not late, for ever."""
-
-    within: int
-    delay: int
-    condition: str | None
-    newest: int | None = None
-    last: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    sides: tuple[dict[tuple[int, int], Tuple], ...] = field(default_factory=lambda: ({}, {}))
-    late: int = 0
-    duplicates: int = 0
-
-    def join(self, left: Sequence[Tuple], right: Sequence[Tuple]) -> list[tuple[Any, ...]]:
-        watermark = None if self.newest is None else self.newest - self.delay
-        for side, batch in zip(self.sides, (left, right), strict=True):
-            for one in batch:
-                before = watermark is not None and one.time < watermark
-                if before or (one.key in self.last and one.time < self.last[one.key][0] - self.within):
-                    self.late += 1
-                elif (one.key, one.time) in side:
-                    self.duplicates += 1
-                else:
-                    side[one.key, one.time] = one
-        times = [one.time for one in (*left, *right)]
-        self.newest = max([*times, *([] if self.newest is None else [self.newest])], default=None)
-        found = {}
-        for one in self.sides[0].values():
-            for other in self.sides[1].values():
-                order = (max(one.time, other.time), one.time, other.time)
-                if one.key != other.key or abs(one.time - other.time) > self.within:
-                    continue
-                newer = one.key not in self.last or order > self.last[one.key]
-                if newer and holds(self.condition, one, other):
-                    self.last[one.key] = order
-                    found[one.key] = (one.key, order[0], one.value, other.value)
-        return sorted(found.values())
-
-
 TUPLES = st.lists(st.builds(Tuple, st.integers(0, 1), st.integers(-3, 4), st.integers(0, 9)), max_size=6)
 BATCHES = st.lists(st.tuples(TUPLES, TUPLES), max_size=8)
 
@@ -136,7 +81,7 @@ def test_the_newest_match_of_each_key_is_delivered_and_every_tuple_is_counted(
     reload: bool,
 ) -> None:
     stream = joined_stream(within, delay, condition)
-    join, model = UpdateJoin(stream, page_rows=2), Model(within, delay, condition)
+    join, model = UpdateJoin(stream, page_rows=2), NaiveJoin(within, delay, condition)
     last: dict[int, int] = {}
     late = duplicates = 0
     units = [through_bytes(unit) for unit in join.snapshot()]

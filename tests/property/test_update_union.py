@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
-
 import numpy as np
 import pyarrow as pa
 from hypothesis import given
@@ -16,6 +13,7 @@ from penstock.operators.key_queue import Policy
 from penstock.operators.serve import Budget, Query, serve
 from penstock.operators.stream import SOURCE_COLUMN, UpdateStream
 from penstock.operators.update_queue import UpdateQueue
+from tests.naive_union import NaiveUnion, Tuple
 from tests.streams import POLICIES, through_bytes
 
 STREAM = UpdateStream(
@@ -27,13 +25,6 @@ STREAM = UpdateStream(
     source=SOURCE_COLUMN,
 )
 OUTPUT = pa.schema([one for one in STREAM.schema if one.name != SOURCE_COLUMN])
-
-
-class Tuple(NamedTuple):
-    key: int
-    time: int
-    source: int
-    value: int
 
 
 BATCHES = st.lists(
@@ -67,54 +58,11 @@ def delivered(batches: list[pa.RecordBatch]) -> list[tuple[int, int, int]]:
     return found
 
 
-@dataclass
-class Model:
-    """What is waiting and what was delivered last, of each key."""
-
-    emitted: dict[int, int] = field(default_factory=dict)
-    waiting: dict[int, Tuple] = field(default_factory=dict)
-    conflated: int = 0
-    late: int = 0
-    duplicates: int = 0
-
-    def enqueue(self, batch: list[Tuple]) -> None:
-        for key in dict.fromkeys(one.key for one in batch):
-            mine = [one for one in batch if one.key == key]
-            best = min(mine, key=lambda one: (-one.time, one.source))  # min keeps the first of equals
-            same = sum(one.time == best.time for one in mine) - 1
-            older = len(mine) - 1 - same
-            if key in self.emitted and best.time <= self.emitted[key]:
-                again = best.time == self.emitted[key]
-                self.duplicates += (same + 1) * again
-                self.late += older + (0 if again else same + 1)
-                continue
-            resident = self.waiting.get(key)
-            self.conflated += older
-            if resident is None:
-                self.duplicates += same
-                self.waiting[key] = best
-            elif best.time < resident.time:
-                self.conflated += same + 1
-            elif best.time == resident.time:
-                self.duplicates += same + 1
-                if best.source < resident.source:
-                    self.waiting[key] = best
-            else:
-                self.duplicates += same
-                self.conflated += 1
-                self.waiting[key] = best
-
-    def take(self, key: int) -> tuple[int, int, int]:
-        one = self.waiting.pop(key)
-        self.emitted[key] = one.time
-        return one.key, one.time, one.value
-
-
 @given(POLICIES, BATCHES, st.sampled_from([None, 1, 3]), st.booleans())
 def test_the_newest_of_each_key_is_delivered_once_and_every_tuple_is_counted(
     policy: Policy, batches: list[list[Tuple]], rows: int | None, reload: bool
 ) -> None:
-    queue, model, clock = UpdateQueue(STREAM, policy, page_rows=2), Model(), SimulatedClock(5)
+    queue, model, clock = UpdateQueue(STREAM, policy, page_rows=2), NaiveUnion(), SimulatedClock(5)
     query = Query(None, OUTPUT, STREAM.key)
     stored, waiting = [], 0
     counted = {"conflated": 0, "late": 0, "duplicates": 0}
