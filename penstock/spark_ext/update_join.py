@@ -17,8 +17,9 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.arrivals import Arrivals
 from penstock.operators.expression import Expression
 from penstock.operators.join import UpdateJoin
-from penstock.operators.joined import JoinedStream, steps_of
+from penstock.operators.joined import JoinedStream
 from penstock.operators.metrics import BatchMetrics
+from penstock.operators.steps import steps_of
 from penstock.operators.stream import UpdateStream
 from penstock.spark_ext.bucket_task import Parcel, Turn
 from penstock.spark_ext.packing import Packer, side_of

@@ -147,11 +147,11 @@ def test_what_is_wrong_with_a_join_is_told_before_it_runs(spark: SparkSession, t
         (right, {"state_location": None}, "nothing says where state lives"),
     ]
     for other, options, message in cases:
-        given = {
+        given: dict[str, Any] = {
             "key": "k", "time": "t", "within": "1 s", "unit": "s", "state_location": tmp_path
         } | options  # fmt: skip
         with pytest.raises(InvalidUsageError, match=message):
             penstock.update_join(left, other, **given)
-    floats = [df.withColumn("f", sf.col("t").cast("double")).drop("t") for df in (left, right)]
+    one, other = (df.withColumn("f", sf.col("t").cast("double")).drop("t") for df in (left, right))
     with pytest.raises(InvalidUsageError, match="a timestamp, a date or an integer: type=double"):
-        penstock.update_join(*floats, "k", "f", "1 s", state_location=tmp_path)
+        penstock.update_join(one, other, "k", "f", "1 s", state_location=tmp_path)

@@ -130,7 +130,7 @@ def test_what_is_wrong_with_a_union_is_told_before_it_runs(spark: SparkSession, 
         ([stream, stream], {"nulls": "keep"}, "option=nulls got=keep"),
     ]
     for inputs, options, message in cases:
-        given = {"key": "k", "time": "t", "state_location": tmp_path} | options
+        given: dict[str, Any] = {"key": "k", "time": "t", "state_location": tmp_path} | options
         with pytest.raises(InvalidUsageError, match=message):
             penstock.update_union(*inputs, **given)
 
