@@ -56,7 +56,8 @@ def source(name: str) -> Graph:
 def test_a_union_of_update_streams_in_a_graph(spark: SparkSession, tmp_path: Path, persist: Any) -> None:
     inputs = {name: Input(tmp_path / name) for name in ("one", "two")}
     graph = source("one").union(source("two"), prefer="two").where("v > 1").sink("pstream")
-    model, expected, found = NaiveUnion(), [], []
+    model, expected = NaiveUnion(), list[tuple[Any, ...]]()
+    found: list[tuple[Any, ...]] = []
     for seed in (1, 2):
         rows = {name: [(k, t + 10 * seed, v) for k, t, v in some(10 * seed + len(name))] for name in inputs}
         rows["two"] += [(k, t, v + 20) for k, t, v in rows["one"][:20]]
@@ -79,7 +80,8 @@ def test_a_join_of_update_streams_in_a_graph(spark: SparkSession, tmp_path: Path
         asks, on="k", time="t", within="3 s", unit="s", condition="ask <> v", delay="1 h", buckets=3
     )
     graph = joined.where("ask > 1").select("k", "t", "v", "ask").sink("pstream")
-    model, expected, found = NaiveJoin(3, 3600, "b <> c"), [], []
+    model, expected = NaiveJoin(3, 3600, "b <> c"), list[tuple[Any, ...]]()
+    found: list[tuple[Any, ...]] = []
     for seed in (3, 4):
         rows = {name: [(k, t + 10 * seed, v) for k, t, v in some(seed + len(name))] for name in inputs}
         rows["asks"] = [(k, t + seed, v) for k, t, v in rows["asks"]]
