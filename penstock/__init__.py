@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.spark_ext.update_join import update_join
     from penstock.spark_ext.update_queue import update_queue
     from penstock.spark_ext.update_union import update_union
+    from penstock.spark_ext.update_window import update_window
 
 __all__ = [
     "PStreamReader",
@@ -30,6 +31,7 @@ __all__ = [
     "update_join",
     "update_queue",
     "update_union",
+    "update_window",
 ]
 
 _LAZY = {
@@ -43,6 +45,7 @@ _LAZY = {
     "update_join": "penstock.spark_ext.update_join",
     "update_queue": "penstock.spark_ext.update_queue",
     "update_union": "penstock.spark_ext.update_union",
+    "update_window": "penstock.spark_ext.update_window",
 }
 
 

@@ -52,7 +52,6 @@ def write_graph(place: Path, *, commits: int = 3, planned: int = 2, committed: i
         {
             "name": "sums",
             "shape": ["a", "b"],
-            "ends_with": "sink",
             "queries": [
                 {"name": "ingest-numbers", "writes": str(location)},
                 {"name": "results", "writes": None},

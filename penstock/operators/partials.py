@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -40,6 +41,19 @@ class Decomposition:
     partials: tuple[Partial, ...]
     assembly: Mapping[str, str]
     times: Mapping[str, str]
+
+    @property
+    def rows(self) -> str | None:
+        """The partial that counts all rows, if there is one."""
+        return next((one.name for one in self.partials if (one.kind, one.expression) == ("count", "*")), None)
+
+    def counted(self, taken: Iterable[str] = ()) -> Decomposition:
+        """Return the same with a partial that counts all rows, under a name that is not taken."""
+        if self.rows is not None:
+            return self
+        names = {PANE, *taken, *(partial.name for partial in self.partials)}
+        name = next(name for name in chain(["rows"], map("rows_{}".format, count(2))) if name not in names)
+        return replace(self, partials=(*self.partials, Partial("count", "*", name)))
 
 
 def pane_ms(size_ms: int, slide_ms: int) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -16,6 +16,7 @@ from penstock.checkpointing.p_stream import PStream as Stream
 from penstock.errors import InvalidUsageError
 from penstock.operators.expression import Expression, column
 from penstock.operators.graph.nodes import (
+    Aggregate,
     Assemble,
     Fused,
     Join,
@@ -29,19 +30,19 @@ from penstock.operators.graph.nodes import (
     UpdateQueue,
     UpdateUnion,
     Where,
+    Window,
     topological,
 )
 from penstock.operators.scan import Scan
+from penstock.spark_ext.graph_windows import assembled, of_rows, of_windows
 from penstock.spark_ext.p_stream_source import Columns, Pushed
 from penstock.spark_ext.p_stream_types import check_same, spark_schema
+from penstock.spark_ext.stateful import Stateful
 from penstock.spark_ext.update_join import update_join
 from penstock.spark_ext.update_queue import update_queue
 from penstock.spark_ext.update_union import update_union
 
-__all__ = ["Assembler", "Frames", "Reading", "checked", "runnable"]
-
-Assembler: TypeAlias = Callable[[Assemble, DataFrame], DataFrame]
-"""Makes windows of fragments: from the operator and the DataFrame of its fragments to that of windows."""
+__all__ = ["Frames", "Reading", "check_runnable", "checked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +64,19 @@ class Reading:
     reader: str
 
 
-def runnable(root: Node) -> Node:
-    """Return the part of a plan that runs: up to the fragments of a window, where it has one.
+def check_runnable(root: Node) -> None:
+    """Check that a plan can run.
 
     Raises
     ------
     InvalidUsageError
-        If fragments are not all that would come out, or an operator cannot run.
+        If an operator cannot run where it is.
     """
     nodes = list(topological(root))
     for node in nodes:
         _refuse(node, nodes)
     for end in (root, *(node.inputs[0] for node in nodes if isinstance(node, PStream))):
         _refuse_two_states(end)
-    assembles = [node for node in nodes if isinstance(node, Assemble)]
-    if not assembles:
-        return root
-    at = root
-    while len(at.inputs) == 1 and not isinstance(at, Assemble | PStream):
-        at = at.inputs[0]
-    if not isinstance(at, Assemble) or len(assembles) > 1:
-        raise InvalidUsageError(
-            "only one window may be in a graph that runs, and no p-stream, union or join behind it",
-            node=assembles[0].name,
-        )
-    return at.inputs[0]
 
 
 def _refuse(node: Node, nodes: list[Node]) -> None:
@@ -106,16 +95,36 @@ def _refuse(node: Node, nodes: list[Node]) -> None:
             hint="say what its streams are with source(key=..., time=...) or update_queue",
             node=node.name,
         )
+    if isinstance(node, Aggregate) and not isinstance(node.inputs[0], Window):
+        _refuse_stateful(node)
     known = (
-        Assemble | UpdateQueue | Fused | PStream | Select | Sink | Source | StreamTableJoin | Union | Where
+        Aggregate
+        | Assemble
+        | UpdateQueue
+        | Fused
+        | PStream
+        | Select
+        | Sink
+        | Source
+        | StreamTableJoin
+        | Union
+        | Where
+        | Window
     )
     if not isinstance(node, known | Join):
+        raise InvalidUsageError(f"{node.label}: this operator cannot run yet", node=node.name)
+
+
+def _refuse_stateful(node: Aggregate) -> None:
+    """Refuse what would part the rows of a window before they are aggregated by it."""
+    at = node.inputs[0]
+    while isinstance(at, Where | Select | StreamTableJoin):
+        at = at.inputs[0]
+    if not isinstance(at, Aggregate | Assemble):
         raise InvalidUsageError(
-            f"{node.label}: this operator cannot run yet",
-            hint="a window runs as fragments in a p-stream's reader: say persist='always'"
-            if node.label in ("window", "aggregate")
-            else None,
+            "windows are aggregated where they are made, with no queue, union or p-stream between",
             node=node.name,
+            after=at.name,
         )
 
 
@@ -125,14 +134,15 @@ def _refuse_two_states(end: Node) -> None:
     waiting = [end]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, UpdateQueue | UpdateUnion | Join):
+        windows = isinstance(node, Aggregate) and isinstance(node.inputs[0], Window)
+        if windows or isinstance(node, Assemble | UpdateQueue | UpdateUnion | Join):
             found.append(node)
         if not isinstance(node, PStream):
             waiting += node.inputs
     if len(found) > 1:
         below, above = found[0], found[1]
         raise InvalidUsageError(
-            "one query of Spark has room for one update queue, union or join of update streams",
+            "one query of Spark has room for one window, update queue, union or join of update streams",
             hint=f"persist the output of the first: persist={{{above.name!r}: 'always'}}; or say that a "
             "source is an update stream with source(key=..., time=...), if it needs no queue",
             first=above.name,
@@ -160,8 +170,6 @@ class Frames:
         Where the states of update queues go.
     max_rows : int, optional
         The most rows that a reader takes in a micro-batch.
-    assemble : callable, optional
-        The assembly of windows.
     """
 
     def __init__(
@@ -175,7 +183,6 @@ class Frames:
         paths: Mapping[str, str],
         state: str,
         max_rows: int | None = None,
-        assemble: Assembler | None = None,
     ) -> None:
         self._spark = spark
         self._name = name
@@ -185,7 +192,6 @@ class Frames:
         self._paths = paths
         self._state = state
         self._max_rows = max_rows
-        self._assemble = assemble
         self._readers: Counter[str] = Counter()
         self._readings: list[Reading] = []
 
@@ -216,6 +222,8 @@ class Frames:
                 return self._united(node)
             case Join():
                 return self._joined(node)
+            case Assemble():
+                return self._windows(node)
             case Union():
                 first, *others = (self._of(above) for above in node.inputs)
                 for other in others:
@@ -229,8 +237,12 @@ class Frames:
                 return rows.selectExpr(*(_item(name, one) for name, one in node.columns))
             case UpdateQueue():
                 return self._queue(node, rows)
-            case Assemble() if self._assemble is not None:
-                return self._assemble(node, rows)
+            case Aggregate(inputs=(Window(),)):
+                return of_rows(node, rows, self._place(node))
+            case Aggregate():
+                return of_windows(node, rows)
+            case Window():
+                return rows
             case Sink():
                 return rows
         raise InvalidUsageError(f"{node.label}: this operator cannot run yet", node=node.name)
@@ -291,7 +303,20 @@ class Frames:
             **options,
         )
 
-    def _read(self, base: Node, scan: Scan | None, names: list[str]) -> DataFrame:
+    def _place(self, node: Node) -> Stateful:
+        """Return the place of a stateful operator."""
+        name = "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in node.name)
+        return Stateful.of(self._spark, name=name, buckets=None, state_location=self._state)
+
+    def _windows(self, node: Assemble) -> DataFrame:
+        place = self._place(node)
+        above = node.inputs[0]
+        if not isinstance(above, Fused):
+            return assembled(node, self._of(above), place)
+        parcels = self._read(above.inputs[0], above.scan, list(above.scan.columns), place.buckets)
+        return assembled(node, parcels, place)
+
+    def _read(self, base: Node, scan: Scan | None, names: list[str], buckets: int | None = None) -> DataFrame:
         """Return a p-stream as a streaming DataFrame that subscribes under a name of its own."""
         places = self._streams if isinstance(base, PStream) else self._paths
         if base.name not in places:
@@ -302,13 +327,15 @@ class Frames:
             )
         location = places[base.name]
         stream = Stream(location)
-        what = Columns.of(stream.schema, names) if scan is None else Pushed.of(stream.schema, scan)
+        what = Columns.of(stream.schema, names) if scan is None else Pushed.of(stream.schema, scan, buckets)
         self._readers[location] += 1
         number = self._readers[location]
         reader = self._name if number == 1 else f"{self._name}-{number}"
         self._readings.append(Reading(base.name, location, reader))
         options = {"reader": reader}
         options |= {"columns": json.dumps(names)} if scan is None else {"scan": scan.to_json()}
+        if buckets is not None:
+            options["buckets"] = str(buckets)
         if self._max_rows is not None:
             options["maxRows"] = str(self._max_rows)
         return self._spark.readStream.format("pstream").schema(what.spark).options(**options).load(location)

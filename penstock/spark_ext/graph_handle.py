@@ -142,8 +142,6 @@ class RunningGraph:
         What runs.
     schema : StructType
         The columns of the results.
-    ends_with : str
-        ``"sink"``, or ``"fragments"`` where the graph has a window: its partial results are the results.
     checkpoint : str
         The graph's directory.
     """
@@ -156,14 +154,12 @@ class RunningGraph:
         stages: Sequence[Stage],
         schema: StructType,
         *,
-        ends_with: str,
         in_turn: bool,
         recovery: GraphRecovery | None,
     ) -> None:
         self.name = plan.name
         self.plan = plan
         self.schema = schema
-        self.ends_with = ends_with
         self.checkpoint = directory.location
         self._spark = spark
         self._directory = directory

@@ -22,7 +22,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph, Persist, PhysicalPlan, Statistics, as_json, explain
 from penstock.operators.graph.nodes import Node, PStream, Sink, Source, rebuild, topological
 from penstock.operators.graph.shape import shape
-from penstock.spark_ext.graph_frames import Frames, Reading, runnable
+from penstock.spark_ext.graph_frames import Frames, Reading, check_runnable
 from penstock.spark_ext.graph_handle import RESULTS, RunningGraph, Stage
 from penstock.spark_ext.graph_recovery import GraphRecovery, QueryStreams
 from penstock.spark_ext.p_stream_types import check_same, spark_schema, stored_schema
@@ -104,7 +104,8 @@ def start(
     """
     located, paths = _located(graph, sources or {})
     plan = located.plan(statistics, persist)
-    results = runnable(plan.root)
+    check_runnable(plan.root)
+    results = plan.root
     directory = GraphDirectory(checkpoint)
     old = directory.newest("graph")
     if old is not None:
@@ -140,14 +141,13 @@ def start(
     rows, readings[RESULTS] = frames.of(results)
     writer = _named(_sink(rows, plan.root, sink), graph.name, directory.query(RESULTS), commit)
     stages.append(Stage(RESULTS, writer, _after(readings[RESULTS], writers)))
-    ends_with = "sink" if results is plan.root else "fragments"
     recovery = None
     if old is None:
         _check_readers_are_free(readings, writers)
     else:
         reads = {query: tuple(one.location for one in some) for query, some in readings.items()}
         recovery = GraphRecovery(graph.name, directory, [QueryStreams(*one) for one in reads.items()])
-    directory.put("graph", _document(plan, readings, writers, ends_with))
+    directory.put("graph", _document(plan, readings, writers))
     for one in chain.from_iterable(readings.values()):
         Stream(one.location).subscribe(one.reader, EARLIEST)
     return RunningGraph(
@@ -156,7 +156,6 @@ def start(
         directory,
         stages,
         rows.schema,
-        ends_with=ends_with,
         in_turn=available_now,
         recovery=recovery,
     )
@@ -279,7 +278,6 @@ def _document(
     plan: PhysicalPlan,
     readings: Mapping[str, Sequence[Reading]],
     writers: Mapping[str, str],
-    ends_with: str,
 ) -> dict[str, Any]:
     streams: dict[str, dict[str, Any]] = {}
     for query, some in readings.items():
@@ -295,7 +293,6 @@ def _document(
     return {
         "name": plan.name,
         "shape": shape(plan),
-        "ends_with": ends_with,
         "queries": [{"name": query, "writes": written.get(query)} for query in readings],
         "streams": list(streams.values()),
         "explanation": explain(plan),

@@ -15,7 +15,7 @@ from penstock.operators.scan import Scan
 
 __all__ = ["ReadOptions", "WriteOptions"]
 
-_READ = ("columns", "maxBytes", "maxRows", "partitions", "reader", "scan", "start")
+_READ = ("buckets", "columns", "maxBytes", "maxRows", "partitions", "reader", "scan", "start")
 _WRITE = ("batch", "goal", "unitRows", "writer")
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 
@@ -103,6 +103,8 @@ class ReadOptions:
         Into how many tasks a batch is divided at the most.
     scan : Scan or None
         What the readers do; then `columns` is None.
+    buckets : int or None
+        For how many buckets of an operator behind the readers make parcels of a scan's fragments.
     """
 
     path: str
@@ -113,6 +115,7 @@ class ReadOptions:
     max_bytes: int | None
     partitions: int | None
     scan: Scan | None
+    buckets: int | None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -126,6 +129,9 @@ class ReadOptions:
         given = _known(options, _READ)
         if "scan" in given and "columns" in given:
             raise InvalidUsageError("a scan names its columns", hint="leave out the option columns")
+        scan = Scan.from_json(given["scan"]) if "scan" in given else None
+        if "buckets" in given and (scan is None or scan.fragments is None):
+            raise InvalidUsageError("the option buckets is for a scan's fragments only")
         return cls(
             path=path_in(options),
             reader=_name(given, "reader"),
@@ -134,7 +140,8 @@ class ReadOptions:
             max_rows=_count(given, "maxRows"),
             max_bytes=_count(given, "maxBytes"),
             partitions=_count(given, "partitions"),
-            scan=Scan.from_json(given["scan"]) if "scan" in given else None,
+            scan=scan,
+            buckets=_count(given, "buckets"),
         )
 
     def start_in(self, stream: PStream) -> int | str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -33,6 +33,10 @@ from penstock.operators.scan import Scan
 from penstock.spark_ext.p_stream_options import ReadOptions, WriteOptions
 from penstock.spark_ext.p_stream_sink import BatchWriter, StreamWriter
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, check_same, converted, spark_schema
+from penstock.spark_ext.parcels import PARCELS
+
+if TYPE_CHECKING:
+    from penstock.operators.scanner import Scanner
 
 __all__ = ["PStreamDataSource", "p_stream_source"]
 
@@ -59,6 +63,8 @@ class PStreamDataSource(DataSource):
     scan
         What the readers do before a row crosses to the JVM, as JSON of `penstock.operators.scan.Scan`; the
         planner of a graph sets it, in place of `columns`.
+    buckets
+        With a scan's fragments: they cross as parcels for so many buckets of the operator behind.
     maxRows, maxBytes
         The most rows of a micro-batch, and the most bytes as they are stored, but at least one p-unit.
     partitions
@@ -196,14 +202,17 @@ class Pushed:
         The p-stream's columns.
     spark : StructType
         What Spark is told.
+    buckets : int, optional
+        For how many buckets parcels are made of fragments.
     """
 
     scan: Scan
     stored: pa.Schema
     spark: StructType
+    buckets: int | None = None
 
     @classmethod
-    def of(cls, stored: pa.Schema, scan: Scan) -> Pushed:
+    def of(cls, stored: pa.Schema, scan: Scan, buckets: int | None = None) -> Pushed:
         """Return what runs a scan on a p-stream.
 
         Raises
@@ -213,7 +222,8 @@ class Pushed:
         """
         from penstock.operators.scanner import Scanner
 
-        return cls(scan, stored, spark_schema(Scanner(scan, stored).schema))
+        made = spark_schema(Scanner(scan, stored).schema)
+        return cls(scan, stored, made if buckets is None else PARCELS, buckets)
 
     def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
         """Return what the rows of p-units become, as it crosses to the JVM.
@@ -227,13 +237,30 @@ class Pushed:
         """
         from penstock.operators.scanner import Scanner
 
+        scanner = Scanner(self.scan, self.stored)
+        if self.buckets is not None:
+            yield from self._parcels(scanner, scanner.run(blocks), self.buckets)
+            return
         wanted = as_arrow_of_spark(self.spark)
-        for rows in Scanner(self.scan, self.stored).run(blocks):
+        for rows in scanner.run(blocks):
             yield converted(rows, wanted)
+
+    def _parcels(
+        self, scanner: Scanner, fragments: Iterable[pa.RecordBatch], buckets: int
+    ) -> Iterator[pa.RecordBatch]:
+        from penstock.spark_ext.window_packing import EntryPacker
+
+        made = self.scan.fragments
+        if made is None:
+            raise InternalError("parcels are made of fragments")
+        packer = EntryPacker.of(made, scanner.schema, buckets)
+        yield from packer.pack(fragments, lambda: scanner.without_time)
 
 
 def _scan_of(options: ReadOptions, stored: pa.Schema, columns: Sequence[str] | None) -> Columns | Pushed:
-    return Pushed.of(stored, options.scan) if options.scan else Columns.of(stored, columns)
+    if options.scan:
+        return Pushed.of(stored, options.scan, options.buckets)
+    return Columns.of(stored, columns)
 
 
 class _Pieces(InputPartition):

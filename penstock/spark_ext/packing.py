@@ -22,7 +22,7 @@ from penstock.operators.stream import UpdateStream
 from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.parcels import to_parcels
 
-__all__ = ["Packer", "side_of"]
+__all__ = ["Packer", "parcel_row", "side_of"]
 
 _SIDE = b"penstock.side"
 """Where the metadata of a parcel's schema says which side of a join its rows are of."""
@@ -76,7 +76,8 @@ class _Drops:
     rows: int = 0
 
 
-def _parcel_row(label: int, dropped: int, payload: bytes | None) -> pa.RecordBatch:
+def parcel_row(label: int, dropped: int, payload: bytes | None) -> pa.RecordBatch:
+    """Return one parcel as Spark takes it."""
     values = (label, dropped, payload)
     arrays = [
         pa.array([value], column.type) for value, column in zip(values, _ARROW_PARCEL_SCHEMA, strict=True)
@@ -129,9 +130,9 @@ class Packer:
         choice = _CHOICES.setdefault((query_id, self.name), _Choice())
         for arrivals in self._conflated(self._chunks(batches, part, drops), choice):
             for label, payload in self._by_bucket(arrivals):
-                yield _parcel_row(label, 0, payload)
+                yield parcel_row(label, 0, payload)
         if drops.rows:
-            yield _parcel_row(bucket_labels(self.buckets)[0], drops.rows, None)
+            yield parcel_row(bucket_labels(self.buckets)[0], drops.rows, None)
 
     def _chunks(self, batches: Iterable[pa.RecordBatch], part: int, drops: _Drops) -> Iterator[Arrivals]:
         """Gather batches to chunks, without unusable rows."""

@@ -10,24 +10,34 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
 from penstock.operators.conform import conform
 
-__all__ = ["PARCEL_SCHEMA", "Unpacker", "from_parcel", "to_parcels"]
+__all__ = ["PARCELS", "PARCEL_SCHEMA", "Unpacker", "from_parcel", "to_parcels"]
 
 PARCEL_SCHEMA = "bucket int, dropped long, payload binary"
 """Spark's schema of what the packer gives; `bucket` is a label (`bucket_labels`)."""
+
+PARCELS = StructType(
+    [
+        StructField("bucket", IntegerType()),
+        StructField("dropped", LongType()),
+        StructField("payload", BinaryType()),
+    ]
+)
+"""The same as Spark has it."""
 
 _PARCEL_BYTES = 16 << 20
 
 
 def to_parcels(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """Return `batches` as parcels of bounded size."""
+    """Return `batches` as parcels of bounded size; an empty one is a parcel, too."""
     for batch in batches:
         size = max(batch.nbytes, 1)
         pieces = max(-(-size // _PARCEL_BYTES), 1)
         rows = max(-(-batch.num_rows // pieces), 1)
-        for begin in range(0, batch.num_rows, rows):
+        for begin in range(0, max(batch.num_rows, 1), rows):
             sink = pa.BufferOutputStream()
             piece = batch.slice(begin, rows)
             with pa.ipc.new_stream(sink, piece.schema) as writer:

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import PySparkTypeError, UnsupportedOperationException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
@@ -30,9 +30,17 @@ from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.metrics import OBSERVATION_PREFIX
 from penstock.spark_ext.parcels import Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.wake_source import with_wake
-from penstock.state_store.bucket_store import FileId, Pointer, Version
+from penstock.state_store.bucket_store import RETAIN_VERSIONS, FileId, Pointer, Version
 
-__all__ = ["STATE_LOCATION_SETTING", "Stateful", "arrow_schema", "columns_of", "findable", "key_columns"]
+__all__ = [
+    "STATE_LOCATION_SETTING",
+    "Stateful",
+    "arrow_schema",
+    "check_streaming",
+    "columns_of",
+    "findable",
+    "key_columns",
+]
 
 STATE_LOCATION_SETTING = "spark.penstock.stateLocation"
 """The Spark setting that says where state lives when no `state_location` is given."""
@@ -68,27 +76,25 @@ class Stateful:
 
     @staticmethod
     def of(
-        df: DataFrame,
+        spark: SparkSession,
         *,
         name: str,
         buckets: int | None,
         state_location: str | os.PathLike[str] | None,
-        retain_versions: int,
+        retain_versions: int = RETAIN_VERSIONS,
     ) -> Stateful:
-        """Return the place of an operator over a streaming DataFrame.
+        """Return the place of an operator in a query of a session.
 
         Raises
         ------
         InvalidUsageError
-            If the DataFrame is not streaming, or an argument is wrong.
+            If an argument is wrong.
         """
-        if not df.isStreaming:
-            raise InvalidUsageError("the DataFrame is not streaming", hint="use spark.readStream")
         if not _is_name(name):
             raise InvalidUsageError(
                 "the name is not usable", name=repr(name), hint="use letters, digits, _ and -"
             )
-        partitions = int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
+        partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
         if buckets is not None and not _is_positive(buckets):
             raise InvalidUsageError("the number of buckets is no positive integer", buckets=repr(buckets))
         if not _is_positive(retain_versions):
@@ -96,7 +102,7 @@ class Stateful:
                 "the number of retained versions is no positive integer",
                 retain_versions=repr(retain_versions),
             )
-        location = _state_location(df, state_location)
+        location = _state_location(spark, state_location)
         return Stateful(name, buckets or partitions, partitions, location, retain_versions)
 
     def run(
@@ -235,8 +241,8 @@ def findable(df: DataFrame) -> DataFrame:
     return df.toDF(*(f"c{place}" for place in range(len(names))))
 
 
-def _state_location(df: DataFrame, given: str | os.PathLike[str] | None) -> str:
-    location = given or df.sparkSession.conf.get(STATE_LOCATION_SETTING, None)
+def _state_location(spark: SparkSession, given: str | os.PathLike[str] | None) -> str:
+    location = given or spark.conf.get(STATE_LOCATION_SETTING, None)
     if not location:
         raise InvalidUsageError(
             "nothing says where state lives",
@@ -253,3 +259,15 @@ def _state_location(df: DataFrame, given: str | os.PathLike[str] | None) -> str:
 def columns_of(schema: StructType) -> tuple[str, ...]:
     """Return names and Spark types of columns, for the check at a restart."""
     return tuple(f"{column.name} {column.dataType.simpleString()}" for column in schema)
+
+
+def check_streaming(df: DataFrame) -> None:
+    """Check that a DataFrame is streaming.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is not.
+    """
+    if not df.isStreaming:
+        raise InvalidUsageError("the DataFrame is not streaming", hint="use spark.readStream")

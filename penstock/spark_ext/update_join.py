@@ -24,7 +24,14 @@ from penstock.operators.stream import UpdateStream
 from penstock.spark_ext.bucket_task import Parcel, Turn
 from penstock.spark_ext.packing import Packer, side_of
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
-from penstock.spark_ext.stateful import Stateful, arrow_schema, columns_of, findable, key_columns
+from penstock.spark_ext.stateful import (
+    Stateful,
+    arrow_schema,
+    check_streaming,
+    columns_of,
+    findable,
+    key_columns,
+)
 from penstock.spark_ext.update_queue import NULLS
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 
@@ -99,8 +106,13 @@ def update_join(
     ...     state_location="/var/lib/penstock",
     ... )  # doctest: +SKIP
     """
+    check_streaming(left)
     place = Stateful.of(
-        left, name=name, buckets=buckets, state_location=state_location, retain_versions=retain_versions
+        left.sparkSession,
+        name=name,
+        buckets=buckets,
+        state_location=state_location,
+        retain_versions=retain_versions,
     )
     if not right.isStreaming:
         raise InvalidUsageError(

@@ -21,6 +21,7 @@ from penstock.spark_ext.stateful import (
     STATE_LOCATION_SETTING,
     Stateful,
     arrow_schema,
+    check_streaming,
     columns_of,
     findable,
     key_columns,
@@ -155,8 +156,13 @@ def queue_over(
         The column of a union that decides ties (`penstock.operators.stream.UpdateStream`); it does not
         leave the queue.
     """
+    check_streaming(df)
     place = Stateful.of(
-        df, name=name, buckets=buckets, state_location=state_location, retain_versions=retain_versions
+        df.sparkSession,
+        name=name,
+        buckets=buckets,
+        state_location=state_location,
+        retain_versions=retain_versions,
     )
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
 

@@ -291,31 +291,30 @@ def test_the_output_of_an_operator_is_persisted(spark: SparkSession, tmp_path: P
     assert rows_in(tmp_path / "out") == sorted(newest.values())
 
 
-def test_a_window_ends_with_its_fragments(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("persist", ["always", "never"])
+def test_windows_come_out_of_a_graph(spark: SparkSession, tmp_path: Path, persist: str) -> None:
     source = Input(tmp_path / "in")
-    source.add(quotes(ROWS[:30]), quotes(ROWS[30:]))
+    source.add(quotes(ROWS[:30]), quotes(ROWS[30:]), quotes([("last", 1000, 0.0)]))
     graph = (
         penstock.graph("sums")
         .source("quotes", QUOTES)
         .window("t", size="10 s", slide="5 s", unit="s")
         .group_by("k")
-        .agg(total="sum(v)")
+        .agg(total="sum(v)", mean="avg(v)")
         .where("total > 3")
+        .select("k", "total", "mean", begin="window.start")
         .sink("pstream")
     )
     sources = {"quotes": source.frame(spark)}
-    with pytest.raises(InvalidUsageError, match="persist='always'"):
-        penstock.start(graph, spark, tmp_path / "no", sources=sources, persist="never")
-    running = run(graph, spark, tmp_path, sources=sources, max_rows=30)
-    assert running.ends_with == "fragments"
-    assert running.schema.names == ["pane", "k", "sum_v"]
-    sums: dict[tuple[str, int], float] = defaultdict(float)
-    for pane, k, total in rows_in(tmp_path / "out"):
-        sums[k, pane] += total
-    wanted: dict[tuple[str, int], float] = defaultdict(float)
+    run(graph, spark, tmp_path, sources=sources, max_rows=30, persist=persist)
+    wanted: dict[tuple[str, int], list[float]] = defaultdict(list)
     for k, t, v in ROWS:
-        wanted[k, t // 5 * 5] += v
-    assert sums == wanted
+        for start in (t // 5 * 5, t // 5 * 5 - 5):
+            wanted[k, start].append(v)
+    found = {
+        (k, round(begin.timestamp())): (total, mean) for k, total, mean, begin in rows_in(tmp_path / "out")
+    }
+    assert found == {key: (sum(vs), sum(vs) / len(vs)) for key, vs in wanted.items() if sum(vs) > 3}
 
 
 def test_a_checkpoint_of_another_graph_is_refused(spark: SparkSession, tmp_path: Path) -> None:

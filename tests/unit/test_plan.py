@@ -40,7 +40,7 @@ def test_a_plan_says_what_is_done_before_and_after_the_p_stream_and_what_is_left
     assert stream.ingest == Scan(("t", "k", "position"), where="k = 3")
     assert stream.schema.names == ["t", "k", "position"]
     assert stream.source is not None
-    assert [scan.output for scan in stream.readers] == [("pane", "k", "max_position")]
+    assert [scan.output for scan in stream.readers] == [("pane", "k", "max_position", "rows")]
     assert [node.label for node in plan.remaining] == ["assemble", "where", "sink"]
     assert [choice.persisted for choice in plan.choices] == [True]
 

@@ -22,19 +22,19 @@ def test_a_query_is_explained_as_before(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "stored", "groups", "partials"),
     [
-        ("CM1", "timestamp category cpu", "category", "sum"),
-        ("CM2", "timestamp jobId cpu", "jobId", "sum count"),
-        ("SG1", "timestamp value", "", "sum count"),
-        ("SG2", "timestamp value plug household house", "plug household house", "sum count"),
+        ("CM1", "timestamp category cpu", "category", "sum count"),
+        ("CM2", "timestamp jobId cpu", "jobId", "sum count count"),
+        ("SG1", "timestamp value", "", "sum count count"),
+        ("SG2", "timestamp value plug household house", "plug household house", "sum count count"),
         (
             "LRB1",
             "timestamp speed highway direction position",
             "highway direction segment",
-            "sum count",
+            "sum count count",
         ),
         ("YSB", "ad_id event_time", "ad_id", "count"),
         ("NQ5", "auction date_time", "auction", "count"),
-        ("SM", "timestamp mf01 mf02 mf03", "", "sum count sum count sum count"),
+        ("SM", "timestamp mf01 mf02 mf03", "", "sum count sum count sum count count"),
     ],
 )
 def test_a_p_stream_holds_what_the_query_needs_and_its_reader_makes_fragments(

@@ -10,7 +10,7 @@ import pytest
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph, graph
 from penstock.operators.graph.nodes import Join, PStream, Union, UpdateUnion, topological, update_time
-from penstock.spark_ext.graph_frames import runnable
+from penstock.spark_ext.graph_frames import check_runnable
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64(), "w": pa.int32()})
 SHORT = pa.schema({"k": pa.string(), "t": pa.int32()})
@@ -146,13 +146,15 @@ def test_the_time_of_an_update_stream_is_followed() -> None:
 def test_one_query_has_room_for_one_state() -> None:
     made = queue("a").union(queue("b"), name="both").sink("noop")
     for persist in ("never", {"newest a": "always", "a": "never", "b": "never"}):
-        with pytest.raises(InvalidUsageError, match="has room for one update queue, union or join"):
-            runnable(made.plan(persist=persist).root)  # type: ignore[arg-type]  # a mapping of literals
-    runnable(made.plan(persist={"newest a": "always", "newest b": "always"}).root)
-    runnable(stream("a").union(stream("b")).sink("noop").plan(persist="never").root)
+        with pytest.raises(InvalidUsageError, match="has room for one window, update queue, union or join"):
+            check_runnable(made.plan(persist=persist).root)  # type: ignore[arg-type]  # a mapping of literals
+    check_runnable(made.plan(persist={"newest a": "always", "newest b": "always"}).root)
+    check_runnable(stream("a").union(stream("b")).sink("noop").plan(persist="never").root)
     with pytest.raises(InvalidUsageError, match="only update streams can be joined"):
-        runnable(plain().join(plain("b").select("k", "t", x="v"), on="k", time="t", within="1 s").plan().root)
+        check_runnable(
+            plain().join(plain("b").select("k", "t", x="v"), on="k", time="t", within="1 s").plan().root
+        )
     twice = stream("a").union(stream("b"), name="both")
     again = twice.where("v > 1").union(twice.where("v < 0"))
     with pytest.raises(InvalidUsageError, match="an update union has several readers"):
-        runnable(again.plan(persist="never").root)
+        check_runnable(again.plan(persist="never").root)

@@ -199,6 +199,11 @@ class Fragmenter:
         self._start()
         self._state[3] = disordered
 
+    @property
+    def made(self) -> int:
+        """How many fragments it holds, about."""
+        return int(self._state[0]) - 1 + sum(batch.num_rows for batch in self._finished)
+
     def finish(self) -> pa.RecordBatch:
         """Return the fragments of all rows, each pane and group once, and begin anew."""
         self._finish()

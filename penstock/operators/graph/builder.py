@@ -190,6 +190,7 @@ class Graph:
         size: str | timedelta,
         slide: str | timedelta | None = None,
         unit: TimeUnit | None = None,
+        delay: str | timedelta | None = None,
         name: str | None = None,
     ) -> Graph:
         """Say into which windows of time the aggregate that follows puts tuples.
@@ -202,6 +203,8 @@ class Graph:
             Such as ``"60 s"``; without a slide, windows do not overlap.
         unit : str, optional
             Of integers: ``s``, ``ms``, ``us`` or ``ns`` since 1970-01-01T00:00:00Z.
+        delay : str or timedelta, optional
+            How long tuples may be behind the newest one; a window closes that much later.
 
         Raises
         ------
@@ -224,7 +227,8 @@ class Graph:
                 type=self.schema.field(time).type,
                 node=own,
             )
-        return self._with(Window(own, (self.root,), time, found, size_ms, slide_ms))
+        delay_ms = 0 if delay is None else _milliseconds(delay, least_us=0)
+        return self._with(Window(own, (self.root,), time, found, size_ms, slide_ms, delay_ms))
 
     def group_by(self, *columns: str, **expressions: str) -> Graph:
         """Group the aggregate that follows by columns, and by expressions that get a name.
@@ -513,9 +517,9 @@ def _input(prefer: int | str | None, union: Union) -> int | None:
     )
 
 
-def _milliseconds(duration: str | timedelta) -> int:
+def _milliseconds(duration: str | timedelta, *, least_us: int = 1) -> int:
     us = parse_duration_us(duration)
-    if us == 0 or us % 1000:
+    if us < least_us or us % 1000:
         raise InvalidUsageError("not a whole number of milliseconds", duration=duration)
     return us // 1000
 

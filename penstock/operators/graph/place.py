@@ -28,7 +28,7 @@ from penstock.operators.graph.nodes import (
 from penstock.operators.graph.rules import Rewritten
 from penstock.operators.graph.statistics import Flow, Statistics, flows
 from penstock.operators.graph.types import UNKNOWN, scan_schema
-from penstock.operators.partials import Decomposition, decompose
+from penstock.operators.partials import decompose
 from penstock.operators.scan import Fragments, LatestBy, Scan
 
 __all__ = ["fuse", "place_p_stream", "pushable", "scan_of", "stored_bytes"]
@@ -210,6 +210,7 @@ def _fragmented(node: Aggregate, window: Window) -> Assemble | None:
     split = decompose(texts, window.time, taken)
     if split is None:
         return None
+    split = split.counted(taken)
     needed = {*group_by, window.time}
     for partial in split.partials:
         needed |= set() if partial.expression == "*" else set(Expression.parse(partial.expression).columns)
@@ -223,7 +224,7 @@ def _fragmented(node: Aggregate, window: Window) -> Assemble | None:
     made: Node = Fused(f"fragments of {node.name}", base, whole)
     if lookup is not None:
         made = replace(lookup, inputs=(made,))
-    return Assemble(node.name, (made,), node, Decomposition(split.partials, split.assembly, split.times))
+    return Assemble(node.name, (made,), node, split)
 
 
 def _behind_lookup(node: Node) -> tuple[StreamTableJoin | None, Node]:

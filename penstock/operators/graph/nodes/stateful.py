@@ -34,6 +34,7 @@ class Window(Node):
     time_unit: TimeUnit
     size_ms: int
     slide_ms: int
+    delay_ms: int = 0
 
     def _schema(self) -> pa.Schema:
         known(self, self.time, self.inputs[0].schema)
@@ -51,7 +52,8 @@ class Window(Node):
 
     def describe(self) -> str:
         """Return size, slide and time."""
-        return f"{duration(self.size_ms)} by {duration(self.slide_ms)} over {self.time}"
+        late = f", {duration(self.delay_ms)} late" if self.delay_ms else ""
+        return f"{duration(self.size_ms)} by {duration(self.slide_ms)} over {self.time}{late}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,77 @@
+"""Group columns as keys, nulls included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import InvalidUsageError
+from penstock.state_store.keys import KeyCodec, Keys, Positions, Words
+
+__all__ = ["GroupCodec"]
+
+_MOST = 63
+
+
+class GroupCodec:
+    """Turns group columns into `Keys` and back. A null is a group of its own, as in Spark.
+
+    The first word of a key has a bit for each column that is null. No column makes one group.
+
+    Parameters
+    ----------
+    fields : sequence of pyarrow.Field
+        The group columns in their order.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a column's type cannot be a key (nested types), or there are more than 63.
+    """
+
+    def __init__(self, fields: Sequence[pa.Field[Any]]) -> None:
+        if len(fields) > _MOST:
+            raise InvalidUsageError("too many columns in a group", columns=len(fields), most=_MOST)
+        self.fields = list(fields)
+        self._codec = KeyCodec([pa.field("nulls", pa.int64()), *self.fields])
+
+    def encode(self, columns: Sequence[pa.Array[Any]], rows: int) -> Keys:
+        """Return the groups of rows."""
+        nulls = np.zeros(rows, np.int64)
+        filled: list[pa.Array[Any]] = []
+        for bit, column in enumerate(columns):
+            plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+            if plain.null_count:
+                nulls |= plain.is_null().to_numpy(zero_copy_only=False).astype(np.int64) << bit
+                plain = pc.fill_null(plain, _nothing(plain.type))
+            filled.append(plain)
+        return self._codec.encode([pa.array(nulls), *filled])
+
+    def decode(self, words: Words, starts: Positions) -> list[pa.Array[Any]]:
+        """Return the columns of the groups that begin at `starts` in `words`."""
+        nulls, *columns = self._codec.decode(words, starts)
+        bits = nulls.to_numpy()
+        if not bits.any():
+            return columns
+        return [
+            pc.if_else(pa.array((bits >> bit) & 1 == 1), pa.scalar(None, column.type), column)
+            for bit, column in enumerate(columns)
+        ]
+
+
+def _nothing(kind: pa.DataType) -> pa.Scalar[Any]:
+    """Return the value that stands where a null is; its bit tells the two apart."""
+    if pa.types.is_decimal(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind):
+        return pa.scalar(0, pa.int64()).cast(kind)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return pa.scalar("", kind)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return pa.scalar(b"", kind)
+    whole = pa.int32() if kind.bit_width == 32 else pa.int64()
+    if pa.types.is_integer(kind):
+        return pa.scalar(0, kind)
+    return pa.array([0], whole).view(kind)[0]

@@ -1,0 +1,293 @@
+"""Kernels of the assembly function: windows over panes, and sliding aggregates over their entries.
+
+An **entry** is a partial aggregate of one group and pane. Entries are sorted by group and then by pane, so
+that a window of a group is a range of entries, ``[low, high)``; of a group's windows, both ends only grow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock._kernels import kernel
+
+__all__ = [
+    "count_windows",
+    "find_runs",
+    "find_windows",
+    "order_by",
+    "slide_distinct",
+    "slide_first",
+    "slide_greatest",
+    "slide_last",
+    "slide_least",
+    "slide_sum",
+]
+
+
+@kernel
+def order_by(values: Any, least: int, span: int, before: Any, out: Any) -> None:
+    """Sort rows by a value, those of equal values in the order that `before` says; a counting sort.
+
+    Parameters
+    ----------
+    values : int64 array of n
+        From `least` to before ``least + span``.
+    before, out : int64 arrays of n
+        Row numbers in the order so far, and sorted.
+    """
+    at = np.zeros(span + 1, np.int64)
+    for i in range(values.shape[0]):
+        at[values[i] - least + 1] += 1
+    for v in range(span):
+        at[v + 1] += at[v]
+    for j in range(before.shape[0]):
+        i = before[j]
+        v = values[i] - least
+        out[at[v]] = i
+        at[v] += 1
+
+
+@kernel
+def find_runs(ids: Any, panes: Any, starts: Any) -> int:
+    """Find where entries of another group or pane begin; return how many such runs there are."""
+    count = 0
+    for i in range(ids.shape[0]):
+        if i == 0 or ids[i] != ids[i - 1] or panes[i] != panes[i - 1]:
+            starts[count] = i
+            count += 1
+    return count
+
+
+@kernel
+def count_windows(ids: Any, panes: Any, size: int, slide: int, first: int, last: int) -> int:
+    """Count the windows from `first` to `last` that have an entry."""
+    n = ids.shape[0]
+    count, i = 0, 0
+    while i < n:
+        end = i
+        while end < n and ids[end] == ids[i]:
+            end += 1
+        k = first
+        for j in range(i, end):
+            a = max((panes[j] - size) // slide + 1, k)
+            b = min(panes[j] // slide, last)
+            if b >= a:
+                count += b - a + 1
+                k = b + 1
+        i = end
+    return count
+
+
+@kernel
+def find_windows(
+    ids: Any,
+    panes: Any,
+    size: int,
+    slide: int,
+    first: int,
+    last: int,
+    groups: Any,
+    windows: Any,
+    low: Any,
+    high: Any,
+) -> None:
+    """Find the windows that `count_windows` counted, by group and in their order.
+
+    Parameters
+    ----------
+    ids, panes : int64 arrays of n
+        Of the entries, sorted.
+    size, slide : int
+        In panes.
+    first, last : int
+        Numbers of windows.
+    groups, windows, low, high : int64 arrays
+        Of each window that is found its group, its number and its range of entries.
+    """
+    n = ids.shape[0]
+    count, i = 0, 0
+    while i < n:
+        end = i
+        while end < n and ids[end] == ids[i]:
+            end += 1
+        k = first
+        lo, hi = i, i
+        for j in range(i, end):
+            a = max((panes[j] - size) // slide + 1, k)
+            b = min(panes[j] // slide, last)
+            while a <= b:
+                start = a * slide
+                while panes[lo] < start:
+                    lo += 1
+                hi = max(hi, lo)
+                while hi < end and panes[hi] < start + size:
+                    hi += 1
+                groups[count] = ids[i]
+                windows[count] = a
+                low[count] = lo
+                high[count] = hi
+                count += 1
+                a += 1
+                k = a
+        i = end
+
+
+@kernel
+def slide_sum(values: Any, low: Any, high: Any, suffix: Any, out: Any) -> None:
+    """Add what each range has; two stacks, so that nothing is ever taken away again.
+
+    Parameters
+    ----------
+    values : array of n
+    low, high : int64 arrays of m
+        Ranges of `values`, none empty. Both grow, but where a group ends, the next begins behind it.
+    suffix : array of n
+        Room for the front stack.
+    out : array of m
+    """
+    middle, end = 0, 0
+    back = values.dtype.type(0)
+    for i in range(low.shape[0]):
+        lo, hi = low[i], high[i]
+        if lo >= middle:
+            total = values.dtype.type(0)
+            for j in range(hi - 1, lo - 1, -1):
+                total += values[j]
+                suffix[j] = total
+            middle, end = hi, hi
+            back = values.dtype.type(0)
+        while end < hi:
+            back += values[end]
+            end += 1
+        out[i] = suffix[lo] + back
+
+
+@kernel
+def slide_least(values: Any, low: Any, high: Any, suffix: Any, out: Any) -> None:
+    """Find the row of the least value of each range; NaN is greater than all numbers. See `slide_sum`.
+
+    `suffix` and `out` are int64: row numbers.
+    """
+    middle, end, back = 0, 0, -1
+    for i in range(low.shape[0]):
+        lo, hi = low[i], high[i]
+        if lo >= middle:
+            best = hi - 1
+            for j in range(hi - 1, lo - 1, -1):
+                a, b = values[j], values[best]
+                if a < b or a == b or b != b:  # noqa: PLR0124 - NaN
+                    best = j
+                suffix[j] = best
+            middle, end, back = hi, hi, -1
+        while end < hi:
+            if back < 0:
+                back = end
+            else:
+                a, b = values[end], values[back]
+                if a < b or (b != b and a == a):  # noqa: PLR0124 - NaN
+                    back = end
+            end += 1
+        best = suffix[lo]
+        if back >= 0:
+            a, b = values[back], values[best]
+            if a < b or (b != b and a == a):  # noqa: PLR0124 - NaN
+                best = back
+        out[i] = best
+
+
+@kernel
+def slide_greatest(values: Any, low: Any, high: Any, suffix: Any, out: Any) -> None:
+    """Find the row of the greatest value of each range, which NaN is; see `slide_least`."""
+    middle, end, back = 0, 0, -1
+    for i in range(low.shape[0]):
+        lo, hi = low[i], high[i]
+        if lo >= middle:
+            best = hi - 1
+            for j in range(hi - 1, lo - 1, -1):
+                a, b = values[j], values[best]
+                if a > b or a == b or a != a:  # noqa: PLR0124 - NaN
+                    best = j
+                suffix[j] = best
+            middle, end, back = hi, hi, -1
+        while end < hi:
+            if back < 0:
+                back = end
+            else:
+                a, b = values[end], values[back]
+                if a > b or (a != a and b == b):  # noqa: PLR0124 - NaN
+                    back = end
+            end += 1
+        best = suffix[lo]
+        if back >= 0:
+            a, b = values[back], values[best]
+            if a > b or (a != a and b == b):  # noqa: PLR0124 - NaN
+                best = back
+        out[i] = best
+
+
+@kernel
+def slide_first(panes: Any, times: Any, low: Any, high: Any, out: Any) -> None:
+    """Find the row of each range with the least time, of equal ones the first: one of its first pane's."""
+    for i in range(low.shape[0]):
+        best = low[i]
+        j = best + 1
+        while j < high[i] and panes[j] == panes[best]:
+            if times[j] < times[best]:
+                best = j
+            j += 1
+        out[i] = best
+
+
+@kernel
+def slide_last(panes: Any, times: Any, low: Any, high: Any, out: Any) -> None:
+    """Find the row of each range with the greatest time, of equal ones the last: one of its last pane's."""
+    for i in range(low.shape[0]):
+        best = high[i] - 1
+        j = best - 1
+        while j >= low[i] and panes[j] == panes[best]:
+            if times[j] > times[best]:
+                best = j
+            j -= 1
+        out[i] = best
+
+
+@kernel
+def slide_distinct(values: Any, low: Any, high: Any, counts: Any, out: Any) -> None:
+    """Count the distinct values of each range.
+
+    Parameters
+    ----------
+    values : int64 array of n
+        Numbers of values, negative for those that do not count.
+    low, high : int64 arrays of m
+    counts : int64 array
+        Zero for each number; it is so again afterwards.
+    out : int64 array of m
+    """
+    lo, hi, found = 0, 0, 0
+    for i in range(low.shape[0]):
+        if low[i] >= hi:
+            for j in range(lo, hi):
+                if values[j] >= 0:
+                    counts[values[j]] = 0
+            lo, hi, found = low[i], low[i], 0
+        while hi < high[i]:
+            v = values[hi]
+            if v >= 0:
+                if counts[v] == 0:
+                    found += 1
+                counts[v] += 1
+            hi += 1
+        while lo < low[i]:
+            v = values[lo]
+            if v >= 0:
+                counts[v] -= 1
+                if counts[v] == 0:
+                    found -= 1
+            lo += 1
+        out[i] = found
+    for j in range(lo, hi):
+        if values[j] >= 0:
+            counts[values[j]] = 0

@@ -1,0 +1,331 @@
+"""The panes of one bucket: what windows are assembled from, as state between micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.operators.scan import Partial
+from penstock.operators.stream import Integers
+from penstock.operators.windows import kernels
+from penstock.operators.windows.groups import GroupCodec
+from penstock.operators.windows.sliding import slide
+from penstock.operators.windows.spec import WindowSpec
+from penstock.state_store.key_index import KeyIndex
+
+__all__ = ["ENTRY_PANE", "START", "Assembled", "Panes", "WindowLayout"]
+
+ENTRY_PANE = "__penstock_pane"
+"""The column of an entry that has its pane's number."""
+
+START = "__penstock_start"
+"""The column of a window that has the number of its first pane."""
+
+_UNIT_ENTRIES = 1 << 20
+_CHUNK_WINDOWS = 1 << 20
+_CROWDED = 1.5
+"""Entries of equal pane and group are combined once there are so many for each pane and group."""
+_FEW = 1024
+_SILENT = 2
+"""Groups are numbered anew once there were so many for each that has entries."""
+_WIDE = 4
+"""Values of a range up to so many times their number are sorted by counting."""
+
+
+@dataclass(frozen=True)
+class WindowLayout:
+    """What windows are made of.
+
+    Parameters
+    ----------
+    spec : WindowSpec
+        Size and slide.
+    groups : pyarrow.Schema
+        The group columns; none makes one group.
+    partials : tuple of Partial
+        What an entry holds.
+    types : tuple of pyarrow.DataType
+        Of the partials.
+    times : mapping of str to str
+        For each partial of kind ``first`` or ``last`` the partial that says at what time it was.
+    rows : str
+        The partial that counts the rows of an entry.
+    """
+
+    spec: WindowSpec
+    groups: pa.Schema
+    partials: tuple[Partial, ...]
+    types: tuple[pa.DataType, ...]
+    times: Mapping[str, str]
+    rows: str
+
+    @property
+    def values(self) -> pa.Schema:
+        """The schema of partials."""
+        return pa.schema(
+            [pa.field(one.name, kind) for one, kind in zip(self.partials, self.types, strict=True)]
+        )
+
+    @property
+    def entry(self) -> pa.Schema:
+        """The schema of an entry: groups, `ENTRY_PANE`, partials."""
+        return pa.schema([*self.groups, pa.field(ENTRY_PANE, pa.int64()), *self.values])
+
+    @property
+    def window(self) -> pa.Schema:
+        """The schema of a window: groups, `START`, partials."""
+        return pa.schema([*self.groups, pa.field(START, pa.int64()), *self.values])
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """What one micro-batch did.
+
+    Attributes
+    ----------
+    windows : list of pyarrow.RecordBatch
+        Windows that closed, of `WindowLayout.window`; those of a group in their order.
+    rows_in, late : int
+        Rows that the entries stand for: all, and those of which no window is open any more.
+    groups : int
+        Groups that still have an open window.
+    """
+
+    windows: list[pa.RecordBatch]
+    rows_in: int
+    late: int
+    groups: int
+
+
+class Panes:
+    """The entries that an open window needs. Used by one task at a time; not thread-safe.
+
+    Windows close as the watermark passes their end, all groups' at once, so groups that went silent close as
+    others do and leave nothing behind. An entry belongs to each window of its pane that is still open; one
+    of which none is open is late.
+
+    Parameters
+    ----------
+    layout : WindowLayout
+        What windows are made of.
+    """
+
+    def __init__(self, layout: WindowLayout) -> None:
+        self._layout = layout
+        self._codec = GroupCodec(list(layout.groups))
+        self._index = KeyIndex()
+        self._ids = np.zeros(0, np.int64)
+        self._panes = np.zeros(0, np.int64)
+        self._fresh = np.zeros(0, np.bool_)
+        self._entries = [_empty(layout.values)]
+        self.watermark: int | None = None
+        """All panes before it have arrived, but for late ones; None before the first entry."""
+        self._next: int | None = None
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return len(self._ids)
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the state holds, roughly."""
+        held = sum(batch.nbytes for batch in self._entries)
+        return held + self._ids.nbytes + self._panes.nbytes + self._index.size_bytes
+
+    def close(self) -> None:
+        """Do nothing: memory goes with the object."""
+
+    def run(self, arriving: Iterable[pa.RecordBatch], watermark: int | None) -> Assembled:
+        """Let entries in, then close the windows before a watermark.
+
+        Parameters
+        ----------
+        arriving : iterable of pyarrow.RecordBatch
+            Of `WindowLayout.entry`, in order of arrival.
+        watermark : int, optional
+            All panes before it have arrived; the greatest one ever given counts.
+        """
+        rows_in, late = self._enter(list(arriving))
+        if watermark is not None:
+            self.watermark = watermark if self.watermark is None else max(self.watermark, watermark)
+        windows = self._close()
+        return Assembled(windows, rows_in, late, len(np.unique(self._ids)))
+
+    def _enter(self, arriving: list[pa.RecordBatch]) -> tuple[int, int]:
+        """Add entries; return how many rows they stand for, and how many of these are late."""
+        layout, rows, late = self._layout, 0, 0
+        oldest = None if self._next is None else layout.spec.start(self._next)
+        for batch in arriving:
+            counts = batch.column(layout.rows).to_numpy()
+            rows += int(counts.sum())
+            behind = None if oldest is None else batch.column(ENTRY_PANE).to_numpy() < oldest
+            if behind is None or not behind.any():
+                self._append(batch, fresh=True)
+            else:
+                late += int(counts[behind].sum())
+                self._append(batch.filter(pa.array(~behind)), fresh=True)
+        return rows, late
+
+    def _append(self, batch: pa.RecordBatch, *, fresh: bool) -> None:
+        layout, rows = self._layout, batch.num_rows
+        if not rows:
+            return
+        keys = self._codec.encode([batch.column(name) for name in layout.groups.names], rows)
+        self._ids = np.concatenate([self._ids, self._index.find_or_add(keys)])
+        self._panes = np.concatenate([self._panes, batch.column(ENTRY_PANE).to_numpy()])
+        self._fresh = np.concatenate([self._fresh, np.full(rows, fresh)])
+        values = [batch.column(name) for name in layout.values.names]
+        self._entries.append(pa.RecordBatch.from_arrays(values, schema=layout.values))
+
+    def _close(self) -> list[pa.RecordBatch]:
+        """Return the windows that the watermark closes, and let go of what no other needs."""
+        spec = self._layout.spec
+        if self.watermark is None or not len(self):
+            return []
+        first = spec.first_with(int(self._panes.min())) if self._next is None else self._next
+        last = spec.last_complete(self.watermark)
+        if last < first:
+            return []
+        self._sort()
+        found = list(self._windows(first, last))
+        self._next = last + 1
+        self._keep(self._panes >= spec.start(self._next))
+        return found
+
+    def _sort(self) -> None:
+        """Sort entries by group and pane, those of equal ones by arrival."""
+        order = _sorted(self._panes, np.arange(len(self._panes)))
+        self._take(_sorted(self._ids, order))
+
+    def _take(self, order: Integers) -> None:
+        self._ids, self._panes, self._fresh = self._ids[order], self._panes[order], self._fresh[order]
+        self._entries = [self._whole().take(pa.array(order))]
+
+    def _keep(self, kept: npt.NDArray[np.bool_]) -> None:
+        if kept.all():
+            return
+        self._take(np.flatnonzero(kept))
+        live = len(np.unique(self._ids))
+        if len(self._index) > _SILENT * live + _FEW:
+            self._forget()
+
+    def _whole(self) -> pa.RecordBatch:
+        """Return the partials of all entries as one batch."""
+        if len(self._entries) > 1:
+            self._entries = [pa.concat_batches(self._entries)]
+        return self._entries[0]
+
+    def _forget(self) -> None:
+        """Give groups new numbers, leaving out those without entries."""
+        known, again = np.unique(self._ids, return_inverse=True)
+        groups = self._codec.decode(self._index.words, self._index.starts(known))
+        self._index = KeyIndex()
+        self._ids = self._index.find_or_add(self._codec.encode(groups, len(known)))[again]
+
+    def _windows(self, first: int, last: int) -> Iterator[pa.RecordBatch]:
+        """Return the windows from `first` to `last`, of sorted entries, in batches of bounded size."""
+        spec, ids, panes = self._layout.spec, self._ids, self._panes
+        count = kernels.count_windows(ids, panes, spec.size, spec.slide, first, last)
+        pieces = -(-count // _CHUNK_WINDOWS)
+        cuts = [int(np.searchsorted(ids, ids[len(ids) * i // pieces])) for i in range(1, pieces)]
+        for begin, end in pairwise([0, *cuts, len(ids)]):
+            piece = slice(begin, end)
+            count = kernels.count_windows(ids[piece], panes[piece], spec.size, spec.slide, first, last)
+            if not count:
+                continue
+            groups, windows, low, high = (np.empty(count, np.int64) for _ in range(4))
+            kernels.find_windows(
+                ids[piece], panes[piece], spec.size, spec.slide, first, last, groups, windows, low, high
+            )
+            values = self._slide(piece, low, high)
+            starts = pa.array(windows * spec.slide)
+            yield pa.RecordBatch.from_arrays(
+                [*self._groups(groups), starts, *values.columns], schema=self._layout.window
+            )
+
+    def _slide(self, piece: slice, low: Integers, high: Integers) -> pa.RecordBatch:
+        entries = self._whole().slice(piece.start, piece.stop - piece.start)
+        return slide(self._layout.partials, self._layout.times, self._panes[piece], entries, low, high)
+
+    def _groups(self, ids: Integers) -> list[pa.Array[Any]]:
+        """Return the group columns of ids, of which equal ones stand together."""
+        begins = np.flatnonzero(np.diff(ids, prepend=-1))
+        known = self._codec.decode(self._index.words, self._index.starts(ids[begins]))
+        at = pa.array(np.repeat(np.arange(len(begins)), np.diff(begins, append=len(ids))))
+        return [column.take(at) for column in known]
+
+    # --------------------------------------------------------------------------------------- state
+
+    def delta(self) -> PUnit:
+        """Return the entries that came since the last call and are still needed, to be stored."""
+        unit = self._unit("delta", np.flatnonzero(self._fresh))
+        self._fresh[:] = False
+        self._combine()
+        return unit
+
+    def snapshot(self) -> Iterator[PUnit]:
+        """Return the whole state of this moment, in units of at most `_UNIT_ENTRIES` entries."""
+        begins = range(0, max(len(self), 1), _UNIT_ENTRIES)
+        rows = np.arange(len(self))
+        # Made here and now, for the panes go on changing while they are written.
+        return iter([self._unit("snapshot", rows[begin : begin + _UNIT_ENTRIES]) for begin in begins])
+
+    def restore(self, units: Iterable[PUnit]) -> None:
+        """Apply units in their order."""
+        for unit in units:
+            if unit.kind == "snapshot" and unit.meta["entries_before"] == 0:
+                self._take(np.zeros(0, np.int64))
+            self._append(unit.blocks["entries"], fresh=False)
+            self.watermark, self._next = unit.meta["watermark"], unit.meta["next"]
+        if self._next is not None and len(self):
+            self._keep(self._panes >= self._layout.spec.start(self._next))
+
+    def _unit(self, kind: str, rows: Integers) -> PUnit:
+        ids = self._ids[rows]
+        known, at = np.unique(ids, return_inverse=True)
+        groups = self._codec.decode(self._index.words, self._index.starts(known))
+        columns = [column.take(pa.array(at)) for column in groups]
+        values = self._whole().take(pa.array(rows))
+        entries = pa.RecordBatch.from_arrays(
+            [*columns, pa.array(self._panes[rows]), *values.columns], schema=self._layout.entry
+        )
+        first = int(rows[0]) if len(rows) else 0
+        meta = {"watermark": self.watermark, "next": self._next, "rows": len(self), "entries_before": first}
+        return PUnit(kind=kind, meta=meta, blocks={"entries": entries})
+
+    def _combine(self) -> None:
+        """Make one entry of those of equal group and pane, where there are many."""
+        if len(self) < _FEW:
+            return
+        self._sort()
+        starts = np.empty(len(self), np.int64)
+        count = kernels.find_runs(self._ids, self._panes, starts)
+        if len(self) < _CROWDED * count:
+            return
+        low = starts[:count]
+        high = np.append(low[1:], len(self))
+        self._entries = [self._slide(slice(0, len(self)), low, high)]
+        self._ids, self._panes, self._fresh = self._ids[low], self._panes[low], self._fresh[low]
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+def _sorted(values: Integers, order: Integers) -> Integers:
+    """Return rows, which are in some order, by value; those of equal values stay in that order."""
+    if not len(values):
+        return order
+    least, greatest = int(values.min()), int(values.max())
+    if greatest - least > _WIDE * len(values) + _FEW:
+        return order[np.argsort(values[order], kind="stable")]
+    out = np.empty(len(values), np.int64)
+    kernels.order_by(values, least, greatest - least + 1, order, out)
+    return out

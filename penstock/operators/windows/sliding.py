@@ -1,0 +1,126 @@
+"""The assembly function: partials of windows from partials of panes (Scabbard §2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.operators.fragments.keys import as_integers, integers_of
+from penstock.operators.scan import Partial
+from penstock.operators.stream import Integers
+from penstock.operators.windows import kernels
+
+__all__ = ["slide"]
+
+_Column: TypeAlias = "pa.Array[Any]"
+
+
+def slide(
+    partials: Sequence[Partial],
+    times: Mapping[str, str],
+    panes: Integers,
+    entries: pa.RecordBatch,
+    low: Integers,
+    high: Integers,
+) -> pa.RecordBatch:
+    """Combine the partials of ranges of entries.
+
+    Sums of integers come from running differences, which are exact; all others from two stacks, so that
+    nothing is taken away from a float. Each range costs the same however long it is.
+
+    Parameters
+    ----------
+    partials : sequence of Partial
+        What the entries hold.
+    times : mapping of str to str
+        For a partial of kind ``first`` or ``last``, the partial that says at what time it was.
+    panes : int64 array of n
+        Of the entries, which are sorted by group and pane.
+    entries : pyarrow.RecordBatch
+        n rows, a column for each partial.
+    low, high : int64 arrays of m
+        The ranges, none empty; of one group they only grow.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        m rows of the same schema.
+    """
+    columns = []
+    for partial in partials:
+        column = entries.column(partial.name)
+        match partial.kind:
+            case "count" | "sum" | "sum_of_squares":
+                columns.append(_sum(column, low, high))
+            case "min" | "max":
+                columns.append(_extreme(column, partial.kind == "max", low, high))
+            case "first" | "last":
+                at = np.empty(len(low), np.int64)
+                when = integers_of(entries.column(times[partial.name])).astype(np.int64, copy=False)
+                pick = kernels.slide_first if partial.kind == "first" else kernels.slide_last
+                pick(panes, when, low, high, at)
+                columns.append(column.take(pa.array(at)))
+    return pa.RecordBatch.from_arrays(columns, schema=entries.schema.remove_metadata())
+
+
+def _seen(column: _Column, low: Integers, high: Integers) -> npt.NDArray[np.bool_] | None:
+    """Return which ranges have a value; None if all have."""
+    if not column.null_count:
+        return None
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    running = _running(valid.astype(np.int64))
+    seen = running[high] > running[low]
+    return None if seen.all() else seen
+
+
+def _running(values: Integers) -> Integers:
+    running = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=running[1:])
+    return running
+
+
+def _numbers(column: _Column, null: Any) -> npt.NDArray[Any]:
+    kind = as_integers(column.type)
+    values = integers_of(column) if kind is not None else np.asarray(_bare(column))
+    if column.null_count:
+        values = np.where(column.is_valid().to_numpy(zero_copy_only=False), values, values.dtype.type(null))
+    return values
+
+
+def _bare(column: _Column) -> npt.NDArray[Any]:
+    """Return the values of a column of floats, without copying; nulls are anything."""
+    bare = pa.Array.from_buffers(column.type, len(column), [None, column.buffers()[1]], offset=column.offset)
+    return bare.to_numpy()
+
+
+def _sum(column: _Column, low: Integers, high: Integers) -> _Column:
+    seen = _seen(column, low, high)
+    values = _numbers(column, 0)
+    if values.dtype == np.int64:
+        running = _running(values)
+        sums: npt.NDArray[Any] = running[high] - running[low]
+    else:
+        sums = np.empty(len(low), values.dtype)
+        kernels.slide_sum(values, low, high, np.empty(len(values), values.dtype), sums)
+    return pa.array(sums, mask=None if seen is None else ~seen)
+
+
+def _extreme(column: _Column, greatest: bool, low: Integers, high: Integers) -> _Column:
+    seen = _seen(column, low, high)
+    kind = as_integers(column.type)
+    if kind is None:
+        null: Any = -np.inf if greatest else np.nan
+    else:
+        limits = np.iinfo(kind.to_pandas_dtype())
+        null = limits.min if greatest else limits.max
+    values = _numbers(column, null)
+    at = np.empty(len(low), np.int64)
+    pick = kernels.slide_greatest if greatest else kernels.slide_least
+    pick(values, low, high, np.empty(len(values), np.int64), at)
+    best = values[at]
+    found = pa.array(best, mask=None if seen is None else ~seen)
+    return found if found.type == column.type else found.view(column.type)

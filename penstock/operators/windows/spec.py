@@ -1,0 +1,49 @@
+"""Windows in panes: which there are, and which of them a pane is in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.errors import InvalidUsageError
+
+__all__ = ["WindowSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSpec:
+    """Windows whose size and slide are whole numbers of panes.
+
+    Pane p is ``[p, p + 1)`` times the pane's length since 1970-01-01T00:00:00Z; window k is made of the panes
+    from ``k * slide`` to before ``k * slide + size``, k of any sign, so that windows are aligned as Spark's
+    ``window()`` aligns them.
+
+    Parameters
+    ----------
+    size, slide : int
+        In panes; the slide is at most the size.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a number is not positive, or the slide is longer than the size.
+    """
+
+    size: int
+    slide: int
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if self.slide < 1 or self.size < self.slide:
+            raise InvalidUsageError("no windows of panes", size=self.size, slide=self.slide)
+
+    def first_with(self, pane: int) -> int:
+        """Return the first window that has a pane."""
+        return (pane - self.size) // self.slide + 1
+
+    def last_complete(self, watermark: int) -> int:
+        """Return the last window that has no pane from `watermark` on."""
+        return (watermark - self.size) // self.slide
+
+    def start(self, window: int) -> int:
+        """Return a window's first pane."""
+        return window * self.slide

@@ -1,0 +1,205 @@
+"""`update_window`: windows over any streaming DataFrame."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import (
+    DateType,
+    IntegralType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.partials import Decomposition, decompose, pane_ms
+from penstock.operators.scan import Fragments, Partial, TimeUnit
+from penstock.spark_ext.parcels import PARCEL_SCHEMA
+from penstock.spark_ext.stateful import Stateful, arrow_schema, check_streaming, columns_of, key_columns
+from penstock.spark_ext.window_packing import RowPacker, row_fragmenter
+from penstock.spark_ext.window_plan import WINDOW, WindowPlan, quoted, value_columns
+from penstock.state_store.bucket_store import RETAIN_VERSIONS
+from penstock.units import parse_duration_us
+
+__all__ = ["update_window"]
+
+_MODES = ("append",)
+_NULLS = ("error", "drop")
+_TIME = "__penstock_time"
+_DELAY_KEY = "spark.watermarkDelayMs"
+
+
+def update_window(
+    df: DataFrame,
+    key: str | Iterable[str],
+    time: str,
+    size: str | timedelta,
+    slide: str | timedelta | None = None,
+    aggs: Mapping[str, str] | None = None,
+    mode: str = "append",
+    *,
+    delay: str | timedelta | None = None,
+    unit: TimeUnit | None = None,
+    buckets: int | None = None,
+    nulls: str = "error",
+    state_location: str | os.PathLike[str] | None = None,
+    retain_versions: int = RETAIN_VERSIONS,
+    name: str = "update_window",
+) -> DataFrame:
+    """Aggregate each key's tuples in windows of time.
+
+    Parameters
+    ----------
+    df : DataFrame
+        A streaming DataFrame.
+    key : str or iterable of str
+        The columns of the group; none, as ``()``, makes one group. A null is a group of its own.
+    time : str
+        The column of event time: a timestamp, a date, or an integer with a `unit`.
+    size, slide : str or timedelta
+        Such as ``"60 s"``. Without a slide windows do not overlap. They are ``[start, end)`` and aligned as
+        Spark's ``window()`` aligns them.
+    aggs : mapping of str to str
+        Spark SQL by the name of its column: ``{"load": "avg(value)"}``.
+    mode : {"append"}
+        Which windows are emitted: all, each once, as the watermark passes its end.
+    delay : str or timedelta, optional
+        How long tuples may be behind the newest one. By default that of ``withWatermark`` where `df` has one
+        on the column `time`, else none.
+    unit : {"s", "ms", "us", "ns"}, optional
+        Of an integer time, since 1970-01-01T00:00:00Z.
+    buckets, state_location, retain_versions, name
+        As in `update_queue`.
+    nulls : {"error", "drop"}
+        What happens to rows without a time: the query fails, or they are dropped and counted.
+
+    Returns
+    -------
+    DataFrame
+        For ``outputMode("append")``: the key's columns, ``window`` (a struct of ``start`` and ``end``), and
+        one column for each of `aggs`.
+
+    Raises
+    ------
+    InvalidUsageError
+        If an argument is wrong. What can only be seen later (rows without a time, a restart with other
+        settings, damaged state) fails the query with an error of `penstock.errors`.
+
+    Examples
+    --------
+    >>> loads = penstock.update_window(
+    ...     readings, key="plug", time="time", size="60 s", slide="1 s",
+    ...     aggs={"load": "avg(value)"}, state_location="/var/lib/penstock",
+    ... )  # doctest: +SKIP
+    """
+    check_streaming(df)
+    place = Stateful.of(
+        df.sparkSession,
+        name=name,
+        buckets=buckets,
+        state_location=state_location,
+        retain_versions=retain_versions,
+    )
+    if mode not in _MODES:
+        raise InvalidUsageError("there is no such option", option="mode", got=mode, known=_MODES)
+    if nulls not in _NULLS:
+        raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=_NULLS)
+    if not aggs:
+        raise InvalidUsageError("nothing is aggregated", hint="such as aggs={'load': 'avg(value)'}")
+    keys = key_columns(key)
+    at, unit = _time(df, time, unit)
+    size_ms = _milliseconds("size", size)
+    slide_ms = size_ms if slide is None else _milliseconds("slide", slide)
+    split = decompose(aggs, time, keys)
+    if split is None:
+        raise InvalidUsageError(
+            "an aggregate cannot be made of panes",
+            hint="count, sum, avg, min, max, first, last and stddev can, and what is computed from them",
+        )
+    split = split.counted(keys)
+    rows, partials = _rows(df, keys, at, split)
+    fragments = Fragments(pane_ms(size_ms, slide_ms), _TIME, unit, keys, partials)
+    plan = WindowPlan(
+        fragments=fragments,
+        decomposition=split,
+        schema=row_fragmenter(rows_schema := arrow_schema(rows.schema, large=False), fragments).schema,
+        output=_output(df, keys, time, aggs),
+        size_ms=size_ms,
+        slide_ms=slide_ms,
+        delay_ms=_delay_ms(df, time, delay),
+        local=isinstance(df.schema[time].dataType, TimestampNTZType),
+    )
+    packer = RowPacker(rows_schema, fragments, plan.packer(place.buckets), nulls)
+    parcels = rows.mapInArrow(packer, PARCEL_SCHEMA)
+    return plan.results(place, parcels, columns_of(rows.schema))
+
+
+def _time(df: DataFrame, time: str, unit: TimeUnit | None) -> tuple[Column, TimeUnit]:
+    """Return the time as windows take it, and what one step of it is."""
+    if time not in df.columns:
+        raise InvalidUsageError("there is no such column", option="time", column=time, columns=df.columns)
+    kind, column = df.schema[time].dataType, sf.col(quoted(time))
+    if isinstance(kind, TimestampType | TimestampNTZType | DateType):
+        if unit is not None:
+            raise InvalidUsageError("only an integer time has a unit", column=time, type=kind.simpleString())
+        return (column.cast("timestamp") if isinstance(kind, DateType) else column), "us"
+    if not isinstance(kind, IntegralType):
+        raise InvalidUsageError(
+            "a column of this type cannot be the time",
+            column=time,
+            type=kind.simpleString(),
+            hint="use a timestamp, a date or an integer with a unit; cast others first",
+        )
+    if unit is None:
+        raise InvalidUsageError(
+            "an integer time needs a unit", column=time, hint="unit='s', 'ms', 'us' or 'ns'"
+        )
+    return column.cast("long"), unit
+
+
+def _rows(
+    df: DataFrame, keys: tuple[str, ...], at: Column, split: Decomposition
+) -> tuple[DataFrame, tuple[Partial, ...]]:
+    """Return time, groups and the values of partials as columns, and partials of these columns."""
+    missing = [name for name in keys if name not in df.columns]
+    if missing:
+        raise InvalidUsageError(
+            "there is no such column", option="key", column=missing[0], columns=df.columns
+        )
+    values, partials = value_columns(split)
+    return df.select(at.alias(_TIME), *(sf.col(quoted(name)) for name in keys), *values), partials
+
+
+def _output(df: DataFrame, keys: tuple[str, ...], time: str, aggs: Mapping[str, str]) -> StructType:
+    """Return the columns that Spark's own windows would have."""
+    taken = sorted({WINDOW, *keys} & aggs.keys())
+    if taken or WINDOW in keys:
+        raise InvalidUsageError("two columns have the same name", columns=taken or [WINDOW])
+    local = isinstance(df.schema[time].dataType, TimestampNTZType)
+    of_window = TimestampNTZType() if local else TimestampType()
+    window = StructType([StructField("start", of_window), StructField("end", of_window)])
+    made = df.groupBy(*(sf.col(quoted(name)) for name in keys)).agg(
+        *(sf.expr(text).alias(name) for name, text in aggs.items())
+    )
+    fields = made.schema.fields
+    return StructType([*fields[: len(keys)], StructField(WINDOW, window), *fields[len(keys) :]])
+
+
+def _milliseconds(option: str, given: str | timedelta, *, least: int = 1) -> int:
+    us = parse_duration_us(given)
+    if us % 1000 or us < 1000 * least:
+        raise InvalidUsageError("not a whole number of milliseconds", option=option, got=str(given))
+    return us // 1000
+
+
+def _delay_ms(df: DataFrame, time: str, delay: str | timedelta | None) -> int:
+    """Return how long tuples may be late: as given, or as ``withWatermark`` says of the column."""
+    if delay is not None:
+        return _milliseconds("delay", delay, least=0)
+    return int(df.schema[time].metadata.get(_DELAY_KEY, 0))

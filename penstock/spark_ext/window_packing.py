@@ -1,0 +1,183 @@
+"""How windows' entries reach their buckets: fragments of the map side as parcels.
+
+Every task of the map side sends each bucket a parcel, if need be an empty one, that says which pane is its
+newest. So all buckets of a micro-batch know the same watermark, and close the same windows, also those whose
+own groups went silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.conform import conform
+from penstock.operators.fragments import Fragmenter
+from penstock.operators.fragments.keys import integers_of
+from penstock.operators.scan import PANE, Fragments
+from penstock.operators.windows.groups import GroupCodec
+from penstock.operators.windows.panes import ENTRY_PANE
+from penstock.spark_ext.buckets import bucket_labels
+from penstock.spark_ext.packing import parcel_row
+from penstock.spark_ext.parcels import to_parcels
+
+__all__ = ["EntryPacker", "RowPacker", "add_rows", "facts_of", "row_fragmenter"]
+
+_MOST_FRAGMENTS = 1 << 20
+"""A task hands its fragments on when it has so many."""
+
+_NEWEST, _PART = b"newest", b"part"
+
+
+def facts_of(batch: pa.RecordBatch) -> tuple[int, int]:
+    """Return the newest pane of the task that made a parcel, and the task's place among the others."""
+    facts = batch.schema.metadata
+    return int(facts[_NEWEST]), int(facts[_PART])
+
+
+@dataclass(frozen=True)
+class EntryPacker:
+    """Makes parcels of fragments. Used in a worker, once per partition.
+
+    Parameters
+    ----------
+    pane_steps : int
+        The length of a pane in steps of the time.
+    entry : pyarrow.Schema
+        Of an entry; see `WindowLayout.entry`.
+    buckets : int
+        Number of buckets.
+    """
+
+    pane_steps: int
+    entry: pa.Schema
+    buckets: int
+
+    @classmethod
+    def of(cls, fragments: Fragments, schema: pa.Schema, buckets: int) -> EntryPacker:
+        """Return what makes parcels of fragments of a schema."""
+        entry = [
+            *(schema.field(name) for name in fragments.group_by),
+            pa.field(ENTRY_PANE, pa.int64()),
+            *(schema.field(partial.name) for partial in fragments.partials),
+        ]
+        return cls(fragments.pane_steps, pa.schema(entry), buckets)
+
+    def pack(
+        self, fragments: Iterable[pa.RecordBatch], dropped: Callable[[], int] = lambda: 0
+    ) -> Iterator[pa.RecordBatch]:
+        """Return the parcels of a task's fragments; `dropped` says at the end how many rows are in none."""
+        context = TaskContext.get()
+        part = context.partitionId() if context else 0
+        newest: int | None = None
+        last: pa.RecordBatch | None = None
+        for batch in fragments:
+            if not batch.num_rows:
+                continue
+            if last is not None:
+                yield from self._parcels(last, {_PART: str(part).encode(), _NEWEST: str(newest).encode()})
+            last = self._entries(batch)
+            here = int(np.max(last.column(ENTRY_PANE).to_numpy()))
+            newest = here if newest is None else max(newest, here)
+        if last is not None:
+            facts = {_PART: str(part).encode(), _NEWEST: str(newest).encode()}
+            yield from self._parcels(last, facts, everywhere=True)
+        left_out = dropped()
+        if left_out:
+            yield parcel_row(bucket_labels(self.buckets)[0], left_out, None)
+
+    def _entries(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        panes = integers_of(batch.column(PANE)).astype(np.int64, copy=False) // self.pane_steps
+        columns = [pa.array(panes) if name == ENTRY_PANE else batch.column(name) for name in self.entry.names]
+        return conform(pa.RecordBatch.from_arrays(columns, self.entry.names), self.entry)
+
+    def _parcels(
+        self, entries: pa.RecordBatch, facts: dict[bytes, bytes], *, everywhere: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """Cut entries into parcels by bucket; those without entries get one only where `everywhere` says."""
+        groups = self.entry.names[: self.entry.names.index(ENTRY_PANE)]
+        codec = GroupCodec([self.entry.field(name) for name in groups])
+        keys = codec.encode([entries.column(name) for name in groups], entries.num_rows)
+        number = keys.bucket(self.buckets)
+        order = np.argsort(number, kind="stable")
+        bounds = np.searchsorted(number[order], np.arange(self.buckets + 1))
+        whole = entries.take(pa.array(order)).replace_schema_metadata(facts)
+        for bucket, label in enumerate(bucket_labels(self.buckets)):
+            begin, end = int(bounds[bucket]), int(bounds[bucket + 1])
+            if begin == end and not everywhere:
+                continue
+            for payload in to_parcels([whole.slice(begin, end - begin)]):
+                yield parcel_row(label, 0, payload)
+
+
+def row_fragmenter(rows: pa.Schema, fragments: Fragments) -> Fragmenter:
+    """Return what makes fragments of rows; expressions of its partials are names of columns, or ``*``.
+
+    Raises
+    ------
+    InvalidUsageError
+        If that cannot be of these types.
+    """
+    types = {name: rows.field(name).type for name in (fragments.time, *fragments.group_by)}
+    types |= {
+        one.name: pa.int64() if one.expression == "*" else rows.field(one.expression).type
+        for one in fragments.partials
+    }
+    return Fragmenter(fragments, types)
+
+
+def add_rows(fragmenter: Fragmenter, fragments: Fragments, rows: pa.RecordBatch) -> None:
+    """Let a `row_fragmenter` fold rows."""
+    fragmenter.add(
+        rows.column(fragments.time),
+        [rows.column(name) for name in fragments.group_by],
+        [None if one.expression == "*" else rows.column(one.expression) for one in fragments.partials],
+    )
+
+
+@dataclass(frozen=True)
+class RowPacker:
+    """Makes parcels of rows, for ``mapInArrow``. Called once per partition, in a worker.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        Of the rows: the time, the groups, and the values of partials under their expressions' names.
+    fragments : Fragments
+        What is made of them; expressions are names of columns, or ``*``.
+    packer : EntryPacker
+        What makes parcels of that.
+    nulls : str
+        ``"error"`` or ``"drop"``: what is done with rows without a time.
+    """
+
+    schema: pa.Schema
+    fragments: Fragments
+    packer: EntryPacker
+    nulls: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return the parcels of one partition's rows."""
+        fragmenter = row_fragmenter(self.schema, self.fragments)
+        made = self._fragments(fragmenter, batches)
+        yield from self.packer.pack(made, lambda: fragmenter.without_time)
+
+    def _fragments(
+        self, fragmenter: Fragmenter, batches: Iterable[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            add_rows(fragmenter, self.fragments, conform(batch, self.schema))
+            if fragmenter.without_time and self.nulls == "error":
+                raise InvalidUsageError(
+                    "rows without a time",
+                    rows=fragmenter.without_time,
+                    column=self.fragments.time,
+                    hint="filter them out first, or pass nulls='drop' to drop and count them",
+                )
+            if fragmenter.made >= _MOST_FRAGMENTS:
+                yield fragmenter.finish()
+        yield fragmenter.finish()

@@ -1,0 +1,140 @@
+"""How windows become Spark's operators: what both `update_window` and running graphs are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import LongType, StructField, StructType
+
+from penstock.operators.partials import Decomposition
+from penstock.operators.scan import Fragments, Partial
+from penstock.operators.stream import RESERVED_PREFIX
+from penstock.operators.windows.panes import START, WindowLayout
+from penstock.operators.windows.spec import WindowSpec
+from penstock.spark_ext.p_stream_types import as_arrow_of_spark, spark_schema
+from penstock.spark_ext.stateful import Stateful
+from penstock.spark_ext.window_operator import WindowOperator
+from penstock.spark_ext.window_packing import EntryPacker
+
+__all__ = ["WINDOW", "WindowPlan", "quoted", "value_columns"]
+
+WINDOW = "window"
+"""The column that says of which window a result is: a struct of ``start`` and ``end``."""
+
+
+@dataclass(frozen=True)
+class WindowPlan:
+    """Windows of fragments.
+
+    Parameters
+    ----------
+    fragments : Fragments
+        What the map side makes; with a partial that counts all rows.
+    decomposition : Decomposition
+        The aggregates.
+    schema : pyarrow.Schema
+        Of the fragments, as `Fragmenter.schema` has it.
+    output : StructType
+        What is emitted: groups, `WINDOW`, aggregates.
+    size_ms, slide_ms, delay_ms : int
+        Of the windows, and how far the watermark is behind the newest tuple.
+    local : bool
+        Whether times have no zone.
+    """
+
+    fragments: Fragments
+    decomposition: Decomposition
+    schema: pa.Schema
+    output: StructType
+    size_ms: int
+    slide_ms: int
+    delay_ms: int
+    local: bool
+
+    @property
+    def layout(self) -> WindowLayout:
+        """What the windows are made of."""
+        rows = self.decomposition.rows
+        assert rows is not None  # noqa: S101  # the planner has counted them
+        pane = self.fragments.pane_ms
+        partials = self.fragments.partials
+        return WindowLayout(
+            WindowSpec(self.size_ms // pane, self.slide_ms // pane),
+            pa.schema([self.schema.field(name) for name in self.fragments.group_by]),
+            partials,
+            tuple(self.schema.field(partial.name).type for partial in partials),
+            dict(self.decomposition.times),
+            rows,
+        )
+
+    def packer(self, buckets: int) -> EntryPacker:
+        """Return what makes parcels of fragments."""
+        return EntryPacker.of(self.fragments, self.schema, buckets)
+
+    def results(self, place: Stateful, parcels: DataFrame, columns: Iterable[str]) -> DataFrame:
+        """Return the windows that parcels make.
+
+        Parameters
+        ----------
+        place : Stateful
+            The operator's place.
+        parcels : DataFrame
+            Of `EntryPacker.pack`.
+        columns : iterable of str
+            Names and types of what the fragments are made of, which may not change while a checkpoint lives.
+        """
+        layout = self.layout
+        settings = {
+            "key": list(self.fragments.group_by),
+            "time": self.fragments.time,
+            "window": [self.size_ms, self.slide_ms, self.delay_ms],
+            "aggregates": [[one.kind, one.expression, one.name] for one in self.decomposition.partials],
+            "schema": list(columns),
+        }
+        operator = WindowOperator(layout, -(-self.delay_ms // self.fragments.pane_ms), settings)
+        made = _spark_windows(layout)
+        windows = place.run(parcels, operator, made, as_arrow_of_spark(made), waits=False)
+        return windows.select(*self._columns())
+
+    def _columns(self) -> list[Column]:
+        """Return groups, window and aggregates as Spark computes them of windows' partials."""
+        made: dict[str, Column] = {name: sf.col(quoted(name)) for name in self.fragments.group_by}
+        start = sf.col(quoted(START)) * sf.lit(1000 * self.fragments.pane_ms)
+        made[WINDOW] = sf.struct(
+            self._instant(start).alias("start"), self._instant(start + 1000 * self.size_ms).alias("end")
+        )
+        for name, text in self.decomposition.assembly.items():
+            made[name] = sf.expr(text)
+        return [made[field.name].cast(field.dataType).alias(field.name) for field in self.output]
+
+    def _instant(self, micros: Column) -> Column:
+        if not self.local:
+            return sf.timestamp_micros(micros)
+        zero = sf.expr("TIMESTAMP_NTZ'1970-01-01 00:00:00'")
+        return zero + sf.make_dt_interval(secs=(micros / 1_000_000).cast("decimal(18, 6)"))
+
+
+def value_columns(split: Decomposition) -> tuple[list[Column], tuple[Partial, ...]]:
+    """Return what partials are made of as columns, and the partials of these."""
+    texts = dict.fromkeys(one.expression for one in split.partials if one.expression != "*")
+    names = {text: f"{RESERVED_PREFIX}value_{number}" for number, text in enumerate(texts)}
+    partials = tuple(
+        replace(one, expression=names.get(one.expression, one.expression)) for one in split.partials
+    )
+    return [sf.expr(text).alias(name) for text, name in names.items()], partials
+
+
+def _spark_windows(layout: WindowLayout) -> StructType:
+    names = pa.schema([*layout.groups, *layout.values])
+    known = {field.name: field for field in spark_schema(names)}
+    known[START] = StructField(START, LongType())
+    return StructType([known[name] for name in layout.window.names])
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as SQL has it."""
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,165 @@
+"""Windows of panes are those of brute force, however the input is cut and the state stored between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.checkpointing.p_unit import decode, encode
+from penstock.operators.fragments import Fragmenter
+from penstock.operators.scan import PANE, Fragments, Partial
+from penstock.operators.windows import panes as panes_module
+from penstock.operators.windows.panes import ENTRY_PANE, START, Panes, WindowLayout
+from penstock.operators.windows.spec import WindowSpec
+from tests.naive_windows import Row, Windows, aggregated, batches_of
+
+PARTIALS = (
+    Partial("count", "*", "rows"),
+    Partial("count", "value", "known"),
+    Partial("sum", "value", "sum"),
+    Partial("min", "value", "min"),
+    Partial("max", "value", "max"),
+    Partial("first", "value", "first"),
+    Partial("last", "value", "last"),
+    Partial("min", "pane_time", "first_at"),
+    Partial("max", "pane_time", "last_at"),
+)
+TYPES = (pa.int64(), pa.int64(), *[pa.float64()] * 5, pa.int64(), pa.int64())
+TIMES = {"first": "first_at", "last": "last_at"}
+GROUPS = pa.schema([pa.field("group", pa.string())])
+FRAGMENTS = Fragments(1, "time", "ms", ("group",), PARTIALS)
+
+
+def _known(rows: list[Row]) -> list[float]:
+    return [row.value for row in rows if row.value is not None]
+
+
+AGGREGATES = {
+    "rows": len,
+    "known": lambda rows: len(_known(rows)),
+    "sum": lambda rows: sum(_known(rows)) if _known(rows) else None,
+    "min": lambda rows: min(_known(rows), default=None),
+    "max": lambda rows: max(_known(rows), default=None),
+    "first": lambda rows: min(enumerate(rows), key=lambda it: (it[1].pane, it[0]))[1].value,
+    "last": lambda rows: max(enumerate(rows), key=lambda it: (it[1].pane, it[0]))[1].value,
+}
+
+
+def layout_of(size: int, slide: int) -> WindowLayout:
+    return WindowLayout(WindowSpec(size, slide), GROUPS, PARTIALS, TYPES, TIMES, "rows")
+
+
+def entries_of(rows: list[Row], layout: WindowLayout) -> pa.RecordBatch:
+    time = pa.array([row.pane for row in rows], pa.int64())
+    group = pa.array([row.group for row in rows], pa.string())
+    value = pa.array([row.value for row in rows], pa.float64())
+    types = {"time": pa.int64(), "group": pa.string(), **{p.name: pa.float64() for p in PARTIALS}}
+    types |= {"first_at": pa.int64(), "last_at": pa.int64()}
+    fragmenter = Fragmenter(FRAGMENTS, types)
+    columns = {"*": None, "value": value, "pane_time": time}
+    fragmenter.add(time, [group], [columns[partial.expression] for partial in PARTIALS])
+    made = fragmenter.finish()
+    by_name = {ENTRY_PANE: made.column(PANE)} | {
+        name: made.column(name) for name in layout.entry.names if name != ENTRY_PANE
+    }
+    return pa.RecordBatch.from_arrays([by_name[name] for name in layout.entry.names], schema=layout.entry)
+
+
+def stored(units: Any) -> Any:
+    return [decode(bytes(encode(unit)), "a test") for unit in units]
+
+
+ROWS = st.lists(
+    st.builds(
+        Row,
+        st.sampled_from(["a", "b", "c", None]),
+        st.integers(-12, 40),
+        st.one_of(st.none(), st.integers(-9, 9).map(float)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=ROWS,
+    in_order=st.booleans(),
+    size=st.integers(1, 9),
+    slide=st.integers(1, 9),
+    delay=st.integers(0, 8),
+    data=st.data(),
+)
+def test_windows_hold_what_brute_force_puts_into_them(
+    rows: list[Row], in_order: bool, size: int, slide: int, delay: int, data: st.DataObject
+) -> None:
+    slide = min(slide, size)
+    if in_order:
+        rows = sorted(rows, key=lambda row: row.pane)
+    cuts = data.draw(st.lists(st.integers(0, len(rows)), max_size=6))
+    layout, oracle = layout_of(size, slide), Windows(size, slide, delay)
+    state, units, late, newest = Panes(layout), [], 0, None
+    for batch in batches_of(rows, cuts):
+        arriving = [entries_of(batch, layout)] if batch else []
+        if batch:
+            newest = (
+                max(row.pane for row in batch) if newest is None else max(newest, *(r.pane for r in batch))
+            )
+        done = state.run(arriving, None if newest is None else newest - delay)
+        expected = aggregated(oracle.batch(batch), AGGREGATES)
+        got: dict[Any, dict[str, Any]] = {}
+        for windows in done.windows:
+            assert windows.schema == layout.window
+            for row in windows.to_pylist():
+                key = (row["group"], row[START])
+                assert key not in got
+                got[key] = {name: row[name] for name in AGGREGATES}
+        assert got == expected
+        late += done.late
+        assert done.rows_in == len(batch)
+        units.append(state.delta())
+        how = data.draw(st.sampled_from(["keep", "deltas", "snapshot"]))
+        if how == "snapshot":
+            units = list(state.snapshot())
+        if how != "keep":
+            state = Panes(layout)
+            units = stored(units)
+            state.restore(units)
+    assert late == oracle.late
+
+
+def test_many_windows_are_handed_over_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = layout_of(4, 1)
+    rows = [Row(group, pane, 1.0) for pane in range(30) for group in "abc"]
+    whole = Panes(layout).run([entries_of(rows, layout)], 30).windows
+    monkeypatch.setattr(panes_module, "_CHUNK_WINDOWS", 10)
+    pieces = Panes(layout).run([entries_of(rows, layout)], 30).windows
+    assert len(whole) == 1
+    assert len(pieces) > 1
+    assert pa.Table.from_batches(pieces) == pa.Table.from_batches(whole)
+
+
+def test_silent_groups_leave_nothing_behind() -> None:
+    layout = layout_of(4, 2)
+    state = Panes(layout)
+    for pane in range(0, 40_000, 100):
+        rows = [Row(f"{pane + i}", pane, 1.0) for i in range(20)]
+        state.run([entries_of(rows, layout)], pane)
+        state.delta()
+    assert len(state) <= 40
+    assert state.size_bytes < 1_000_000
+
+
+def test_entries_of_a_pane_that_comes_again_and_again_are_combined() -> None:
+    layout = layout_of(1000, 1)
+    state = Panes(layout)
+    for _ in range(50):
+        state.run([entries_of([Row("a", pane, 1.0) for pane in range(100)], layout)], 0)
+        state.delta()
+    assert len(state) < 2000
+    (windows,) = state.run([], 1000).windows
+    assert np.array_equal(windows.column("rows").to_numpy()[-1:], [5000])

@@ -1,0 +1,124 @@
+"""Windows on real Spark are those of Spark's own ``groupBy(window(...))``, window for window."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+import penstock
+from tests.spark.queries import Place
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "t timestamp, k string, part int, v double, n long"
+AGGS = {
+    "rows": "count(*)",
+    "known": "count(v)",
+    "total": "sum(v)",
+    "mean": "avg(v)",
+    "low": "min(n)",
+    "high": "max(v)",
+    "spread": "stddev(v)",
+    "ratio": "sum(v * n) / sum(n)",
+    "large": "count(*) filter (where v > 5)",
+}
+
+
+LAST = {"t": 1_700_000_900_000_000, "k": "z", "part": 0, "v": 0.0, "n": 1}
+
+
+def readings(seed: int, rows: int, seconds: float, disorder_s: float = 0.0) -> pa.Table:
+    """Return readings of some groups over some seconds; some are late, some groups and values are null."""
+    rng = np.random.default_rng(seed)
+    at = np.sort(rng.uniform(0, seconds, rows)) + rng.normal(0, disorder_s, rows)
+    micros = (at * 1e6).astype(np.int64) + 1_700_000_000_000_000
+    null = rng.random(rows) < 0.1
+    return pa.table(
+        {
+            "t": pa.array(micros, pa.timestamp("us", "UTC")),
+            "k": pa.array(rng.choice(["a", "b", "c"], rows), mask=rng.random(rows) < 0.1),
+            "part": pa.array(rng.integers(0, 3, rows), pa.int32()),
+            "v": pa.array(rng.integers(0, 10, rows).astype(float), mask=null),
+            "n": pa.array(rng.integers(1, 5, rows)),
+        }
+    )
+
+
+def cut(table: pa.Table, seed: int, pieces: int) -> list[pa.Table]:
+    """Cut a table at random places."""
+    places = np.sort(np.random.default_rng(seed).integers(0, len(table), pieces - 1))
+    bounds = [0, *places.tolist(), len(table)]
+    return [table.slice(a, b - a) for a, b in pairwise(bounds)]
+
+
+def ours(place: Place, df: DataFrame, **options: Any) -> DataFrame:
+    given: dict[str, Any] = {
+        "key": ("k", "part"),
+        "time": "t",
+        "aggs": AGGS,
+        "state_location": place.state,
+    } | options
+    return penstock.update_window(df, **given)
+
+
+def of_spark(df: DataFrame, size: str, slide: str, delay: str) -> DataFrame:
+    watermarked = df.withWatermark("t", delay)
+    grouped = watermarked.groupBy("k", "part", sf.window("t", size, slide))
+    return grouped.agg(*(sf.expr(text).alias(name) for name, text in AGGS.items())).select(
+        "k", "part", "window", *AGGS
+    )
+
+
+def windows_in(place: Place, names: list[str]) -> list[tuple[Any, ...]]:
+    rows = [
+        tuple(rounded(row[name]) for name in names) for t in place.batches().values() for row in t.to_pylist()
+    ]
+    return sorted(rows, key=repr)
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value["start"].isoformat(), value["end"].isoformat()
+    return round(value, 9) if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize(
+    ("size", "slide", "delay", "disorder_s"),
+    [("10 seconds", "10 seconds", "0 seconds", 0.0), ("12 seconds", "5 seconds", "2 seconds", 8.0)],
+    ids=["tumbling", "sliding, out of order"],
+)
+def test_append_windows_are_those_of_spark(
+    spark: SparkSession, tmp_path: Path, size: str, slide: str, delay: str, disorder_s: float
+) -> None:
+    batches = cut(readings(7, 600, 90, disorder_s), 7, 5)
+    end = pa.table(
+        {name: pa.array([value], batches[0].schema.field(name).type) for name, value in LAST.items()}
+    )
+    found = []
+    for number in range(2):
+        place = Place(tmp_path / str(number))
+        # Spark emits what a micro-batch closes in the next one.
+        place.input.add(*batches, end, *([end] if number else []))
+        df = place.input.frame(spark, SCHEMA)
+        made = (
+            of_spark(df, size, slide, delay)
+            if number
+            else ours(place, df.withWatermark("t", delay), size=size, slide=slide)
+        )
+        query = place.run(made)
+        found.append(windows_in(place, ["k", "part", "window", *AGGS]))
+        if not number:
+            metrics = penstock.metrics(query)
+            assert sum(m["rows_in"] for m in metrics) == 601
+            assert sum(m["emitted"] for m in metrics) == len(found[0])
+            assert (sum(m["late"] for m in metrics) > 0) == (disorder_s > 0)
+            assert made.schema.simpleString() == of_spark(df, size, slide, delay).schema.simpleString()
+    assert len(found[0]) > 90
+    assert found[0] == found[1]
