@@ -283,10 +283,9 @@ class Frames:
     def _united(self, node: UpdateUnion) -> DataFrame:
         options: dict[str, Any] = {"state_location": self._state, **dict(node.options)}
         rows = [self._of(above) for above in node.inputs]
-        made = update_union(
+        return update_union(
             *rows, key=node.key, time=node.time, prefer=node.prefer, name=_plain(node.name), **options
         )
-        return made.select(*map(_quoted, node.schema.names)) if "apply" not in options else made
 
     def _joined(self, node: Join) -> DataFrame:
         options: dict[str, Any] = {"state_location": self._state, **dict(node.options)}

@@ -315,7 +315,13 @@ class Graph:
         )
 
     def union(
-        self, *others: Graph, prefer: int | str | None = None, name: str | None = None, **options: Any
+        self,
+        *others: Graph,
+        key: str | Sequence[str] = (),
+        time: str | None = None,
+        prefer: int | str | None = None,
+        name: str | None = None,
+        **options: Any,
     ) -> Graph:
         """Return all tuples of this and other graphs, which have the same columns.
 
@@ -324,6 +330,8 @@ class Graph:
 
         Parameters
         ----------
+        key, time : str or sequence of str, and str, optional
+            Take the inputs for update streams of this key, ordered by this time; needless for those that are.
         prefer : int or str, optional
             Of update streams, whose truth wins a tie: by position, this graph being 0; or the name of an
             input's last operator or of its source.
@@ -338,6 +346,15 @@ class Graph:
         """
         own = self._open("union", name)
         inputs = (self.root, *(other._ready() for other in others))
+        names = (key,) if isinstance(key, str) else tuple(key)
+        if bool(names) != bool(time):
+            raise InvalidUsageError("an update stream has a key and a time", key=names, time=time, node=own)
+        if time:
+            columns = tuple(self._column(each, own) for each in names)
+            place = _input(prefer, own, inputs)
+            return self._with(
+                UpdateUnion(own, inputs, columns, self._column(time, own), place, tuple(options.items()))
+            )
         plain = Union(own, inputs)
         if not plain.key:
             if prefer is not None or options:
@@ -354,9 +371,8 @@ class Graph:
                 "keep it, as it is, in every select",
                 times=", ".join(str(each) for each in times),
             )
-        return self._with(
-            UpdateUnion(own, inputs, str(times[0]), _input(prefer, plain), tuple(options.items()))
-        )
+        place = _input(prefer, own, inputs)
+        return self._with(UpdateUnion(own, inputs, plain.key, str(times[0]), place, tuple(options.items())))
 
     def join(
         self,
@@ -367,6 +383,7 @@ class Graph:
         within: str | timedelta,
         condition: str | None = None,
         unit: TimeUnit | None = None,
+        updates: bool = False,
         name: str | None = None,
         **options: Any,
     ) -> Graph:
@@ -388,6 +405,8 @@ class Graph:
             What else must be true, over the columns of the output.
         unit : str, optional
             Of a time of integers: ``s``, ``ms``, ``us`` or ``ns``.
+        updates : bool
+            Whether to take both for update streams whose key is `on`; needless for those that are.
         **options
             Other arguments of `penstock.update_join`, such as ``delay="1 minute"``.
 
@@ -401,8 +420,9 @@ class Graph:
         names = (on,) if isinstance(on, str) else tuple(on)
         inputs = (self.root, other._ready())
         joined = Join(
-            own, inputs, names, time, _milliseconds(within), unit=unit, options=tuple(options.items())
-        )
+            *(own, inputs, names, time, _milliseconds(within, least_us=0)),
+            updates=updates, unit=unit, options=tuple(options.items()),
+        )  # fmt: skip
         if joined.key:
             kind = joined.schema.field(time).type
             for option, duration in (("within", within), ("delay", options.get("delay"))):
@@ -499,21 +519,21 @@ class Graph:
         return found[0]
 
 
-def _input(prefer: int | str | None, union: Union) -> int | None:
+def _input(prefer: int | str | None, union: str, inputs: Sequence[Node]) -> int | None:
     """Return the position of the input whose truth wins."""
     names = [
-        {node.name, *(one.name for one in topological(node) if isinstance(one, Source))}
-        for node in union.inputs
+        {node.name, *(one.name for one in topological(node) if isinstance(one, Source))} for node in inputs
     ]
     if prefer is None or (type(prefer) is int and 0 <= prefer < len(names)):
         return prefer
     found = [place for place, some in enumerate(names) if prefer in some]
     if len(found) == 1:
         return found[0]
-    raise union.wrong(
+    raise InvalidUsageError(
         "several inputs have the name to prefer" if found else "there is no such input to prefer",
-        "say its position, or one of " + ", ".join(sorted(set().union(*names))),
+        hint="say its position, or one of " + ", ".join(sorted(set().union(*names))),
         prefer=prefer,
+        node=union,
     )
 
 

@@ -202,6 +202,8 @@ class UpdateUnion(Union):
 
     Parameters
     ----------
+    update_key : tuple of str
+        The update key, which is that of those inputs that are update streams.
     time : str
         The column that orders the updates of a key.
     prefer : int, optional
@@ -213,6 +215,7 @@ class UpdateUnion(Union):
     stateful: ClassVar[bool] = True
     label: ClassVar[str] = "update union"
 
+    update_key: tuple[str, ...]
     time: str
     prefer: int | None = None
     options: tuple[tuple[str, Any], ...] = ()
@@ -220,9 +223,19 @@ class UpdateUnion(Union):
     def _schema(self) -> pa.Schema:
         # Without the zero-argument form, which finds no class that has slots.
         schema = Union._schema(self)
-        for name in (*self.inputs[0].key, *self._times()):
+        for name in (*self.update_key, *self._times()):
             known(self, name, schema)
         return schema
+
+    def _key(self) -> tuple[str, ...]:
+        for input in self.inputs:
+            if input.key and set(input.key) != set(self.update_key):
+                raise self.wrong(
+                    "the update keys of a union differ",
+                    key=", ".join(self.update_key),
+                    input=", ".join(input.key),
+                )
+        return self.update_key
 
     def _times(self) -> tuple[str, ...]:
         arrival = dict(self.options).get("arrival")
@@ -232,7 +245,7 @@ class UpdateUnion(Union):
         """Add key and time; a function in it may need every column."""
         if "apply" in dict(self.options):
             required = frozenset(self.schema.names)
-        return (required | {*self.key, *self._times()},) * len(self.inputs)
+        return (required | {*self.update_key, *self._times()},) * len(self.inputs)
 
     def describe(self) -> str:
         """Return key, time, and the input whose truth wins."""
@@ -251,6 +264,8 @@ class Join(Node):
     ----------
     on, time, within_ms, condition
         As of `Graph.join`.
+    updates : bool
+        Whether its inputs are taken for update streams whose key is `on`.
     unit : str, optional
         Of a time of integers.
     options : tuple of pairs
@@ -264,6 +279,7 @@ class Join(Node):
     time: str
     within_ms: int
     condition: Expression | None = None
+    updates: bool = False
     unit: TimeUnit | None = None
     options: tuple[tuple[str, Any], ...] = ()
 
@@ -291,6 +307,8 @@ class Join(Node):
 
     def _key(self) -> tuple[str, ...]:
         left, right = (input.key for input in self.inputs)
+        if self.updates:
+            left, right = left or self.on, right or self.on
         if not left and not right:
             return ()
         if set(left) != set(self.on) or set(right) != set(self.on):
