@@ -95,6 +95,8 @@ class Query:
             If `apply` raises, returns no table, other columns or types, or other keys.
         """
         rows = served.rows
+        if queue.stream.source:
+            rows = rows.select([name for name in rows.schema.names if name != queue.stream.source])
         if self.staleness_column:
             staleness = pa.array(served.staleness_us / 1000.0)
             rows = rows.append_column(STALENESS_COLUMN, staleness)
@@ -199,6 +201,7 @@ def serve(
         metrics.rows_in = entered.rows_in
         metrics.conflated = entered.conflated
         metrics.late = entered.late
+        metrics.duplicates = entered.duplicates
     enqueued = clock()
     failpoint("operator.after_enqueue")
     batches = []

@@ -26,7 +26,6 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from penstock._clock import Clock
-from penstock._failpoints import failpoint
 from penstock.operators.conform import conform
 from penstock.operators.graph.nodes import Select, Where, WindowJoin
 from penstock.operators.metrics import BatchMetrics
@@ -100,12 +99,10 @@ class SidesOperator:
         started = clock()
         numbers = range(len(self.layouts))
         gathered = Gathered(len(self.layouts)).add(parcels)
-        failpoint("operator.after_enqueue")
         done = state.run(
             [gathered.arriving(number) for number in numbers],
             [gathered.watermark(number, self.delays[number]) for number in numbers],
         )
-        failpoint("operator.after_apply")
         made = [self._row(number, batch) for number in numbers for batch in done[number].windows]
         windows = sum(batch.num_rows for batch in made)
         metrics = BatchMetrics(

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 
 from penstock._clock import Clock
-from penstock._failpoints import failpoint
 from penstock.operators.metrics import BatchMetrics
 from penstock.operators.windows.panes import Panes, WindowLayout
 from penstock.spark_ext.bucket_task import Parcel, Turn
@@ -90,9 +89,7 @@ class WindowOperator:
         """Let entries in and close windows; see `Operator.run`."""
         started = clock()
         gathered = Gathered(1).add(parcels)
-        failpoint("operator.after_enqueue")
         done = state.run(gathered.arriving(0), gathered.watermark(0, self.delay))
-        failpoint("operator.after_apply")
         windows = sum(batch.num_rows for batch in done.windows)
         metrics = BatchMetrics(
             rows_in=done.rows_in + gathered.dropped,

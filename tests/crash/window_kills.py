@@ -79,7 +79,8 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
             killed = kill_all(job)
             assert job.returncode == -signal.SIGKILL
         source.add(pieces[3 * kill + 2])
-        say(f"kill {kill} of {kills}: {len(killed)} processes after {before} micro-batches")
+        batches = len(list(commits.glob("[0-9]*")))
+        say(f"kill {kill} of {kills}: {len(killed)} processes after {batches} micro-batches")
     with started(directory, _JOB) as job:
         (directory / "finished").touch()
         assert until(lambda: job.poll() is not None, _PATIENCE_S), f"no end: {why(job, directory)}"

@@ -52,19 +52,19 @@ class WindowJoin(Node):
     def _key(self) -> tuple[str, ...]:
         return ()
 
-    def window_of(self, above: Node) -> Window:
-        """Return the windows of a side.
+    def aggregate_of(self, above: Node) -> Aggregate | Assemble:
+        """Return what makes the windows of a side.
 
         Raises
         ------
         InvalidUsageError
-            If it has none, or what is between them and the join.
+            If it has none, or something is between them and the join.
         """
         at = above
         while isinstance(at, Where | Select) and WINDOW in at.schema.names:
             at = at.inputs[0]
-        window = at.window if isinstance(at, Assemble) else at.inputs[0] if at.inputs else None
-        if not isinstance(at, Aggregate | Assemble) or not isinstance(window, Window):
+        made = isinstance(at, Assemble) or (isinstance(at, Aggregate) and isinstance(at.inputs[0], Window))
+        if not made or not isinstance(at, Aggregate | Assemble):
             raise self.wrong(
                 "windows are joined where they are made",
                 "between agg and join_windows may be where, and select that keeps window",
@@ -72,6 +72,19 @@ class WindowJoin(Node):
             )
         if above.schema.field(WINDOW).type != at.schema.field(WINDOW).type:
             raise self.wrong(f"{WINDOW} is changed before the join", "keep it as it is", after=above.name)
+        return at
+
+    def window_of(self, above: Node) -> Window:
+        """Return the windows of a side.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it has none, or something is between them and the join.
+        """
+        at = self.aggregate_of(above)
+        window = at.window if isinstance(at, Assemble) else at.inputs[0]
+        assert isinstance(window, Window)  # noqa: S101  # that is what aggregate_of looked for
         return window
 
     @property

@@ -1,0 +1,247 @@
+"""The windows of (Scabbard Table 3) in Spark: ours from a p-stream and from Parquet, and Spark's own.
+
+    python -m benchmarks.windows_in_spark [--query CM1 ...] [--density sample dense]
+                                          [--contender p-stream parquet spark] [--data FOLDER]
+
+Each contender runs in a process of its own, as a streaming query with checkpoints on whose sink counts the
+windows. Spark's own is ``groupBy(window(...))`` with its RocksDB state store and changelog checkpoints, over the
+same Parquet files as ours. Input is all there before the query starts; the first micro-batches are not counted.
+Input is counted in tuples of the stream before any is left out. Densities: the sample's own event times, and
+10,000 tuples in each second of event time. Figures are million tuples a second, over the micro-batches'
+``triggerExecution``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.harness import machine, run_contender, scratch, session
+from benchmarks.p_stream_speed import CHUNK_ROWS, SCABBARD, Input, fill, planned
+from benchmarks.queries import CAMPAIGNS, QUERIES, STREAMS
+from benchmarks.streams import DATA
+from penstock.operators.graph import nodes
+from penstock.operators.graph.nodes import Node
+
+_SPARK_ROWS = {"CM1": 250_000, "CM2": 250_000, "YSB": 2_000_000, "SM": 100_000, "LRB1": 20_000}
+_FEW_ROWS = 50_000
+_WARM, _COUNTED = 2, 5
+
+
+def campaigns() -> pa.Table:
+    """Return the table of advertisements: 10 for each of 100 campaigns."""
+    from benchmarks.streams import advertisements
+
+    ads = sorted(set(advertisements(100_000, 1)["ad_id"].to_pylist()))
+    names = [f"campaign {number // 10}" for number in range(len(ads))]
+    return pa.table([ads, names], schema=CAMPAIGNS)
+
+
+def files(place: Path, stream: Input, rows: int, count: int) -> None:
+    """Write Parquet files of so many rows each."""
+    place.mkdir()
+    for number in range(count):
+        first, last = number * rows, (number + 1) * rows
+        chunks = [stream.chunk(one) for one in range(first // CHUNK_ROWS, -(-last // CHUNK_ROWS))]
+        table = pa.concat_tables(chunks).slice(first % CHUNK_ROWS, rows)
+        path = place / f"{number:05d}.parquet"
+        pq.write_table(
+            table, path, row_group_size=1 << 20, coerce_timestamps="us", allow_truncated_timestamps=True
+        )
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+
+def native(root: Node, source: Any, tables: dict[str, Any]) -> Any:
+    """Return a graph as a Spark user writes it."""
+    from pyspark.sql import functions as sf
+
+    def of(node: Node) -> Any:
+        if isinstance(node, nodes.Source):
+            return source
+        rows = of(node.inputs[0])
+        match node:
+            case nodes.Where():
+                return rows.where(node.predicate.text)
+            case nodes.Select():
+                return rows.selectExpr(*(f"{one.text} AS `{name}`" for name, one in node.columns))
+            case nodes.StreamTableJoin():
+                return rows.join(sf.broadcast(tables[node.table]), list(node.on))
+            case nodes.Window():
+                whole = pa.types.is_integer(node.schema.field(node.time).type)
+                time = sf.timestamp_seconds(node.time) if whole else sf.col(node.time).cast("timestamp")
+                rows = rows.withColumn("__time", time).withWatermark("__time", "0 seconds")
+                size, slide = f"{node.size_ms} milliseconds", f"{node.slide_ms} milliseconds"
+                return rows.withColumn("__window", sf.window("__time", size, slide))
+            case nodes.Aggregate():
+                groups = (
+                    [sf.col("__window").alias("window")] if isinstance(node.inputs[0], nodes.Window) else []
+                )
+                groups += [sf.col(name) for name in node.group_by]
+                return rows.groupBy(*groups).agg(
+                    *(sf.expr(one.text).alias(name) for name, one in node.aggregates)
+                )
+        return rows
+
+    return of(root)
+
+
+def measured(frame: Any, place: Path, rows: float) -> dict[str, float]:
+    """Run a query over all its input; return million tuples a second, and windows."""
+    from pyspark.sql import functions as sf
+
+    counted = frame.observe("counted", sf.count(sf.lit(1)).alias("windows"))
+    writer = counted.writeStream.format("noop").option("checkpointLocation", str(place / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    done = [one for one in query.recentProgress if one.numInputRows]
+    took = [one.durationMs["triggerExecution"] / 1000 for one in done[_WARM : _WARM + _COUNTED]]
+    windows = sum(one.observedMetrics["counted"]["windows"] for one in query.recentProgress)
+    seconds = float(np.median(took))
+    return {
+        "million a s": rows / seconds / 1e6,
+        "batch s": seconds,
+        "windows a tuple": windows / (rows * len(done)),
+        "batches": float(len(took)),
+    }
+
+
+def p_stream(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]:
+    """Measure ours from a p-stream that the graph's rules have narrowed."""
+    from penstock.spark_ext.graph_frames import Frames
+    from penstock.spark_ext.register import register
+
+    ingest, _ = planned(query)
+    fill(place / "p-stream", stream.chunks((_WARM + _COUNTED) * rows // CHUNK_ROWS), ingest, goal="fast")
+    spark = session()
+    register(spark)
+    plan = QUERIES[query]().plan(persist="always")
+    frames = Frames(
+        spark,
+        query,
+        sources={},
+        tables={"campaigns": spark.createDataFrame(campaigns().to_pandas())},
+        streams={STREAMS[query]: str(place / "p-stream")},
+        paths={},
+        state=str(place / "state"),
+        max_rows=rows,
+    )
+    frame, _ = frames.of(plan.root)
+    return measured(frame, place, rows)
+
+
+def parquet(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]:
+    """Measure ours from Parquet files."""
+    from penstock.spark_ext.graph_frames import Frames
+    from penstock.spark_ext.register import register
+
+    files(place / "files", stream, rows, _WARM + _COUNTED)
+    spark = session()
+    register(spark)
+    frames = Frames(
+        spark,
+        query,
+        sources={STREAMS[query]: _stream_of(spark, place / "files")},
+        tables={"campaigns": spark.createDataFrame(campaigns().to_pandas())},
+        streams={},
+        paths={},
+        state=str(place / "state"),
+    )
+    frame, _ = frames.of(QUERIES[query]().plan(persist="never").root)
+    return measured(frame, place, rows)
+
+
+def spark(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]:
+    """Measure Spark's own windows from Parquet files."""
+    files(place / "files", stream, rows, _WARM + _COUNTED)
+    running = session(
+        **{
+            "spark.sql.streaming.stateStore.providerClass": (
+                "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+            ),
+            "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        }
+    )
+    tables = {"campaigns": running.createDataFrame(campaigns().to_pandas())}
+    frame = native(QUERIES[query]().root, _stream_of(running, place / "files"), tables)
+    return measured(frame, place, rows)
+
+
+def _stream_of(running: Any, place: Path) -> Any:
+    schema = running.read.parquet(str(place)).schema
+    return running.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(place))
+
+
+CONTENDERS: dict[str, Callable[[str, Input, Path, int], dict[str, float]]] = {
+    "p-stream": p_stream,
+    "parquet": parquet,
+    "spark": spark,
+}
+
+
+def rows_of(contender: str, query: str, million: int) -> int:
+    """Return the tuples of a micro-batch."""
+    if contender == "spark":
+        return _SPARK_ROWS.get(query, _FEW_ROWS)
+    whole = million if contender == "p-stream" else max(1, million // 4)
+    return whole * CHUNK_ROWS
+
+
+def lines(arguments: argparse.Namespace) -> Iterator[str]:
+    """Yield the table, a line at a time, as it is measured."""
+    names = "".join(f"{name:>12}" for name in arguments.contender)
+    yield f"{'query':8}{'density':8}{names}{'Scabbard':>10}   times Spark; windows a tuple; batch s"
+    for query, density in itertools.product(arguments.query, arguments.density):
+        found = {}
+        for contender in arguments.contender:
+            rows = rows_of(contender, query, arguments.million)
+            found[contender] = run_contender(
+                "windows_in_spark", "--one", contender, "--query", query, "--density", density,
+                "--rows", str(rows), "--data", str(arguments.data),
+            )  # fmt: skip
+        speeds = {name: one["million a s"] for name, one in found.items()}
+        numbers = "".join(f"{speed:12.3f}" for speed in speeds.values())
+        ratio = (
+            ", ".join(f"{speed / speeds['spark']:.1f}" for speed in speeds.values())
+            if "spark" in speeds
+            else "-"
+        )
+        rest = ", ".join(f"{one['windows a tuple']:.4f}" for one in found.values())
+        took = ", ".join(f"{one['batch s']:.2f}" for one in found.values())
+        yield f"{query:8}{density:8}{numbers}{SCABBARD[query]:10}   {ratio}; {rest}; {took}"
+
+
+def main() -> None:
+    """Run what the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--query", nargs="+", default=list(QUERIES), choices=list(QUERIES))
+    parser.add_argument("--density", nargs="+", default=["sample", "dense"], choices=["sample", "dense"])
+    parser.add_argument("--contender", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
+    parser.add_argument("--million", type=int, default=16, help="tuples of a micro-batch from a p-stream")
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--one", choices=list(CONTENDERS), help=argparse.SUPPRESS)
+    parser.add_argument("--rows", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        (query,), (density,) = arguments.query, arguments.density
+        stream = Input(query, density, arguments.data)
+        with scratch("windows") as place:
+            print(json.dumps(CONTENDERS[arguments.one](query, stream, Path(place), arguments.rows)))
+        return
+    print(machine(), flush=True)
+    for line in lines(arguments):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
