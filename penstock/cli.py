@@ -185,6 +185,11 @@ def check(
         steps.append(f"{queue.policy} queue of ({', '.join(queue.key)}), {budget}")
     if window is not None:
         steps.append(f"windows of {window.size} by {window.slide or window.size}")
+    if loaded.window_join is not None:
+        steps.append(f"join with windows of {loaded.window_join.window.size}")
+    if loaded.by_window is not None:
+        groups = ", ".join(("window", *(loaded.by_window.group_by or ())))
+        steps.append(f"aggregates by ({groups})")
     typer.echo(f"{pipeline}: valid: {' -> '.join([*steps, loaded.sink.type])}")
 
 

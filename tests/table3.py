@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from dataclasses import dataclass
@@ -37,6 +38,13 @@ def stream_of(stream: str, rows: int) -> pa.Table | None:
         return slowly(bids(rows, seed=3), "date_time", 75)
     file = REAL[stream]
     return file.read(DATA).slice(0, rows) if (DATA / file.file).exists() else None
+
+
+def lines_of(stream: str, table: pa.Table) -> list[str]:
+    """Return the lines of a real file that are the rows of a table, or JSON of generated rows."""
+    if stream in REAL:
+        return (DATA / REAL[stream].file).read_text().splitlines()[: table.num_rows]
+    return [json.dumps(row, default=str) for row in table.to_pylist()]
 
 
 def campaigns(table: pa.Table) -> pa.Table:
@@ -137,8 +145,12 @@ def expected(query: str, tables: dict[str, pa.Table]) -> list[dict[str, Any]]:
 
 
 def found(place: Path) -> list[dict[str, Any]]:
-    """Return the rows of a sink."""
-    table = PStreamReader(place).read()
+    """Return the rows of a sink that is a p-stream."""
+    return starting(PStreamReader(place).read())
+
+
+def starting(table: pa.Table) -> list[dict[str, Any]]:
+    """Return rows whose window is named by its start, in microseconds."""
     start = pc.struct_field(table["window"], "start").cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     rows: list[dict[str, Any]] = table.drop_columns("window").append_column("start", start).to_pylist()
     return rows

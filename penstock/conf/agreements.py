@@ -91,9 +91,31 @@ def _window_problems(pipeline: Pipeline) -> Iterator[Problem]:
     if window is None and aggregates is not None:
         yield (("window",), "is required with aggregates", "write its time and its size, such as size: 60 s")
     if aggregates is None:
-        for name in ("group_by", "having"):
+        for name in ("group_by", "having", "window_join", "by_window"):
             if getattr(pipeline, name) is not None:
                 yield ((name,), "is for aggregates, and there are none", "write window and aggregates")
+    if window is not None and pipeline.query.state_location is not None:
+        yield (
+            ("query", "state_location"),
+            "the state of windows is in the checkpoint",
+            "leave state_location out",
+        )
+    other = pipeline.window_join
+    if window is not None and other is not None:
+        slide_us = parse_duration_us(window.slide or window.size)
+        sizes_us = [parse_duration_us(size) for size in (window.size, other.window.size)]
+        if slide_us > sizes_us[1]:
+            yield (
+                ("window_join", "window", "size"),
+                f"{other.window.size!r} is shorter than the slide: rows between windows would be in none",
+                f"both have the slide {window.slide or window.size!r}",
+            )
+        elif (sizes_us[0] - sizes_us[1]) % slide_us:
+            yield (
+                ("window_join", "window", "size"),
+                f"windows of {other.window.size!r} never end with those of {window.size!r}",
+                f"let the sizes differ by a multiple of the slide {window.slide or window.size!r}",
+            )
     if window is not None and window.slide is not None:
         size_us, slide_us = parse_duration_us(window.size), parse_duration_us(window.slide)
         if slide_us > size_us:

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 from penstock.conf.agreements import Problem
 from penstock.conf.document import FieldPath
 from penstock.conf.sections import (
+    ByWindowSection,
     ConsoleSink,
     FilesSource,
     Input,
@@ -21,6 +22,7 @@ from penstock.conf.sections import (
     MarketSource,
     MemorySink,
     NoopSink,
+    OtherWindow,
     ParquetSink,
     Query,
     Queue,
@@ -29,6 +31,7 @@ from penstock.conf.sections import (
     Section,
     TableSection,
     UnionSection,
+    WindowJoinSection,
     WindowSection,
 )
 from penstock.conf.values import choice, did_you_mean, show
@@ -52,6 +55,9 @@ _UNIONS: Final = {"source": _SOURCES, "sink": _SINKS}
 _PARTS: Final[dict[FieldPath, type[Section]]] = {
     ("queue",): Queue,
     ("window",): WindowSection,
+    ("window_join",): WindowJoinSection,
+    ("window_join", "window"): OtherWindow,
+    ("by_window",): ByWindowSection,
     ("union",): UnionSection,
     ("union", "inputs", "*"): Input,
     ("join",): JoinSection,
@@ -99,7 +105,11 @@ def _missing(path: FieldPath) -> str | None:
         return "write a name and a source for each other input"
     if path == ("lookup", "key"):
         return "name the column, or the columns, of stream and table"
-    if path == ("window", "size"):
+    if path[1:] == ("aggregates",):
+        return "write a name and an expression for each, such as load: avg(value)"
+    if path == ("window_join", "window"):
+        return "write its size, such as {size: 3600 s}"
+    if path in (("window", "size"), ("window_join", "window", "size")):
         return "write a duration, such as '60 s'"
     return None
 

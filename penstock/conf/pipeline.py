@@ -1,7 +1,7 @@
 """What a pipeline's configuration may hold, and how it is read from a file.
 
 A pipeline is ``source -> filter -> projection -> lookup -> queue -> results -> sink``, or has a union or a
-join with other streams in the queue's place, or a window and aggregates in it or after it. `load_pipeline`
+join with other streams in the queue's place, or a window and aggregates. `load_pipeline`
 reads one from YAML and reports all that is wrong with it at once. Paths inside a file are relative to the
 current directory. Nothing here imports pyspark, so checking a file starts no JVM.
 """
@@ -20,6 +20,7 @@ from penstock.conf.agreements import Problem, disagreements
 from penstock.conf.document import Document, FieldPath, PipelineError, describe, read_document
 from penstock.conf.explanations import explain
 from penstock.conf.sections import (
+    ByWindowSection,
     ConsoleSink,
     FilesSource,
     Input,
@@ -40,6 +41,7 @@ from penstock.conf.sections import (
     Source,
     TableSection,
     UnionSection,
+    WindowJoinSection,
     WindowSection,
 )
 from penstock.conf.values import Text, aggregates_of, did_you_mean, empty_section, persist_of, sql, texts
@@ -71,7 +73,6 @@ __all__ = [
     "example_text",
     "load_document",
     "load_pipeline",
-    "refuse_what_cannot_run",
 ]
 
 FREE_SECTIONS: Final[frozenset[FieldPath]] = frozenset(
@@ -102,6 +103,8 @@ class Pipeline(Section):
     group_by: Annotated[tuple[str, ...] | None, BeforeValidator(texts)] = None
     aggregates: Annotated[dict[Text, Text] | None, BeforeValidator(aggregates_of)] = None
     having: Annotated[Text | None, BeforeValidator(sql)] = None
+    window_join: WindowJoinSection | None = None
+    by_window: ByWindowSection | None = None
     persist: Annotated[_Persist | dict[str, _Persist], BeforeValidator(persist_of)] = "auto"
     union: UnionSection | None = None
     join: JoinSection | None = None
@@ -115,6 +118,11 @@ class Pipeline(Section):
         """Whether it says that something has a p-stream; ``auto`` leaves that to graphs from Python."""
         persist = self.persist
         return persist == "always" or (isinstance(persist, dict) and "always" in persist.values())
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether it runs as a graph: what persists does, and so do windows."""
+        return self.persists or self.window is not None
 
     @property
     def step(self) -> Queue | JoinSection | None:
@@ -191,23 +199,6 @@ def _read(reference: str) -> Document:
     except OSError as error:
         fact = f"cannot be read: {error.strerror or error}"
         raise PipelineError([describe(reference, (), fact)]) from None
-
-
-def refuse_what_cannot_run(pipeline: Pipeline) -> Queue | JoinSection:
-    """Return the queue, union or join of a pipeline that can run; others can only be explained so far.
-
-    Raises
-    ------
-    InvalidUsageError
-        If the pipeline has a part that cannot run yet; its text names the part.
-    """
-    step = pipeline.step
-    if pipeline.window is None and step is not None:
-        return step
-    raise InvalidUsageError(
-        "window: windows cannot run from a pipeline yet, as nothing puts their fragments together",
-        hint="penstock explain shows the plan of this one",
-    )
 
 
 def load_pipeline(reference: str | Path, overrides: Sequence[str] = ()) -> Pipeline:

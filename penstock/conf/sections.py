@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from penstock.conf.values import (
     Options,
     Text,
+    aggregates_of,
     budget_of,
     cost_of,
     delay_of,
@@ -185,6 +186,36 @@ class WindowSection(Section):
     size: Annotated[str, BeforeValidator(window_duration)]
     slide: Annotated[str | None, BeforeValidator(window_duration)] = None
     unit: Literal["s", "ms", "us", "ns"] | None = None
+    delay: Annotated[str | None, BeforeValidator(delay_of)] = None
+    mode: Literal["append"] = "append"
+
+
+class OtherWindow(Section):
+    """The window of a `WindowJoinSection`: what it does not say is as in the pipeline's own."""
+
+    time: Text | None = None
+    size: Annotated[str, BeforeValidator(window_duration)]
+    unit: Literal["s", "ms", "us", "ns"] | None = None
+    delay: Annotated[str | None, BeforeValidator(delay_of)] = None
+
+
+class WindowJoinSection(Section):
+    """Other windows over the same stream, each joined with those of the pipeline that end with it."""
+
+    window: OtherWindow
+    group_by: Annotated[tuple[str, ...] | None, BeforeValidator(texts)] = None
+    aggregates: Annotated[dict[Text, Text], BeforeValidator(aggregates_of)]
+    having: Annotated[Text | None, BeforeValidator(sql)] = None
+    key: Annotated[tuple[str, ...], BeforeValidator(names_of)] | None = None
+    condition: Annotated[Text | None, BeforeValidator(sql)] = None
+
+
+class ByWindowSection(Section):
+    """Aggregates of the windows of all groups, or of some: one row for each window and group."""
+
+    group_by: Annotated[tuple[str, ...] | None, BeforeValidator(texts)] = None
+    aggregates: Annotated[dict[Text, Text], BeforeValidator(aggregates_of)]
+    having: Annotated[Text | None, BeforeValidator(sql)] = None
 
 
 class Query(Section):

@@ -34,9 +34,8 @@ from penstock.conf.pipeline import (
     Source,
     TableSection,
     UnionSection,
-    refuse_what_cannot_run,
 )
-from penstock.errors import InvalidUsageError
+from penstock.errors import InternalError, InvalidUsageError
 from penstock.jobs.explain import OTHER, SOURCE, TABLE, graph_of, join_options, queue_options
 from penstock.jobs.session import is_local
 from penstock.operators.expression import Expression, column, named
@@ -311,7 +310,9 @@ def writer(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> DataStre
     InvalidUsageError
         If Spark or the queue refuses a section; its text names the section.
     """
-    query, step = pipeline.query, refuse_what_cannot_run(pipeline)
+    query, step = pipeline.query, pipeline.step
+    if step is None:
+        raise InternalError("a pipeline of one query has a queue, a union or a join")
     rows = _input(spark, pipeline)
     if pipeline.lookup is not None:
         rows = _looked_up(rows, _table(spark, pipeline.lookup.table), pipeline.lookup.key)
@@ -347,14 +348,14 @@ def start_graph(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> Run
     InvalidUsageError
         If Spark or the graph refuses a section.
     """
-    query, step = pipeline.query, refuse_what_cannot_run(pipeline)
+    query, step = pipeline.query, pipeline.step
     sources = {SOURCE: _read(spark, pipeline.source)}
     options: dict[str, Any] = {}
     if isinstance(step, Queue):
         options = queue_options(step)
         if step.apply is not None:
             options["apply"] = _function(step.apply)
-    else:
+    elif step is not None:
         options = join_options(step)
         sources[OTHER] = _read(spark, step.other.source, "join.with.source")
     if isinstance(step, UnionSection):
@@ -380,11 +381,19 @@ def start_graph(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> Run
             _resolve(spark, checkpoint),
             sources=sources,
             tables={TABLE: _table(spark, pipeline.lookup.table)} if pipeline.lookup is not None else None,
-            sink=lambda made: _write(spark, made, pipeline.sink, step.key).outputMode("append"),
+            sink=lambda made: _write(spark, made, pipeline.sink, _key_of(pipeline)).outputMode("append"),
             persist=pipeline.persist,
             checkpoint_interval=None if available_now else query.trigger,
             available_now=available_now,
         )
+
+
+def _key_of(pipeline: Pipeline) -> tuple[str, ...]:
+    """Return the columns of a record's key: the update key, or the groups of windows."""
+    if pipeline.window is None:
+        return pipeline.step.key if pipeline.step is not None else ()
+    last = pipeline if pipeline.by_window is None else pipeline.by_window
+    return tuple(named(text)[0] for text in last.group_by or ()) or ("window",)
 
 
 def start(writing: DataStreamWriter) -> StreamingQuery:

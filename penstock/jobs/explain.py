@@ -22,6 +22,7 @@ from penstock.conf.pipeline import (
     UnionSection,
     load_document,
 )
+from penstock.conf.sections import ByWindowSection, WindowJoinSection, WindowSection
 from penstock.errors import InvalidUsageError
 from penstock.market import MARKET_SCHEMA
 from penstock.operators.graph import Graph, PhysicalPlan, graph
@@ -144,18 +145,53 @@ def graph_of(pipeline: Pipeline, document: Document | None = None) -> Graph:
         if pipeline.results.projection is not None:
             with _field(place, "results", "projection"):
                 made = made.select(*pipeline.results.projection, name="results.projection")
-    window = pipeline.window
-    if window is not None and pipeline.aggregates is not None:
-        with _field(place, "window"):
-            made = made.window(window.time, size=window.size, slide=window.slide, unit=window.unit)
-        with _field(place, "group_by"):
-            made = _grouped(made, pipeline.group_by or ())
-        with _field(place, "aggregates"):
-            made = made.agg(pipeline.aggregates, name="aggregates")
-        if pipeline.having is not None:
-            with _field(place, "having"):
-                made = made.where(pipeline.having, name="having")
+    if pipeline.window is not None:
+        made = _windows(made, pipeline, pipeline.window, place)
     return made.sink(pipeline.sink.type)
+
+
+def _windows(made: Graph, pipeline: Pipeline, window: WindowSection, place: Document) -> Graph:
+    """Return windows and their aggregates, joined with others, and aggregated by window."""
+    before = made
+    with _field(place, "window"):
+        made = made.window(
+            window.time, size=window.size, slide=window.slide, unit=window.unit, delay=window.delay
+        )
+    made = _aggregated(made, pipeline, place)
+    join = pipeline.window_join
+    if join is not None:
+        own = join.window
+        with _field(place, "window_join", "window"):
+            other = before.window(
+                own.time or window.time,
+                size=own.size,
+                slide=window.slide or window.size,
+                unit=own.unit or (window.unit if own.time is None else None),
+                delay=own.delay or window.delay,
+                name="window_join.window",
+            )
+        other = _aggregated(other, join, place, "window_join")
+        with _field(place, "window_join"):
+            made = made.join_windows(other, on=join.key or (), condition=join.condition, name="window_join")
+    if pipeline.by_window is not None:
+        made = _aggregated(made, pipeline.by_window, place, "by_window")
+    return made
+
+
+def _aggregated(
+    made: Graph, section: Pipeline | WindowJoinSection | ByWindowSection, place: Document, *path: str
+) -> Graph:
+    """Return the aggregates of groups, and what of them is kept."""
+    prefix = "".join(f"{part}." for part in path)
+    with _field(place, *path, "group_by"):
+        groups = section.group_by or ()
+        made = _grouped(made, ("window", *groups) if isinstance(section, ByWindowSection) else groups)
+    with _field(place, *path, "aggregates"):
+        made = made.agg(section.aggregates, name=f"{prefix}aggregates")
+    if section.having is not None:
+        with _field(place, *path, "having"):
+            made = made.where(section.having, name=f"{prefix}having")
+    return made
 
 
 def _input(section: Pipeline | Input, graph_name: str, name: str, place: Document, *path: str) -> Graph:

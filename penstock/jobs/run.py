@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.conf.pipeline import Pipeline, Query, load_pipeline, refuse_what_cannot_run
+from penstock.conf.pipeline import Pipeline, Query, load_pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.build import start, start_graph, writer
 from penstock.jobs.session import open_session
@@ -118,10 +118,10 @@ def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = N
     """
     if not isinstance(pipeline, Pipeline):
         pipeline = load_pipeline(pipeline)
-    refuse_what_cannot_run(pipeline)
-    if pipeline.persists:
+    if pipeline.is_graph:
+        part = "persist" if pipeline.persists else "window"
         raise InvalidUsageError(
-            "persist: a pipeline with a p-stream is more than one query", hint="use run_to_end"
+            f"{part}: it runs as a graph, which may be more than one query", hint="use run_to_end"
         )
     spark, _ = open_session(pipeline.query.name, pipeline.query.spark, spark)
     return _start(pipeline, spark)
@@ -293,9 +293,8 @@ def run_to_end(
     pyspark.errors.StreamingQueryException
         If the query failed.
     PenstockError
-        If one of the queries of a pipeline with a p-stream failed.
+        If one of the queries of a pipeline with a p-stream or a window failed.
     """
-    refuse_what_cannot_run(pipeline)
     query = pipeline.query
     with StopSignals() as signals:
         spark, made = open_session(query.name, query.spark, spark, log_level=log_level)
@@ -303,7 +302,7 @@ def run_to_end(
             signals.take()
             if signals.received is not None:
                 return Totals(signal=signals.received)
-            if pipeline.persists:
+            if pipeline.is_graph:
                 with start_graph(spark, pipeline, _prepared(pipeline, spark)) as graph:
                     return _follow_graph(graph, on_batch, signals, lambda batch: _is_last(query, batch))
             running = _start(pipeline, spark)

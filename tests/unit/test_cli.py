@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from penstock import __version__
 from penstock.cli import app
-from penstock.conf.pipeline import Pipeline, load_pipeline
+from penstock.conf.pipeline import Pipeline, example_names, load_pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.jobs import run as jobs_run
 from penstock.jobs.run import Batch, Totals
@@ -107,14 +107,14 @@ def test_check_lists_all_problems_and_ends_with_2(tmp_path: Path) -> None:
 def test_examples_are_listed_and_printed(tmp_path: Path) -> None:
     listed = penstock("examples")
     assert listed.exit_code == 0
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["kafka", "market", "smart_grid"]
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == example_names()
     printed = penstock("examples", "market")
     (tmp_path / "copy.yaml").write_text(printed.stdout, encoding="utf-8")
     assert load_pipeline("copy.yaml") == load_pipeline("market")
     missing = penstock("examples", "nothing")
     assert (missing.exit_code, missing.stderr) == (
         2,
-        "there is no example 'nothing'. Hint: the examples are kafka, market, smart_grid.\n",
+        f"there is no example 'nothing'. Hint: the examples are {', '.join(example_names())}.\n",
     )
 
 

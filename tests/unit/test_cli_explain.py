@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock.cli import app
-from penstock.conf.pipeline import FilesSource, KafkaSource, Pipeline, load_pipeline
+from penstock.conf.pipeline import FilesSource, KafkaSource, Pipeline, example_names, load_pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.explain import graph_of, read_sample, schema_of
 from penstock.jobs.run import run_pipeline
@@ -62,7 +62,7 @@ def test_an_existing_pipeline_is_explained() -> None:
     assert "newest of (symbol) by" in result.stdout
 
 
-@pytest.mark.parametrize("name", ["market", "kafka", "smart_grid"])
+@pytest.mark.parametrize("name", example_names())
 def test_every_example_is_explained(name: str) -> None:
     result = penstock("explain", name)
     assert (result.exit_code, result.stderr) == (0, "")
@@ -155,13 +155,8 @@ def test_groups_need_aggregates() -> None:
 
 
 @pytest.mark.parametrize("override", ["having=null", "persist=never"])
-def test_what_cannot_run_yet_says_so_and_starts_nothing(override: str) -> None:
-    says = "window: windows cannot run from a pipeline yet"
-    result = penstock("run", "w.yaml", "--set", override)
-    assert result.exit_code == 2
-    assert says in result.stderr
-    assert "penstock explain" in result.stderr
-    with pytest.raises(InvalidUsageError, match=says):
+def test_a_pipeline_of_windows_is_a_graph(override: str) -> None:
+    with pytest.raises(InvalidUsageError, match=r"(window|persist): it runs as a graph"):
         run_pipeline(load_pipeline("w.yaml", [override]))
 
 

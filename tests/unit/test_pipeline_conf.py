@@ -372,7 +372,7 @@ def test_a_start_time_is_an_instant(load: Loader, text: str, us: int) -> None:
             "bogus: 1",
             "p.yaml:11: bogus: unknown field. "
             "Hint: the fields here are source, filter, projection, lookup, window, group_by, aggregates, "
-            "having, persist, union, join, queue, results, sink, query.",
+            "having, window_join, by_window, persist, union, join, queue, results, sink, query.",
         ),
         (
             11,
@@ -578,7 +578,7 @@ def test_a_file_that_is_not_there_is_named(load: Loader, tmp_path: Path) -> None
     with pytest.raises(PipelineError) as caught:
         load_pipeline("nothing.yaml")
     assert str(caught.value) == (
-        "nothing.yaml: there is no such file. Hint: the packaged examples are kafka, market, smart_grid."
+        f"nothing.yaml: there is no such file. Hint: the packaged examples are {', '.join(example_names())}."
     )
     with pytest.raises(PipelineError) as caught:
         load_pipeline("markt")
@@ -676,7 +676,8 @@ def test_the_packaged_examples_are_valid_and_are_found_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert example_names() == ["kafka", "market", "smart_grid"]
+    queries = ["cm1", "cm2", "lrb1", "lrb2", "lrb3", "nq5", "sg1", "sg2", "sg3", "sm", "ysb"]
+    assert example_names() == sorted(["kafka", "market", "smart_grid", *queries])
     for name in example_names():
         assert load_pipeline(name).query.name == name
     (tmp_path / "market").mkdir()
@@ -703,7 +704,7 @@ def test_an_example_that_is_not_there_is_an_error() -> None:
     with pytest.raises(InvalidUsageError) as caught:
         example_text("markte")
     assert str(caught.value) == (
-        "there is no example 'markte'. Hint: the examples are kafka, market, smart_grid."
+        f"there is no example 'markte'. Hint: the examples are {', '.join(example_names())}."
     )
 
 

@@ -27,7 +27,7 @@ from penstock.operators.graph.nodes import (
 )
 from penstock.operators.graph.rules import Rewritten
 from penstock.operators.graph.statistics import Flow, Statistics, flows
-from penstock.operators.graph.types import UNKNOWN, scan_schema
+from penstock.operators.graph.types import UNKNOWN, expression_type, scan_schema
 from penstock.operators.partials import decompose
 from penstock.operators.scan import Fragments, LatestBy, Scan
 
@@ -42,7 +42,10 @@ def pushable(node: Node) -> bool:
     """
     if isinstance(node, Where):
         return type_of(node.predicate, node.inputs[0].schema) == pa.bool_()
-    return isinstance(node, Select) and all(one.type != UNKNOWN for one in node.schema)
+    schema = node.inputs[0].schema if node.inputs else pa.schema([])
+    return isinstance(node, Select) and all(
+        expression_type(expression, schema) != UNKNOWN for _, expression in node.columns
+    )
 
 
 def stored_bytes(flow: Flow, statistics: Statistics | None) -> float:

@@ -29,7 +29,7 @@ from penstock.operators.graph.nodes import (
     Window,
     topological,
 )
-from penstock.operators.graph.types import UNKNOWN, fixed_bytes
+from penstock.operators.graph.types import UNKNOWN, expression_type, fixed_bytes
 from penstock.operators.scan import PANE, Fragments
 
 __all__ = ["SELECTIVITY", "Flow", "Statistics", "flows", "measure"]
@@ -180,7 +180,7 @@ def _made(node: Node, inputs: list[pa.Table]) -> pa.Table | None:
     if isinstance(node, Where):
         return filter_rows(inputs[0], node.predicate) if type_of(node.predicate, known) else None
     if isinstance(node, Select):
-        if any(one.type == UNKNOWN for one in node.schema):
+        if any(expression_type(one, known) == UNKNOWN for _, one in node.columns):
             return None
         return project(inputs[0], dict(node.columns))
     if isinstance(node, PStream | Window | Sink):

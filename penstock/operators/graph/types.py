@@ -15,12 +15,36 @@ from penstock.operators.scan import PANE, Partial, Scan
 if TYPE_CHECKING:
     from sqlglot import exp
 
-__all__ = ["UNKNOWN", "aggregate_type", "expression_type", "fixed_bytes", "partial_type", "scan_schema"]
+__all__ = [
+    "UNKNOWN",
+    "aggregate_type",
+    "declared_type",
+    "expression_type",
+    "fixed_bytes",
+    "partial_type",
+    "scan_schema",
+]
 
 UNKNOWN: Final = pa.null()
 """The type of a column whose type is known only when the graph runs."""
 
 _DOUBLE: Final = frozenset({"Avg", "Stddev", "StddevSamp", "Anonymous"})
+_DECLARED: Final = {
+    "BOOLEAN": pa.bool_(),
+    "TINYINT": pa.int8(),
+    "SMALLINT": pa.int16(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "VARCHAR": pa.string(),
+    "TEXT": pa.string(),
+    "DATE": pa.date32(),
+    "TIMESTAMPNTZ": pa.timestamp("us"),
+    "TIMESTAMPTZ": pa.timestamp("us", "UTC"),
+    "TIMESTAMPLTZ": pa.timestamp("us", "UTC"),
+}
+"""Types that a cast names, by sqlglot's names, in which Spark's ``TIMESTAMP`` is ``TIMESTAMPTZ``."""
 _OWN: Final = frozenset({"Min", "Max", "First", "Last", "FirstValue", "LastValue"})
 
 
@@ -29,6 +53,19 @@ def expression_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
     if any(schema.field(name).type == UNKNOWN for name in expression.columns if name in schema.names):
         return UNKNOWN
     return type_of(expression, schema) or UNKNOWN
+
+
+def declared_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
+    """Return the type of an expression also where only Spark can evaluate it, but a cast says its type."""
+    from sqlglot import exp
+
+    found = expression_type(expression, schema)
+    tree = expression.tree
+    while isinstance(tree, exp.Paren | exp.Alias):
+        tree = tree.this
+    if found != UNKNOWN or not isinstance(tree, exp.Cast | exp.TryCast):
+        return found
+    return _DECLARED.get(tree.to.this.name, UNKNOWN)
 
 
 def _sum_type(kind: pa.DataType) -> pa.DataType:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.operators.expression import Expression, column
 from penstock.operators.graph.nodes.base import Node, distinct, duration, infer, known
-from penstock.operators.graph.types import UNKNOWN, scan_schema
+from penstock.operators.graph.types import UNKNOWN, declared_type, scan_schema
 from penstock.operators.scan import Scan
 
 __all__ = [
@@ -123,7 +123,9 @@ class Select(Node):
                     f"keep {name} as it is; other columns may be computed from it",
                     column=name,
                 )
-        fields = [pa.field(name, infer(self, expression, schema)) for name, expression in self.columns]
+        for _, expression in self.columns:
+            infer(self, expression, schema)
+        fields = [pa.field(name, declared_type(expression, schema)) for name, expression in self.columns]
         return distinct(self, pa.schema(fields))
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:

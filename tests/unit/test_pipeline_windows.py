@@ -1,0 +1,101 @@
+"""Windows in a pipeline's file: their joins, and aggregates by window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.conf.document import PipelineError
+from penstock.conf.pipeline import load_pipeline
+from penstock.jobs.explain import graph_of, plan_file
+from penstock.operators.graph.nodes import Aggregate, Window, WindowJoin, topological
+
+_FILE = """\
+source: {type: files, format: json, path: in, schema: "second BIGINT, plug INT, load DOUBLE"}
+window: {time: second, size: 60 s, slide: 1 s, unit: s, delay: 5 s, mode: append}
+group_by: [plug]
+aggregates: {mean: avg(load)}
+window_join:
+  window: {size: 3600 s}
+  aggregates: {whole: avg(load)}
+  having: whole > 0
+  condition: mean > whole
+by_window:
+  aggregates: {plugs: count(*)}
+  having: plugs > 1
+sink: {type: noop}
+"""
+
+
+def written(tmp_path: Path, text: str = _FILE) -> str:
+    path = tmp_path / "p.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_windows_are_joined_and_aggregated_by_window(tmp_path: Path) -> None:
+    made = graph_of(load_pipeline(written(tmp_path)))
+    assert made.schema.names == ["window", "plugs"]
+    nodes = list(topological(made.root))
+    windows = [node for node in nodes if isinstance(node, Window)]
+    assert [(one.size_ms, one.slide_ms, one.delay_ms, one.time_unit) for one in windows] == [
+        (60_000, 1000, 5000, "s"),
+        (3_600_000, 1000, 5000, "s"),
+    ]
+    (join,) = [node for node in nodes if isinstance(node, WindowJoin)]
+    assert join.schema.names == ["plug", "window", "mean", "whole"]
+    assert [node.name for node in nodes if isinstance(node, Aggregate)] == (
+        ["aggregates", "window_join.aggregates", "by_window.aggregates"]
+    )
+    assert [node.label for node in nodes].count("source") == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("mode: append", "mode: apend", "2: window.mode: 'apend' is not one of append. Hint: did you mean"),
+        ("delay: 5 s", "delay: 5", "2: window.delay: 5 is not a duration"),
+        ("{size: 3600 s}", "{size: 3600 s, slide: 2 s}", "6: window_join.window.slide: unknown field"),
+        (
+            "{size: 3600 s}",
+            "{size: 500 ms}",
+            "6: window_join.window.size: '500 ms' is shorter than",
+        ),
+        ("{size: 3600 s}", "{size: 1500 ms}", "6: window_join.window.size: windows of '1500 ms' never end"),
+        ("{size: 3600 s}", "{}", "window_join.window.size: is required. Hint: write a duration"),
+        ("  window: {size: 3600 s}\n", "", "window_join.window: is required. Hint: write its size"),
+        ("{whole: avg(load)}", "{whole: avg(laod)}", "7: window_join.aggregates: there is no column 'laod'"),
+        ("having: whole > 0", "having: while > 0", "8: window_join.having: there is no column 'while'"),
+        ("condition: mean", "key: plug\n  condition: mean", "window_join: there is no column 'plug'"),
+        ("condition: mean", "condition: meen", "5: window_join: there is no column 'meen'"),
+        ("condition: mean", "conditon: mean", "9: window_join.conditon: unknown field. Hint: did you mean"),
+        (
+            "{plugs: count(*)}",
+            "{plugs: count(plugg)}",
+            "11: by_window.aggregates: there is no column",
+        ),
+        ("having: plugs > 1", "group_by: [plugg]", "12: by_window.group_by: there is no column 'plugg'"),
+        (
+            "sink:",
+            "query: {state_location: x}\nsink:",
+            "query.state_location: the state of windows is",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    assert _FILE.count(old) == 1
+    with pytest.raises(PipelineError) as caught:
+        plan_file(written(tmp_path, _FILE.replace(old, new)))
+    assert any(problem in one for one in caught.value.problems), caught.value.problems
+
+
+def test_they_are_for_windows(tmp_path: Path) -> None:
+    text = """\
+source: {type: files, format: json, path: in, schema: "second BIGINT, plug INT, load DOUBLE"}
+queue: {key: plug, time: second}
+by_window: {aggregates: {n: count(*)}}
+sink: {type: noop}
+"""
+    with pytest.raises(PipelineError, match="by_window: is for aggregates, and there are none"):
+        load_pipeline(written(tmp_path, text))
