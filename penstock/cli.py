@@ -186,7 +186,8 @@ def check(
     if window is not None:
         steps.append(f"windows of {window.size} by {window.slide or window.size}")
     if loaded.window_join is not None:
-        steps.append(f"join with windows of {loaded.window_join.window.size}")
+        other = loaded.window_join.window
+        steps.append("join by window" if other is None else f"join with windows of {other.size}")
     if loaded.by_window is not None:
         groups = ", ".join(("window", *(loaded.by_window.group_by or ())))
         steps.append(f"aggregates by ({groups})")

@@ -128,7 +128,10 @@ EXPECTED = {
     "YSB": Windows(
         "epoch_us(event_time)", 10, 10, "FROM ysb JOIN campaigns USING (ad_id) WHERE event_type = 'view'"
     ).sql("SELECT start, campaign_id, count(*) AS views FROM closed GROUP BY ALL"),
-    "NQ5": f"SELECT start, max(bids) AS most FROM ({_BIDS}) GROUP BY ALL",
+    # The window of the result is the last second.
+    "NQ5": f"""
+        SELECT start + {59 * _S} AS start, auction, bids, bids AS most FROM ({_BIDS})
+        QUALIFY bids = max(bids) OVER (PARTITION BY start)""",
     "SM": Windows("epoch_us(timestamp)", 60, 1, "FROM sensors").sql(
         "SELECT start, avg(mf01) AS mf01, avg(mf02) AS mf02, avg(mf03) AS mf03 FROM closed GROUP BY ALL"
     ),

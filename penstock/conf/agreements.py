@@ -19,6 +19,7 @@ from penstock.conf.sections import (
     Queue,
     Sink,
     Source,
+    WindowJoinSection,
 )
 from penstock.conf.values import choice
 from penstock.units import parse_duration_us
@@ -101,7 +102,9 @@ def _window_problems(pipeline: Pipeline) -> Iterator[Problem]:
             "leave state_location out",
         )
     other = pipeline.window_join
-    if window is not None and other is not None:
+    if other is not None:
+        yield from _join_problems(other)
+    if window is not None and other is not None and other.window is not None:
         slide_us = parse_duration_us(window.slide or window.size)
         sizes_us = [parse_duration_us(size) for size in (window.size, other.window.size)]
         if slide_us > sizes_us[1]:
@@ -124,6 +127,29 @@ def _window_problems(pipeline: Pipeline) -> Iterator[Problem]:
                 f"{window.slide!r} is longer than the size: rows between windows would be in none",
                 "write a slide of at most the size, or leave it out",
             )
+
+
+def _join_problems(other: WindowJoinSection) -> Iterator[Problem]:
+    if other.by_window is not None:
+        for name in ("window", "group_by", "aggregates", "having"):
+            if getattr(other, name) is not None:
+                yield (
+                    ("window_join", name),
+                    "cannot be with by_window, which is of the pipeline's own windows",
+                    "leave one of them out",
+                )
+    elif other.window is None:
+        yield (
+            ("window_join", "window"),
+            "is required, or by_window",
+            "write its size, such as {size: 3600 s}; or by_window, for an aggregate of the same windows",
+        )
+    elif other.aggregates is None:
+        yield (
+            ("window_join", "aggregates"),
+            "is required with window: a window without aggregates has no result",
+            "write a name and an expression for each, such as load: avg(value)",
+        )
 
 
 def _queue_problems(queue: Queue) -> Iterator[Problem]:

@@ -57,6 +57,7 @@ _PARTS: Final[dict[FieldPath, type[Section]]] = {
     ("window",): WindowSection,
     ("window_join",): WindowJoinSection,
     ("window_join", "window"): OtherWindow,
+    ("window_join", "by_window"): ByWindowSection,
     ("by_window",): ByWindowSection,
     ("union",): UnionSection,
     ("union", "inputs", "*"): Input,
@@ -105,10 +106,8 @@ def _missing(path: FieldPath) -> str | None:
         return "write a name and a source for each other input"
     if path == ("lookup", "key"):
         return "name the column, or the columns, of stream and table"
-    if path[1:] == ("aggregates",):
+    if path[-1] == "aggregates":
         return "write a name and an expression for each, such as load: avg(value)"
-    if path == ("window_join", "window"):
-        return "write its size, such as {size: 3600 s}"
     if path in (("window", "size"), ("window_join", "window", "size")):
         return "write a duration, such as '60 s'"
     return None

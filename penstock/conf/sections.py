@@ -199,23 +199,28 @@ class OtherWindow(Section):
     delay: Annotated[str | None, BeforeValidator(delay_of)] = None
 
 
-class WindowJoinSection(Section):
-    """Other windows over the same stream, each joined with those of the pipeline that end with it."""
-
-    window: OtherWindow
-    group_by: Annotated[tuple[str, ...] | None, BeforeValidator(texts)] = None
-    aggregates: Annotated[dict[Text, Text], BeforeValidator(aggregates_of)]
-    having: Annotated[Text | None, BeforeValidator(sql)] = None
-    key: Annotated[tuple[str, ...], BeforeValidator(names_of)] | None = None
-    condition: Annotated[Text | None, BeforeValidator(sql)] = None
-
-
 class ByWindowSection(Section):
     """Aggregates of the windows of all groups, or of some: one row for each window and group."""
 
     group_by: Annotated[tuple[str, ...] | None, BeforeValidator(texts)] = None
     aggregates: Annotated[dict[Text, Text], BeforeValidator(aggregates_of)]
     having: Annotated[Text | None, BeforeValidator(sql)] = None
+
+
+class WindowJoinSection(Section):
+    """Other windows, each joined with those of the pipeline that end with it.
+
+    They are of the same stream, with a window and aggregates of their own; or those of the pipeline
+    themselves, aggregated by window.
+    """
+
+    window: OtherWindow | None = None
+    group_by: Annotated[tuple[str, ...] | None, BeforeValidator(texts)] = None
+    aggregates: Annotated[dict[Text, Text] | None, BeforeValidator(aggregates_of)] = None
+    having: Annotated[Text | None, BeforeValidator(sql)] = None
+    by_window: ByWindowSection | None = None
+    key: Annotated[tuple[str, ...], BeforeValidator(names_of)] | None = None
+    condition: Annotated[Text | None, BeforeValidator(sql)] = None
 
 
 class Query(Section):

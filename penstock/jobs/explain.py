@@ -23,7 +23,7 @@ from penstock.conf.pipeline import (
     load_document,
 )
 from penstock.conf.sections import ByWindowSection, WindowJoinSection, WindowSection
-from penstock.errors import InvalidUsageError
+from penstock.errors import InternalError, InvalidUsageError
 from penstock.market import MARKET_SCHEMA
 from penstock.operators.graph import Graph, PhysicalPlan, graph
 
@@ -160,22 +160,32 @@ def _windows(made: Graph, pipeline: Pipeline, window: WindowSection, place: Docu
     made = _aggregated(made, pipeline, place)
     join = pipeline.window_join
     if join is not None:
-        own = join.window
-        with _field(place, "window_join", "window"):
-            other = before.window(
-                own.time or window.time,
-                size=own.size,
-                slide=window.slide or window.size,
-                unit=own.unit or (window.unit if own.time is None else None),
-                delay=own.delay or window.delay,
-                name="window_join.window",
-            )
-        other = _aggregated(other, join, place, "window_join")
+        if join.by_window is not None:
+            other = _aggregated(made, join.by_window, place, "window_join", "by_window")
+        else:
+            other = _other_windows(before, window, join, place)
         with _field(place, "window_join"):
             made = made.join_windows(other, on=join.key or (), condition=join.condition, name="window_join")
     if pipeline.by_window is not None:
         made = _aggregated(made, pipeline.by_window, place, "by_window")
     return made
+
+
+def _other_windows(before: Graph, window: WindowSection, join: WindowJoinSection, place: Document) -> Graph:
+    """Return the windows that those of a pipeline are joined with, of the same stream."""
+    own = join.window
+    if own is None:
+        raise InternalError("a join of windows is with a window, or by window")
+    with _field(place, "window_join", "window"):
+        other = before.window(
+            own.time or window.time,
+            size=own.size,
+            slide=window.slide or window.size,
+            unit=own.unit or (window.unit if own.time is None else None),
+            delay=own.delay or window.delay,
+            name="window_join.window",
+        )
+    return _aggregated(other, join, place, "window_join")
 
 
 def _aggregated(
@@ -187,7 +197,7 @@ def _aggregated(
         groups = section.group_by or ()
         made = _grouped(made, ("window", *groups) if isinstance(section, ByWindowSection) else groups)
     with _field(place, *path, "aggregates"):
-        made = made.agg(section.aggregates, name=f"{prefix}aggregates")
+        made = made.agg(section.aggregates or {}, name=f"{prefix}aggregates")
     if section.having is not None:
         with _field(place, *path, "having"):
             made = made.where(section.having, name=f"{prefix}having")

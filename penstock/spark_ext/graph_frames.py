@@ -328,13 +328,16 @@ class Frames:
 
     def _window_join(self, node: WindowJoin) -> DataFrame:
         place = self._place(node)
+        made: dict[int, Windowed] = {}
         sides: list[Side] = []
         for above in node.inputs:
-            at, steps = above, list[Where | Select]()
-            while isinstance(at, Where | Select):
+            at, steps = above, list[Where | Select | Aggregate]()
+            while at is not node.aggregate_of(above) and isinstance(at, Where | Select | Aggregate):
                 steps.append(at)
                 at = at.inputs[0]
-            sides.append(Side(self._windowed(at, place.buckets), tuple(reversed(steps))))
+            if id(at) not in made:
+                made[id(at)] = self._windowed(at, place.buckets)
+            sides.append(Side(made[id(at)], tuple(reversed(steps))))
         return joined_windows(node, sides, place)
 
     def _read(self, base: Node, scan: Scan | None, names: list[str], buckets: int | None = None) -> DataFrame:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import NullType, StructType
 
@@ -22,9 +22,10 @@ from penstock.spark_ext.update_window import windowed
 from penstock.spark_ext.window_packing import EntryPacker, add_rows, row_fragmenter
 from penstock.spark_ext.window_plan import WINDOW, Windowed, WindowPlan, quoted, typed, value_columns
 
-__all__ = ["assembled", "of_rows", "of_windows"]
+__all__ = ["START_COLUMN", "ByWindow", "assembled", "of_rows", "of_windows"]
 
-_START = f"{RESERVED_PREFIX}start"
+START_COLUMN = f"{RESERVED_PREFIX}start"
+"""Where a window starts, in microseconds, while it is aggregated."""
 
 
 def assembled(node: Assemble, rows: DataFrame, buckets: int) -> Windowed:
@@ -118,30 +119,67 @@ def of_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
     All groups of a window close in the same micro-batch, because all buckets know the same watermark. So what
     is aggregated by window is complete in it.
     """
-    split = node.decomposition
-    if split is None:
-        raise InvalidUsageError(
-            "an aggregate of windows that has no partials of fixed size cannot run", node=node.name
-        )
-    split = split.counted(node.group_by)
-    groups = tuple(name for name in node.group_by if name != WINDOW)
-    start = sf.unix_micros(sf.col(f"{WINDOW}.start"))
-    size = sf.unix_micros(sf.col(f"{WINDOW}.end")) - start
-    values, partials = value_columns(split)
-    rows = windows.select(
-        start.alias(_START), size.alias(_SIZE), *(sf.col(quoted(name)) for name in groups), *values
-    )
-    fragments = Fragments(1, _START, "us", (_SIZE, *groups), partials)
+    by_window = ByWindow.of(node)
+    rows = windows.select(*by_window.values)
     schema = as_arrow_of_spark(rows.schema)
-    made = spark_schema(row_fragmenter(schema, fragments).schema)
-    folded = rows.repartition(sf.col(_START)).mapInArrow(
-        _Fold(schema, fragments, as_arrow_of_spark(made)), made
-    )
-    end = sf.col(PANE) + sf.col(_SIZE)
-    window = sf.struct(sf.timestamp_micros(PANE).alias("start"), sf.timestamp_micros(end).alias("end"))
-    columns = {name: sf.col(quoted(name)) for name in groups} | {WINDOW: window}
-    columns |= {name: sf.expr(text) for name, text in split.assembly.items()}
-    return folded.select(*(typed(columns[field.name], field) for field in spark_schema(node.schema)))
+    made = by_window.folded(schema)
+    fold = _Fold(schema, by_window.fragments, as_arrow_of_spark(made))
+    folded = rows.repartition(sf.col(START_COLUMN)).mapInArrow(fold, made)
+    return folded.select(*by_window.computed(node))
+
+
+@dataclass(frozen=True)
+class ByWindow:
+    """An aggregate of windows, in three steps: values, which are folded in Python, and what comes of that.
+
+    Parameters
+    ----------
+    values : tuple of Column
+        What is folded: `START_COLUMN`, the window's size, groups, and the values of partials.
+    fragments : Fragments
+        How that is folded; windows are of a pane each.
+    assembly : mapping of str to str
+        For each aggregate's name, Spark SQL over the partials.
+    """
+
+    values: tuple[Column, ...]
+    fragments: Fragments
+    assembly: Mapping[str, str]
+
+    @classmethod
+    def of(cls, node: Aggregate) -> ByWindow:
+        """Return the steps of an aggregate.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it has no partials of fixed size.
+        """
+        split = node.decomposition
+        if split is None:
+            raise InvalidUsageError(
+                "an aggregate of windows that has no partials of fixed size cannot run", node=node.name
+            )
+        split = split.counted(node.group_by)
+        groups = tuple(name for name in node.group_by if name != WINDOW)
+        start = sf.unix_micros(sf.col(f"{WINDOW}.start"))
+        size = sf.unix_micros(sf.col(f"{WINDOW}.end")) - start
+        values, partials = value_columns(split)
+        columns = (start.alias(START_COLUMN), size.alias(_SIZE), *(sf.col(quoted(one)) for one in groups))
+        fragments = Fragments(1, START_COLUMN, "us", (_SIZE, *groups), partials)
+        return cls((*columns, *values), fragments, split.assembly)
+
+    def folded(self, schema: pa.Schema) -> StructType:
+        """Return the columns of what is folded of values of a schema."""
+        return spark_schema(row_fragmenter(schema, self.fragments).schema)
+
+    def computed(self, node: Aggregate) -> list[Column]:
+        """Return groups, window and aggregates as Spark computes them of what was folded."""
+        end = sf.col(PANE) + sf.col(_SIZE)
+        window = sf.struct(sf.timestamp_micros(PANE).alias("start"), sf.timestamp_micros(end).alias("end"))
+        columns = {name: sf.col(quoted(name)) for name in self.fragments.group_by} | {WINDOW: window}
+        columns |= {name: sf.expr(text) for name, text in self.assembly.items()}
+        return [typed(columns[field.name], field) for field in spark_schema(node.schema)]
 
 
 _SIZE = f"{RESERVED_PREFIX}size"

@@ -7,6 +7,7 @@ fragments go to one operator, which closes windows of both by the watermark of t
 On their way behind the operator, rows of a side are a struct in the column of that side::
 
     side        int                     which side a row is of
+    end         long                    where its window ends, in microseconds
     side_0      struct of the left      null in rows of the right
     side_1      struct of the right     null in rows of the left
 """
@@ -27,16 +28,19 @@ from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from penstock._clock import Clock
 from penstock.operators.conform import conform
-from penstock.operators.graph.nodes import Select, Where, WindowJoin
+from penstock.operators.graph.nodes import Aggregate, Select, Where, WindowJoin
 from penstock.operators.metrics import BatchMetrics
+from penstock.operators.scan import PANE, Fragments
 from penstock.operators.stream import RESERVED_PREFIX
 from penstock.operators.windows.panes import WindowLayout
 from penstock.operators.windows.several import SeveralPanes
 from penstock.spark_ext.bucket_task import Parcel, Turn
+from penstock.spark_ext.graph_windows import ByWindow
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.parcels import SIDE as PARCEL_SIDE
 from penstock.spark_ext.stateful import Stateful
 from penstock.spark_ext.window_operator import Gathered
+from penstock.spark_ext.window_packing import add_rows, row_fragmenter
 from penstock.spark_ext.window_plan import WINDOW, Windowed, quoted, spark_windows, typed
 
 __all__ = ["Side", "SidesOperator", "joined_windows"]
@@ -55,12 +59,12 @@ class Side:
     ----------
     windows : Windowed
         Its windows, before they are made.
-    steps : tuple of Where or Select
-        What follows these before the join.
+    steps : tuple of Where, Select or Aggregate
+        What follows these before the join; aggregates are of windows.
     """
 
     windows: Windowed
-    steps: tuple[Where | Select, ...]
+    steps: tuple[Where | Select | Aggregate, ...]
 
 
 @dataclass(frozen=True)
@@ -136,21 +140,23 @@ def joined_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> 
     node : WindowJoin
         What is joined.
     sides : sequence of Side
-        Its sides.
+        Its sides; they may have the same windows, which are then made once.
     place : Stateful
         The place of the operator that makes the windows of both.
     """
-    rows = _made(sides, place)
+    one, other = (side.windows for side in sides)
+    rows = _shared(one.results(place)) if one is other else _made(sides, place)
+    ends = [sf.unix_micros(sf.col(f"{name}.{WINDOW}.end")) for name in _STRUCTS]
+    there = rows.select(_SIDE, sf.coalesce(*ends).alias(_END), *_STRUCTS).repartition(sf.col(_END))
     for number, side in enumerate(sides):
-        rows = _with(rows, number, side.windows.plan.computed())
         for step in side.steps:
             if isinstance(step, Where):
-                rows = _where(rows, number, step)
-            else:
+                there = _where(there, number, step)
+            elif isinstance(step, Select):
                 columns = [sf.expr(one.text).alias(name) for name, one in step.columns]
-                rows = _with(rows, number, columns)
-    ends = [sf.unix_micros(sf.col(f"{name}.{WINDOW}.end")) for name in _STRUCTS]
-    there = rows.select("*", sf.coalesce(*ends).alias(_END)).repartition(sf.col(_END))
+                there = _with(there, number, columns)
+            else:
+                there = _folded(there, number, step)
     left, right = (_fields(there, name) for name in _STRUCTS)
     kept = [[one for one in left if one.name != WINDOW]]
     kept.append([one for one in right if one.name not in (WINDOW, *node.on)])
@@ -175,8 +181,22 @@ def joined_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> 
     return made if node.condition is None else made.where(node.condition.text)
 
 
+def _shared(windows: DataFrame) -> DataFrame:
+    """Return windows that both sides have, in the struct of each."""
+    columns = sf.struct(*(sf.col(quoted(name)) for name in windows.columns))
+    twice = windows.select(
+        sf.explode(sf.array(*(sf.lit(number) for number in range(len(_STRUCTS))))).alias(_SIDE),
+        columns.alias(_STRUCTS[0]),
+    )
+    structs = (
+        sf.when(sf.col(_SIDE) == number, sf.col(_STRUCTS[0])).alias(name)
+        for number, name in enumerate(_STRUCTS)
+    )
+    return twice.select(_SIDE, *structs)
+
+
 def _made(sides: Sequence[Side], place: Stateful) -> DataFrame:
-    """Return the partials of windows of all sides, each in its struct."""
+    """Return the windows of both sides, each in its struct."""
     layouts = tuple(side.windows.plan.layout for side in sides)
     structs = [StructField(name, spark_windows(one)) for name, one in zip(_STRUCTS, layouts, strict=True)]
     made = StructType([StructField(_SIDE, IntegerType()), *structs])
@@ -191,30 +211,83 @@ def _made(sides: Sequence[Side], place: Stateful) -> DataFrame:
         DataFrame.union,
         [side.windows.parcels.withColumn(PARCEL_SIDE, sf.lit(number)) for number, side in enumerate(sides)],
     )
-    return place.run(parcels, operator, made, output, waits=False)
+    rows = place.run(parcels, operator, made, output, waits=False)
+    for number, side in enumerate(sides):
+        rows = _with(rows, number, side.windows.plan.computed())
+    return rows
 
 
 def _opened(rows: DataFrame, side: int) -> DataFrame:
-    """Return rows with the columns of a side beside the structs."""
-    return rows.select(_SIDE, *_STRUCTS, f"{_STRUCTS[side]}.*")
+    """Return rows with the columns of a side beside the others."""
+    return rows.select("*", f"{_STRUCTS[side]}.*")
 
 
 def _with(rows: DataFrame, side: int, columns: Sequence[Column]) -> DataFrame:
     """Return rows of which those of a side have other columns."""
     made = sf.when(sf.col(_SIDE) == side, sf.struct(*columns)).alias(_STRUCTS[side])
-    names = [made if number == side else sf.col(name) for number, name in enumerate(_STRUCTS)]
-    return _opened(rows, side).select(_SIDE, *names)
+    names = [made if name == _STRUCTS[side] else sf.col(name) for name in rows.columns]
+    return _opened(rows, side).select(*names)
 
 
 def _where(rows: DataFrame, side: int, step: Where) -> DataFrame:
     """Return rows without those of a side for which a condition is not true."""
     kept = (sf.col(_SIDE) != side) | sf.expr(step.predicate.text)
-    return _opened(rows, side).where(kept).select(_SIDE, *_STRUCTS)
+    return _opened(rows, side).where(kept).select(*rows.columns)
+
+
+def _folded(rows: DataFrame, side: int, step: Aggregate) -> DataFrame:
+    """Return rows of which those of a side are aggregated by window; a window's are in one partition."""
+    by_window = ByWindow.of(step)
+    rows = _with(rows, side, by_window.values)
+    values = as_arrow_of_spark(StructType(_fields(rows, _STRUCTS[side])))
+    made = by_window.folded(values)
+    output = StructType(
+        [StructField(one.name, made) if one.name == _STRUCTS[side] else one for one in rows.schema]
+    )
+    fold = _Fold(side, as_arrow_of_spark(rows.schema), values, by_window.fragments, as_arrow_of_spark(output))
+    return _with(rows.mapInArrow(fold, output), side, by_window.computed(step))
 
 
 def _fields(rows: DataFrame, name: str) -> list[StructField]:
     kind = rows.schema[name].dataType
     return list(kind.fields) if isinstance(kind, StructType) else []
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """Folds the rows of a side in a partition and hands on the others, for ``mapInArrow``."""
+
+    side: int
+    rows: pa.Schema
+    values: pa.Schema
+    fragments: Fragments
+    output: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return one row for each window and group of the side, and the rows of the other."""
+        place = self.output.get_field_index(_STRUCTS[self.side])
+        fragmenter = row_fragmenter(self.values, self.fragments)
+        for batch in batches:
+            rows = conform(batch, self.rows)
+            own = pc.equal(rows[_SIDE], self.side)
+            columns = pa.StructArray.flatten(rows.filter(own).column(place))
+            values = pa.RecordBatch.from_arrays(columns, schema=self.values)
+            add_rows(fragmenter, self.fragments, values)
+            others = rows.filter(pc.invert(own))
+            nulls = pa.nulls(others.num_rows, self.output.field(place).type)
+            kept = [nulls if at == place else column for at, column in enumerate(others.columns)]
+            yield pa.RecordBatch.from_arrays(kept, schema=self.output)
+        made = fragmenter.finish()
+        kind = self.output.field(place).type
+        fields = pa.schema([kind.field(number) for number in range(kind.num_fields)])
+        struct = pa.StructArray.from_arrays(conform(made, fields).columns, fields=list(fields))
+        start, size = (made[name].cast(pa.int64()) for name in (PANE, self.fragments.group_by[0]))
+        found = {_SIDE: pa.array(np.full(made.num_rows, self.side, np.int32)), _END: pc.add(start, size)}
+        whole = [
+            struct if at == place else found.get(field.name, pa.nulls(made.num_rows, field.type))
+            for at, field in enumerate(self.output)
+        ]
+        yield pa.RecordBatch.from_arrays(whole, schema=self.output)
 
 
 @dataclass(frozen=True)

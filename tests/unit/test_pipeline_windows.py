@@ -64,7 +64,18 @@ def test_windows_are_joined_and_aggregated_by_window(tmp_path: Path) -> None:
         ),
         ("{size: 3600 s}", "{size: 1500 ms}", "6: window_join.window.size: windows of '1500 ms' never end"),
         ("{size: 3600 s}", "{}", "window_join.window.size: is required. Hint: write a duration"),
-        ("  window: {size: 3600 s}\n", "", "window_join.window: is required. Hint: write its size"),
+        ("  window: {size: 3600 s}\n", "", "window_join.window: is required, or by_window. Hint: write"),
+        ("  aggregates: {whole: avg(load)}\n", "", "window_join.aggregates: is required with window"),
+        (
+            "  having: whole > 0\n",
+            "  by_window: {aggregates: {n: count(*)}}\n",
+            "6: window_join.window: cannot be with by_window",
+        ),
+        (
+            "  having: whole > 0\n",
+            "  by_window: {agregates: {n: count(*)}}\n",
+            "window_join.by_window.aggregates: is required",
+        ),
         ("{whole: avg(load)}", "{whole: avg(laod)}", "7: window_join.aggregates: there is no column 'laod'"),
         ("having: whole > 0", "having: while > 0", "8: window_join.having: there is no column 'while'"),
         ("condition: mean", "key: plug\n  condition: mean", "window_join: there is no column 'plug'"),
@@ -88,6 +99,16 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, old: str, new: str
     with pytest.raises(PipelineError) as caught:
         plan_file(written(tmp_path, _FILE.replace(old, new)))
     assert any(problem in one for one in caught.value.problems), caught.value.problems
+
+
+def test_windows_are_joined_with_what_is_aggregated_of_them(tmp_path: Path) -> None:
+    join = "  by_window: {aggregates: {most: max(mean)}}\n  condition: mean = most\n"
+    begin, end = _FILE.index("  window: {size"), _FILE.index("by_window:")
+    made = graph_of(load_pipeline(written(tmp_path, _FILE[:begin] + join + _FILE[end:])))
+    nodes = list(topological(made.root))
+    (join_,) = [node for node in nodes if isinstance(node, WindowJoin)]
+    assert join_.schema.names == ["plug", "window", "mean", "most"]
+    assert join_.aggregate_of(join_.inputs[0]) is join_.aggregate_of(join_.inputs[1])
 
 
 def test_they_are_for_windows(tmp_path: Path) -> None:

@@ -61,13 +61,13 @@ class WindowJoin(Node):
             If it has none, or something is between them and the join.
         """
         at = above
-        while isinstance(at, Where | Select) and WINDOW in at.schema.names:
+        while _keeps_windows(at) and WINDOW in at.schema.names:
             at = at.inputs[0]
         made = isinstance(at, Assemble) or (isinstance(at, Aggregate) and isinstance(at.inputs[0], Window))
         if not made or not isinstance(at, Aggregate | Assemble):
             raise self.wrong(
                 "windows are joined where they are made",
-                "between agg and join_windows may be where, and select that keeps window",
+                "between agg and join_windows may be where, select that keeps window, and group_by('window')",
                 after=at.name,
             )
         if above.schema.field(WINDOW).type != at.schema.field(WINDOW).type:
@@ -102,3 +102,10 @@ class WindowJoin(Node):
         names = ", ".join((*self.on, WINDOW))
         more = f" and {self.condition.text}" if self.condition else ""
         return f"on {names} of {duration(self.slide_ms)}{more}"
+
+
+def _keeps_windows(node: Node) -> bool:
+    """Whether what leaves a node has the windows that reach it."""
+    return isinstance(node, Where | Select) or (
+        isinstance(node, Aggregate) and not isinstance(node.inputs[0], Window)
+    )
