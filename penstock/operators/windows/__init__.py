@@ -1,0 +1,1 @@
+"""Windows over update streams (UpStream §6)."""
