@@ -41,6 +41,7 @@ import pyarrow as pa
 from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
 from penstock.operators.key_queue import KeyQueue, Policy
+from penstock.operators.pages import PagedMemory
 from penstock.operators.rates import mean_cost, mean_interval
 from penstock.operators.staleness import Staleness, StalenessMeter
 from penstock.operators.stream import Integers
@@ -156,6 +157,11 @@ class WindowQueue:
         return int(self._buffers.registers[z.ROWS_HELD])
 
     @property
+    def memory(self) -> PagedMemory:
+        """The paged memory, whose locations are blocks."""
+        return self._buffers.memory
+
+    @property
     def servable(self) -> int:
         """How many keys a `dequeue` without a limit would serve; while above 0, each call makes progress."""
         registers = self._buffers.registers
@@ -194,6 +200,19 @@ class WindowQueue:
             found.add(KeyState.READY if cell[z.SERVICE] == transitions.READY else KeyState.IDLE)
         return found or {KeyState.ENQ if cell[z.ROWS] else KeyState.DONE}
 
+    def waiting_window(self, key: int) -> int | None:
+        """Return the first pane of the window that a key waits with (WS); None if it does not wait."""
+        cells = self._buffers.cells
+        known = key < len(cells) and cells[key, z.CANDIDATE] != z.NEVER
+        return int(cells[key, z.CANDIDATE]) * self.slide if known else None
+
+    def stale_since(self, key: int) -> tuple[int | None, int | None]:
+        """Return since when a key waits, and when its oldest complete window not emitted was completed."""
+        if key >= len(self._buffers.cells):
+            return None, None
+        since, pending = self._buffers.cells[key, [z.SINCE, z.PENDING]].tolist()
+        return None if since == z.NEVER else since, None if pending == z.NEVER else pending
+
     def enqueue(
         self,
         ids: Integers,
@@ -224,8 +243,6 @@ class WindowQueue:
             self._make_cells(int(ids.max()) + 1)
             if self._birth_us is None:
                 self._birth_us = self._settled_at = now_us
-        if not len(self):
-            self._served_at = now_us
         buffers, before = self._buffers, self.watermark
         locations = np.empty(len(ids), np.int64)
         events = np.empty((2 * len(ids), 2), np.int64)
@@ -467,6 +484,8 @@ class WindowQueue:
         registers = self._buffers.registers
         ids, resident = events[: registers[z.EVENTS]].T
         registers[z.EVENTS] = 0
+        if len(ids) and not len(self):
+            self._served_at = now_us
         interval, cost = np.zeros(len(ids)), self.cost_us
         if self.policy is Policy.LINECUTTING and len(ids):
             # Several updates of one moment are as many equal intervals.
