@@ -1,9 +1,9 @@
 """Windows under simulated load: one server that takes marked tuples, and append windows to compare with.
 
 Serving a tuple takes a fixed time. A window's result is delivered when its last tuple has been served, so a
-whole window costs ``C_t`` times its tuples, the lower bound of the source (UpStream §6.1.2): while a window is
-computed, no other of its key is open. Append semantics has all windows open, so there a tuple costs ``C_t`` for
-each of the windows that it is in; no computation is shared between them, as in the source.
+whole window costs ``C_t`` times its tuples, the lower bound of the source (UpStream §6.1.2): while a window
+is computed, no other of its key is open. Append semantics has all windows open, so there a tuple costs
+``C_t`` for each of the windows that it is in; no computation is shared between them, as in the source.
 """
 
 from __future__ import annotations
@@ -134,15 +134,16 @@ def append_windows(
 
 
 def execution_trace(mode: WindowMode, size: int, slide: int, cost: int, ticks: int) -> list[dict[str, Any]]:
-    """Return what happens to one key at each of the times 1 to `ticks`, one arrival at each (UpStream Fig. 12).
+    """Return what happens to one key at the times 1 to `ticks`, one arrival at each (UpStream Fig. 12).
 
     Returns
     -------
     list of dict
-        ``waits``: "I" if the key begins to wait with the arrival, "U" if a newer window overwrites the waiting
-        one, and with which window; ``state`` at the end of the time step; ``dequeued`` and ``win_spec`` of the
-        tuple that the server takes; ``result``: the window whose result is delivered. Windows have the number of
-        their first tuple. Both stalenesses are those at the end of the step; 0 as well if nothing is pending.
+        ``waits``: "I" if the key begins to wait with the arrival, "U" if a newer window overwrites the
+        waiting one, and with which window; ``state`` at the end of the time step; ``dequeued`` and
+        ``win_spec`` of the tuple that the server takes; ``result``: the window whose result is delivered.
+        Windows have the number of their first tuple. Both stalenesses are those at the end of the step; 0 as
+        well if nothing is pending.
     """
     queue = WindowQueue(mode, size, slide, _NOTHING, Policy.IN_PLACE, first_pane=1, by_tuple=True)
     nothing = pa.RecordBatch.from_struct_array(pa.array([{}], pa.struct([])))
