@@ -165,7 +165,7 @@ def test_a_delta_has_the_panes_that_came_and_not_those_that_were_stored() -> Non
     assert queue.delta().blocks["cells"].num_rows == 0
 
 
-SMALL = Scale(sizes_13=(5, 10, 20, 40), units_13=2_000, seeds_13=5, sizes_14=(2, 5, 20), units_14=1_500)
+SMALL = Scale(sizes_13=(5, 10, 20, 40), units_13=2_000, seeds_13=5, sizes_14=(2, 20), units_14=1_200)
 
 
 def test_eager_is_flat_and_lazy_linear_in_the_size_of_tumbling_windows() -> None:
