@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from penstock.jobs.figures import line, pivot
@@ -67,7 +68,7 @@ def _plot_12(axes: list[Any], rows: Rows) -> None:
             ("application_staleness", "application staleness", "#1c7c4a", "-"),
             ("queue_staleness", "queue staleness", "#3a7fbf", "--"),
         ):
-            line(axis, own, "time", measure, label=label, color=colour, marker="o", ls=dashes)
+            line(axis, _with_peaks(own, measure), "time", measure, label=label, color=colour, ls=dashes)
         for row in own:
             if row["waits"]:
                 axis.annotate(row["waits"], (row["time"], -0.9), ha="center", fontsize=8)
@@ -76,6 +77,16 @@ def _plot_12(axes: list[Any], rows: Rows) -> None:
         axis.set(xlabel="time (I, U: insert, update; line: result)", ylabel="staleness (time units)")
         axis.set(title=title, ylim=(-1.5, 11))
         axis.legend(loc="upper left")
+
+
+def _with_peaks(rows: Rows, measure: str) -> Rows:
+    """Add to the values at the ends of time steps what was reached within a step in which staleness falls."""
+    points = rows[:1]
+    for before, row in pairwise(rows):
+        if 0 < before[measure] >= row[measure]:
+            points.append({"time": row["time"], measure: before[measure] + 1})
+        points.append(row)
+    return points
 
 
 def _plot_13(axes: list[Any], rows: Rows) -> None:

@@ -107,14 +107,17 @@ class WindowBuffers:
         """Yield the arrays, with blocks for one entry of each of `ids`; what is left is given back."""
         arrays = (self.cells, self.due, self.registers, self._blocks, self._slots)
         needed = zones.blocks_needed(ids, (*arrays, ids)) if len(ids) else 0
-        new = self.memory.allocate(needed)
+        new = self.memory.allocate(needed) if needed else _NO_IDS
         if self.memory.capacity > len(self._blocks):
             self._resize()
+        # Room for every block there is: all may become free.
         stack = np.empty(self.memory.locations_used, np.int64)
         stack[:needed] = new
         self.registers[zones.SPARE] = needed
         yield self.cells, self.due, self.registers, self._blocks, self._slots, stack
-        self.memory.free(stack[: self.registers[zones.SPARE]])
+        spare = int(self.registers[zones.SPARE])
+        if spare:
+            self.memory.free(stack[:spare])
         self.registers[zones.SPARE] = 0
 
     def put(self, locations: Integers, rows: pa.RecordBatch) -> None:
