@@ -15,8 +15,10 @@ __all__ = ["BatchMetrics"]
 class BatchMetrics:
     """The metrics of one bucket in one micro-batch, or of several together (`merge`).
 
-    ``rows_in == conflated + late + dropped + emitted + growth of waiting_keys``. The staleness is that
-    since the bucket's previous batch.
+    Of an update queue, ``rows_in == conflated + late + dropped + emitted + growth of waiting_keys``. Windows
+    count tuples in `rows_in`, `late` and `dropped`, and windows in `conflated` (those that a newer one of
+    their key made obsolete), `emitted`, `rows_out` and `budget_used_rows`. The staleness is that since the
+    bucket's previous batch.
 
     Attributes
     ----------
@@ -28,7 +30,8 @@ class BatchMetrics:
     waiting_keys, keys : int
         Keys that wait after the batch; keys ever seen.
     budget_used_rows : int
-        Tuples served against a budget; equals `emitted`.
+        Tuples served against a budget; equals `emitted` but for eager windows, of which some are committed to
+        and not complete yet.
     budget_used_ms : float
         Time spent serving: the sum over buckets.
     cost_us : float or None

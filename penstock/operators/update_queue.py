@@ -153,6 +153,11 @@ class UpdateQueue:
         return len(self._queue)
 
     @property
+    def servable(self) -> int:
+        """How many keys a `dequeue` without a limit would serve: all that wait."""
+        return len(self._queue)
+
+    @property
     def keys(self) -> int:
         """How many keys were ever seen."""
         return len(self._index)

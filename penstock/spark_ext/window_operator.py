@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from penstock._clock import Clock
 from penstock._failpoints import failpoint
+from penstock.operators.key_queue import Policy
 from penstock.operators.metrics import BatchMetrics
+from penstock.operators.serve import Budget, Query, serve
 from penstock.operators.windows.panes import Panes, WindowLayout
+from penstock.operators.windows.results import WindowMode
+from penstock.operators.windows.update import Entering, UpdateWindows
 from penstock.spark_ext.bucket_task import Parcel, Turn
+from penstock.spark_ext.queue_operator import share
 from penstock.spark_ext.window_packing import facts_of
 
 __all__ = ["WindowOperator"]
@@ -20,7 +25,7 @@ __all__ = ["WindowOperator"]
 
 @dataclass(frozen=True)
 class WindowOperator:
-    """Windows in append mode as an `Operator`.
+    """Windows as an `Operator`.
 
     Parameters
     ----------
@@ -30,22 +35,37 @@ class WindowOperator:
         How many panes the watermark is behind the newest one.
     settings : dict
         What must not change while a checkpoint lives, as JSON values.
+    mode : WindowMode
+        Which windows are emitted.
+    policy : Policy
+        Of which group the window is emitted next; for update semantics only, as what follows.
+    budget : Budget
+        How many a micro-batch may emit, all buckets together.
+    cost_us : float, optional
+        The time that one window costs, for linecutting; measured unless given.
     """
 
     layout: WindowLayout
     delay: int
     settings: dict[str, Any]
+    mode: WindowMode = WindowMode.APPEND
+    policy: Policy = Policy.IN_PLACE
+    budget: Budget = field(default_factory=Budget)
+    cost_us: float | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return what must not change; see `Operator.specification`."""
-        return self.settings
+        update = {"policy": str(self.policy), "budget": "some" if self.budget != Budget() else "none"}
+        return self.settings | {"mode": str(self.mode)} | ({} if self.mode is WindowMode.APPEND else update)
 
-    def new_state(self) -> Panes:
-        """Return panes without entries."""
-        return Panes(self.layout)
+    def new_state(self) -> Panes | UpdateWindows:
+        """Return the state of a bucket without entries."""
+        if self.mode is WindowMode.APPEND:
+            return Panes(self.layout)
+        return UpdateWindows(self.layout, self.mode, self.policy)
 
     def run(
-        self, state: Panes, parcels: Iterable[Parcel], turn: Turn, clock: Clock
+        self, state: Panes | UpdateWindows, parcels: Iterable[Parcel], turn: Turn, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Let entries in and close windows; see `Operator.run`."""
         started = clock()
@@ -61,8 +81,11 @@ class WindowOperator:
             arriving.append((part, parcel.batch))
         # Parcels come in any order, rows do not.
         arriving.sort(key=lambda one: one[0])
+        entering = Entering([batch for _, batch in arriving], None if newest is None else newest - self.delay)
+        if isinstance(state, UpdateWindows):
+            return self._serve(state, entering, dropped, turn, clock)
         failpoint("operator.after_enqueue")
-        done = state.run([batch for _, batch in arriving], None if newest is None else newest - self.delay)
+        done = state.run(entering.entries, entering.watermark)
         failpoint("operator.after_apply")
         windows = sum(batch.num_rows for batch in done.windows)
         metrics = BatchMetrics(
@@ -75,3 +98,15 @@ class WindowOperator:
         )
         metrics.duration_ms = {"assemble": (clock() - started) / 1000}
         return done.windows, metrics
+
+    def _serve(
+        self, state: UpdateWindows, entering: Entering, dropped: int, turn: Turn, clock: Clock
+    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        state.given_cost_us = None if self.cost_us is None else self.cost_us * turn.turns
+        query = Query(None, self.layout.window, ())
+        batches, metrics = serve(
+            state, entering, query=query, budget=share(self.budget, turn), clock=clock, turns=turn.turns
+        )
+        metrics.dropped = dropped
+        metrics.rows_in += dropped
+        return batches, metrics

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import LongType, StructField, StructType
 
+from penstock.operators.key_queue import Policy
 from penstock.operators.partials import Decomposition
 from penstock.operators.scan import Fragments, Partial
+from penstock.operators.serve import Budget
 from penstock.operators.stream import RESERVED_PREFIX
 from penstock.operators.windows.panes import START, WindowLayout
+from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.spec import WindowSpec
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.stateful import Stateful
 from penstock.spark_ext.window_operator import WindowOperator
 from penstock.spark_ext.window_packing import EntryPacker
 
-__all__ = ["WINDOW", "WindowPlan", "quoted", "value_columns"]
+__all__ = ["WINDOW", "Service", "WindowPlan", "quoted", "value_columns"]
 
 WINDOW = "window"
 """The column that says of which window a result is: a struct of ``start`` and ``end``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Which windows are emitted, and when; see `WindowOperator`."""
+
+    mode: WindowMode = WindowMode.APPEND
+    policy: Policy = Policy.IN_PLACE
+    budget: Budget = field(default_factory=Budget)
+    cost_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,8 @@ class WindowPlan:
         Of the windows, and how far the watermark is behind the newest tuple.
     local : bool
         Whether times have no zone.
+    service : Service
+        Which windows are emitted.
     """
 
     fragments: Fragments
@@ -54,6 +69,7 @@ class WindowPlan:
     slide_ms: int
     delay_ms: int
     local: bool
+    service: Service = field(default_factory=Service)
 
     @property
     def layout(self) -> WindowLayout:
@@ -95,9 +111,15 @@ class WindowPlan:
             "aggregates": [[one.kind, one.expression, one.name] for one in self.decomposition.partials],
             "schema": list(columns),
         }
-        operator = WindowOperator(layout, -(-self.delay_ms // self.fragments.pane_ms), settings)
+        service = self.service
+        delay = -(-self.delay_ms // self.fragments.pane_ms)
+        operator = WindowOperator(
+            layout, delay, settings, service.mode, service.policy, service.budget, service.cost_us
+        )
         made = _spark_windows(layout)
-        windows = place.run(parcels, operator, made, as_arrow_of_spark(made), waits=False)
+        windows = place.run(
+            parcels, operator, made, as_arrow_of_spark(made), waits=service.budget != Budget()
+        )
         return windows.select(*self._columns())
 
     def _columns(self) -> list[Column]:

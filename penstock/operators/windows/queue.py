@@ -45,6 +45,7 @@ from penstock.operators.pages import PagedMemory
 from penstock.operators.rates import mean_cost, mean_interval
 from penstock.operators.staleness import Staleness, StalenessMeter
 from penstock.operators.stream import Integers
+from penstock.operators.update_queue import Served
 from penstock.operators.windows import transitions
 from penstock.operators.windows import zones as z
 from penstock.operators.windows.buffer import WindowBuffers
@@ -324,7 +325,7 @@ class WindowQueue:
             key, None if row is None else pane, mark, row, start, bool(closes), ids, pending, booked
         )
 
-    def deliver(self, served: ServedWindows | MarkedTuple, now_us: int) -> None:
+    def deliver(self, served: Served | ServedWindows | MarkedTuple, now_us: int) -> None:
         """Note that the results of `served` windows have reached the application."""
         ids, cells = served.ids, self._buffers.cells
         begin = np.maximum(served.booked_us, cells[ids, z.DELIVERED])
