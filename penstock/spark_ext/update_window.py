@@ -100,6 +100,14 @@ def update_window(
         For ``outputMode("append")``: the key's columns, ``window`` (a struct of ``start`` and ``end``), and
         one column for each of `aggs`.
 
+    Notes
+    -----
+    The watermark is the time of the newest tuple so far, this micro-batch's included, less the delay, in whole
+    panes (the greatest common divisor of size and slide). So a window is emitted with the micro-batch that
+    closes it, where Spark's own comes out with the next one; a tuple that is later than the delay allows may
+    still count for Spark's, and is late here: it is counted in the metrics, and is in those of its windows that
+    are still open.
+
     Raises
     ------
     InvalidUsageError
