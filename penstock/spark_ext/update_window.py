@@ -102,11 +102,11 @@ def update_window(
 
     Notes
     -----
-    The watermark is the time of the newest tuple so far, this micro-batch's included, less the delay, in whole
-    panes (the greatest common divisor of size and slide). So a window is emitted with the micro-batch that
-    closes it, where Spark's own comes out with the next one; a tuple that is later than the delay allows may
-    still count for Spark's, and is late here: it is counted in the metrics, and is in those of its windows that
-    are still open.
+    The watermark is the time of the newest tuple so far, this micro-batch's included, less the delay, in
+    whole panes (the greatest common divisor of size and slide). So a window is emitted with the micro-batch
+    that closes it, where Spark's own comes out with the next one. A tuple that is later than the delay allows
+    may still count for Spark's. Here it is in those of its windows that are open; where none is, or in lazy
+    and eager mode, it is dropped and counted as late.
 
     Raises
     ------

@@ -37,7 +37,7 @@ LAST = {"t": 1_700_000_900_000_000, "k": "z", "part": 0, "v": 0.0, "n": 1}
 
 
 def readings(seed: int, rows: int, seconds: float, disorder_s: float = 0.0) -> pa.Table:
-    """Return readings of some groups over some seconds; disordered by so much, some groups and values null."""
+    """Return readings of some groups over some seconds, disordered; some groups and values are null."""
     rng = np.random.default_rng(seed)
     at = np.sort(rng.uniform(0, seconds, rows)) - rng.uniform(0, disorder_s, rows)
     micros = (at * 1e6).astype(np.int64) + 1_700_000_000_000_000
