@@ -16,7 +16,7 @@ from penstock.operators.scan import PANE, Fragments, Partial
 from penstock.operators.windows import panes as panes_module
 from penstock.operators.windows.panes import ENTRY_PANE, START, Panes, WindowLayout
 from penstock.operators.windows.spec import WindowSpec
-from tests.naive_windows import Row, Windows, aggregated, batches_of
+from tests.naive_panes import Row, Windows, aggregated, batches_of
 
 PARTIALS = (
     Partial("count", "*", "rows"),
