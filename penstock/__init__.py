@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from penstock.spark_ext.metrics import metrics
     from penstock.spark_ext.read_state import read_state
     from penstock.spark_ext.register import register
+    from penstock.spark_ext.update_join import update_join
     from penstock.spark_ext.update_queue import update_queue
+    from penstock.spark_ext.update_union import update_union
     from penstock.spark_ext.update_window import update_window
 
 __all__ = [
@@ -26,7 +28,9 @@ __all__ = [
     "read_state",
     "register",
     "start",
+    "update_join",
     "update_queue",
+    "update_union",
     "update_window",
 ]
 
@@ -38,7 +42,9 @@ _LAZY = {
     "read_state": "penstock.spark_ext.read_state",
     "register": "penstock.spark_ext.register",
     "start": "penstock.spark_ext.graph_runner",
+    "update_join": "penstock.spark_ext.update_join",
     "update_queue": "penstock.spark_ext.update_queue",
+    "update_union": "penstock.spark_ext.update_union",
     "update_window": "penstock.spark_ext.update_window",
 }
 

@@ -195,7 +195,14 @@ def check(
     with errors(debug=debug):
         loaded = _load(pipeline, overrides)
     steps: list[str] = [loaded.source.type]
-    queue, window = loaded.queue, loaded.window
+    queue, window = loaded.queue or loaded.union, loaded.window
+    if loaded.lookup is not None:
+        steps.append(f"lookup by ({', '.join(loaded.lookup.key)})")
+    if loaded.union is not None:
+        steps.append(f"union with {', '.join(loaded.union.inputs)}")
+    if loaded.join is not None:
+        join = loaded.join
+        steps.append(f"join with {join.other.source.type} by ({', '.join(join.key)}) within {join.within}")
     if queue is not None:
         budget = "no budget" if queue.budget is None else f"budget {queue.budget}"
         steps.append(f"{queue.policy} queue of ({', '.join(queue.key)}), {budget}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from penstock.conf.pipeline import (
     ConsoleSink,
     FilesSource,
+    Input,
+    JoinSection,
     KafkaSink,
     KafkaSource,
     MarketSource,
@@ -27,23 +29,27 @@ from penstock.conf.pipeline import (
     Pipeline,
     Queue,
     RateSource,
+    ResultsSection,
     Sink,
     Source,
+    TableSection,
+    UnionSection,
     refuse_what_cannot_run,
 )
 from penstock.errors import InvalidUsageError
-from penstock.jobs.explain import SOURCE, graph_of
+from penstock.jobs.explain import OTHER, SOURCE, TABLE, graph_of, join_options, queue_options
 from penstock.jobs.session import is_local
-from penstock.operators.graph.nodes import Node, UpdateQueue, rebuild
+from penstock.operators.expression import Expression, column, named
+from penstock.operators.graph.nodes import Join, Node, UpdateQueue, UpdateUnion, rebuild
 from penstock.spark_ext import graph_runner
 from penstock.spark_ext.failure import root_cause, spark_message
 from penstock.spark_ext.graph_handle import RunningGraph
+from penstock.spark_ext.update_join import update_join
 from penstock.spark_ext.update_queue import update_queue
+from penstock.spark_ext.update_union import update_union
 from penstock.units import parse_duration_us
 
 __all__ = ["pack_values", "start", "start_graph", "unpack_values", "writer"]
-
-_QUEUE_OPTIONS = ("output_schema", "buckets", "arrival", "cost", "nulls", "staleness_column")
 
 
 @contextmanager
@@ -152,8 +158,8 @@ def pack_values(rows: DataFrame, key: tuple[str, ...]) -> DataFrame:
     return rows.select(name.alias("key"), sf.to_json(sf.struct(*columns)).alias("value"))
 
 
-def _read(spark: SparkSession, source: Source) -> DataFrame:
-    with _section("source"):
+def _read(spark: SparkSession, source: Source, place: str = SOURCE) -> DataFrame:
+    with _section(place):
         if isinstance(source, MarketSource):
             return _market(spark, source)
         if isinstance(source, FilesSource):
@@ -185,24 +191,93 @@ def _function(name: str) -> Callable[..., Any]:
     return found
 
 
-def _queue(rows: DataFrame, queue: Queue, state: str) -> DataFrame:
-    with _section("queue"):
-        return update_queue(
-            rows,
-            key=list(queue.key),
-            time=queue.time,
-            policy=queue.policy,
-            budget=queue.budget,
-            apply=None if queue.apply is None else _function(queue.apply),
-            output_schema=queue.output_schema,
-            buckets=queue.buckets,
-            arrival=queue.arrival,
-            cost=queue.cost,
-            nulls=queue.nulls,
-            combine=queue.combine,
-            staleness_column=queue.staleness_column,
-            state_location=state,
-        )
+def _queue_arguments(queue: Queue, state: str) -> dict[str, Any]:
+    options = queue_options(queue) | {
+        "policy": queue.policy,
+        "budget": queue.budget,
+        "combine": queue.combine,
+    }
+    if queue.apply is not None:
+        options["apply"] = _function(queue.apply)
+    return options | {"key": list(queue.key), "time": queue.time, "state_location": state}
+
+
+def _stepped(spark: SparkSession, rows: DataFrame, step: Queue | JoinSection, state: str) -> DataFrame:
+    """Return what leaves a queue, a union or a join."""
+    if isinstance(step, UnionSection):
+        inputs = {SOURCE: rows}
+        for name, other in step.inputs.items():
+            inputs[name] = _input(spark, other, f"union.inputs.{name}.")
+        with _section("union"):
+            return update_union(inputs, prefer=step.prefer, **_queue_arguments(step, state))
+    if isinstance(step, Queue):
+        with _section("queue"):
+            return update_queue(rows, **_queue_arguments(step, state))
+    right = _input(spark, step.other, "join.with.")
+    with _section("join"):
+        return update_join(
+            rows, right, list(step.key), step.time, step.within, step.condition,
+            unit=step.unit, state_location=state, **join_options(step),
+        )  # fmt: skip
+
+
+def _input(spark: SparkSession, section: Pipeline | Input, place: str = "") -> DataFrame:
+    """Return a source, and the filter and the projection that follow it."""
+    rows = _read(spark, section.source, f"{place}source")
+    if section.filter is not None:
+        with _section(f"{place}filter"):
+            rows = rows.filter(section.filter)
+    if section.projection is not None:
+        with _section(f"{place}projection"):
+            rows = rows.selectExpr(*section.projection)
+    return rows
+
+
+def _table(spark: SparkSession, table: TableSection) -> DataFrame:
+    with _section("lookup.table"):
+        reader = spark.read.format(table.format).schema(table.columns).options(**table.options)
+        return reader.load(_resolve(spark, table.path))
+
+
+def _looked_up(rows: DataFrame, table: DataFrame, on: Sequence[str]) -> DataFrame:
+    with _section("lookup"):
+        more = [name for name in table.columns if name not in on]
+        twice = [name for name in more if name in rows.columns]
+        if twice:
+            raise InvalidUsageError(
+                "stream and table have a column of the same name",
+                column=twice[0],
+                hint="rename it in the projection, or in the table's schema",
+            )
+        names = [f"`{name}`" for name in (*rows.columns, *more)]
+        return rows.join(table, list(on)).select(*names)
+
+
+def _results(rows: DataFrame, results: ResultsSection, key: tuple[str, ...]) -> DataFrame:
+    """Return what is left of results; the update key stays as it is (UpStream §3.2)."""
+    if results.filter is not None:
+        with _section("results.filter"):
+            rows = rows.filter(results.filter)
+    if results.projection is None:
+        return rows
+    with _section("results.projection"):
+        made: dict[str, Expression] = {}
+        for text in results.projection:
+            if text.strip() == "*":
+                made |= {name: column(name) for name in rows.columns}
+            else:
+                label, expression = named(text)
+                made[label] = expression.resolve(rows.columns)
+        for name in key:
+            if made.get(name) != column(name):
+                raise InvalidUsageError(
+                    "an update stream would lose its key"
+                    if name not in made
+                    else "the update key would change",
+                    column=name,
+                    hint=f"keep {name} as it is; other columns may be computed from it",
+                )
+        return rows.selectExpr(*results.projection)
 
 
 def _write(spark: SparkSession, rows: DataFrame, sink: Sink, key: tuple[str, ...]) -> DataStreamWriter:
@@ -236,19 +311,17 @@ def writer(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> DataStre
     InvalidUsageError
         If Spark or the queue refuses a section; its text names the section.
     """
-    query, queue = pipeline.query, refuse_what_cannot_run(pipeline)
-    rows = _read(spark, pipeline.source)
-    if pipeline.filter is not None:
-        with _section("filter"):
-            rows = rows.filter(pipeline.filter)
-    if pipeline.projection is not None:
-        with _section("projection"):
-            rows = rows.selectExpr(*pipeline.projection)
+    query, step = pipeline.query, refuse_what_cannot_run(pipeline)
+    rows = _input(spark, pipeline)
+    if pipeline.lookup is not None:
+        rows = _looked_up(rows, _table(spark, pipeline.lookup.table), pipeline.lookup.key)
     checkpoint = _resolve(spark, checkpoint)
     state = _resolve(spark, query.state_location or f"{checkpoint.rstrip('/')}/penstock")
-    served = _queue(rows, queue, state)
+    served = _stepped(spark, rows, step, state)
+    if pipeline.results is not None:
+        served = _results(served, pipeline.results, step.key)
     with _section("sink"):
-        writing = _write(spark, served, pipeline.sink, queue.key)
+        writing = _write(spark, served, pipeline.sink, step.key)
     writing = writing.queryName(query.name).outputMode("append").option("checkpointLocation", checkpoint)
     if query.trigger == "available_now":
         return writing.trigger(availableNow=True)
@@ -274,16 +347,29 @@ def start_graph(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> Run
     InvalidUsageError
         If Spark or the graph refuses a section.
     """
-    query, queue = pipeline.query, refuse_what_cannot_run(pipeline)
-    rows = _read(spark, pipeline.source)
-    options: dict[str, Any] = {name: getattr(queue, name) for name in _QUEUE_OPTIONS}
-    if queue.apply is not None:
-        options["apply"] = _function(queue.apply)
+    query, step = pipeline.query, refuse_what_cannot_run(pipeline)
+    sources = {SOURCE: _read(spark, pipeline.source)}
+    options: dict[str, Any] = {}
+    if isinstance(step, Queue):
+        options = queue_options(step)
+        if step.apply is not None:
+            options["apply"] = _function(step.apply)
+    else:
+        options = join_options(step)
+        sources[OTHER] = _read(spark, step.other.source, "join.with.source")
+    if isinstance(step, UnionSection):
+        for name, other in step.inputs.items():
+            sources[name] = _read(spark, other.source, f"union.inputs.{name}.source")
     if query.state_location is not None:
         options["state_location"] = _resolve(spark, query.state_location)
 
     def with_options(node: Node) -> Node:
-        return replace(node, options=tuple(options.items())) if isinstance(node, UpdateQueue) else node
+        if not isinstance(node, UpdateQueue | UpdateUnion | Join):
+            return node
+        more: dict[str, Any] = {}
+        if isinstance(step, UnionSection):
+            more = {"policy": step.policy, "budget": step.budget, "combine": step.combine}
+        return replace(node, options=tuple((options | more).items()))
 
     graph = graph_of(pipeline)
     available_now = query.trigger == "available_now"
@@ -292,8 +378,9 @@ def start_graph(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> Run
             replace(graph, root=rebuild(graph.root, with_options)),
             spark,
             _resolve(spark, checkpoint),
-            sources={SOURCE: rows},
-            sink=lambda made: _write(spark, made, pipeline.sink, queue.key).outputMode("append"),
+            sources=sources,
+            tables={TABLE: _table(spark, pipeline.lookup.table)} if pipeline.lookup is not None else None,
+            sink=lambda made: _write(spark, made, pipeline.sink, step.key).outputMode("append"),
             persist=pipeline.persist,
             checkpoint_interval=None if available_now else query.trigger,
             available_now=available_now,

@@ -12,18 +12,30 @@ import pyarrow as pa
 from penstock.conf.document import Document, FieldPath, PipelineError, describe
 from penstock.conf.pipeline import (
     FilesSource,
+    Input,
+    JoinSection,
     KafkaSource,
     MarketSource,
     Pipeline,
     Queue,
     Source,
+    UnionSection,
     load_document,
 )
 from penstock.errors import InvalidUsageError
 from penstock.market import MARKET_SCHEMA
 from penstock.operators.graph import Graph, PhysicalPlan, graph
 
-__all__ = ["SOURCE", "graph_of", "plan_file", "read_sample"]
+__all__ = [
+    "OTHER",
+    "SOURCE",
+    "TABLE",
+    "graph_of",
+    "join_options",
+    "plan_file",
+    "queue_options",
+    "read_sample",
+]
 
 _INSTANT: Final = pa.timestamp("us", "UTC")
 _RATE: Final = pa.schema({"timestamp": _INSTANT, "value": pa.int64()})
@@ -61,6 +73,12 @@ _TYPES: Final = {
 
 SOURCE: Final = "source"
 """The name of a pipeline's source in its graph."""
+OTHER: Final = "with"
+"""The name of the other side of a join."""
+TABLE: Final = "table"
+"""The name of the static table of a lookup."""
+
+_QUEUE_OPTIONS: Final = ("apply", "output_schema", "arrival", "cost", "buckets", "nulls", "staleness_column")
 
 
 def plan_file(reference: str, overrides: Sequence[str] = (), sample: Path | None = None) -> PhysicalPlan:
@@ -107,20 +125,25 @@ def graph_of(pipeline: Pipeline, document: Document | None = None) -> Graph:
         If an expression is wrong, or names a column that is not there.
     """
     place = document or Document("pipeline", {})
-    with _field(place, "source"):
-        kind, options = _kind_of(pipeline.source)
-        made = graph(pipeline.query.name).source(
-            SOURCE, schema_of(pipeline.source), kind=kind, options=options
-        )
-    if pipeline.filter is not None:
-        with _field(place, "filter"):
-            made = made.where(pipeline.filter, name="filter")
-    if pipeline.projection is not None:
-        with _field(place, "projection"):
-            made = made.select(*pipeline.projection, name="projection")
+    made = _input(pipeline, pipeline.query.name, SOURCE, place)
+    if pipeline.lookup is not None:
+        with _field(place, "lookup"):
+            schema = _from_ddl(pipeline.lookup.table.columns)
+            made = made.lookup(TABLE, schema, on=pipeline.lookup.key, name="lookup")
     if pipeline.queue is not None:
         with _field(place, "queue"):
             made = _queued(made, pipeline.queue)
+    if pipeline.union is not None:
+        made = _united(made, pipeline.union, place)
+    if pipeline.join is not None:
+        made = _joined(made, pipeline.join, place)
+    if pipeline.results is not None:
+        if pipeline.results.filter is not None:
+            with _field(place, "results", "filter"):
+                made = made.where(pipeline.results.filter, name="results.filter")
+        if pipeline.results.projection is not None:
+            with _field(place, "results", "projection"):
+                made = made.select(*pipeline.results.projection, name="results.projection")
     window = pipeline.window
     if window is not None and pipeline.aggregates is not None:
         with _field(place, "window"):
@@ -135,6 +158,54 @@ def graph_of(pipeline: Pipeline, document: Document | None = None) -> Graph:
     return made.sink(pipeline.sink.type)
 
 
+def _input(section: Pipeline | Input, graph_name: str, name: str, place: Document, *path: str) -> Graph:
+    """Return a source, and the filter and the projection that follow it."""
+    with _field(place, *path, "source"):
+        kind, options = _kind_of(section.source)
+        made = graph(graph_name).source(name, schema_of(section.source), kind=kind, options=options)
+    prefix = "" if name == SOURCE else f"{name}."
+    if section.filter is not None:
+        with _field(place, *path, "filter"):
+            made = made.where(section.filter, name=f"{prefix}filter")
+    if section.projection is not None:
+        with _field(place, *path, "projection"):
+            made = made.select(*section.projection, name=f"{prefix}projection")
+    return made
+
+
+def _united(made: Graph, union: UnionSection, place: Document) -> Graph:
+    others = [
+        _input(other, made.name, name, place, "union", "inputs", name) for name, other in union.inputs.items()
+    ]
+    with _field(place, "union"):
+        prefer = None if union.prefer is None else [SOURCE, *union.inputs].index(union.prefer)
+        return made.union(
+            *others, key=union.key, time=union.time, prefer=prefer, name="union", **queue_options(union),
+            policy=union.policy, budget=union.budget, combine=union.combine,
+        )  # fmt: skip
+
+
+def _joined(made: Graph, join: JoinSection, place: Document) -> Graph:
+    other = _input(join.other, made.name, OTHER, place, "join", "with")
+    with _field(place, "join"):
+        return made.join(
+            other, on=join.key, time=join.time, within=join.within, condition=join.condition, unit=join.unit,
+            updates=True, name="join", **join_options(join),
+        )  # fmt: skip
+
+
+def queue_options(queue: Queue) -> dict[str, Any]:
+    """Return those arguments of an update queue that a graph only hands on."""
+    found = {name: getattr(queue, name) for name in _QUEUE_OPTIONS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def join_options(join: JoinSection) -> dict[str, Any]:
+    """Return those arguments of a join that a graph only hands on."""
+    found = {name: getattr(join, name) for name in ("delay", "buckets", "nulls")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def _grouped(made: Graph, texts: Sequence[str]) -> Graph:
     from penstock.operators.expression import named
 
@@ -144,7 +215,6 @@ def _grouped(made: Graph, texts: Sequence[str]) -> Graph:
 
 
 def _queued(made: Graph, queue: Queue) -> Graph:
-    options = {name: getattr(queue, name) for name in ("apply", "output_schema", "arrival", "cost")}
     return made.update_queue(
         queue.key,
         queue.time,
@@ -152,7 +222,7 @@ def _queued(made: Graph, queue: Queue) -> Graph:
         budget=queue.budget,
         combine=queue.combine is not False,
         name="queue",
-        **{name: value for name, value in options.items() if value is not None},
+        **queue_options(queue),
     )
 
 

@@ -1,8 +1,10 @@
 """Arrivals: tuples on their way into an update queue, conflated or not.
 
 A micro-batch is one moment of arrival: of its tuples with the same key only the newest reaches the
-queue, with the count of all of them and the place of the first. Conflating is associative, so a queue
-cannot tell whether it was done before a shuffle, after it, or both (a property test says so).
+queue, with the count of all of them and the place of the first. In a union (`UpdateStream.source`) there
+is one tuple per key and time, and those that gave way to it are counted on their own. Conflating is
+associative, so a queue cannot tell whether it was done before a shuffle, after it, or both (a property
+test says so).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ _COUNT = f"{RESERVED_PREFIX}count"
 _FIRST = f"{RESERVED_PREFIX}first"
 _LAST = f"{RESERVED_PREFIX}last"
 _FIRST_ARRIVAL = f"{RESERVED_PREFIX}first_arrival"
+_TIED = f"{RESERVED_PREFIX}tied"
 _PART_BITS = 40
 
 
@@ -41,6 +44,8 @@ class Arrivals:
         The positions within the micro-batch of the first of them and of the row itself.
     first_arrival_us : int64 array or None
         The earliest arrival time of them; None if the stream has no arrival column.
+    tied : int64 array or None
+        Of a union, how many others of them have the row's own time; else None.
     """
 
     rows: pa.RecordBatch
@@ -48,6 +53,7 @@ class Arrivals:
     first: Integers
     last: Integers
     first_arrival_us: Integers | None
+    tied: Integers | None = None
 
     @staticmethod
     def of(stream: UpdateStream, rows: pa.RecordBatch, position: int = 0, part: int = 0) -> Arrivals:
@@ -63,7 +69,8 @@ class Arrivals:
         """
         first = np.arange(position, position + rows.num_rows, dtype=np.int64) + (part << _PART_BITS)
         arrival = as_micros(rows.column(stream.arrival)) if stream.arrival else None
-        return Arrivals(rows, np.ones(rows.num_rows, np.int64), first, first, arrival)
+        tied = np.zeros(rows.num_rows, np.int64) if stream.source else None
+        return Arrivals(rows, np.ones(rows.num_rows, np.int64), first, first, arrival, tied)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -77,6 +84,7 @@ class Arrivals:
             self.first[indices],
             self.last[indices],
             None if self.first_arrival_us is None else self.first_arrival_us[indices],
+            None if self.tied is None else self.tied[indices],
         )
 
     @staticmethod
@@ -85,12 +93,14 @@ class Arrivals:
         if len(parts) == 1:
             return parts[0]
         known = [part.first_arrival_us for part in parts if part.first_arrival_us is not None]
+        tied = [part.tied for part in parts if part.tied is not None]
         return Arrivals(
             concat([part.rows for part in parts]),
             np.concatenate([part.count for part in parts]),
             np.concatenate([part.first for part in parts]),
             np.concatenate([part.last for part in parts]),
             np.concatenate(known) if known else None,
+            np.concatenate(tied) if tied else None,
         )
 
     def to_batch(self) -> pa.RecordBatch:
@@ -98,6 +108,8 @@ class Arrivals:
         extra = {_COUNT: self.count, _FIRST: self.first, _LAST: self.last}
         if self.first_arrival_us is not None:
             extra[_FIRST_ARRIVAL] = self.first_arrival_us
+        if self.tied is not None:
+            extra[_TIED] = self.tied
         arrays = [*self.rows.columns, *(pa.array(values) for values in extra.values())]
         return pa.RecordBatch.from_arrays(arrays, [*self.rows.schema.names, *extra])
 
@@ -112,6 +124,7 @@ class Arrivals:
             batch.column(_FIRST).to_numpy(),
             batch.column(_LAST).to_numpy(),
             batch.column(_FIRST_ARRIVAL).to_numpy() if _FIRST_ARRIVAL in names else None,
+            batch.column(_TIED).to_numpy() if _TIED in names else None,
         )
 
 
@@ -123,12 +136,16 @@ def _conflate(
     count: Integers,
     first: Integers,
     last: Integers,
+    source: Integers,
+    tied: Integers,
     winner: Integers,
     total: Integers,
     earliest: Integers,
     earliest_arrival: Integers,
+    ties: Integers,
 ) -> None:
-    """Reduce the rows of each id to its newest, a total and the earliest place."""
+    """Reduce the rows of each id to its newest, a total and the earliest place; `source` may be empty."""
+    united = source.shape[0] > 0
     for i in range(ids.shape[0]):
         k = ids[i]
         best = winner[k]
@@ -137,18 +154,31 @@ def _conflate(
             total[k] = count[i]
             earliest[k] = first[i]
             earliest_arrival[k] = arrival[i]
+            if united:
+                ties[k] = tied[i]
             continue
         total[k] += count[i]
         earliest[k] = min(earliest[k], first[i])
         earliest_arrival[k] = min(earliest_arrival[k], arrival[i])
-        if times[i] > times[best] or (times[i] == times[best] and last[i] > last[best]):
+        if times[i] > times[best]:
             winner[k] = i
+            if united:
+                ties[k] = tied[i]
+        elif times[i] == times[best]:
+            if not united:
+                if last[i] > last[best]:
+                    winner[k] = i
+                continue
+            ties[k] += 1 + tied[i]
+            if source[i] < source[best] or (source[i] == source[best] and last[i] < last[best]):
+                winner[k] = i
 
 
 def conflate(stream: UpdateStream, arrivals: Arrivals, keys: Keys | None = None) -> Arrivals:
     """Return the newest arrival of each key, in the order of the keys' first rows.
 
-    The newest is the one with the greatest time; ties go to the later position (UpStream §4.1).
+    The newest is the one with the greatest time; ties go to the later position (UpStream §4.1), or as a
+    union says (`UpdateStream.source`).
 
     Parameters
     ----------
@@ -162,11 +192,13 @@ def conflate(stream: UpdateStream, arrivals: Arrivals, keys: Keys | None = None)
     found = len(index)
     winner = np.full(found, -1, np.int64)
     total, earliest, earliest_arrival = (np.empty(found, np.int64) for _ in range(3))
-    known = arrivals.first_arrival_us
+    known, tied = arrivals.first_arrival_us, arrivals.tied
+    ties = np.empty(0 if tied is None else found, np.int64)
     _conflate(
         ids, stream.times(arrivals.rows), arrivals.first if known is None else known,
         arrivals.count, arrivals.first, arrivals.last,
-        winner, total, earliest, earliest_arrival,
+        stream.sources(arrivals.rows), ties if tied is None else tied,
+        winner, total, earliest, earliest_arrival, ties,
     )  # fmt: skip
     return Arrivals(
         arrivals.rows.take(pa.array(winner)),
@@ -174,4 +206,5 @@ def conflate(stream: UpdateStream, arrivals: Arrivals, keys: Keys | None = None)
         earliest,
         arrivals.last[winner],
         None if known is None else earliest_arrival,
+        None if tied is None else ties,
     )

@@ -15,20 +15,24 @@ __all__ = ["BatchMetrics"]
 class BatchMetrics:
     """The metrics of one bucket in one micro-batch, or of several together (`merge`).
 
-    Of an update queue, ``rows_in == conflated + late + dropped + emitted + growth of waiting_keys``. Windows
-    count tuples in `rows_in`, `late` and `dropped`, and windows in `conflated` (those that a newer one of
-    their key made obsolete), `emitted`, `rows_out` and `budget_used_rows`. The staleness is that since the
-    bucket's previous batch.
+    Of an update queue, ``rows_in == conflated + late + duplicates + dropped + emitted + growth of
+    waiting_keys``. Windows count tuples in `rows_in`, `late` and `dropped`, and windows in `conflated` (those
+    that a newer one of their key made obsolete), `emitted`, `rows_out` and `budget_used_rows`. The staleness
+    is that since the bucket's previous batch.
 
     Attributes
     ----------
-    rows_in, conflated, late, dropped, emitted : int
-        Tuples: all; superseded by a newer one; older than one emitted before; refused for a null;
-        served. With ``apply``, `emitted` counts the tuples that it was given.
+    rows_in, conflated, late, duplicates, dropped, emitted : int
+        Tuples: all; superseded by a newer one; older than one emitted before; of the key and time of
+        another one of a union; refused for a null; served. With ``apply``, `emitted` counts the tuples that
+        it was given.
     rows_out : int
         Rows given to what follows; differs from `emitted` if ``apply`` filters or multiplies.
     waiting_keys, keys : int
-        Keys that wait after the batch; keys ever seen.
+        Keys that wait after the batch; keys ever seen, or of a join those with state.
+    held, freed : int
+        Of a join: tuples that are held for matches to come; those let go of. Nothing waits in a join:
+        ``rows_in == late + duplicates + dropped + freed + growth of held``, and `emitted` counts matches.
     budget_used_rows : int
         Tuples served against a budget; equals `emitted` but for eager windows, of which some are committed to
         and not complete yet.
@@ -47,11 +51,14 @@ class BatchMetrics:
     rows_in: int = 0
     conflated: int = 0
     late: int = 0
+    duplicates: int = 0
     dropped: int = 0
     emitted: int = 0
     rows_out: int = 0
     waiting_keys: int = 0
     keys: int = 0
+    held: int = 0
+    freed: int = 0
     budget_used_rows: int = 0
     budget_used_ms: float = 0.0
     cost_us: float | None = None
@@ -114,11 +121,14 @@ _SUMMED = (
     "rows_in",
     "conflated",
     "late",
+    "duplicates",
     "dropped",
     "emitted",
     "rows_out",
     "waiting_keys",
     "keys",
+    "held",
+    "freed",
     "budget_used_rows",
     "budget_used_ms",
     "state_bytes_written",

@@ -15,7 +15,7 @@ from penstock.errors import InvalidUsageError, PenstockError
 from penstock.operators.conform import conform, fits
 from penstock.operators.metrics import BatchMetrics
 from penstock.operators.staleness import Staleness
-from penstock.operators.stream import Integers
+from penstock.operators.stream import SOURCE_COLUMN, Integers
 from penstock.operators.update_queue import Enqueued, Served
 from penstock.state_store.keys import KeyCodec, Keys
 
@@ -141,6 +141,8 @@ class Query:
             If `apply` raises, returns no table, other columns or types, or other keys.
         """
         rows = served.rows
+        if SOURCE_COLUMN in rows.schema.names:
+            rows = rows.drop_columns([SOURCE_COLUMN])
         if self.staleness_column:
             staleness = pa.array(served.staleness_us / 1000.0)
             rows = rows.append_column(STALENESS_COLUMN, staleness)
@@ -245,6 +247,7 @@ def serve(
         metrics.rows_in = entered.rows_in
         metrics.conflated = entered.conflated
         metrics.late = entered.late
+        metrics.duplicates = entered.duplicates
     enqueued = clock()
     failpoint("operator.after_enqueue")
     batches = []

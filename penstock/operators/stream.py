@@ -14,10 +14,13 @@ import pyarrow.compute as pc
 from penstock.errors import InvalidUsageError
 from penstock.state_store.keys import KeyCodec, Keys
 
-__all__ = ["RESERVED_PREFIX", "UpdateStream", "as_int64", "as_micros"]
+__all__ = ["RESERVED_PREFIX", "SOURCE_COLUMN", "UpdateStream", "as_int64", "as_micros"]
 
 RESERVED_PREFIX = "__penstock_"
 """Column names that begin so are Penstock's own."""
+
+SOURCE_COLUMN = f"{RESERVED_PREFIX}source"
+"""The column of a union that says how far its input stands behind the one whose truth wins."""
 
 Integers = npt.NDArray[np.int64]
 
@@ -39,6 +42,9 @@ class UpdateStream:
     arrival : str, optional
         A timestamp column with the time at which a tuple arrived. Without it a tuple arrives when
         its micro-batch does.
+    source : str, optional
+        A column of integers without nulls, for a union: then there is at most one tuple per key and time.
+        Of those of equal time the one with the least number is kept, and of these the first to arrive.
 
     Raises
     ------
@@ -50,6 +56,7 @@ class UpdateStream:
     key: tuple[str, ...]
     time: str
     arrival: str | None = None
+    source: str | None = None
     codec: KeyCodec = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -58,7 +65,7 @@ class UpdateStream:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise InvalidUsageError("column names repeat", columns=repeated)
-        reserved = [name for name in names if name.startswith(RESERVED_PREFIX)]
+        reserved = [name for name in names if name.startswith(RESERVED_PREFIX) and name != self.source]
         if reserved:
             raise InvalidUsageError(
                 "column names with a reserved prefix", columns=reserved, prefix=RESERVED_PREFIX
@@ -102,6 +109,12 @@ class UpdateStream:
     def times(self, rows: pa.RecordBatch) -> Integers:
         """Return the times of `rows` as integers in the same order."""
         return as_int64(rows.column(self.time))
+
+    def sources(self, rows: pa.RecordBatch) -> Integers:
+        """Return the numbers of the inputs that `rows` come from; nothing without such a column."""
+        if self.source is None:
+            return np.zeros(0, np.int64)
+        return rows.column(self.source).to_numpy().astype(np.int64, copy=False)
 
     def unusable(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """Return which rows have a null (or a NaN) in the key, the time or the arrival column."""

@@ -52,11 +52,14 @@ class Enqueued:
         Tuples superseded by a newer one of their key before they were served.
     late : int
         Tuples dropped because a newer one of their key had been emitted.
+    duplicates : int
+        Of a union: tuples dropped because another one of their key and time was kept.
     """
 
     rows_in: int = 0
     conflated: int = 0
     late: int = 0
+    duplicates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,8 @@ class UpdateQueue:
             "application_booked_us": np.zeros(0, np.int64),
             "in_service": np.zeros(0, np.int64),
         }
+        if stream.source:
+            self._cells["source"] = np.zeros(0, np.int64)
         self._stored = ["emitted"]
         if policy is Policy.LINECUTTING:
             self._stored += ["seen_us", "interval_us"]
@@ -192,7 +197,9 @@ class UpdateQueue:
         """Let `arrivals` in: one moment of arrival, in which the order of places is that of positions.
 
         A tuple that is older than the newest emitted of its key is late and dropped; one that is older
-        than the waiting one is conflated away. Of equal times the later arrival is the newer.
+        than the waiting one is conflated away. Of equal times the later arrival is the newer. In a union
+        (UpStream §3.2) one of the same time as the newest emitted is a duplicate, and so is one of two that
+        wait: the one whose source has the greater number, or the later arrival.
         """
         total = int(arrivals.count.sum())
         if not total:
@@ -211,25 +218,27 @@ class UpdateQueue:
         times = self.stream.times(arrivals.rows)
         count = arrivals.count
 
-        accepted = times >= cells["emitted"][ids]
-        late = int(count[~accepted].sum())
         resident = cells["location"][ids] != _NOWHERE
-        newest = accepted & ~(resident & (times < cells["waiting"][ids]))
+        accepted, newest, given_way = self._compare(arrivals, ids, times)
+        duplicates = int(given_way.sum())
+        late = int((count - given_way)[~accepted].sum())
         interval = self._update_rates(ids[accepted], count[accepted], now_us)
-        conflated = int(count[accepted].sum()) - int(np.count_nonzero(accepted & ~resident))
+        conflated = int((count - given_way)[accepted].sum()) - int(np.count_nonzero(accepted & ~resident))
 
         fresh = newest & ~resident
         self._place(ids[fresh], arrived[fresh])
         chosen = np.flatnonzero(newest)
         ids, resident = ids[chosen], resident[chosen]
         cells["waiting"][ids] = times[chosen]
+        if self.stream.source:
+            cells["source"][ids] = self.stream.sources(arrivals.rows)[chosen]
         self._rows.put(cells["location"][ids], self._payload_of(arrivals.rows, chosen))
         cost = self.cost_us
         self._queue.arrive(
             ids, resident, interval[newest[accepted]], np.inf if cost is None else cost, self._in_service
         )
         self._dirty[ids] = True
-        return Enqueued(total, conflated, late)
+        return Enqueued(total, conflated, late, duplicates)
 
     def dequeue(self, limit: int, now_us: int) -> Served:
         """Remove up to `limit` tuples in the policy's order."""
@@ -377,7 +386,26 @@ class UpdateQueue:
         payload = pa.RecordBatch.from_arrays(rows_block.columns[3:], schema=self._payload)
         self._rows.put(cells["location"][waiting], payload)
         cells["waiting"][waiting] = as_int64(payload.column(self.stream.time))
+        if self.stream.source:
+            cells["source"][waiting] = self.stream.sources(payload)
         self._queue.ranks[waiting] = rows_block.column(_RANK).to_numpy()
+
+    def _compare(
+        self, arrivals: Arrivals, ids: Integers, times: Integers
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], Integers]:
+        """Return which arrivals are not late, which take their key's place, and what gave way to ties."""
+        cells = self._cells
+        emitted, waiting = cells["emitted"][ids], cells["waiting"][ids]
+        resident = cells["location"][ids] != _NOWHERE
+        if arrivals.tied is None:
+            accepted = times >= emitted
+            return accepted, accepted & ~(resident & (times < waiting)), np.zeros(len(ids), np.int64)
+        accepted = (times > emitted) | (emitted == _NEVER)
+        fresh = accepted & ~(resident & (times < waiting))
+        again = np.where(accepted, resident & (times == waiting), times == emitted)
+        behind = self.stream.sources(arrivals.rows) >= cells["source"][ids]
+        given_way = np.where(fresh | again, arrivals.tied + again, 0)
+        return accepted, fresh & ~(again & behind), given_way
 
     def _in_order(self, arrivals: Arrivals) -> Arrivals:
         """Return `arrivals` in the order in which their keys take places."""

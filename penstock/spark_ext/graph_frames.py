@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -18,6 +19,7 @@ from penstock.operators.graph.nodes import (
     Aggregate,
     Assemble,
     Fused,
+    Join,
     Node,
     PStream,
     Select,
@@ -26,6 +28,7 @@ from penstock.operators.graph.nodes import (
     StreamTableJoin,
     Union,
     UpdateQueue,
+    UpdateUnion,
     Where,
     Window,
     topological,
@@ -35,7 +38,9 @@ from penstock.spark_ext.graph_windows import assembled, of_rows, of_windows
 from penstock.spark_ext.p_stream_source import Columns, Pushed
 from penstock.spark_ext.p_stream_types import check_same, spark_schema
 from penstock.spark_ext.stateful import Stateful
+from penstock.spark_ext.update_join import update_join
 from penstock.spark_ext.update_queue import update_queue
+from penstock.spark_ext.update_union import update_union
 
 __all__ = ["Frames", "Reading", "check_runnable", "checked"]
 
@@ -70,14 +75,24 @@ def check_runnable(root: Node) -> None:
     nodes = list(topological(root))
     for node in nodes:
         _refuse(node, nodes)
+    for end in (root, *(node.inputs[0] for node in nodes if isinstance(node, PStream))):
+        _refuse_two_states(end)
 
 
 def _refuse(node: Node, nodes: list[Node]) -> None:
     readers = sum(above is node for one in nodes for above in one.inputs)
-    if isinstance(node, UpdateQueue) and readers > 1:
+    if isinstance(node, UpdateQueue | UpdateUnion | Join) and readers > 1:
         raise InvalidUsageError(
-            "an update queue has several readers, each of which would have a queue of its own",
+            f"an {node.label} has several readers, each of which would have one of its own"
+            if isinstance(node, UpdateQueue | UpdateUnion)
+            else "a join has several readers, each of which would have one of its own",
             hint=f"persist its output: persist={{{node.name!r}: 'always'}}",
+            node=node.name,
+        )
+    if isinstance(node, Join) and not node.key:
+        raise InvalidUsageError(
+            "join: only update streams can be joined in a graph that runs",
+            hint="say what its streams are with source(key=..., time=...) or update_queue",
             node=node.name,
         )
     if isinstance(node, Aggregate) and not isinstance(node.inputs[0], Window):
@@ -96,7 +111,7 @@ def _refuse(node: Node, nodes: list[Node]) -> None:
         | Where
         | Window
     )
-    if not isinstance(node, known):
+    if not isinstance(node, known | Join):
         raise InvalidUsageError(f"{node.label}: this operator cannot run yet", node=node.name)
 
 
@@ -110,6 +125,28 @@ def _refuse_stateful(node: Aggregate) -> None:
             "windows are aggregated where they are made, with no queue, union or p-stream between",
             node=node.name,
             after=at.name,
+        )
+
+
+def _refuse_two_states(end: Node) -> None:
+    """Refuse what Spark would: one query has room for one operator with Penstock's state."""
+    found: list[Node] = []
+    waiting = [end]
+    while waiting:
+        node = waiting.pop()
+        windows = isinstance(node, Aggregate) and isinstance(node.inputs[0], Window)
+        if windows or isinstance(node, Assemble | UpdateQueue | UpdateUnion | Join):
+            found.append(node)
+        if not isinstance(node, PStream):
+            waiting += node.inputs
+    if len(found) > 1:
+        below, above = found[0], found[1]
+        raise InvalidUsageError(
+            "one query of Spark has room for one window, update queue, union or join of update streams",
+            hint=f"persist the output of the first: persist={{{above.name!r}: 'always'}}; or say that a "
+            "source is an update stream with source(key=..., time=...), if it needs no queue",
+            first=above.name,
+            second=below.name,
         )
 
 
@@ -181,6 +218,10 @@ class Frames:
                 return self._read(node.inputs[0], node.scan, list(node.scan.columns))
             case StreamTableJoin():
                 return self._lookup(node)
+            case UpdateUnion():
+                return self._united(node)
+            case Join():
+                return self._joined(node)
             case Assemble():
                 return self._windows(node)
             case Union():
@@ -222,6 +263,8 @@ class Frames:
                 "a table is not given", hint=f"such as tables={{{node.table!r}: df}}", table=node.table
             )
         table = checked(self._tables[node.table], spark_schema(node.columns), node.table, streaming=False)
+        if node.key:
+            _check_one_row_each(table, node)
         return rows.join(table, list(node.on)).select(*map(_quoted, node.schema.names))
 
     def _queue(self, node: UpdateQueue, rows: DataFrame) -> DataFrame:
@@ -233,7 +276,29 @@ class Frames:
             policy=node.policy,
             budget=node.budget,
             combine="auto" if node.combine else False,
-            name="".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in node.name),
+            name=_plain(node.name),
+            **options,
+        )
+
+    def _united(self, node: UpdateUnion) -> DataFrame:
+        options: dict[str, Any] = {"state_location": self._state, **dict(node.options)}
+        rows = [self._of(above) for above in node.inputs]
+        return update_union(
+            *rows, key=node.key, time=node.time, prefer=node.prefer, name=_plain(node.name), **options
+        )
+
+    def _joined(self, node: Join) -> DataFrame:
+        options: dict[str, Any] = {"state_location": self._state, **dict(node.options)}
+        left, right = (self._of(above) for above in node.inputs)
+        return update_join(
+            left,
+            right,
+            node.key,
+            node.time,
+            timedelta(milliseconds=node.within_ms),
+            None if node.condition is None else node.condition.text,
+            unit=node.unit,
+            name=_plain(node.name),
             **options,
         )
 
@@ -298,6 +363,23 @@ def checked(df: DataFrame, wanted: StructType, name: str, *, streaming: bool) ->
             types=error.context["types"],
         ) from None
     return there
+
+
+def _check_one_row_each(table: DataFrame, node: StreamTableJoin) -> None:
+    """Refuse a table that would make several tuples of one update (UpStream §3.2)."""
+    keys = [_quoted(name) for name in node.on]
+    if table.groupBy(*keys).count().where("count > 1").limit(1).count():
+        raise InvalidUsageError(
+            "a table has several rows for one update, which would be several of the same key and time",
+            hint="look up by columns that are unique in it, or aggregate it first",
+            table=node.table,
+            columns=", ".join(node.on),
+        )
+
+
+def _plain(name: str) -> str:
+    """Return the name of an operator's state."""
+    return "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in name)
 
 
 def _item(name: str, expression: Expression) -> str:

@@ -22,7 +22,10 @@ from penstock.operators.stream import UpdateStream
 from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.parcels import to_parcels
 
-__all__ = ["Packer", "parcel_row"]
+__all__ = ["Packer", "parcel_row", "side_of"]
+
+_SIDE = b"penstock.side"
+"""Where the metadata of a parcel's schema says which side of a join its rows are of."""
 
 _CHUNK_ROWS = 1_000_000
 _CHUNK_BYTES = 64 << 20
@@ -82,6 +85,12 @@ def parcel_row(label: int, dropped: int, payload: bytes | None) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_PARCEL_SCHEMA)
 
 
+def side_of(batch: pa.RecordBatch) -> str:
+    """Return which side of a join the rows of a parcel are of; empty for other operators."""
+    found: bytes = (batch.schema.metadata or {}).get(_SIDE, b"")
+    return found.decode()
+
+
 @dataclass(frozen=True)
 class Packer:
     """The map side of an update queue, for ``mapInArrow``. Called once per partition, in a worker.
@@ -98,6 +107,8 @@ class Packer:
         Whether to conflate before the shuffle; None decides by what it does to the first chunk.
     name : str
         The operator's name, under which a worker remembers that decision.
+    side : str
+        Which side of a join the rows are of, which `side_of` finds in a parcel.
     most_left : float
         With `combine` None, conflating goes on only if it leaves at most this share of the rows.
     """
@@ -107,6 +118,7 @@ class Packer:
     nulls: str
     combine: bool | None
     name: str = ""
+    side: str = ""
     most_left: float = 0.4
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -174,6 +186,8 @@ class Packer:
         order = np.argsort(number, kind="stable")
         bounds = np.searchsorted(number[order], np.arange(self.buckets + 1))
         whole = arrivals.take(order).to_batch()
+        if self.side:
+            whole = whole.replace_schema_metadata({_SIDE: self.side})
         for bucket, label in enumerate(bucket_labels(self.buckets)):
             begin, end = int(bounds[bucket]), int(bounds[bucket + 1])
             if begin == end:

@@ -29,9 +29,11 @@ from penstock.spark_ext.stateful import (
 )
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 
-__all__ = ["STATE_LOCATION_SETTING", "update_queue"]
+__all__ = ["NULLS", "STATE_LOCATION_SETTING", "queue_over", "update_queue"]
 
-_NULLS = ("error", "drop")
+NULLS = ("error", "drop")
+"""What may be done with rows that have a null in key or time."""
+
 _COMBINE: dict[Any, bool | None] = {"auto": None, True: True, False: False}
 
 
@@ -119,6 +121,41 @@ def update_queue(
     ...     state_location="/var/lib/penstock",
     ... )  # doctest: +SKIP
     """
+    return queue_over(
+        df, key, time, policy, budget, apply, output_schema, buckets,
+        arrival=arrival, cost=cost, nulls=nulls, combine=combine, staleness_column=staleness_column,
+        state_location=state_location, retain_versions=retain_versions, name=name,
+    )  # fmt: skip
+
+
+def queue_over(
+    df: DataFrame,
+    key: str | Iterable[str],
+    time: str,
+    policy: str,
+    budget: int | str | None,
+    apply: Apply | None,
+    output_schema: StructType | str | None,
+    buckets: int | None,
+    *,
+    arrival: str | None,
+    cost: str | None,
+    nulls: str,
+    combine: bool | str,
+    staleness_column: bool,
+    state_location: str | os.PathLike[str] | None,
+    retain_versions: int,
+    name: str,
+    source: str | None = None,
+) -> DataFrame:
+    """Return what leaves an update queue; the arguments are those of `update_queue`.
+
+    Parameters
+    ----------
+    source : str, optional
+        The column of a union that decides ties (`penstock.operators.stream.UpdateStream`); it does not
+        leave the queue.
+    """
     check_streaming(df)
     place = Stateful.of(
         df.sparkSession,
@@ -132,8 +169,9 @@ def update_queue(
     def arrow(schema: StructType) -> pa.Schema:
         return arrow_schema(schema, large=large)
 
-    stream = UpdateStream(arrow(df.schema), key_columns(key), time, arrival)
-    output = _output_schema(df.schema, apply, output_schema, staleness_column=staleness_column)
+    stream = UpdateStream(arrow(df.schema), key_columns(key), time, arrival, source)
+    columns = StructType([one for one in df.schema if one.name != source])
+    output = _output_schema(columns, apply, output_schema, staleness_column=staleness_column)
     limit = budget_of(budget, apply)
     operator = QueueOperator(
         stream=stream,
@@ -143,8 +181,8 @@ def update_queue(
         budget=limit,
         columns=columns_of(df.schema),
     )
-    if nulls not in _NULLS:
-        raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=_NULLS)
+    if nulls not in NULLS:
+        raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=NULLS)
     if combine not in _COMBINE:
         raise InvalidUsageError(
             "there is no such option", option="combine", got=combine, known=list(_COMBINE)

@@ -363,7 +363,7 @@ def test_wrong_starts_are_told(spark: SparkSession, tmp_path: Path) -> None:
         (graph, {"sources": {"quotes": tmp_path / "nowhere"}}, "there is no p-stream"),
         (open_end, given, "the graph has no sink"),
         (looked.sink("noop"), given, "a table is not given"),
-        (joined.sink("noop"), given, "join: this operator cannot run yet"),
+        (joined.sink("noop"), given, "join: only update streams can be joined"),
     ]
     nowhere = penstock.graph("q").source("quotes", QUOTES).sink("nowhere")
     cases.append((nowhere, given | {"persist": "never"}, "cannot start: graph=q query=results"))

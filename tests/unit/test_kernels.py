@@ -20,7 +20,7 @@ import penstock
 from penstock import _kernels
 from penstock.compression import bits, fused, statistics, text
 from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
-from penstock.operators import arrivals, key_queue, pages, staleness
+from penstock.operators import arrivals, join_kernels, key_queue, pages, staleness
 from penstock.operators.fragments import kernels
 from penstock.operators.windows import transitions, zones
 from penstock.state_store import key_index, key_set, keys, memory_table, row_codec, row_store
@@ -96,6 +96,7 @@ KERNELS = {
     "run_length": {"_find_runs", "_expand"},
     "simple8b": {"_write", "_read"},
     "variable_byte": {"_write", "_read"},
+    "join_kernels": {"too_old", "link", "next_pairs", "unlink_useless"},
     "kernels": {
         *("_bits", "_position", "enter", "find_slots", "find_slots_of_one", "add_count", "add_sum"),
         *("find_runs", "add_count_of_runs", "add_sum_of_runs"),
@@ -125,11 +126,12 @@ REFERENCES = {
     "text": "test_kernels_of_codecs",
     "statistics": "test_kernels_of_codecs",
     "fused": "test_kernels_of_codecs",
+    "join_kernels": "test_update_join",
     "kernels": "test_fragments",
 }
 MODULES = [
     *(keys, key_index, key_set, row_codec, row_store, memory_table),
-    *(pages, arrivals, key_queue, staleness, zones, transitions),
+    *(pages, arrivals, key_queue, staleness, zones, transitions, join_kernels),
     *(bits, text, statistics, fused, decimals, differences, dictionary, run_length, simple8b, variable_byte),
     kernels,
 ]
@@ -248,6 +250,11 @@ for keys in ((), ("k",), ("k", "l")):
     for values in (numbers, pa.array([None, *range(2999)])):
         folding.add(pa.array([7] * 3000), [numbers for _ in keys], [values for _ in kinds])
     folding.finish()
+from penstock.operators.join import UpdateJoin
+from penstock.operators.joined import JoinedStream
+stream = UpdateStream(pa.schema([("k", pa.int64()), ("t", pa.int64())]), ("k",), "t")
+side = Arrivals.of(stream, pa.record_batch([pa.array([1, 2]), pa.array([1, 2])], ["k", "t"]))
+UpdateJoin(JoinedStream(stream, stream, 5, 5)).join(side, side)
 for kind in ("f4", "f8"):
     for codec in ("decimal", "quantized_0.5", "auto"):
         decode(encode(pa.array(numbers.to_numpy().astype(kind) / 4), codec))

@@ -90,7 +90,7 @@ def push_where(root: Node) -> Rewritten:
             moved = Where(node.name, above.inputs, predicate.substitute(dict(above.columns)))
             notes.append(f"where {predicate.text}: through select {above.describe()}")
             return replace(above, inputs=(change(moved),))
-        if isinstance(above, Union):
+        if isinstance(above, Union) and not above.stateful:
             notes.append(f"where {predicate.text}: into {len(above.inputs)} inputs of a union")
             return replace(
                 above, inputs=tuple(change(Where(node.name, (input,), predicate)) for input in above.inputs)
@@ -137,7 +137,8 @@ def prune(root: Node) -> Rewritten:
             notes.append(f"{node.name}: drops {', '.join(dropped)}")
         elif isinstance(node, Union):
             # Columns that one input still has and another has not would make the inputs differ.
-            pruned = _union(node, inputs, [name for name in node.schema.names if name in wanted])
+            used = wanted | node.needs(wanted)[0]
+            pruned = _union(node, inputs, [name for name in node.schema.names if name in used])
         elif not same:
             pruned = replace(node, inputs=inputs)
         narrow = isinstance(node, Source | Where | StreamTableJoin)

@@ -185,7 +185,7 @@ def _made(node: Node, inputs: list[pa.Table]) -> pa.Table | None:
         return project(inputs[0], dict(node.columns))
     if isinstance(node, PStream | Window | Sink):
         return inputs[0]
-    return pa.concat_tables(inputs) if isinstance(node, Union) else None
+    return pa.concat_tables(inputs) if isinstance(node, Union) and not node.stateful else None
 
 
 def _scanned(node: Fused, flow: Flow) -> Flow:

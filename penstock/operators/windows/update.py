@@ -119,7 +119,7 @@ class UpdateWindows:
         entered = self._queue.enqueue(
             settled.ids, settled.panes, settled.rows, now_us, watermark=self._panes.watermark
         )
-        return Enqueued(rows_in, entered.disregarded, late)
+        return Enqueued(rows_in, conflated=entered.disregarded, late=late)
 
     def dequeue(self, limit: int, now_us: int) -> Served:
         """Serve up to `limit` groups; the rows are of `WindowLayout.window`."""

@@ -5,7 +5,16 @@ rule that rewrites it. A column whose type only Spark knows has the type `UNKNOW
 """
 
 from penstock.operators.graph.nodes.base import Node, rebuild, topological
-from penstock.operators.graph.nodes.stateful import WINDOW, Aggregate, Assemble, Join, UpdateQueue, Window
+from penstock.operators.graph.nodes.stateful import (
+    WINDOW,
+    Aggregate,
+    Assemble,
+    Join,
+    UpdateQueue,
+    UpdateUnion,
+    Window,
+    update_time,
+)
 from penstock.operators.graph.nodes.stateless import (
     Fused,
     PStream,
@@ -33,8 +42,10 @@ __all__ = [
     "StreamTableJoin",
     "Union",
     "UpdateQueue",
+    "UpdateUnion",
     "Where",
     "Window",
     "rebuild",
     "topological",
+    "update_time",
 ]

@@ -7,13 +7,14 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
-from penstock.operators.expression import Expression
+from penstock.operators.expression import Expression, column
 from penstock.operators.graph.nodes.base import Node, distinct, duration, infer, known
-from penstock.operators.graph.types import aggregate_type
+from penstock.operators.graph.nodes.stateless import Select, Source, Union
+from penstock.operators.graph.types import UNKNOWN, aggregate_type
 from penstock.operators.partials import Decomposition, decompose, pane_ms
 from penstock.operators.scan import PANE, TimeUnit
 
-__all__ = ["WINDOW", "Aggregate", "Assemble", "Join", "UpdateQueue", "Window"]
+__all__ = ["WINDOW", "Aggregate", "Assemble", "Join", "UpdateQueue", "UpdateUnion", "Window", "update_time"]
 
 WINDOW: Final = "window"
 """The column of an aggregate that says of which window it is: a struct of ``start`` and ``end``."""
@@ -196,8 +197,80 @@ class UpdateQueue(Node):
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateUnion(Union):
+    """One update stream of several with the same key: the newest tuple of each key (UpStream §3.2).
+
+    Parameters
+    ----------
+    update_key : tuple of str
+        The update key, which is that of those inputs that are update streams.
+    time : str
+        The column that orders the updates of a key.
+    prefer : int, optional
+        The input whose truth wins a tie.
+    options : tuple of pairs
+        Other arguments of `penstock.update_union`.
+    """
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "update union"
+
+    update_key: tuple[str, ...]
+    time: str
+    prefer: int | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def _schema(self) -> pa.Schema:
+        # Without the zero-argument form, which finds no class that has slots.
+        schema = Union._schema(self)
+        for name in (*self.update_key, *self._times()):
+            known(self, name, schema)
+        return schema
+
+    def _key(self) -> tuple[str, ...]:
+        for input in self.inputs:
+            if input.key and set(input.key) != set(self.update_key):
+                raise self.wrong(
+                    "the update keys of a union differ",
+                    key=", ".join(self.update_key),
+                    input=", ".join(input.key),
+                )
+        return self.update_key
+
+    def _times(self) -> tuple[str, ...]:
+        arrival = dict(self.options).get("arrival")
+        return (self.time,) if arrival is None else (self.time, arrival)
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Add key and time; a function in it may need every column."""
+        if "apply" in dict(self.options):
+            required = frozenset(self.schema.names)
+        return (required | {*self.update_key, *self._times()},) * len(self.inputs)
+
+    def describe(self) -> str:
+        """Return key, time, and the input whose truth wins."""
+        prefer = "" if self.prefer is None else f", ties to {self.inputs[self.prefer].name}"
+        return f"({', '.join(self.key)}) newest by {self.time}{prefer}"
+
+
+@dataclass(frozen=True, slots=True)
 class Join(Node):
-    """Joins two streams by columns of the same name, within an interval of time."""
+    """Joins two streams by columns of the same name, within an interval of time.
+
+    Two tuples match if their times differ by at most `within_ms`. Of update streams, which are joined by
+    their key, the newest match of each key comes out, with the greater of both times (UpStream §3.2).
+
+    Parameters
+    ----------
+    on, time, within_ms, condition
+        As of `Graph.join`.
+    updates : bool
+        Whether its inputs are taken for update streams whose key is `on`.
+    unit : str, optional
+        Of a time of integers.
+    options : tuple of pairs
+        Other arguments of `penstock.update_join`.
+    """
 
     stateful: ClassVar[bool] = True
     label: ClassVar[str] = "join"
@@ -206,21 +279,47 @@ class Join(Node):
     time: str
     within_ms: int
     condition: Expression | None = None
+    updates: bool = False
+    unit: TimeUnit | None = None
+    options: tuple[tuple[str, Any], ...] = ()
 
     def _schema(self) -> pa.Schema:
         left, right = (input.schema for input in self.inputs)
         for schema in (left, right):
             for name in (*self.on, self.time):
                 known(self, name, schema)
+        for name in (*self.on, self.time):
+            types = [schema.field(name).type for schema in (left, right)]
+            if types[0] != types[1] and UNKNOWN not in types:
+                raise self.wrong(
+                    "a column has other types on the sides of a join",
+                    "cast one of them",
+                    column=name,
+                    left=types[0],
+                    right=types[1],
+                )
         shared = {*self.on, self.time}
         fields = [*left, *(one for one in right if one.name not in shared)]
         schema = distinct(self, pa.schema(fields))
-        if self.condition is not None:
-            infer(self, self.condition, schema)
+        if self.condition is not None and infer(self, self.condition, schema) not in (UNKNOWN, pa.bool_()):
+            raise self.wrong("a join's condition is not boolean", expression=self.condition.text)
         return schema
 
     def _key(self) -> tuple[str, ...]:
-        return self.on if all(input.key for input in self.inputs) else ()
+        left, right = (input.key for input in self.inputs)
+        if self.updates:
+            left, right = left or self.on, right or self.on
+        if not left and not right:
+            return ()
+        if set(left) != set(self.on) or set(right) != set(self.on):
+            raise self.wrong(
+                "update streams are joined by their key",
+                "say on=KEY, and what else must be equal in the condition",
+                on=", ".join(self.on),
+                left=", ".join(left) or "none",
+                right=", ".join(right) or "none",
+            )
+        return left
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
         """Return for each side what is required of it, with keys and time."""
@@ -231,3 +330,18 @@ class Join(Node):
         """Return keys, interval and condition."""
         more = f" and {self.condition.text}" if self.condition else ""
         return f"on {', '.join(self.on)} within {duration(self.within_ms)} of {self.time}{more}"
+
+
+def update_time(node: Node) -> str | None:
+    """Return the column that orders the updates of a key in what leaves a node; None if it is not there.
+
+    It is that of the operator or source that made an update stream, unless a projection drops or changes it.
+    """
+    while node.inputs:
+        if isinstance(node, UpdateQueue | UpdateUnion | Join):
+            return node.time
+        if isinstance(node, Select):
+            above = update_time(node.inputs[0])
+            return above if above is not None and dict(node.columns).get(above) == column(above) else None
+        node = node.inputs[0]
+    return node.time if isinstance(node, Source) else None

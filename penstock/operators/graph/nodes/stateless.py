@@ -41,6 +41,10 @@ class Source(Node):
         ``push``: a program that appends and cannot be asked again; others can replay.
     options : tuple of pairs of str
         What the one that reads it is told, such as its path.
+    update_key : tuple of str
+        The update key, if what it yields is an update stream already (UpStream §3.1).
+    time : str, optional
+        The column that orders the updates of a key.
     """
 
     label: ClassVar[str] = "source"
@@ -48,13 +52,20 @@ class Source(Node):
     columns: pa.Schema
     kind: SourceKind = "push"
     options: tuple[tuple[str, str], ...] = ()
+    update_key: tuple[str, ...] = ()
+    time: str | None = None
 
     def _schema(self) -> pa.Schema:
         if self.kind not in get_args(SourceKind):
             raise self.wrong(
                 "there is no such kind of source", kind=self.kind, known=", ".join(get_args(SourceKind))
             )
+        for name in (*self.update_key, *((self.time,) if self.time else ())):
+            known(self, name, self.columns)
         return distinct(self, self.columns)
+
+    def _key(self) -> tuple[str, ...]:
+        return self.update_key
 
     @property
     def replayable(self) -> bool:
@@ -62,8 +73,9 @@ class Source(Node):
         return self.kind in _REPLAYABLE
 
     def describe(self) -> str:
-        """Return its kind."""
-        return f"{self.name} ({self.kind}{', replayable' if self.replayable else ''})"
+        """Return its kind, and the update key."""
+        kind = f"{self.name} ({self.kind}{', replayable' if self.replayable else ''})"
+        return f"{kind}, updates of ({', '.join(self.key)}) by {self.time}" if self.key else kind
 
 
 @dataclass(frozen=True, slots=True)

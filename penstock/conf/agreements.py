@@ -1,0 +1,197 @@
+"""What is wrong with a pipeline although every field by itself is right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias
+
+from penstock.conf.document import FieldPath
+from penstock.conf.sections import (
+    FilesSource,
+    Input,
+    KafkaSink,
+    KafkaSource,
+    MarketSource,
+    MemorySink,
+    ParquetSink,
+    Query,
+    Queue,
+    Sink,
+    Source,
+)
+from penstock.conf.values import choice
+from penstock.units import parse_duration_us
+
+if TYPE_CHECKING:
+    from penstock.conf.pipeline import Pipeline
+
+__all__ = ["Problem", "disagreements"]
+
+Problem: TypeAlias = tuple[FieldPath, str, str | None]
+
+
+def disagreements(pipeline: Pipeline) -> Iterator[Problem]:
+    """Yield what is wrong although every field by itself is right."""
+    yield from _source_problems(pipeline.source, pipeline.query)
+    for place, other in _others(pipeline):
+        for path, fact, hint in _source_problems(other.source, pipeline.query):
+            yield (*place, *path), fact, hint
+    yield from _step_problems(pipeline)
+    yield from _sink_problems(pipeline.sink, pipeline.query)
+    yield from _window_problems(pipeline)
+    for name in ("queue", "union"):
+        queue = getattr(pipeline, name)
+        if queue is not None:
+            for path, fact, hint in _queue_problems(queue):
+                yield (name, *path[1:]), fact, hint
+
+
+def _others(pipeline: Pipeline) -> Iterator[tuple[FieldPath, Input]]:
+    """Yield the streams beside the pipeline's own, and where they are."""
+    if pipeline.union is not None:
+        for name, other in pipeline.union.inputs.items():
+            yield ("union", "inputs", name), other
+    if pipeline.join is not None:
+        yield ("join", "with"), pipeline.join.other
+
+
+def _step_problems(pipeline: Pipeline) -> Iterator[Problem]:
+    """Yield which steps do not go together: a query of Spark has room for one with a state."""
+    union = pipeline.union
+    given = [name for name in ("union", "join", "queue", "window") if getattr(pipeline, name) is not None]
+    if len(given) > 1 and given != ["queue", "window"]:
+        yield (
+            (given[1],),
+            f"cannot be in one pipeline with {given[0]}",
+            "a union is an update queue, too"
+            if given[:2] == ["union", "queue"]
+            else "write one pipeline for each, with files or a topic between",
+        )
+    if pipeline.results is not None and not {"union", "join", "queue"} & set(given):
+        yield ("results",), "is for what leaves a queue, a union or a join, and there is none", None
+    if union is not None and "source" in union.inputs:
+        yield (
+            ("union", "inputs", "source"),
+            "is the name of the pipeline's own input",
+            "give it another name",
+        )
+    if union is not None and union.prefer is not None and union.prefer not in ("source", *union.inputs):
+        yield (("union", "prefer"), *choice(union.prefer, ["source", *union.inputs]))
+
+
+def _window_problems(pipeline: Pipeline) -> Iterator[Problem]:
+    window, aggregates = pipeline.window, pipeline.aggregates
+    if window is not None and aggregates is None:
+        yield (
+            ("aggregates",),
+            "is required with window: a window without aggregates has no result",
+            "write a name and an expression for each, such as load: avg(value)",
+        )
+    if window is None and aggregates is not None:
+        yield (("window",), "is required with aggregates", "write its time and its size, such as size: 60 s")
+    if aggregates is None:
+        for name in ("group_by", "having"):
+            if getattr(pipeline, name) is not None:
+                yield ((name,), "is for aggregates, and there are none", "write window and aggregates")
+    if window is not None and window.slide is not None:
+        size_us, slide_us = parse_duration_us(window.size), parse_duration_us(window.slide)
+        if slide_us > size_us:
+            yield (
+                ("window", "slide"),
+                f"{window.slide!r} is longer than the size: rows between windows would be in none",
+                "write a slide of at most the size, or leave it out",
+            )
+
+
+def _queue_problems(queue: Queue) -> Iterator[Problem]:
+    if queue.output_schema is not None and queue.apply is None:
+        yield (
+            ("queue", "output_schema"),
+            "only what apply returns has another schema",
+            "set apply, or leave output_schema out",
+        )
+    if queue.apply is not None and queue.output_schema is None:
+        yield (
+            ("queue", "output_schema"),
+            "is required with apply: it says what apply returns",
+            "write the columns as in CREATE TABLE, such as 'symbol STRING, price DOUBLE'",
+        )
+    if isinstance(queue.budget, str) and queue.apply is None:
+        yield (
+            ("queue", "budget"),
+            f"the time {queue.budget!r} is for a function to spend, and there is none",
+            "set apply, or write a number of rows",
+        )
+
+
+def _source_problems(source: Source, query: Query) -> Iterator[Problem]:
+    if isinstance(source, MarketSource):
+        ends = source.rows is not None
+        if query.trigger == "available_now" and not ends and source.start_time is None:
+            yield (
+                ("source", "rows"),
+                "with the trigger available_now the market has no end",
+                "set rows to the number of rows to end at",
+            )
+        if not source.real_time and not ends and source.max_rows_per_trigger is None:
+            yield (
+                ("source", "real_time"),
+                "without real time a micro-batch has no end",
+                "set rows or max_rows_per_trigger",
+            )
+    elif isinstance(source, FilesSource):
+        if source.format == "text" and source.columns is not None:
+            yield (
+                ("source", "schema"),
+                "text files have one column, value",
+                "take it apart in the projection",
+            )
+        if source.format in ("csv", "json") and source.columns is None:
+            yield (
+                ("source", "schema"),
+                f"is required for {source.format} files",
+                "write the columns as in CREATE TABLE, such as 'symbol STRING, price DOUBLE'",
+            )
+    elif isinstance(source, KafkaSource):
+        given = {name.lower() for name in source.options}
+        if "kafka.bootstrap.servers" not in given:
+            yield (
+                ("source", "options"),
+                "has no kafka.bootstrap.servers",
+                "name the brokers, such as kafka.bootstrap.servers: 'localhost:9092'",
+            )
+        if len(given & {"subscribe", "subscribepattern", "assign"}) != 1:
+            yield (
+                ("source", "options"),
+                "needs exactly one of subscribe, subscribePattern, assign",
+                "name the topics, such as subscribe: trades",
+            )
+        if source.value_format == "json" and source.columns is None:
+            yield (
+                ("source", "schema"),
+                "is required for JSON values",
+                "write the columns as in CREATE TABLE, such as 'symbol STRING, price DOUBLE'",
+            )
+        if source.value_format == "raw" and source.columns is not None:
+            yield (("source", "schema"), "raw values have no columns", "set value_format: json")
+
+
+def _sink_problems(sink: Sink, query: Query) -> Iterator[Problem]:
+    if isinstance(sink, ParquetSink | KafkaSink) and query.checkpoint is None:
+        yield (
+            ("query", "checkpoint"),
+            f"is required for the {sink.type} sink, so that a restart goes on where it was",
+            "name a directory",
+        )
+    if isinstance(sink, KafkaSink):
+        given = {name.lower() for name in sink.options}
+        for option, example in (("kafka.bootstrap.servers", "localhost:9092"), ("topic", "newest")):
+            if option not in given:
+                yield (("sink", "options"), f"has no {option}", f"such as {option}: '{example}'")
+    if isinstance(sink, MemorySink) and not re.fullmatch(r"[A-Za-z_]\w*", query.name):
+        yield (
+            ("query", "name"),
+            f"{query.name!r} cannot name a table in memory",
+            "use letters, digits and _",
+        )

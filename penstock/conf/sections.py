@@ -1,0 +1,202 @@
+"""The sections of a pipeline's file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from penstock.conf.values import (
+    Options,
+    Text,
+    budget_of,
+    cost_of,
+    delay_of,
+    function_of,
+    names_of,
+    sql,
+    start_time_of,
+    texts,
+    trigger_of,
+    window_duration,
+)
+
+
+class Section(BaseModel):
+    """What all sections share: unknown fields are errors, and nothing is changed after reading."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+
+
+class MarketSource(Section):
+    """Penstock's market generator (`penstock.market`)."""
+
+    type: Literal["market"]
+    rows_per_second: int = Field(default=10_000, ge=1)
+    symbols: int = Field(default=3_000, ge=1)
+    skew: float = Field(default=4_305.0, ge=1)
+    seed: int = 0
+    partitions: int = Field(default=2, ge=1)
+    start_time: Annotated[int | None, BeforeValidator(start_time_of)] = None
+    max_rows_per_trigger: int | None = Field(default=None, ge=1)
+    rows: int | None = Field(default=None, ge=1)
+    real_time: bool = True
+
+
+class FilesSource(Section):
+    """Files that arrive in a directory; `options` are those of Spark's reader of the format."""
+
+    type: Literal["files"]
+    format: Literal["csv", "json", "parquet", "orc", "text"]
+    path: Text
+    columns: Text | None = Field(default=None, alias="schema")
+    options: Options = {}
+
+
+class KafkaSource(Section):
+    """Topics of Kafka, read by Spark's own connector; `options` are the connector's."""
+
+    type: Literal["kafka"]
+    value_format: Literal["json", "raw"] = "raw"
+    columns: Text | None = Field(default=None, alias="schema")
+    options: Options = {}
+
+
+class RateSource(Section):
+    """Spark's own counter, with the columns ``timestamp`` and ``value``."""
+
+    type: Literal["rate"]
+    rows_per_second: int = Field(default=1, ge=1)
+    options: Options = {}
+
+
+class ConsoleSink(Section):
+    """Prints the rows of every micro-batch."""
+
+    type: Literal["console"]
+    rows: int = Field(default=20, ge=1)
+    truncate: bool = False
+
+
+class ParquetSink(Section):
+    """Parquet files, each row in them exactly once."""
+
+    type: Literal["parquet"]
+    path: Text
+    options: Options = {}
+
+
+class KafkaSink(Section):
+    """A topic of Kafka: the queue's key as text or JSON, and all columns as JSON, at least once."""
+
+    type: Literal["kafka"]
+    options: Options = {}
+
+
+class MemorySink(Section):
+    """A table in the driver's memory, named as the query; for tests and notebooks."""
+
+    type: Literal["memory"]
+
+
+class NoopSink(Section):
+    """Takes all rows and keeps none; for measuring."""
+
+    type: Literal["noop"]
+
+
+Source: TypeAlias = MarketSource | FilesSource | KafkaSource | RateSource
+Sink: TypeAlias = ConsoleSink | ParquetSink | KafkaSink | MemorySink | NoopSink
+
+
+class Input(Section):
+    """Another stream of a union or a join: ``source -> filter -> projection``."""
+
+    source: Source = Field(discriminator="type")
+    filter: Annotated[Text | None, BeforeValidator(sql)] = None
+    projection: Annotated[tuple[str, ...] | None, BeforeValidator(texts)] = None
+
+
+class TableSection(Section):
+    """A static table in files; `options` are those of Spark's reader of the format."""
+
+    format: Literal["csv", "json", "parquet", "orc"]
+    path: Text
+    columns: Text = Field(alias="schema")
+    options: Options = {}
+
+
+class LookupSection(Section):
+    """An inner join with a static table, by columns of the same name."""
+
+    table: TableSection
+    key: Annotated[tuple[str, ...], BeforeValidator(names_of)]
+
+
+class Queue(Section):
+    """The arguments of `penstock.update_queue`."""
+
+    key: Annotated[tuple[str, ...], BeforeValidator(names_of)]
+    time: Text
+    policy: Literal["fifo", "in_place", "linecutting"] = "in_place"
+    budget: Annotated[int | str | None, BeforeValidator(budget_of)] = None
+    apply: Annotated[str | None, BeforeValidator(function_of)] = None
+    output_schema: Text | None = None
+    buckets: int | None = Field(default=None, ge=1)
+    arrival: Text | None = None
+    cost: Annotated[str | None, BeforeValidator(cost_of)] = None
+    nulls: Literal["error", "drop"] = "error"
+    combine: Literal["auto", True, False] = "auto"
+    staleness_column: bool = False
+
+
+class UnionSection(Queue):
+    """The arguments of `penstock.update_union`; the inputs beside the pipeline's own have names."""
+
+    inputs: Annotated[dict[Text, Input], Field(min_length=1)]
+    prefer: Text | None = None
+
+
+class JoinSection(Section):
+    """The arguments of `penstock.update_join`."""
+
+    other: Input = Field(alias="with")
+    key: Annotated[tuple[str, ...], BeforeValidator(names_of)]
+    time: Text
+    within: Annotated[str, BeforeValidator(window_duration)]
+    condition: Annotated[Text | None, BeforeValidator(sql)] = None
+    delay: Annotated[str | None, BeforeValidator(delay_of)] = None
+    unit: Literal["s", "ms", "us", "ns"] | None = None
+    buckets: int | None = Field(default=None, ge=1)
+    nulls: Literal["error", "drop"] = "error"
+
+
+class ResultsSection(Section):
+    """What is done with what leaves a queue, a union or a join. The update key stays as it is."""
+
+    filter: Annotated[Text | None, BeforeValidator(sql)] = None
+    projection: Annotated[tuple[str, ...] | None, BeforeValidator(texts)] = None
+
+
+class WindowSection(Section):
+    """Windows of time, to aggregate in; `unit` is that of a time in whole numbers."""
+
+    time: Text
+    size: Annotated[str, BeforeValidator(window_duration)]
+    slide: Annotated[str | None, BeforeValidator(window_duration)] = None
+    unit: Literal["s", "ms", "us", "ns"] | None = None
+
+
+class Query(Section):
+    """How Spark runs the pipeline.
+
+    With the trigger available_now the run ends when the input is used up and, with `drain`, no key waits.
+    """
+
+    name: Text = "penstock"
+    checkpoint: Text | None = None
+    trigger: Annotated[str | None, BeforeValidator(trigger_of)] = None
+    drain: bool = True
+    state_location: Text | None = None
+    metrics: Text | None = None
+    spark: Options = {}

@@ -1,0 +1,63 @@
+"""Durations in the steps in which a time counts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.units import parse_duration_us
+
+__all__ = ["steps_of"]
+
+_STEPS_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+
+
+def steps_of(option: str, duration: str | timedelta, kind: pa.DataType, unit: str | None) -> int:
+    """Return a duration as a number of the steps in which a time counts.
+
+    Parameters
+    ----------
+    option : str
+        What is being said, for errors.
+    duration : str or timedelta
+        Such as ``"10 s"``.
+    kind : pyarrow.DataType
+        The type of the time: a timestamp, a date, or an integer, which counts in `unit`.
+    unit : str or None
+        ``s``, ``ms``, ``us`` or ``ns``, for integers.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the time has no unit or another one, or the duration is no whole number of its steps.
+    """
+    microseconds = parse_duration_us(duration)
+    step: str | None = "day"
+    if pa.types.is_date32(kind):
+        number, rest = divmod(microseconds, 86_400_000_000)
+    else:
+        known = kind.unit if pa.types.is_timestamp(kind) else None
+        if known is None and not pa.types.is_integer(kind):
+            raise InvalidUsageError(
+                "the time of a join is a timestamp, a date or an integer",
+                type=kind,
+                hint="cast it first",
+            )
+        if known is not None and unit not in (None, known):
+            raise InvalidUsageError("the time has another unit", unit=unit, type=kind)
+        step = known or unit
+        if step not in _STEPS_A_SECOND:
+            raise InvalidUsageError(
+                "the unit of a time of integers is not known",
+                unit=repr(step),
+                hint="pass unit='s', 'ms', 'us' or 'ns'",
+            )
+        number, rest = divmod(microseconds * _STEPS_A_SECOND[step], 1_000_000)
+    if rest:
+        raise InvalidUsageError(
+            "a duration is no whole number of the time's steps", option=option, got=str(duration), step=step
+        )
+    return number

@@ -1,0 +1,59 @@
+"""A union of update streams with dictionaries: slow, short, and independent of what it checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["NaiveUnion", "Tuple"]
+
+
+class Tuple(NamedTuple):
+    key: int
+    time: int
+    source: int
+    value: int
+
+
+@dataclass
+class NaiveUnion:
+    """What is waiting and what was delivered last, of each key."""
+
+    emitted: dict[int, int] = field(default_factory=dict)
+    waiting: dict[int, Tuple] = field(default_factory=dict)
+    conflated: int = 0
+    late: int = 0
+    duplicates: int = 0
+
+    def enqueue(self, batch: Sequence[Tuple]) -> None:
+        for key in dict.fromkeys(one.key for one in batch):
+            mine = [one for one in batch if one.key == key]
+            best = min(mine, key=lambda one: (-one.time, one.source))  # min keeps the first of equals
+            same = sum(one.time == best.time for one in mine) - 1
+            older = len(mine) - 1 - same
+            if key in self.emitted and best.time <= self.emitted[key]:
+                again = best.time == self.emitted[key]
+                self.duplicates += (same + 1) * again
+                self.late += older + (0 if again else same + 1)
+                continue
+            resident = self.waiting.get(key)
+            self.conflated += older
+            if resident is None:
+                self.duplicates += same
+                self.waiting[key] = best
+            elif best.time < resident.time:
+                self.conflated += same + 1
+            elif best.time == resident.time:
+                self.duplicates += same + 1
+                if best.source < resident.source:
+                    self.waiting[key] = best
+            else:
+                self.duplicates += same
+                self.conflated += 1
+                self.waiting[key] = best
+
+    def take(self, key: int) -> tuple[int, int, int]:
+        one = self.waiting.pop(key)
+        self.emitted[key] = one.time
+        return one.key, one.time, one.value

@@ -1,0 +1,92 @@
+"""Pipelines with unions, joins, lookups and results, as one query and as graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.conf.pipeline import Pipeline
+from penstock.errors import InvalidUsageError
+from penstock.jobs.run import run_pipeline, run_to_end
+from tests.spark.queries import Input, quotes
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "k string, t long, v double"
+
+
+def source(path: Path) -> dict[str, Any]:
+    return {"type": "files", "format": "parquet", "path": str(path), "schema": SCHEMA}
+
+
+def pipeline(tmp_path: Path, persist: str = "auto", **sections: Any) -> Pipeline:
+    query = {"name": "made", "checkpoint": str(tmp_path / "checkpoint"), "trigger": "available_now"}
+    return Pipeline.model_validate(
+        {
+            "source": source(tmp_path / "one"),
+            "sink": {"type": "memory"},
+            "persist": persist,
+            "query": query,
+            **sections,
+        }
+    )
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    Input(tmp_path / "one").add(quotes([("a", 5, 1.0), ("b", 5, 2.0), ("c", 9, 3.0), (None, 1, 1.0)]))
+    Input(tmp_path / "two").add(quotes([("a", 5, 10.0), ("b", 4, 20.0), ("c", 12, 30.0), ("d", 1, 0.0)]))
+    names = tmp_path / "names.csv"
+    names.write_text("k,name\na,A\nc,C\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("persist", ["auto", "always"])
+def test_a_union_with_results(spark: SparkSession, inputs: Path, persist: str) -> None:
+    other = {"source": source(inputs / "two"), "filter": "v > 0"}
+    union = {"inputs": {"two": other}, "key": "k", "time": "t", "prefer": "two", "nulls": "drop"}
+    results = {"filter": "v > 2", "projection": ["k", "t", "v * 2 AS twice"]}
+    run_to_end(pipeline(inputs, persist, union=union, results=results))
+    rows = spark.table("made").collect()
+    assert sorted(map(tuple, rows)) == [("a", 5, 20.0), ("c", 12, 60.0)]
+
+
+@pytest.mark.parametrize("persist", ["auto", "always"])
+def test_a_lookup_and_a_join(spark: SparkSession, inputs: Path, persist: str) -> None:
+    table = {"format": "csv", "path": str(inputs / "names.csv"), "schema": "k string, name string"}
+    lookup = {"table": table | {"options": {"header": True}}, "key": "k"}
+    other = {"source": source(inputs / "two"), "projection": ["k", "t", "v AS w"]}
+    join = {"with": other, "key": "k", "time": "t", "within": "5 s", "unit": "s", "condition": "w > v"}
+    made = pipeline(inputs, persist, filter="k IS NOT NULL", lookup=lookup, join=join)
+    totals = run_to_end(made)
+    rows = spark.table("made").collect()
+    assert sorted(map(tuple, rows)) == [("a", 5, 1.0, "A", 10.0), ("c", 12, 3.0, "C", 30.0)]
+    if persist == "auto":
+        assert totals.rows_in == 6
+
+
+def test_what_spark_refuses_in_a_step_names_the_section(spark: SparkSession, inputs: Path) -> None:
+    queue = {"key": "k", "time": "t"}
+    other = {"source": source(inputs / "two")}
+    join = {"with": other, "key": "k", "time": "t", "within": "5 s", "unit": "s"}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"queue": queue, "results": {"projection": ["t", "v"]}}, "results.projection: .* lose its key"),
+        ({"queue": queue, "results": {"projection": ["lower(k) AS k"]}}, "the update key would change"),
+        ({"queue": queue, "results": {"filter": "w > 1"}}, "results.filter: "),
+        ({"join": join}, "join: both sides of a join have a column of this name: columns=v"),
+        ({"join": join | {"with": other | {"filter": "x = 1"}}}, "join.with.filter: "),
+        (
+            {"union": queue | {"inputs": {"two": other | {"projection": ["k", "t"]}}}},
+            "union: the inputs of a union differ in their columns: .*missing=v",
+        ),
+        (
+            {"union": queue | {"inputs": {"two": other | {"projection": ["x"]}}}},
+            "union.inputs.two.projection: ",
+        ),
+    ]
+    for sections, message in cases:
+        with pytest.raises(InvalidUsageError, match=message):
+            run_pipeline(pipeline(inputs, **sections))

@@ -1,0 +1,187 @@
+"""Running graphs of update streams: unions, joins and lookups."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock
+from penstock.checkpointing.p_stream import PStreamReader
+from penstock.errors import InvalidUsageError
+from penstock.operators.graph import Graph
+from tests.naive_join import NaiveJoin, Tuple
+from tests.naive_union import NaiveUnion
+from tests.naive_union import Tuple as Ranked
+from tests.spark.queries import PATIENCE_S, Input, quotes
+
+pytestmark = pytest.mark.spark
+
+QUOTES = quotes([]).schema
+Rows = list[tuple[str, int, float]]
+
+
+def some(seed: int, count: int = 40) -> Rows:
+    draw = random.Random(seed)
+    return [(f"k{draw.randint(0, 5)}", draw.randint(0, 30), float(draw.randint(0, 9))) for _ in range(count)]
+
+
+def run(graph: Graph, spark: SparkSession, place: Path, **options: Any) -> list[tuple[Any, ...]]:
+    """Run a graph over all that is there; return all rows of the p-stream that it writes, in their order."""
+    out = place / "out"
+    running = penstock.start(
+        graph,
+        spark,
+        place / "checkpoint",
+        sink=lambda rows: rows.writeStream.format("pstream").option("path", str(out)),
+        available_now=True,
+        **options,
+    )
+    with running:
+        assert running.await_termination(PATIENCE_S), running.status()
+    assert running.state == "finished"
+    return [tuple(row.values()) for row in PStreamReader(out).read().to_pylist()]
+
+
+def source(name: str) -> Graph:
+    return penstock.graph("g").source(name, QUOTES, key="k", time="t")
+
+
+@pytest.mark.parametrize("persist", ["always", "never"])
+def test_a_union_of_update_streams_in_a_graph(spark: SparkSession, tmp_path: Path, persist: Any) -> None:
+    inputs = {name: Input(tmp_path / name) for name in ("one", "two")}
+    graph = source("one").union(source("two"), prefer="two").where("v > 1").sink("pstream")
+    model, expected = NaiveUnion(), list[tuple[Any, ...]]()
+    found: list[tuple[Any, ...]] = []
+    for seed in (1, 2):
+        rows = {name: [(k, t + 10 * seed, v) for k, t, v in some(10 * seed + len(name))] for name in inputs}
+        rows["two"] += [(k, t, v + 20) for k, t, v in rows["one"][:20]]
+        for name, place in inputs.items():
+            place.add(quotes(rows[name]))
+        given = [(k, t, int(name == "one"), v) for name in inputs for k, t, v in rows[name]]
+        model.enqueue([Ranked(*one) for one in given])  # type: ignore[arg-type]  # keys are texts here
+        expected += sorted(one for one in map(model.take, list(model.waiting)) if one[2] > 1)
+        sources = {name: place.frame(spark) for name, place in inputs.items()}
+        made = run(graph, spark, tmp_path, sources=sources, persist=persist)
+        found += sorted(made[len(found) :])
+    assert found == expected
+    assert len(expected) > 6
+
+
+def test_a_join_of_update_streams_in_a_graph(spark: SparkSession, tmp_path: Path) -> None:
+    inputs = {name: Input(tmp_path / name) for name in ("bids", "asks")}
+    asks = source("asks").where("v < 9").select("k", "t", ask="v")
+    joined = source("bids").join(
+        asks, on="k", time="t", within="3 s", unit="s", condition="ask <> v", delay="1 h", buckets=3
+    )
+    graph = joined.where("ask > 1").select("k", "t", "v", "ask").sink("pstream")
+    model, expected = NaiveJoin(3, 3600, "b <> c"), list[tuple[Any, ...]]()
+    found: list[tuple[Any, ...]] = []
+    for seed in (3, 4):
+        rows = {name: [(k, t + 10 * seed, v) for k, t, v in some(seed + len(name))] for name in inputs}
+        rows["asks"] = [(k, t + seed, v) for k, t, v in rows["asks"]]
+        for name, place in inputs.items():
+            place.add(quotes(rows[name]))
+        left, right = ([Tuple(*one) for one in rows[name]] for name in inputs)  # type: ignore[arg-type]
+        expected += [one for one in model.join(left, [one for one in right if one.value < 9]) if one[3] > 1]
+        sources = {name: place.frame(spark) for name, place in inputs.items()}
+        made = run(graph, spark, tmp_path, sources=sources, persist="always")
+        found += sorted(made[len(found) :])
+    assert found == expected
+    assert len(expected) > 3
+
+
+def test_queues_that_are_persisted_before_a_join(spark: SparkSession, tmp_path: Path) -> None:
+    inputs = {name: Input(tmp_path / name) for name in ("bids", "asks")}
+    for number, place in enumerate(inputs.values()):
+        place.add(quotes(some(number)))
+    bids, asks = (
+        penstock.graph("g").source(name, QUOTES).update_queue("k", "t", name=f"newest {name}")
+        for name in inputs
+    )
+    graph = bids.join(asks.select("k", "t", ask="v"), on="k", time="t", within="1 h", unit="s").sink(
+        "pstream"
+    )
+    sources = {name: place.frame(spark) for name, place in inputs.items()}
+    with pytest.raises(InvalidUsageError, match="room for one window, update queue"):
+        run(graph, spark, tmp_path / "no", sources=sources, persist="never")
+    persist: Any = {"newest bids": "always", "newest asks": "always", "bids": "never", "asks": "never"}
+    newest = [{k: (t, v) for k, t, v in sorted(some(n), key=lambda one: one[1])} for n in (0, 1)]
+    both = newest[0].keys() & newest[1].keys()
+    expected = [(k, max(newest[0][k][0], newest[1][k][0]), newest[0][k][1], newest[1][k][1]) for k in both]
+    assert sorted(run(graph, spark, tmp_path, sources=sources, persist=persist)) == sorted(expected)
+
+
+CAMPAIGNS = pa.schema({"ad": pa.int32(), "campaign": pa.string()})
+VIEWS = pa.schema({"t": pa.int64(), "ad": pa.int32(), "kind": pa.string()})
+
+
+def test_fragments_of_views_are_looked_up_once_for_each_advertisement(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    draw = random.Random(7)
+    events = [(draw.randint(0, 59), draw.randint(0, 9), draw.choice(["view", "click"])) for _ in range(400)]
+    events.append((60, 0, "view"))
+    columns = [list(column) for column in zip(*events, strict=True)]
+    views = pa.table(
+        [pa.array(column, one.type) for column, one in zip(columns, VIEWS, strict=True)], schema=VIEWS
+    )
+    table = pa.table({"ad": range(8), "campaign": [f"c{n % 3}" for n in range(8)]}, CAMPAIGNS)
+    place = Input(tmp_path / "views")
+    place.add(views)
+    graph = (
+        penstock.graph("ysb")
+        .source("views", VIEWS)
+        .where("kind = 'view'")
+        .lookup("campaigns", CAMPAIGNS, on="ad")
+        .window("t", size="10 s", unit="s")
+        .group_by("campaign")
+        .agg(views="count(*)")
+        .select("campaign", "views", begin="window.start")
+        .sink("pstream")
+    )
+    assert any("before the lookup" in note for _, note in graph.plan(persist="always").changes)
+    frame = place.frame(spark, "t long, ad int, kind string")
+    made = run(
+        graph,
+        spark,
+        tmp_path,
+        sources={"views": frame},
+        tables={"campaigns": spark.createDataFrame(table.to_pandas(), "ad int, campaign string")},
+        persist="always",
+    )
+    found = [(begin.timestamp(), campaign, views) for campaign, views, begin in made]
+    with duckdb.connect(config={"threads": 1}) as database:
+        database.register("views", views)
+        database.register("campaigns", table)
+        wanted = database.sql(
+            "select t // 10 * 10 as pane, campaign, count(*) from views join campaigns using (ad) "
+            "where kind = 'view' and t < 60 group by all order by all"
+        ).fetchall()
+    assert sorted(found) == wanted, "of the windows that are complete"
+    assert len(wanted) > 15
+
+
+def test_a_lookup_makes_no_second_tuple_of_an_update(spark: SparkSession, tmp_path: Path) -> None:
+    names = pa.schema({"k": pa.string(), "name": pa.string()})
+    graph = source("quotes").lookup("names", names, on="k").sink("pstream")
+    place = Input(tmp_path / "in")
+    place.add(quotes([("a", 1, 1.0), ("b", 2, 2.0), ("c", 3, 3.0)]))
+    rows = [("a", "A"), ("b", "B")]
+    given: dict[str, Any] = {"sources": {"quotes": place.frame(spark)}, "persist": "never"}
+    twice = spark.createDataFrame([*rows, ("a", "Z")], "k string, name string")
+    with pytest.raises(InvalidUsageError, match=r"several rows for one update.*table=names columns=k"):
+        run(graph, spark, tmp_path / "no", tables={"names": twice}, **given)
+    made = run(
+        graph,
+        spark,
+        tmp_path,
+        tables={"names": spark.createDataFrame(rows, "k string, name string")},
+        **given,
+    )
+    assert sorted(made) == [("a", 1, 1.0, "A"), ("b", 2, 2.0, "B")]

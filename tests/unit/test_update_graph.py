@@ -1,0 +1,160 @@
+"""Graphs of update streams: keys survive, and unions and joins of them are planned as what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.graph import Graph, graph
+from penstock.operators.graph.nodes import Join, PStream, Union, UpdateUnion, topological, update_time
+from penstock.spark_ext.graph_frames import check_runnable
+
+SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64(), "w": pa.int32()})
+SHORT = pa.schema({"k": pa.string(), "t": pa.int32()})
+NAMES = pa.schema({"k": pa.string(), "name": pa.string()})
+
+
+def stream(name: str = "a", key: str = "k") -> Graph:
+    return graph("g").source(name, SCHEMA, key=key, time="t")
+
+
+def plain(name: str = "a") -> Graph:
+    return graph("g").source(name, SCHEMA)
+
+
+def queue(name: str = "a") -> Graph:
+    return plain(name).update_queue("k", "t", name=f"newest {name}")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        stream(),
+        queue(),
+        queue().where("v > 1"),
+        queue().lookup("names", NAMES, on="k"),
+        queue().select("*", twice="v * 2"),
+        stream().union(stream("b")),
+        stream().join(stream("b").select("k", "t", x="v"), on="k", time="t", within="1 s", unit="s"),
+        queue().where("v > 1").select("*").where("k <> 'x'"),
+    ],
+)
+def test_no_operator_may_lose_or_change_the_key_of_an_update_stream(made: Graph) -> None:
+    assert made.key == ("k",)
+    assert made.where("v > 2").select("k", "v").key == ("k",)
+    for wrong in ("v", "t AS k", "upper(k) AS k", "k AS key", "k AS K"):
+        with pytest.raises(
+            InvalidUsageError, match=r"the update key would change|would lose its key"
+        ) as error:
+            made.select("t", wrong, name="mine")
+        assert "column=k" in str(error.value)
+        assert "node=mine" in str(error.value)
+
+
+CASES: list[tuple[Callable[[], Graph], str]] = [
+    (lambda: graph("g").source("a", SCHEMA, key="k"), "an update stream has a key and a time"),
+    (lambda: graph("g").source("a", SCHEMA, key="x", time="t"), "there is no column 'x'"),
+    (lambda: stream().union(stream("b", "w")), "the update keys of a union differ"),
+    (lambda: stream().union(plain("b")), "the update keys of a union differ"),
+    (lambda: stream().union(stream("b").select("k", "t", "v")), "the streams of a union differ"),
+    (
+        lambda: stream().select("k", "v").union(stream("b").select("k", "v")),
+        "have no time in common",
+    ),
+    (
+        lambda: stream().select("k", "v", t="t + 1").union(stream("b").select("k", "v", "t")),
+        "have no time in common",
+    ),
+    (
+        lambda: plain().union(plain("b"), prefer=0),
+        "only a union of update streams has options.*options=prefer",
+    ),
+    (lambda: plain().union(plain("b"), nulls="drop"), "only a union of update streams .*options=nulls"),
+    (lambda: stream().union(stream("b"), prefer=2), "no such input to prefer"),
+    (lambda: stream().union(stream("b"), prefer="c"), "no such input to prefer.*one of a, b"),
+    (
+        lambda: stream().where("v > 1").union(stream().where("v < 0"), prefer="a"),
+        "several inputs have the name",
+    ),
+    (lambda: _join(stream("b").select("k", "t", "v")), "two columns have the same name.*column=v"),
+    (lambda: _join(stream("b", "w").select("k", "t", w2="w", w="w")), "two columns|joined by their key"),
+    (lambda: _join(stream("b").select("k", "t", x="v"), on=["k", "t"]), "joined by their key"),
+    (lambda: _join(plain("b").select("k", "t", x="v")), "update streams are joined by their key.*right=none"),
+    (lambda: _join(stream("b").select("k", "t", x="v"), unit=None), "unit of a time of integers"),
+    (
+        lambda: _join(stream("b").select("k", "t", x="v"), within="5 ms"),
+        "no whole number of the time's steps",
+    ),
+    (lambda: _join(stream("b").select("k", "t", x="v"), delay="5 ms"), "option=delay"),
+    (lambda: _join(stream("b").select("k", "t", x="v"), condition="v + x"), "condition is not boolean"),
+    (lambda: _join(stream("b").select("k", x="v")), "there is no column 't'"),
+    (lambda: _join(graph("g").source("b", SHORT, key="k", time="t")), "other types .*column=t left=int64"),
+]
+
+
+def _join(other: Graph, **options: object) -> Graph:
+    given: dict[str, object] = {"on": "k", "time": "t", "within": "1 s", "unit": "s"} | options
+    return stream().join(other, **given)  # type: ignore[arg-type]  # some are wrong on purpose
+
+
+@pytest.mark.parametrize(("wrong", "message"), CASES)
+def test_what_is_wrong_with_update_streams_is_told_when_it_is_written(
+    wrong: Callable[[], Graph], message: str
+) -> None:
+    with pytest.raises(InvalidUsageError, match=message):
+        wrong()
+
+
+def test_a_union_of_update_streams_prefers_by_position_operator_or_source() -> None:
+    high, low = stream("a").where("v > 1", name="high"), stream("b").where("v < 0")
+    found = []
+    for prefer in (None, 0, 1, "high", "a", "b"):
+        root = high.union(low, prefer=prefer).root
+        assert isinstance(root, UpdateUnion)
+        assert root.time == "t"
+        found.append(root.prefer)
+    assert found == [None, 0, 1, 0, 0, 1]
+    assert type(plain().union(plain("b")).root) is Union
+    assert "ties to high" in high.union(low, prefer=0).root.describe()
+
+
+def test_rules_move_nothing_past_a_union_or_join_of_update_streams_and_keep_their_time() -> None:
+    other = stream("b").select("k", "t", x="v")
+    for made in (stream().union(stream("b")), _join(other)):
+        root = made.where("v > 1").select("k", "v").sink("noop").plan(persist="always").root
+        labels = [node.label for node in topological(root)]
+        stateful = next(node for node in topological(root) if isinstance(node, UpdateUnion | Join))
+        assert labels.index("where") > labels.index(stateful.label)
+        assert all("t" in above.schema.names for above in stateful.inputs)
+        assert not any("w" in above.schema.names for above in stateful.inputs), "nobody needs it"
+        stored = [node.schema.names for node in topological(root) if isinstance(node, PStream)]
+        assert len(stored) == 2
+        assert not any("w" in names for names in stored)
+        assert root.key == ("k",)
+
+
+def test_the_time_of_an_update_stream_is_followed() -> None:
+    assert update_time(stream().where("v > 1").select("*").root) == "t"
+    assert update_time(queue().lookup("names", NAMES, on="k").root) == "t"
+    assert update_time(stream().select("k", t="v").root) is None
+    assert update_time(plain().root) is None
+
+
+def test_one_query_has_room_for_one_state() -> None:
+    made = queue("a").union(queue("b"), name="both").sink("noop")
+    for persist in ("never", {"newest a": "always", "a": "never", "b": "never"}):
+        with pytest.raises(InvalidUsageError, match="has room for one window, update queue, union or join"):
+            check_runnable(made.plan(persist=persist).root)  # type: ignore[arg-type]  # a mapping of literals
+    check_runnable(made.plan(persist={"newest a": "always", "newest b": "always"}).root)
+    check_runnable(stream("a").union(stream("b")).sink("noop").plan(persist="never").root)
+    with pytest.raises(InvalidUsageError, match="only update streams can be joined"):
+        check_runnable(
+            plain().join(plain("b").select("k", "t", x="v"), on="k", time="t", within="1 s").plan().root
+        )
+    twice = stream("a").union(stream("b"), name="both")
+    again = twice.where("v > 1").union(twice.where("v < 0"))
+    with pytest.raises(InvalidUsageError, match="an update union has several readers"):
+        check_runnable(again.plan(persist="never").root)
