@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 
 from penstock._clock import Clock
-from penstock._failpoints import failpoint
 from penstock.operators.key_queue import Policy
 from penstock.operators.metrics import BatchMetrics
 from penstock.operators.serve import Budget, Query, serve
@@ -84,9 +83,7 @@ class WindowOperator:
         entering = Entering([batch for _, batch in arriving], None if newest is None else newest - self.delay)
         if isinstance(state, UpdateWindows):
             return self._serve(state, entering, dropped, turn, clock)
-        failpoint("operator.after_enqueue")
         done = state.run(entering.entries, entering.watermark)
-        failpoint("operator.after_apply")
         windows = sum(batch.num_rows for batch in done.windows)
         metrics = BatchMetrics(
             rows_in=done.rows_in + dropped,
