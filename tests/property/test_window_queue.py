@@ -101,6 +101,8 @@ class _Pair:
         self.undelivered = self.queue.dequeue(limit, self.model.now_us)
         got = _windows(self.undelivered)
         assert got == self.model.dequeue(limit)
+        waited = [self.model.keys[key].waited for key, _, _ in got]
+        assert self.undelivered.staleness_us.tolist() == waited
         assert len(got) <= limit
         return got
 

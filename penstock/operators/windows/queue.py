@@ -316,12 +316,13 @@ class WindowQueue:
             start = int(buffers.cells[key, z.COMMITTED]) * self.slide
             row = None if location < 0 else buffers.take(np.array([location]))
             ids = np.array([key] if closes else [], np.int64)
+            waited = buffers.cells[ids, z.WAITED]
             pending, booked = np.empty_like(ids), np.empty_like(ids)
             transitions.finish(ids, pending, booked, state)
         self._in_service += closes
         self._served_at = now_us
         return MarkedTuple(
-            key, None if row is None else pane, mark, row, start, bool(closes), ids, pending, booked
+            key, None if row is None else pane, mark, row, start, bool(closes), ids, pending, booked, waited
         )
 
     def deliver(self, served: ServedWindows | MarkedTuple, now_us: int) -> None:
@@ -504,16 +505,17 @@ class WindowQueue:
         """Commit to keys that left the queue of waiting keys."""
         cells = self._buffers.cells
         self._queue_meter.add(cells[ids, z.SINCE], cells[ids, z.QUEUE_BOOKED], now_us)
-        transitions.commit(ids, state)
+        transitions.commit(ids, now_us, state)
 
     def _emit(self, ids: Integers, state: z.State) -> ServedWindows:
         """Return the committed windows of keys, and end their processing."""
         start = self._buffers.cells[ids, z.COMMITTED] * self.slide
         locations, bounds = self._buffers.find(ids, start, start + self.size)
         rows, panes = self._buffers.take(locations), self._buffers.panes(locations)
+        waited = self._buffers.cells[ids, z.WAITED]
         pending, booked = np.empty_like(ids), np.empty_like(ids)
         transitions.finish(ids, pending, booked, state)
-        return ServedWindows(ids, start, rows, panes, bounds, pending, booked)
+        return ServedWindows(ids, start, rows, panes, bounds, pending, booked, waited)
 
     def _waiting(self) -> Integers:
         return np.flatnonzero(self._buffers.cells[:, z.CANDIDATE] != z.NEVER)
