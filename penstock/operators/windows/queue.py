@@ -261,11 +261,11 @@ class WindowQueue:
         return EnqueuedPanes(len(ids), late, completed, disregarded)
 
     def dequeue(self, limit: int, now_us: int) -> ServedWindows:
-        """Serve keys and return the whole windows that this completes: at most `limit`, of each key at most one.
+        """Serve keys and return the whole windows that this completes: at most `limit`, one of each key.
 
         Lazy: up to `limit` keys in the policy's order, and of each the newest complete window. Eager: first
-        the committed windows that are complete meanwhile, in the order in which their keys were promoted; then
-        up to `limit` keys in the policy's order are committed to, less the complete windows that had to stay
+        the committed windows that are complete meanwhile, in the order of their keys' promotions; then up to
+        `limit` keys in the policy's order are committed to, less the complete windows that had to stay
         for the limit. What is complete when it is committed to is served at once, within the limit. To serve
         all that can be served, call it while `servable` is above 0.
 
