@@ -27,7 +27,7 @@ ENTRIES = st.lists(
 )
 ENQUEUE = st.tuples(st.just("enqueue"), st.tuples(ENTRIES, st.one_of(st.none(), st.integers(-2, 6))))
 DEQUEUE = st.tuples(st.just("dequeue"), st.sampled_from([1, 2, 1, 3, 0, 5]))
-OTHER = st.one_of(
+OTHER: st.SearchStrategy[tuple[str, Any]] = st.one_of(
     st.tuples(st.just("enqueue"), st.tuples(st.just([]), st.integers(0, 9))),
     st.tuples(st.just("wait"), st.sampled_from([1, 7, 100])),
     st.tuples(st.sampled_from(["deliver", "settle"]), st.none()),
