@@ -17,6 +17,7 @@ class _Key:
     complete_at: dict[int, int] = field(default_factory=dict)
     waiting: int | None = None
     waits_since: int = 0
+    waited: int = 0
     committed: int | None = None
     delivered: int | None = None
     emitted: int = 0
@@ -154,6 +155,7 @@ class NaiveWindows:
         own = self.keys[key]
         assert own.waiting is not None
         own.committed, own.waiting = own.waiting, None
+        own.waited = self.now_us - own.waits_since
         return own.committed
 
     def _serve_ready(self, limit: int) -> list[Window]:

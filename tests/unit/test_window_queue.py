@@ -221,3 +221,34 @@ def test_a_window_that_closes_without_a_tuple_is_delivered_at_once() -> None:
 def test_panes_of_its_own_count_a_keys_tuples() -> None:
     trace = Trace(np.arange(5), np.array([2, 0, 2, 2, 0]), 5)
     assert own_panes(trace).tolist() == [0, 0, 1, 2, 1]
+
+
+def test_a_snapshot_comes_in_units_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.operators.windows.queue._UNIT_ROWS", 6)
+    queue = WindowQueue(WindowMode.LAZY, 4, 1, PAYLOAD, Policy.FIFO)
+    for pane in range(6):
+        for key in range(7):
+            _one(queue, pane, pane, key=key)
+    units = list(queue.snapshot())
+    assert len(units) > 3
+    assert sum(unit.blocks["rows"].num_rows for unit in units) == queue.rows_held
+    other = WindowQueue(WindowMode.LAZY, 4, 1, PAYLOAD, Policy.FIFO)
+    other.restore(units)
+    served, expected = other.dequeue(7, 9), queue.dequeue(7, 9)
+    assert served.rows.equals(expected.rows)
+    assert served.ids.tolist() == expected.ids.tolist() == list(range(7))
+
+
+def test_the_budget_holds_back_commits_while_complete_windows_are_left_over() -> None:
+    queue = WindowQueue(WindowMode.EAGER, 2, 2, PAYLOAD, Policy.FIFO)
+    for key in range(4):
+        _one(queue, 0, key=key)
+    assert len(queue.dequeue(4, 1)) == 0
+    for key in range(4, 6):
+        _one(queue, 0, key=key)
+    _nothing(queue, watermark=2)
+    assert queue.servable == 6
+    served = [queue.dequeue(3, 1).ids.tolist() for _ in range(2)]
+    # Three of the four committed; then the one left over and, within the limit, what waits.
+    assert served == [[0, 1, 2], [3, 4, 5]]
+    assert queue.servable == 0

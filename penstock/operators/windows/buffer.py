@@ -30,6 +30,7 @@ _STORED = {
     "since_us": zones.SINCE,
     "pending_us": zones.PENDING,
     "next_pending_us": zones.NEXT_PENDING,
+    "waited_us": zones.WAITED,
 }
 _NO_IDS = np.zeros(0, np.int64)
 

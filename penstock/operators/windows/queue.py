@@ -262,13 +262,13 @@ class WindowQueue:
         return EnqueuedPanes(len(ids), late, completed, disregarded)
 
     def dequeue(self, limit: int, now_us: int) -> ServedWindows:
-        """Serve keys and return the whole windows that this completes, at most `limit`.
+        """Serve keys and return the whole windows that this completes: at most `limit`, one of each key.
 
         Lazy: up to `limit` keys in the policy's order, and of each the newest complete window. Eager: first
-        the committed windows that are complete meanwhile, in the order in which their keys were promoted;
-        then up to `limit` keys in the policy's order are committed to, less those that are complete and have
-        to stay for the limit. A window that is complete already when it is committed to is served at once,
-        within the limit.
+        the committed windows that are complete meanwhile, in the order of their keys' promotions; then up to
+        `limit` keys in the policy's order are committed to, less the complete windows that had to stay
+        for the limit. What is complete when it is committed to is served at once, within the limit. To serve
+        all that can be served, call it while `servable` is above 0.
 
         Raises
         ------
@@ -317,12 +317,13 @@ class WindowQueue:
             start = int(buffers.cells[key, z.COMMITTED]) * self.slide
             row = None if location < 0 else buffers.take(np.array([location]))
             ids = np.array([key] if closes else [], np.int64)
+            waited = buffers.cells[ids, z.WAITED]
             pending, booked = np.empty_like(ids), np.empty_like(ids)
             transitions.finish(ids, pending, booked, state)
         self._in_service += closes
         self._served_at = now_us
         return MarkedTuple(
-            key, None if row is None else pane, mark, row, start, bool(closes), ids, pending, booked
+            key, None if row is None else pane, mark, row, start, bool(closes), ids, pending, booked, waited
         )
 
     def deliver(self, served: Served | ServedWindows | MarkedTuple, now_us: int) -> None:
@@ -505,16 +506,17 @@ class WindowQueue:
         """Commit to keys that left the queue of waiting keys."""
         cells = self._buffers.cells
         self._queue_meter.add(cells[ids, z.SINCE], cells[ids, z.QUEUE_BOOKED], now_us)
-        transitions.commit(ids, state)
+        transitions.commit(ids, now_us, state)
 
     def _emit(self, ids: Integers, state: z.State) -> ServedWindows:
         """Return the committed windows of keys, and end their processing."""
         start = self._buffers.cells[ids, z.COMMITTED] * self.slide
         locations, bounds = self._buffers.find(ids, start, start + self.size)
         rows, panes = self._buffers.take(locations), self._buffers.panes(locations)
+        waited = self._buffers.cells[ids, z.WAITED]
         pending, booked = np.empty_like(ids), np.empty_like(ids)
         transitions.finish(ids, pending, booked, state)
-        return ServedWindows(ids, start, rows, panes, bounds, pending, booked)
+        return ServedWindows(ids, start, rows, panes, bounds, pending, booked, waited)
 
     def _waiting(self) -> Integers:
         return np.flatnonzero(self._buffers.cells[:, z.CANDIDATE] != z.NEVER)

@@ -82,6 +82,8 @@ class ServedWindows:
         When the oldest complete window of each key was completed that had not been emitted.
     booked_us : int64 array
         Up to when the application staleness of each key is booked.
+    staleness_us : int64 array
+        The queue staleness of each key when its window was committed to.
     """
 
     ids: Integers
@@ -91,6 +93,7 @@ class ServedWindows:
     bounds: Integers
     arrived_us: Integers
     booked_us: Integers
+    staleness_us: Integers
 
     def __len__(self) -> int:
         """Return the number of windows."""
@@ -116,7 +119,7 @@ class MarkedTuple:
         Where the committed window starts.
     closes : bool
         Whether the result of the window is to be emitted with it. Then it is to be delivered, too.
-    ids, arrived_us, booked_us : int64 arrays
+    ids, arrived_us, booked_us, staleness_us : int64 arrays
         As in `ServedWindows`; empty unless it closes the window.
     """
 
@@ -129,3 +132,4 @@ class MarkedTuple:
     ids: Integers
     arrived_us: Integers
     booked_us: Integers
+    staleness_us: Integers

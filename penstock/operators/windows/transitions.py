@@ -56,6 +56,7 @@ from penstock.operators.windows.zones import (
     SINCE,
     SIZE,
     SLIDE,
+    WAITED,
     State,
     append,
     free_head,
@@ -315,11 +316,12 @@ def sweep(ids: Integers, watermark: int, now_us: int, events: Integers, state: S
 
 
 @kernel
-def _commit(k: int, state: State) -> None:
+def _commit(k: int, now_us: int, state: State) -> None:
     """Commit to the window that the key waits with: it becomes the dequeue side."""
     cells, _, registers, blocks, _, _ = state
     cells[k, COMMITTED] = cells[k, CANDIDATE]
     cells[k, CANDIDATE] = NEVER
+    cells[k, WAITED] = max(now_us - cells[k, SINCE], 0)
     cells[k, SINCE] = NEVER
     cells[k, FIRST] = 1
     cells[k, DIRTY] = 1
@@ -330,10 +332,10 @@ def _commit(k: int, state: State) -> None:
 
 
 @kernel
-def commit(ids: Integers, state: State) -> None:
+def commit(ids: Integers, now_us: int, state: State) -> None:
     """Commit to keys that the key scheduler took from its queue; they are READY, in this order."""
     for i in range(ids.shape[0]):
-        _commit(ids[i], state)
+        _commit(ids[i], now_us, state)
         _push_ready(ids[i], state)
 
 

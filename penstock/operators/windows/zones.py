@@ -60,8 +60,9 @@ SERVICE, READY_NEXT, READY_RANK, FIRST = 7, 8, 9, 10
 # of those newer than the committed one.
 SINCE, PENDING, NEXT_PENDING = 11, 12, 13
 QUEUE_BOOKED, APPLICATION_BOOKED, DELIVERED, IN_SERVICE = 14, 15, 16, 17
-ROWS, ROOM, DIRTY = 18, 19, 20
-CELL_WIDTH = 21
+# For how long it waited until the window was committed to; the tuples there are; what a batch needs to know.
+WAITED, ROWS, ROOM, DIRTY = 18, 19, 20, 21
+CELL_WIDTH = 22
 
 # Registers.
 SIZE, SLIDE, BLOCK_ROWS, EAGER, BY_TUPLE, SPARE = 0, 1, 2, 3, 4, 5
