@@ -22,7 +22,7 @@ from penstock.compression import bits, fused, statistics, text
 from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
 from penstock.operators import arrivals, join_kernels, key_queue, pages, staleness
 from penstock.operators.fragments import kernels
-from penstock.operators.windows import transitions, zones
+from penstock.operators.windows import sliding_kernels, transitions, zones
 from penstock.state_store import key_index, key_set, keys, memory_table, row_codec, row_store
 from tests.naive import Update, conflated, hash_of, staleness_bin
 from tests.streams import STREAM, arrivals_of
@@ -96,6 +96,10 @@ KERNELS = {
     "run_length": {"_find_runs", "_expand"},
     "simple8b": {"_write", "_read"},
     "variable_byte": {"_write", "_read"},
+    "sliding_kernels": {
+        *("order_by", "find_runs", "count_windows", "find_windows"),
+        *("slide_sum", "slide_least", "slide_greatest", "slide_first", "slide_last", "slide_distinct"),
+    },
     "join_kernels": {"too_old", "link", "next_pairs", "unlink_useless"},
     "kernels": {
         *("_bits", "_position", "enter", "find_slots", "find_slots_of_one", "add_count", "add_sum"),
@@ -126,12 +130,13 @@ REFERENCES = {
     "text": "test_kernels_of_codecs",
     "statistics": "test_kernels_of_codecs",
     "fused": "test_kernels_of_codecs",
+    "sliding_kernels": "test_panes",
     "join_kernels": "test_update_join",
     "kernels": "test_fragments",
 }
 MODULES = [
     *(keys, key_index, key_set, row_codec, row_store, memory_table),
-    *(pages, arrivals, key_queue, staleness, zones, transitions, join_kernels),
+    *(pages, arrivals, key_queue, staleness, zones, transitions, sliding_kernels, join_kernels),
     *(bits, text, statistics, fused, decimals, differences, dictionary, run_length, simple8b, variable_byte),
     kernels,
 ]
@@ -228,6 +233,12 @@ for mode in (WindowMode.LAZY, WindowMode.EAGER):
             WindowQueue(mode, 2, 2, rows.schema, Policy.IN_PLACE).restore(queue.snapshot())
             queue.enqueue(ids, panes + 200, rows, 6)
             WindowQueue(mode, 2, 2, rows.schema, Policy.IN_PLACE).restore(queue.snapshot())
+from tests.property.test_panes import *
+state = Panes(layout_of(4, 2))
+state.run([entries_of([Row("a", pane, 1.0) for pane in range(2000)] * 2, layout_of(4, 2))], 30)
+state.delta()
+from penstock.operators.windows import sliding_kernels
+sliding_kernels.slide_distinct(ids, ids[:1], ids[-1:], ids.copy(), ids.copy())
 from penstock.compression import Block, decode, encode, sum_where
 numbers = pa.array(range(3000))
 for kind in ("i1", "i2", "i4", "i8"):

@@ -14,7 +14,7 @@ import pyarrow as pa
 from penstock.checkpointing import PUnit
 from penstock.operators.scan import Partial
 from penstock.operators.stream import Integers
-from penstock.operators.windows import kernels
+from penstock.operators.windows import sliding_kernels as kernels
 from penstock.operators.windows.groups import GroupCodec
 from penstock.operators.windows.sliding import slide
 from penstock.operators.windows.spec import WindowSpec

@@ -130,8 +130,7 @@ class UpdateWindows:
         )
         columns = [*self._panes.groups_of(served.ids), pa.array(served.start_pane), *values.columns]
         rows = pa.RecordBatch.from_arrays(columns, schema=layout.window)
-        waited = np.maximum(now_us - served.arrived_us, 0)
-        return Served(rows, served.ids, served.arrived_us, waited, served.booked_us)
+        return Served(rows, served.ids, served.arrived_us, served.staleness_us, served.booked_us)
 
     def deliver(self, served: Served, now_us: int) -> None:
         """Note that results have reached the application."""
