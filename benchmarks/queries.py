@@ -146,10 +146,7 @@ def _ysb() -> Graph:
 def _nq5() -> Graph:
     """Return the auctions that have the most bids."""
     counts = (
-        _source("NQ5")
-        .window("date_time", size="60 s", slide="1 s")
-        .group_by("auction")
-        .agg(bids="count(*)")
+        _source("NQ5").window("date_time", size="60 s", slide="1 s").group_by("auction").agg(bids="count(*)")
     )
     most = counts.group_by("window").agg(most="max(bids)")
     return counts.join_windows(most, condition="bids = most").sink("noop")

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from signal import Signals
 from typing import TYPE_CHECKING, Annotated
@@ -37,6 +39,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+_SILENCE_S = 10.0
+"""How long a run may show nothing before it says that it is starting."""
 
 PipelineArgument = Annotated[
     str,
@@ -103,6 +108,25 @@ def _batch_printer(*, progress: bool) -> Callable[[Batch], None]:
     return coloured
 
 
+@contextmanager
+def _starting(on_batch: Callable[[Batch], None], *, progress: bool) -> Iterator[Callable[[Batch], None]]:
+    """Say that the run is still starting, if no batch ends for long."""
+    text = "still starting: a first run here also compiles kernels, which may take a minute"
+    timer = threading.Timer(_SILENCE_S, typer.echo, (text,), {"err": True})
+    timer.daemon = True
+
+    def first(batch: Batch) -> None:
+        timer.cancel()
+        on_batch(batch)
+
+    if progress:
+        timer.start()
+    try:
+        yield first
+    finally:
+        timer.cancel()
+
+
 def _line(batch: Batch) -> str:
     dropped = f"  dropped {batch.dropped:,}" if batch.dropped else ""
     late = f"  late {batch.late:,}" if batch.late else ""
@@ -142,9 +166,8 @@ def run(
         loaded = _load(pipeline, overrides)
         from penstock.jobs.run import run_to_end
 
-        totals = run_to_end(
-            loaded, _batch_printer(progress=progress), log_level="ERROR" if debug else "FATAL"
-        )
+        with _starting(_batch_printer(progress=progress), progress=progress) as on_batch:
+            totals = run_to_end(loaded, on_batch, log_level="ERROR" if debug else "FATAL")
     if totals.signal is not None:
         typer.echo(f"stopped by {Signals(totals.signal).name}", err=True)
     typer.echo(_summary(totals), err=True)

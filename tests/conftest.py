@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Also for the processes that tests start: they live too short for the JVM's second compiler to pay.
@@ -16,3 +17,9 @@ settings.register_profile(
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=1000)
 settings.register_profile("quick", settings.get_profile("default"), max_examples=15)
 settings.load_profile(os.environ.get("PENSTOCK_HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let syncs be forgotten: for tests of many files that do not ask what is durable."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)

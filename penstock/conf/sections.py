@@ -164,7 +164,7 @@ class JoinSection(Section):
     other: Input = Field(alias="with")
     key: Annotated[tuple[str, ...], BeforeValidator(names_of)]
     time: Text
-    within: Annotated[str, BeforeValidator(window_duration)]
+    within: Annotated[str, BeforeValidator(delay_of)]
     condition: Annotated[Text | None, BeforeValidator(sql)] = None
     delay: Annotated[str | None, BeforeValidator(delay_of)] = None
     unit: Literal["s", "ms", "us", "ns"] | None = None

@@ -25,6 +25,11 @@ _LAPTOP_DEFAULTS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+_LOCAL_DEFAULTS: Final = {
+    # Spark's 200 make as many buckets, each a task of every micro-batch. Not the number of cores: a
+    # checkpoint keeps its buckets, and may be taken to another machine.
+    "spark.sql.shuffle.partitions": "8",
+}
 
 
 def _configured_elsewhere() -> bool:
@@ -68,7 +73,8 @@ def open_session(
     Called once, on the driver. A given or active session is used as it is, with `settings` added. Otherwise
     one is made: under ``spark-submit``, or with a Spark installation of the user's own (``SPARK_HOME`` or
     ``SPARK_CONF_DIR`` is set), as configured there; else on this machine, with all its cores, without the
-    web interface, with this Python for the workers, and with a daemon that starts them warm.
+    web interface, with few shuffle partitions, with this Python for the workers, and with a daemon that
+    starts them warm.
 
     Parameters
     ----------
@@ -100,12 +106,13 @@ def open_session(
             _quieten()
         for setting, value in _LAPTOP_DEFAULTS.items():
             builder = builder.config(setting, value)
-        if settings.get("spark.master", "local").startswith("local") and (
-            "spark.pyspark.python" not in settings
-        ):
-            # Workers would otherwise run `python3` of the path, which need not have the dependencies.
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-            builder = builder.config(DAEMON_SETTING, DAEMON)
+        if settings.get("spark.master", "local").startswith("local"):
+            for setting, value in _LOCAL_DEFAULTS.items():
+                builder = builder.config(setting, value)
+            if "spark.pyspark.python" not in settings:
+                # Workers would otherwise run `python3` of the path, which need not have the dependencies.
+                os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+                builder = builder.config(DAEMON_SETTING, DAEMON)
     for setting, value in settings.items():
         builder = builder.config(setting, value)
     try:

@@ -22,7 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.errors import InvalidUsageError, UnavailableError
-from penstock.operators.simulation.experiments import EXPERIMENTS, Runner, Scale
+from penstock.jobs import window_figures
+from penstock.jobs.figures import line, pivot
+from penstock.operators.simulation.experiments import EXPERIMENTS
+from penstock.operators.simulation.scale import Runner, Scale
 
 __all__ = ["draw", "run", "summary"]
 
@@ -30,6 +33,7 @@ _TITLES = {
     "5": "Application and queue staleness of an IN-PLACE update queue (in numbers of updates)",
     "7": "Application staleness of append and update queues (in numbers of updates)",
     "9": "Gain of LINECUTTING over IN-PLACE, 10 keys, load factor 5 (ratio of queue staleness)",
+    **window_figures.TITLES,
     "16": "Memory by skew (usage in locations, effective usage as a share)",
     "17": "Memory by arrival rate, at 10 results/s (usage in locations, effective usage as a share)",
 }
@@ -124,6 +128,8 @@ def _remembering(run: Runner) -> Runner:
 def summary(number: str, table: pa.Table) -> tuple[list[str], list[list[str]]]:
     """Return the heads and rows of the table that is shown for a figure."""
     rows = table.to_pylist()
+    if number in window_figures.SUMMARIES:
+        return window_figures.SUMMARIES[number](rows)
     if number == "5":
         heads = ["load"]
         for names in ("1 key", "10 keys"):
@@ -131,15 +137,15 @@ def summary(number: str, table: pa.Table) -> tuple[list[str], list[list[str]]]:
         cells = {(row["keys"], row["load"]): row for row in rows}
         lines = []
         for load in sorted({row["load"] for row in rows}):
-            line = [f"{load:g}"]
+            shown = [f"{load:g}"]
             for keys in (1, 10):
                 row = cells[keys, load]
                 application, queue = row["application_staleness"], row["queue_staleness"]
-                line += [f"{application:.2f}", f"{queue:.2f}", f"{application - queue:.2f}"]
-            lines.append(line)
+                shown += [f"{application:.2f}", f"{queue:.2f}", f"{application - queue:.2f}"]
+            lines.append(shown)
         return heads, lines
     if number == "7":
-        return _pivot(
+        return pivot(
             rows,
             "load",
             "load",
@@ -147,7 +153,7 @@ def summary(number: str, table: pa.Table) -> tuple[list[str], list[list[str]]]:
             "application_staleness",
         )
     if number == "9":
-        return _pivot(rows, "slow", "slow keys", _variant, "gain")
+        return pivot(rows, "slow", "slow keys", _variant, "gain")
     by = "theta" if number == "16" else "rate"
     heads = ["theta" if number == "16" else "tuples/s"]
     heads += ["effective: on demand", "effective: naive", "usage: on demand", "usage: naive"]
@@ -164,19 +170,6 @@ def _variant(row: dict[str, Any]) -> str:
     return f"{row['arrivals']} keys, cost {row['cost']}"
 
 
-def _pivot(
-    rows: list[dict[str, Any]],
-    by: str,
-    head: str,
-    column: Callable[[dict[str, Any]], str],
-    value: str,
-) -> tuple[list[str], list[list[str]]]:
-    columns = list(dict.fromkeys(column(row) for row in rows))
-    cells = {(row[by], column(row)): f"{row[value]:.{0 if row[value] >= 100 else 2}f}" for row in rows}
-    lines = [[f"{at:g}", *(cells[at, name] for name in columns)] for at in sorted({row[by] for row in rows})]
-    return [head, *columns], lines
-
-
 def _rich(number: str, table: pa.Table) -> Table:
     heads, lines = summary(number, table)
     shown = Table(
@@ -188,8 +181,8 @@ def _rich(number: str, table: pa.Table) -> Table:
     )
     for head in heads:
         shown.add_column(head.replace(": ", "\n").replace(", ", "\n"), justify="right", no_wrap=True)
-    for line in lines:
-        shown.add_row(*line)
+    for cells in lines:
+        shown.add_row(*cells)
     return shown
 
 
@@ -243,14 +236,10 @@ def _matplotlib_directory() -> Iterator[None]:
             del os.environ["MPLCONFIGDIR"]
 
 
-def _line(axis: Any, rows: list[dict[str, Any]], by: str, value: str, **style: Any) -> None:
-    axis.plot([row[by] for row in rows], [row[value] for row in rows], **style)
-
-
 def _plot_5(axes: list[Any], rows: list[dict[str, Any]]) -> None:
     for axis, keys, title in zip(axes, (1, 10), ("(a) Single key", "(b) Multiple keys (10)"), strict=True):
         own = [row for row in rows if row["keys"] == keys]
-        _line(
+        line(
             axis,
             own,
             "load",
@@ -259,7 +248,7 @@ def _plot_5(axes: list[Any], rows: list[dict[str, Any]]) -> None:
             marker="o",
             color="#1c7c4a",
         )
-        _line(
+        line(
             axis,
             own,
             "load",
@@ -279,7 +268,7 @@ def _plot_7(axes: list[Any], rows: list[dict[str, Any]]) -> None:
         for (queue, colour), marker in zip(_COLOURS.items(), "ovsD", strict=True):
             own = [row for row in rows if row["keys"] == keys and row["queue"] == queue]
             style = "--" if queue == "UQ-INPLACE" else "-"
-            _line(
+            line(
                 axis, own, "load", "application_staleness", label=queue, marker=marker, ls=style, color=colour
             )
         axis.set(xlabel="load factor", ylabel="average staleness (number of updates)", title=title)
@@ -293,7 +282,7 @@ def _plot_9(axes: list[Any], rows: list[dict[str, Any]]) -> None:
     names = list(dict.fromkeys(_variant(row) for row in rows))
     for name, (marker, dashes, colour) in zip(names, styles, strict=False):
         own = [row for row in rows if _variant(row) == name]
-        _line(axis, own, "slow", "gain", label=name, marker=marker, ls=dashes, color=colour)
+        line(axis, own, "slow", "gain", label=name, marker=marker, ls=dashes, color=colour)
     axis.axhline(1.0, color="#7f7f7f", lw=0.8)
     axis.set(
         xlabel="number of slow updaters (of 10 keys)",
@@ -308,8 +297,8 @@ def _plot_memory(axes: list[Any], rows: list[dict[str, Any]], by: str, label: st
         (axes[0], "effective", "(a) Effective memory usage", "share of allocated locations in use"),
         (axes[1], "usage", "(b) Memory usage", "allocated locations (of 100 keys)"),
     ):
-        _line(axis, rows, by, f"on_demand_{measure}", label="on-demand paging", marker="o", color="#1c7c4a")
-        _line(axis, rows, by, f"naive_{measure}", label="naive", marker="s", ls="--", color="#7f7f7f")
+        line(axis, rows, by, f"on_demand_{measure}", label="on-demand paging", marker="o", color="#1c7c4a")
+        line(axis, rows, by, f"naive_{measure}", label="naive", marker="s", ls="--", color="#7f7f7f")
         axis.set(xlabel=label, ylabel=unit, title=title)
         axis.set_ylim(0, 1.05 if measure == "effective" else 110)
         axis.legend(loc="lower right")
@@ -327,6 +316,7 @@ _PLOTS: dict[str, Callable[[list[Any], list[dict[str, Any]]], None]] = {
     "5": _plot_5,
     "7": _plot_7,
     "9": _plot_9,
+    **window_figures.PLOTS,
     "16": _plot_16,
     "17": _plot_17,
 }

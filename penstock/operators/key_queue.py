@@ -165,6 +165,24 @@ def _pop(limit: int, registers: Integers, before: Integers, after: Integers) -> 
     return out
 
 
+@kernel
+def _pop_except(
+    limit: int, held: Integers, registers: Integers, before: Integers, after: Integers
+) -> Integers:
+    """As `_pop`, but pass by keys that are `held`; they keep their places."""
+    out = np.empty(min(limit, registers[_RESIDENTS]), np.int64)
+    count = 0
+    k = registers[_HEAD]
+    while k >= 0 and count < out.shape[0]:
+        following = after[k]
+        if held[k] == 0:
+            out[count] = k
+            count += 1
+            _unlink(k, registers, before, after)
+        k = following
+    return out[:count]
+
+
 class KeyQueue:
     """The keys that wait, by number, in the order in which `policy` serves them."""
 
@@ -221,8 +239,16 @@ class KeyQueue:
         else:
             _arrive_linecutting(ids, resident, interval_us, cost_us, in_service, *links)
 
-    def pop(self, limit: int) -> Integers:
-        """Remove and return up to `limit` keys from the head."""
+    def pop(self, limit: int, held: Integers | None = None) -> Integers:
+        """Remove and return up to `limit` keys from the head.
+
+        Parameters
+        ----------
+        held : int64 array, optional
+            By key number, not zero for keys that are passed by and keep their places.
+        """
+        if held is not None:
+            return _pop_except(limit, held, self._registers, self._before, self._after)
         return _pop(limit, self._registers, self._before, self._after)
 
     def rebuild(self, ids: Integers, ranks: Integers) -> None:

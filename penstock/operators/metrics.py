@@ -15,7 +15,9 @@ __all__ = ["BatchMetrics"]
 class BatchMetrics:
     """The metrics of one bucket in one micro-batch, or of several together (`merge`).
 
-    ``rows_in == conflated + late + duplicates + dropped + emitted + growth of waiting_keys``. The staleness
+    Of an update queue, ``rows_in == conflated + late + duplicates + dropped + emitted + growth of
+    waiting_keys``. Windows count tuples in `rows_in`, `late` and `dropped`, and windows in `conflated` (those
+    that a newer one of their key made obsolete), `emitted`, `rows_out` and `budget_used_rows`. The staleness
     is that since the bucket's previous batch.
 
     Attributes
@@ -32,7 +34,8 @@ class BatchMetrics:
         Of a join: tuples that are held for matches to come; those let go of. Nothing waits in a join:
         ``rows_in == late + duplicates + dropped + freed + growth of held``, and `emitted` counts matches.
     budget_used_rows : int
-        Tuples served against a budget; equals `emitted`.
+        Tuples served against a budget; equals `emitted` but for eager windows, of which some are committed to
+        and not complete yet.
     budget_used_ms : float
         Time spent serving: the sum over buckets.
     cost_us : float or None

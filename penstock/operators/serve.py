@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -12,11 +12,12 @@ import pyarrow as pa
 from penstock._clock import Clock
 from penstock._failpoints import failpoint
 from penstock.errors import InvalidUsageError, PenstockError
-from penstock.operators.arrivals import Arrivals
 from penstock.operators.conform import conform, fits
 from penstock.operators.metrics import BatchMetrics
-from penstock.operators.update_queue import Served, UpdateQueue
-from penstock.state_store.keys import KeyCodec
+from penstock.operators.staleness import Staleness
+from penstock.operators.stream import SOURCE_COLUMN, Integers
+from penstock.operators.update_queue import Enqueued, Served
+from penstock.state_store.keys import KeyCodec, Keys
 
 __all__ = ["STALENESS_COLUMN", "Apply", "Budget", "Query", "serve"]
 
@@ -26,9 +27,54 @@ STALENESS_COLUMN = "queue_staleness_ms"
 Apply = Callable[[pa.Table], pa.Table]
 """The query: from a table of newest tuples to a table of results. It may drop rows, never keys."""
 
+A_contra = TypeVar("A_contra", contravariant=True)
+
 _CHUNK_ROWS = 65_536
 _CHUNKS_PER_BUDGET = 8
 _GROWTH = 4
+
+
+class ServedQueue(Protocol[A_contra]):
+    """What `serve` needs of a queue, such as `UpdateQueue` or `UpdateWindows`; `A` is what arrives at it."""
+
+    measured_cost_us: float | None
+
+    def __len__(self) -> int:
+        """Return how many keys wait."""
+
+    @property
+    def servable(self) -> int:
+        """How many of them a dequeue without a limit would serve."""
+
+    @property
+    def keys(self) -> int:
+        """How many keys were ever seen."""
+
+    @property
+    def cost_us(self) -> float | None:
+        """The cost of a tuple for linecutting; None while unknown."""
+
+    @property
+    def served_at_us(self) -> int | None:
+        """When a tuple was dequeued last, or the first one came to an empty queue, if that was later."""
+
+    def numbers_of(self, keys: Keys) -> Integers:
+        """Return the number of each key, -1 for one that was never seen."""
+
+    def enqueue(self, arrivals: A_contra, now_us: int) -> Enqueued:
+        """Let arrivals in."""
+
+    def dequeue(self, limit: int, now_us: int) -> Served:
+        """Serve up to `limit` keys."""
+
+    def deliver(self, served: Served, now_us: int) -> None:
+        """Note that results have reached the application."""
+
+    def observe_cost(self, elapsed_us: float, tuples: int) -> None:
+        """Note what serving tuples took."""
+
+    def settle(self, now_us: int) -> tuple[Staleness, Staleness]:
+        """Return queue and application staleness since the last time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +132,7 @@ class Query:
         codec = KeyCodec([self.output.field(name) for name in self.key])
         object.__setattr__(self, "_codec", codec)
 
-    def run(self, queue: UpdateQueue, served: Served) -> list[pa.RecordBatch]:
+    def run(self, queue: ServedQueue[Any], served: Served) -> list[pa.RecordBatch]:
         """Return the rows to emit for `served`.
 
         Raises
@@ -95,8 +141,8 @@ class Query:
             If `apply` raises, returns no table, other columns or types, or other keys.
         """
         rows = served.rows
-        if queue.stream.source:
-            rows = rows.select([name for name in rows.schema.names if name != queue.stream.source])
+        if SOURCE_COLUMN in rows.schema.names:
+            rows = rows.drop_columns([SOURCE_COLUMN])
         if self.staleness_column:
             staleness = pa.array(served.staleness_us / 1000.0)
             rows = rows.append_column(STALENESS_COLUMN, staleness)
@@ -120,7 +166,7 @@ class Query:
             expected={field.name: str(field.type) for field in self.output},
         )
 
-    def _checked(self, result: Any, queue: UpdateQueue, served: Served) -> list[pa.RecordBatch]:
+    def _checked(self, result: Any, queue: ServedQueue[Any], served: Served) -> list[pa.RecordBatch]:
         if isinstance(result, pa.RecordBatch):
             result = pa.Table.from_batches([result])
         if not isinstance(result, pa.Table):
@@ -169,8 +215,8 @@ class Query:
 
 
 def serve(
-    queue: UpdateQueue,
-    arrivals: Arrivals | None,
+    queue: ServedQueue[A_contra],
+    arrivals: A_contra | None,
     *,
     query: Query,
     budget: Budget,
@@ -196,7 +242,7 @@ def serve(
     waited = len(queue) > 0
     served_at = queue.served_at_us
     metrics = BatchMetrics()
-    if arrivals is not None and len(arrivals):
+    if arrivals is not None:
         entered = queue.enqueue(arrivals, started)
         metrics.rows_in = entered.rows_in
         metrics.conflated = entered.conflated
@@ -206,12 +252,15 @@ def serve(
     failpoint("operator.after_enqueue")
     batches = []
     chunk = 0
-    while len(queue) and (budget.rows is None or metrics.emitted < budget.rows):
+    while queue.servable and (budget.rows is None or metrics.budget_used_rows < budget.rows):
         begin = clock()
-        chunk = _chunk_rows(queue, budget, metrics.emitted, begin - enqueued, chunk, turns)
+        chunk = _chunk_rows(queue, budget, metrics.budget_used_rows, begin - enqueued, chunk, turns)
         if chunk <= 0:
             break
+        waiting = len(queue)
         served = queue.dequeue(chunk, begin)
+        # A window queue may commit to windows that are not complete yet.
+        metrics.budget_used_rows += max(len(served.ids), waiting - len(queue))
         results = query.run(queue, served)
         end = clock()
         if query.apply is not None:
@@ -226,10 +275,9 @@ def serve(
         # Without a query a tuple costs what the budget makes of it: the time between services.
         queue.observe_cost(finished - served_at, metrics.emitted)
     metrics.queue_staleness, metrics.application_staleness = queue.settle(finished)
-    metrics.waiting_keys = len(queue)
+    metrics.waiting_keys = queue.servable
     metrics.keys = queue.keys
     metrics.cost_us = queue.cost_us
-    metrics.budget_used_rows = metrics.emitted
     metrics.budget_used_ms = (finished - enqueued) / 1000
     metrics.duration_ms = {
         "enqueue": (enqueued - started) / 1000,
@@ -239,7 +287,7 @@ def serve(
 
 
 def _chunk_rows(
-    queue: UpdateQueue, budget: Budget, emitted: int, elapsed_us: int, previous: int, turns: int
+    queue: ServedQueue[A_contra], budget: Budget, emitted: int, elapsed_us: int, previous: int, turns: int
 ) -> int:
     """Return how many tuples to serve at once; 0 when the budget is used up."""
     most = _CHUNK_ROWS if budget.rows is None else min(_CHUNK_ROWS, budget.rows - emitted)

@@ -20,6 +20,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.arrivals import Arrivals, conflate
 from penstock.operators.key_queue import KeyQueue, Policy
 from penstock.operators.pages import PagedMemory
+from penstock.operators.rates import mean_cost, mean_interval
 from penstock.operators.staleness import Staleness, StalenessMeter
 from penstock.operators.stream import RESERVED_PREFIX, Integers, UpdateStream, as_int64, as_micros
 from penstock.state_store.key_index import KeyIndex, grown
@@ -30,11 +31,6 @@ __all__ = ["Enqueued", "Served", "UpdateQueue"]
 
 _NEVER = np.iinfo(np.int64).min
 _NOWHERE = -1
-_RATE_WEIGHT = 0.1
-"""Weight of the newest interval in a key's mean time between updates."""
-_COST_WEIGHT = 0.2
-"""Weight of the newest measurement in the mean cost of a tuple."""
-_COST_JUMP = 4.0
 _PAGE_ROWS = 256
 _UNIT_KEYS = 1 << 20
 """How many keys a unit of a snapshot has at most."""
@@ -162,6 +158,11 @@ class UpdateQueue:
         return len(self._queue)
 
     @property
+    def servable(self) -> int:
+        """How many keys a `dequeue` without a limit would serve: all that wait."""
+        return len(self._queue)
+
+    @property
     def keys(self) -> int:
         """How many keys were ever seen."""
         return len(self._index)
@@ -271,20 +272,9 @@ class UpdateQueue:
         self._in_service -= len(ids)
 
     def observe_cost(self, elapsed_us: float, tuples: int) -> None:
-        """Note that serving `tuples` tuples took `elapsed_us`.
-
-        One measurement counts for at most `_COST_JUMP` times the mean so far, so that an outlier (the
-        time a query was down, a pause of the machine) passes quickly.
-        """
-        if tuples <= 0:
-            return
-        sample = max(elapsed_us, 1.0) / tuples
-        known = self.measured_cost_us
-        if known is None:
-            self.measured_cost_us = sample
-        else:
-            sample = min(sample, _COST_JUMP * known)
-            self.measured_cost_us = _COST_WEIGHT * sample + (1.0 - _COST_WEIGHT) * known
+        """Note that serving `tuples` tuples took `elapsed_us`."""
+        if tuples > 0:
+            self.measured_cost_us = mean_cost(self.measured_cost_us, elapsed_us, tuples)
 
     def settle(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Book the staleness up to now and return queue and application staleness since last time.
@@ -469,10 +459,7 @@ class UpdateQueue:
         seen = cells["seen_us"][ids]
         birth = now_us if self._birth_us is None else self._birth_us
         gap = np.maximum(now_us - np.where(seen == _NEVER, birth, seen), 0) / count
-        interval = cells["interval_us"][ids]
-        # An interval of zero is unknown: all that was seen of the key came in the queue's first moment.
-        weight = np.where(interval == 0.0, 1.0, 1.0 - (1.0 - _RATE_WEIGHT) ** count)
-        interval += weight * (gap - interval)
+        interval = mean_interval(cells["interval_us"][ids], gap, count)
         cells["interval_us"][ids] = interval
         cells["seen_us"][ids] = now_us
         self._dirty[ids] = True

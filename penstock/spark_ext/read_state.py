@@ -27,7 +27,7 @@ from penstock.checkpointing.files import Files, open_files
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 from penstock.operators.conform import conform
 from penstock.operators.key_queue import Policy
-from penstock.operators.stream import RESERVED_PREFIX, Integers, UpdateStream
+from penstock.operators.stream import RESERVED_PREFIX, SOURCE_COLUMN, Integers, UpdateStream
 from penstock.operators.update_queue import UpdateQueue
 from penstock.spark_ext.committed import committed_pointers, query_of, specification_of
 from penstock.state_store.bucket_store import BucketStore, Pointer
@@ -71,7 +71,8 @@ def read_state(
     waiting tuple, null if none waits; and what is stored beside: ``arrived_us``, when the oldest pending
     update arrived, and ``rank``, the place in the queue, both null if none waits; with linecutting
     ``seen_us`` and ``interval_us``, with an arrival column ``dequeued_us`` and ``delivered_us``, null while
-    unknown. Where the stream has a column of one of these names, ours begins with ``__penstock_``.
+    unknown. Where the stream has a column of one of these names, ours begins with ``__penstock_``. Of a
+    union there is also ``__penstock_source``: 0 if the waiting tuple's truth wins, else 1.
 
     Parameters
     ----------
@@ -138,6 +139,7 @@ def read_state(
         tuple(specification["key"]),
         specification["time"],
         specification["arrival"],
+        SOURCE_COLUMN if SOURCE_COLUMN in columns.names else None,
     )
     policy = Policy(specification["policy"])
     schema = _output_schema(columns, stream, policy)
@@ -271,7 +273,9 @@ def _columns(specification: Mapping[str, Any], buckets: tuple[Files, ...]) -> St
 def _columns_of(unit: PUnit, texts: list[str]) -> StructType:
     """Return the columns of a stored unit in the order of "name type" in `texts`."""
     stored = [*from_arrow_schema(unit.blocks["cells"].schema), *from_arrow_schema(unit.blocks["rows"].schema)]
-    fields = [field for field in stored if not field.name.startswith(RESERVED_PREFIX)]
+    fields = [
+        field for field in stored if field.name == SOURCE_COLUMN or not field.name.startswith(RESERVED_PREFIX)
+    ]
 
     def place(field: StructField) -> int:
         return min(i for i, text in enumerate(texts) if text.startswith(f"{field.name} "))

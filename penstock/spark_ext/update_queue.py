@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.key_queue import Policy
 from penstock.operators.serve import STALENESS_COLUMN, Apply, Budget, Query
 from penstock.operators.stream import UpdateStream
+from penstock.spark_ext.arguments import budget_of, one_of, positive
 from penstock.spark_ext.packing import Packer
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.queue_operator import QueueOperator
@@ -27,7 +28,6 @@ from penstock.spark_ext.stateful import (
     key_columns,
 )
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
-from penstock.units import parse_duration_us
 
 __all__ = ["NULLS", "STATE_LOCATION_SETTING", "queue_over", "update_queue"]
 
@@ -172,11 +172,11 @@ def queue_over(
     stream = UpdateStream(arrow(df.schema), key_columns(key), time, arrival, source)
     columns = StructType([one for one in df.schema if one.name != source])
     output = _output_schema(columns, apply, output_schema, staleness_column=staleness_column)
-    limit = _budget(budget, apply)
+    limit = budget_of(budget, apply)
     operator = QueueOperator(
         stream=stream,
-        policy=_one_of("policy", policy, Policy),
-        cost_us=None if cost is None else _positive("cost", cost),
+        policy=one_of("policy", policy, Policy),
+        cost_us=None if cost is None else positive("cost", cost),
         query=Query(apply, arrow(output), stream.key, staleness_column),
         budget=limit,
         columns=columns_of(df.schema),
@@ -190,47 +190,6 @@ def queue_over(
     packer = Packer(stream, place.buckets, nulls, _COMBINE[combine], name)
     parcels = findable(df).mapInArrow(packer, PARCEL_SCHEMA)
     return place.run(parcels, operator, output, arrow(output), waits=limit != Budget())
-
-
-def _budget(budget: int | str | None, apply: Apply | None) -> Budget:
-    if budget is None:
-        return Budget()
-    if isinstance(budget, bool) or not isinstance(budget, int | str):
-        raise InvalidUsageError(
-            "the budget is neither rows nor a duration",
-            budget=repr(budget),
-            hint="pass a number of rows, a text such as '800ms', or None",
-        )
-    if isinstance(budget, int):
-        if budget <= 0:
-            raise InvalidUsageError(
-                "the budget is not positive", budget=budget, hint="None serves all that waits"
-            )
-        return Budget(rows=budget)
-    duration_us = _positive("budget", budget)
-    if apply is None:
-        raise InvalidUsageError(
-            "a budget of time needs apply=, whose time it measures",
-            budget=budget,
-            hint="pass a number of rows instead",
-        )
-    return Budget(duration_us=duration_us)
-
-
-def _positive(option: str, text: str) -> int:
-    duration_us = parse_duration_us(text)
-    if duration_us <= 0:
-        raise InvalidUsageError("a duration is not positive", option=option, got=text)
-    return duration_us
-
-
-def _one_of(option: str, got: str, kind: Callable[[str], Policy]) -> Policy:
-    try:
-        return kind(got)
-    except ValueError:
-        raise InvalidUsageError(
-            "there is no such option", option=option, got=got, known=[str(p) for p in Policy]
-        ) from None
 
 
 def _output_schema(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 
 from pyspark.sql import Column, DataFrame
@@ -18,18 +19,20 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.key_queue import Policy
 from penstock.operators.partials import Decomposition, decompose, pane_ms
 from penstock.operators.scan import Fragments, Partial, TimeUnit
+from penstock.operators.windows.results import WindowMode
+from penstock.spark_ext.arguments import budget_of, one_of, positive
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.stateful import Stateful, arrow_schema, check_streaming, columns_of, key_columns
 from penstock.spark_ext.window_packing import RowPacker, row_fragmenter
-from penstock.spark_ext.window_plan import WINDOW, Windowed, WindowPlan, quoted, value_columns
+from penstock.spark_ext.window_plan import WINDOW, Service, Windowed, WindowPlan, quoted, value_columns
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 from penstock.units import parse_duration_us
 
 __all__ = ["update_window", "windowed"]
 
-_MODES = ("append",)
 _NULLS = ("error", "drop")
 _TIME = "__penstock_time"
 _DELAY_KEY = "spark.watermarkDelayMs"
@@ -42,8 +45,11 @@ def update_window(
     size: str | timedelta,
     slide: str | timedelta | None = None,
     aggs: Mapping[str, str] | None = None,
-    mode: str = "append",
+    mode: str = "lazy",
+    budget: int | None = None,
+    policy: str = "in_place",
     *,
+    cost: str | None = None,
     delay: str | timedelta | None = None,
     unit: TimeUnit | None = None,
     buckets: int | None = None,
@@ -67,8 +73,18 @@ def update_window(
         Spark's ``window()`` aligns them.
     aggs : mapping of str to str
         Spark SQL by the name of its column: ``{"load": "avg(value)"}``.
-    mode : {"append"}
-        Which windows are emitted: all, each once, as the watermark passes its end.
+    mode : {"lazy", "eager", "append"}
+        Which windows are emitted (UpStream §6.2). ``"append"``: all, each once, as the watermark passes its
+        end. ``"lazy"``: of each key the newest that is complete; older ones are disregarded. ``"eager"``: a
+        key is committed to the window that started last, and the others that it has until that is complete
+        are disregarded.
+    budget : int, optional
+        How many windows a trigger may serve, in the order of `policy`, unless the mode is ``"append"``; what
+        still waits is served in later triggers, also without new input, or overwritten by a newer window.
+    policy : {"in_place", "fifo", "linecutting"}
+        Which waiting key is served next.
+    cost : str, optional
+        The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
     delay : str or timedelta, optional
         How long tuples may be behind the newest one. By default that of ``withWatermark`` where `df` has one
         on the column `time`, else none.
@@ -85,6 +101,14 @@ def update_window(
         For ``outputMode("append")``: the key's columns, ``window`` (a struct of ``start`` and ``end``), and
         one column for each of `aggs`.
 
+    Notes
+    -----
+    The watermark is the time of the newest tuple so far, this micro-batch's included, less the delay, in
+    whole panes (the greatest common divisor of size and slide). So a window is emitted with the micro-batch
+    that closes it, where Spark's own comes out with the next one. A tuple that is later than the delay allows
+    may still count for Spark's. Here it is in those of its windows that are open; where none is, or in lazy
+    and eager mode, it is dropped and counted as late.
+
     Raises
     ------
     InvalidUsageError
@@ -94,7 +118,7 @@ def update_window(
     Examples
     --------
     >>> loads = penstock.update_window(
-    ...     readings, key="plug", time="time", size="60 s", slide="1 s",
+    ...     readings, key="plug", time="time", size="60 s", slide="1 s", mode="append",
     ...     aggs={"load": "avg(value)"}, state_location="/var/lib/penstock",
     ... )  # doctest: +SKIP
     """
@@ -106,12 +130,11 @@ def update_window(
         state_location=state_location,
         retain_versions=retain_versions,
     )
-    if mode not in _MODES:
-        raise InvalidUsageError("there is no such option", option="mode", got=mode, known=_MODES)
+    service = _service(mode, budget, policy, cost)
     made = windowed(
         df, key, time, size, slide, aggs, delay=delay, unit=unit, buckets=place.buckets, nulls=nulls
     )
-    return made.results(place)
+    return replace(made, plan=replace(made.plan, service=service)).results(place)
 
 
 def windowed(
@@ -163,6 +186,23 @@ def windowed(
     )
     packer = RowPacker(rows_schema, fragments, plan.packer(buckets), nulls)
     return Windowed(plan, rows.mapInArrow(packer, PARCEL_SCHEMA), columns_of(rows.schema))
+
+
+def _service(mode: str, budget: int | None, policy: str, cost: str | None) -> Service:
+    chosen = one_of("mode", mode, WindowMode)
+    order = one_of("policy", policy, Policy)
+    if chosen is WindowMode.APPEND:
+        for option, given in (("budget", budget), ("cost", cost)):
+            if given is not None:
+                raise InvalidUsageError(
+                    "windows in append mode are all emitted at once",
+                    option=option,
+                    hint="mode='lazy' or mode='eager' serves key by key",
+                )
+        return Service()
+    if isinstance(budget, str):
+        raise InvalidUsageError("the budget of windows is a number of them", budget=budget)
+    return Service(chosen, order, budget_of(budget, None), None if cost is None else positive("cost", cost))
 
 
 def _time(df: DataFrame, time: str, unit: TimeUnit | None) -> tuple[Column, TimeUnit]:

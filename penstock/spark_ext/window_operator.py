@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from penstock._clock import Clock
+from penstock.operators.key_queue import Policy
 from penstock.operators.metrics import BatchMetrics
+from penstock.operators.serve import Budget, Query, serve
 from penstock.operators.windows.panes import Panes, WindowLayout
+from penstock.operators.windows.results import WindowMode
+from penstock.operators.windows.update import Entering, UpdateWindows
 from penstock.spark_ext.bucket_task import Parcel, Turn
+from penstock.spark_ext.queue_operator import share
 from penstock.spark_ext.window_packing import facts_of
 
 __all__ = ["Gathered", "WindowOperator"]
@@ -59,7 +64,7 @@ class Gathered:
 
 @dataclass(frozen=True)
 class WindowOperator:
-    """Windows in append mode as an `Operator`.
+    """Windows as an `Operator`.
 
     Parameters
     ----------
@@ -69,27 +74,45 @@ class WindowOperator:
         How many panes the watermark is behind the newest one.
     settings : dict
         What must not change while a checkpoint lives, as JSON values.
+    mode : WindowMode
+        Which windows are emitted.
+    policy : Policy
+        Of which group the window is emitted next; for update semantics only, as what follows.
+    budget : Budget
+        How many a micro-batch may emit, all buckets together.
+    cost_us : float, optional
+        The time that one window costs, for linecutting; measured unless given.
     """
 
     layout: WindowLayout
     delay: int
     settings: dict[str, Any]
+    mode: WindowMode = WindowMode.APPEND
+    policy: Policy = Policy.IN_PLACE
+    budget: Budget = field(default_factory=Budget)
+    cost_us: float | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return what must not change; see `Operator.specification`."""
-        return self.settings
+        update = {"policy": str(self.policy), "budget": "some" if self.budget != Budget() else "none"}
+        return self.settings | {"mode": str(self.mode)} | ({} if self.mode is WindowMode.APPEND else update)
 
-    def new_state(self) -> Panes:
-        """Return panes without entries."""
-        return Panes(self.layout)
+    def new_state(self) -> Panes | UpdateWindows:
+        """Return the state of a bucket without entries."""
+        if self.mode is WindowMode.APPEND:
+            return Panes(self.layout)
+        return UpdateWindows(self.layout, self.mode, self.policy)
 
     def run(
-        self, state: Panes, parcels: Iterable[Parcel], turn: Turn, clock: Clock
+        self, state: Panes | UpdateWindows, parcels: Iterable[Parcel], turn: Turn, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Let entries in and close windows; see `Operator.run`."""
         started = clock()
         gathered = Gathered(1).add(parcels)
-        done = state.run(gathered.arriving(0), gathered.watermark(0, self.delay))
+        entering = Entering(gathered.arriving(0), gathered.watermark(0, self.delay))
+        if isinstance(state, UpdateWindows):
+            return self._serve(state, entering, gathered.dropped, turn, clock)
+        done = state.run(entering.entries, entering.watermark)
         windows = sum(batch.num_rows for batch in done.windows)
         metrics = BatchMetrics(
             rows_in=done.rows_in + gathered.dropped,
@@ -101,3 +124,15 @@ class WindowOperator:
         )
         metrics.duration_ms = {"assemble": (clock() - started) / 1000}
         return done.windows, metrics
+
+    def _serve(
+        self, state: UpdateWindows, entering: Entering, dropped: int, turn: Turn, clock: Clock
+    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        state.given_cost_us = None if self.cost_us is None else self.cost_us * turn.turns
+        query = Query(None, self.layout.window, ())
+        batches, metrics = serve(
+            state, entering, query=query, budget=share(self.budget, turn), clock=clock, turns=turn.turns
+        )
+        metrics.dropped = dropped
+        metrics.rows_in += dropped
+        return batches, metrics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -11,20 +11,42 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import LongType, NullType, StructField, StructType
 
+from penstock.operators.key_queue import Policy
 from penstock.operators.partials import Decomposition
 from penstock.operators.scan import Fragments, Partial
+from penstock.operators.serve import Budget
 from penstock.operators.stream import RESERVED_PREFIX
 from penstock.operators.windows.panes import START, WindowLayout
+from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.spec import WindowSpec
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.stateful import Stateful
 from penstock.spark_ext.window_operator import WindowOperator
 from penstock.spark_ext.window_packing import EntryPacker
 
-__all__ = ["WINDOW", "WindowPlan", "Windowed", "quoted", "spark_windows", "typed", "value_columns"]
+__all__ = [
+    "WINDOW",
+    "Service",
+    "WindowPlan",
+    "Windowed",
+    "quoted",
+    "spark_windows",
+    "typed",
+    "value_columns",
+]
 
 WINDOW = "window"
 """The column that says of which window a result is: a struct of ``start`` and ``end``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Which windows are emitted, and when; see `WindowOperator`."""
+
+    mode: WindowMode = WindowMode.APPEND
+    policy: Policy = Policy.IN_PLACE
+    budget: Budget = field(default_factory=Budget)
+    cost_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +67,8 @@ class WindowPlan:
         Of the windows, and how far the watermark is behind the newest tuple.
     local : bool
         Whether times have no zone.
+    service : Service
+        Which windows are emitted.
     """
 
     fragments: Fragments
@@ -55,6 +79,7 @@ class WindowPlan:
     slide_ms: int
     delay_ms: int
     local: bool
+    service: Service = field(default_factory=Service)
 
     @property
     def layout(self) -> WindowLayout:
@@ -88,10 +113,20 @@ class WindowPlan:
         columns : iterable of str
             Names and types of what the fragments are made of, which may not change while a checkpoint lives.
         """
-        layout = self.layout
-        operator = WindowOperator(layout, self.delay_panes, self.settings(columns))
+        layout, service = self.layout, self.service
+        operator = WindowOperator(
+            layout,
+            self.delay_panes,
+            self.settings(columns),
+            service.mode,
+            service.policy,
+            service.budget,
+            service.cost_us,
+        )
         made = spark_windows(layout)
-        windows = place.run(parcels, operator, made, as_arrow_of_spark(made), waits=False)
+        windows = place.run(
+            parcels, operator, made, as_arrow_of_spark(made), waits=service.budget != Budget()
+        )
         return windows.select(*self.computed())
 
     @property

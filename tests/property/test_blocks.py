@@ -30,7 +30,8 @@ from penstock.compression.codecs import CODECS, decode_stream
 from penstock.errors import CorruptDataError, InvalidUsageError
 from tests.columns import KINDS, arrays
 
-MUTATIONS = int(os.environ.get("PENSTOCK_FUZZ_MUTATIONS") or 100_000)
+MUTATIONS = int(os.environ.get("PENSTOCK_FUZZ_MUTATIONS") or 20_000)
+"""`script/fuzz` has more."""
 
 
 @settings(max_examples=200)

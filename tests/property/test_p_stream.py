@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from penstock.checkpointing.p_stream.segments import writer_of
 from penstock.errors import FencedError, InvalidUsageError
 
 SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string()})
+EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 40)
+"""`script/fuzz` has more."""
 
 WRITERS = st.sampled_from(["a", "b"])
 READERS = st.sampled_from(["x", "y"])
@@ -54,6 +57,7 @@ class PStreamMachine(RuleBasedStateMachine):
         self._patch = pytest.MonkeyPatch()
         self._patch.setattr(log, "_SPARE_ENTRIES", 4)
         self._patch.setattr(stream, "_SPARE_COMMITS", 2)
+        self._patch.setattr(os, "fsync", lambda descriptor: None)
         self.directory = Path(tempfile.mkdtemp(prefix="p-stream-"))
         self.place = self.directory / "stream"
         self.coder = Coder("fast", threads=1, codecs=dict.fromkeys(SCHEMA.names, "plain"))
@@ -268,7 +272,7 @@ class PStreamMachine(RuleBasedStateMachine):
 
 
 PStreamMachine.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=EXAMPLES,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

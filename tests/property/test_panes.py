@@ -15,10 +15,11 @@ from penstock.checkpointing.p_unit import decode, encode
 from penstock.operators.fragments import Fragmenter
 from penstock.operators.scan import PANE, Fragments, Partial
 from penstock.operators.windows import panes as panes_module
+from penstock.operators.windows import sliding_kernels
 from penstock.operators.windows.panes import ENTRY_PANE, START, Panes, WindowLayout
 from penstock.operators.windows.several import SeveralPanes
 from penstock.operators.windows.spec import WindowSpec
-from tests.naive_windows import Row, Windows, aggregated, batches_of
+from tests.naive_panes import Row, Windows, aggregated, batches_of
 
 PARTIALS = (
     Partial("count", "*", "rows"),
@@ -179,6 +180,24 @@ def test_entries_of_a_pane_that_comes_again_and_again_are_combined() -> None:
     assert len(state) < 2000
     (windows,) = state.run([], 1000).windows
     assert np.array_equal(windows.column("rows").to_numpy()[-1:], [5000])
+
+
+@given(
+    values=st.lists(st.integers(-1, 5), min_size=1, max_size=30),
+    steps=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=20),
+)
+def test_distinct_values_of_ranges_are_counted(values: list[int], steps: list[tuple[int, int]]) -> None:
+    ranges: list[tuple[int, int]] = []
+    low = high = 0
+    for step, more in steps:
+        low, high = low + step, max(high, low + step) + more
+        if high <= len(values):
+            ranges.append((low, high))
+    lows, highs = (np.array([one[end] for one in ranges], np.int64) for end in (0, 1))
+    out, counts = np.empty(len(ranges), np.int64), np.zeros(6, np.int64)
+    sliding_kernels.slide_distinct(np.array(values), lows, highs, counts, out)
+    assert out.tolist() == [len(set(values[a:b]) - {-1}) for a, b in ranges]
+    assert not counts.any()
 
 
 @settings(max_examples=100, deadline=None)

@@ -35,6 +35,9 @@ from tests.states import Later
 SCHEMA = pa.schema([("k", pa.int64()), ("text", pa.string()), ("n", pa.int32())])
 RETAIN = 2
 COMMITS = 3
+EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 12)
+"""`script/fuzz` has more."""
+
 KINDS = ("memory", "rocksdb", "memory")
 
 Content = dict[int, tuple[str | None, int]]
@@ -304,4 +307,4 @@ class TestWorkers(Workers.TestCase):  # type: ignore[misc,valid-type]  # made by
     """Runs the machine. Tables of attempts that died are cleaned up with their objects."""
 
 
-TestWorkers.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestWorkers.settings = settings(max_examples=EXAMPLES, stateful_step_count=20, deadline=None)

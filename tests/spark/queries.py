@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -69,6 +70,15 @@ class Place:
         self.state = directory / "state"
         self.checkpoint = directory / "checkpoint"
         self.sink = directory / "sink"
+
+    def copy_to(self, directory: Path) -> Place:
+        """Return a copy of this place, as if its query, which has stopped, had run there."""
+        shutil.copytree(self.directory, directory, dirs_exist_ok=True)  # with the times of the input
+        for log in [*(directory / "checkpoint").rglob("*"), *(directory / "sink").rglob("*")]:
+            if log.is_file() and bytes(self.directory) in log.read_bytes():
+                log.write_bytes(log.read_bytes().replace(bytes(self.directory), bytes(directory)))
+                log.with_name(f".{log.name}.crc").unlink(missing_ok=True)
+        return Place(directory)
 
     def queue(self, spark: SparkSession, **options: Any) -> DataFrame:
         """Return an update queue over the input of quotes; `options` are those of `update_queue`."""
@@ -165,10 +175,11 @@ def wait(query: StreamingQuery, condition: Callable[[], bool], patience_s: float
     """Wait until `condition` holds; a query that fails meanwhile raises its error."""
     end = time.monotonic() + patience_s
     while not condition():
+        active = query.isActive  # before the error, which is there once the query is not active
         error = query.exception()
         if error is not None:
             raise error
-        assert query.isActive, "the query ended early"
+        assert active, "the query ended early"
         assert time.monotonic() < end, f"still not so after {patience_s} s: {query.lastProgress}"
         time.sleep(0.05)  # polls: PySpark has no event for it
 

@@ -18,7 +18,7 @@ from tests.spark.queries import Place, fresh_workers
 pytestmark = pytest.mark.spark
 
 _SEED = int(os.environ.get("PENSTOCK_STREAM_SEED") or time.time_ns() % 10**6)
-_EXAMPLES = int(os.environ.get("PENSTOCK_STREAM_EXAMPLES") or 3)
+_EXAMPLES = int(os.environ.get("PENSTOCK_STREAM_EXAMPLES") or 2)
 
 
 # The seed is no part of the name: processes that share the tests out must agree on the names.

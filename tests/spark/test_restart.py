@@ -96,19 +96,7 @@ def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Callab
     original.input.add(quotes([("a", 1, 1.0)]))
     original.run(queue(spark, original))
 
-    def copy(directory: Path) -> Place:
-        shutil.copytree(original.directory, directory, dirs_exist_ok=True)
-        for log in [*(directory / "checkpoint").rglob("*"), *(directory / "sink").rglob("*")]:
-            if log.is_file() and str(original.directory).encode() in log.read_bytes():
-                log.write_bytes(log.read_bytes().replace(bytes(original.directory), bytes(directory)))
-                log.with_name(f".{log.name}.crc").unlink(missing_ok=True)
-        place = Place(directory)
-        for i, path in enumerate(sorted(place.input.directory.iterdir())):
-            shutil.copystat(original.input.directory / path.name, path)
-            assert i == 0
-        return place
-
-    return copy
+    return original.copy_to
 
 
 def _flip(path: Path, at: float) -> None:

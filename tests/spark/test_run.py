@@ -271,6 +271,8 @@ def test_a_signal_stops_the_command_cleanly_and_the_next_one_goes_on(tmp_path: P
         "--set=query.trigger=null",
         "--set=query.spark.spark.driver.memory=1g",
         "--set=queue.policy=in_place",
+        # Rows come while a command starts, too.
+        "--set=source.rows_per_second=1000",
     ]
     lasts = []
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -98,6 +98,10 @@ def test_a_union_is_an_update_queue_too(spark: SparkSession, tmp_path: Path) -> 
     )  # fmt: skip
     query = place.run_until_drained(df)
     assert sorted(place.sequence("k", "v")) == [(f"k{n}", 2.0) for n in range(6)]
+    state = penstock.read_state(spark, place.state, checkpoint=place.checkpoint)
+    assert sorted(state.select("k", "emitted", "waiting").collect()) == [
+        (f"k{n}", 2, False) for n in range(6)
+    ]
     metrics = penstock.metrics(query)
     assert {one["operator"] for one in metrics} == {"both"}
     assert sum(one["dropped"] for one in metrics) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock import __version__
+from penstock import __version__, cli
 from penstock.cli import app
 from penstock.conf.pipeline import Pipeline, example_names, load_pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError
@@ -151,6 +152,20 @@ def test_run_shows_batches_and_totals(monkeypatch: pytest.MonkeyPatch) -> None:
         "and the next run with this checkpoint serves it."
     )
     assert len(quiet.stderr.splitlines()) == 2
+
+
+def test_a_run_that_shows_nothing_for_long_says_that_it_is_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_SILENCE_S", 0.0)
+
+    def body(on_batch: Callable[[Batch], None]) -> Totals:
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer):
+                thread.join()
+        return Totals()
+
+    fake_run(monkeypatch, body)
+    assert penstock("run", "market").stderr.startswith("still starting: ")
+    assert "still starting" not in penstock("run", "market", "--no-progress").stderr
 
 
 @pytest.mark.parametrize(("number", "name", "code"), [(2, "SIGINT", 130), (15, "SIGTERM", 143)])

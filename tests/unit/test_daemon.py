@@ -113,12 +113,12 @@ class _Builder:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | None]:
-    """Give a function that opens a session with some settings and returns its daemon."""
+    """Give a function that opens a session with some settings and returns one that it got: its daemon."""
     for name in ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYSPARK_PYTHON", os.environ.get("PYSPARK_PYTHON", sys.executable))
 
-    def daemon_of(**settings: str) -> str | None:
+    def daemon_of(got: str = daemon.DAEMON_SETTING, **settings: str) -> str | None:
         class Session:
             builder = _Builder()
 
@@ -129,7 +129,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | None]:
         monkeypatch.setattr(session, "SparkSession", Session)
         with pytest.raises(NotImplementedError):
             session.open_session("test", {name.replace("__", "."): value for name, value in settings.items()})
-        return Session.builder.settings.get(daemon.DAEMON_SETTING)
+        return Session.builder.settings.get(got)
 
     return daemon_of
 
@@ -143,3 +143,10 @@ def test_a_session_on_this_machine_has_warm_workers(
     assert opened(spark__pyspark__python="/another/python") is None
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
     assert opened() is None
+
+
+def test_a_session_on_this_machine_has_few_shuffle_partitions(opened: Callable[..., str | None]) -> None:
+    partitions = "spark.sql.shuffle.partitions"
+    assert opened(partitions) == opened(partitions, spark__pyspark__python="/another/python") == "8"
+    assert opened(partitions, spark__sql__shuffle__partitions="3") == "3"
+    assert opened(partitions, spark__master="spark://elsewhere:7077") is None

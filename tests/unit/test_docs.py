@@ -10,7 +10,7 @@ import pytest
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
-@pytest.mark.parametrize("name", ["compression.md", "graph.md", "p-streams.md"])
+@pytest.mark.parametrize("name", ["compression.md", "graph.md", "joins-and-unions.md", "p-streams.md"])
 def test_the_python_in_a_document_runs(name: str) -> None:
     programs = re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.DOTALL)
     assert programs

@@ -22,6 +22,7 @@ from penstock.compression import bits, fused, statistics, text
 from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
 from penstock.operators import arrivals, join_kernels, key_queue, pages, staleness
 from penstock.operators.fragments import kernels
+from penstock.operators.windows import sliding_kernels, transitions, zones
 from penstock.state_store import key_index, key_set, keys, memory_table, row_codec, row_store
 from tests.naive import Update, conflated, hash_of, staleness_bin
 from tests.streams import STREAM, arrivals_of
@@ -40,10 +41,48 @@ KERNELS = {
     "pages": {"_elp_remove", "_elp_add", "_allocate", "_free"},
     "arrivals": {"_conflate"},
     "key_queue": {
-        *("_unlink", "_link_tail", "_link_cut", "_pop"),
+        *("_unlink", "_link_tail", "_link_cut", "_pop", "_pop_except"),
         *("_arrive_fifo", "_arrive_in_place", "_arrive_linecutting"),
     },
     "staleness": {"_bin", "_add"},
+    "zones": {
+        "blocks_needed",
+        "append",
+        "_forget",
+        "_release",
+        "free_head",
+        "free_tail",
+        "free_middle",
+        "successor",
+        "count_slots",
+        "list_slots",
+    },
+    "transitions": {
+        "_mru_l",
+        "_mru_e",
+        "_is_update",
+        "_do_promote",
+        "_is_avail",
+        "_end",
+        "_push_ready",
+        "_pop_ready",
+        "_wait",
+        "_needed_from",
+        "_trim",
+        "_set_due",
+        "_close",
+        "_start",
+        "enter",
+        "sweep",
+        "_commit",
+        "commit",
+        "serve_ready",
+        "put_back",
+        "append_stored",
+        "line_up",
+        "hand_over",
+        "finish",
+    },
     "bits": {
         *("_cheapest_width", "_cut_zeros", "_steps", "_pack_run", "_unpack_run"),
         *("_pack_offsets", "unpack_offsets", "finish", "_pack", "_unpack", "_add_up"),
@@ -57,6 +96,10 @@ KERNELS = {
     "run_length": {"_find_runs", "_expand"},
     "simple8b": {"_write", "_read"},
     "variable_byte": {"_write", "_read"},
+    "sliding_kernels": {
+        *("order_by", "find_runs", "count_windows", "find_windows"),
+        *("slide_sum", "slide_least", "slide_greatest", "slide_first", "slide_last", "slide_distinct"),
+    },
     "join_kernels": {"too_old", "link", "next_pairs", "unlink_useless"},
     "kernels": {
         *("_bits", "_position", "enter", "find_slots", "find_slots_of_one", "add_count", "add_sum"),
@@ -75,6 +118,8 @@ REFERENCES = {
     "arrivals": "test_conflate",
     "key_queue": "test_update_queue",
     "staleness": "test_staleness",
+    "zones": "test_window_queue",
+    "transitions": "test_window_queue",
     "bits": "test_kernels_of_codecs",
     "decimals": "test_kernels_of_codecs",
     "differences": "test_kernels_of_codecs",
@@ -85,12 +130,13 @@ REFERENCES = {
     "text": "test_kernels_of_codecs",
     "statistics": "test_kernels_of_codecs",
     "fused": "test_kernels_of_codecs",
+    "sliding_kernels": "test_panes",
     "join_kernels": "test_update_join",
     "kernels": "test_fragments",
 }
 MODULES = [
     *(keys, key_index, key_set, row_codec, row_store, memory_table),
-    *(pages, arrivals, key_queue, staleness, join_kernels),
+    *(pages, arrivals, key_queue, staleness, zones, transitions, sliding_kernels, join_kernels),
     *(bits, text, statistics, fused, decimals, differences, dictionary, run_length, simple8b, variable_byte),
     kernels,
 ]
@@ -170,6 +216,29 @@ for known in (KeySet(one_word=True), KeySet(one_word=False)):
     known.add(some)
     known.contains(some)
     known.remove(some)
+from penstock.operators.windows.queue import WindowQueue
+from penstock.operators.windows.results import WindowMode
+import numpy as np
+ids, panes, none = np.array([0, 0, 0, 1, 1]), np.array([0, 3, 6, 0, 1]), np.zeros(0, np.int64)
+for mode in (WindowMode.LAZY, WindowMode.EAGER):
+    for by_tuple in (False, True):
+        queue = WindowQueue(mode, 2, 2, pa.schema([("v", pa.int64())]), Policy.IN_PLACE, by_tuple=by_tuple)
+        for i in range(3):
+            rows = pa.RecordBatch.from_arrays([pa.array(panes)], ["v"])
+            queue.enqueue(ids, panes + 10 * i, rows, i)
+            taken = [queue.take(i) for _ in range(2)] if by_tuple else queue.dequeue(2, i)
+        queue.enqueue(none, none, rows.slice(0, 0), 4, watermark=100)
+        if not by_tuple:
+            queue.dequeue(9, 5)
+            WindowQueue(mode, 2, 2, rows.schema, Policy.IN_PLACE).restore(queue.snapshot())
+            queue.enqueue(ids, panes + 200, rows, 6)
+            WindowQueue(mode, 2, 2, rows.schema, Policy.IN_PLACE).restore(queue.snapshot())
+from tests.property.test_panes import *
+state = Panes(layout_of(4, 2))
+state.run([entries_of([Row("a", pane, 1.0) for pane in range(2000)] * 2, layout_of(4, 2))], 30)
+state.delta()
+from penstock.operators.windows import sliding_kernels
+sliding_kernels.slide_distinct(ids, ids[:1], ids[-1:], ids.copy(), ids.copy())
 from penstock.compression import Block, decode, encode, sum_where
 numbers = pa.array(range(3000))
 for kind in ("i1", "i2", "i4", "i8"):
@@ -248,6 +317,10 @@ def test_a_second_process_compiles_nothing() -> None:
         "_divide",
         "_bits",
         "_position",
+        # What the transitions of window queues consist of.
+        *("append", "_forget", "_release", "free_head", "free_tail", "free_middle", "successor"),
+        *("_mru_l", "_mru_e", "_is_update", "_do_promote", "_is_avail", "_end", "_push_ready", "_pop_ready"),
+        *("_wait", "_needed_from", "_trim", "_set_due", "_close", "_start", "_commit"),
     }
     unused = {name for name, (hits, _, _) in stats.items() if not hits}
     assert {name.rpartition(".")[2] for name in unused} <= inner

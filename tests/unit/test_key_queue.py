@@ -165,6 +165,17 @@ def test_popping_takes_what_there_is() -> None:
     assert len(queue) == 0
 
 
+def test_popping_passes_by_held_keys_which_keep_their_places() -> None:
+    queue = KeyQueue(Policy.IN_PLACE)
+    queue.reserve(4)
+    queue.arrive(np.arange(4), np.zeros(4, np.bool_), np.zeros(4), 1.0)
+    held = np.array([1, 0, 1, 0])
+    assert queue.pop(1, held).tolist() == [1]
+    assert queue.pop(5, held).tolist() == [3]
+    assert queue.pop(5, held).tolist() == []
+    assert queue.pop(5).tolist() == [0, 2]
+
+
 def test_a_rebuilt_queue_goes_on_at_both_ends() -> None:
     queue = KeyQueue(Policy.LINECUTTING)
     queue.reserve(6)

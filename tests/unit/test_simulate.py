@@ -28,7 +28,7 @@ from penstock.operators.simulation import (
     update_stream,
     zipf,
 )
-from penstock.operators.simulation.experiments import in_turn
+from penstock.operators.simulation.scale import in_turn
 from penstock.operators.update_queue import UpdateQueue
 
 SMALL = Scale(
@@ -206,7 +206,18 @@ def test_numbers_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> Non
 @pytest.mark.parametrize("number", EXPERIMENTS)
 def test_every_figure_can_be_drawn_and_shown(number: str, tmp_path: Path) -> None:
     tiny = Scale(
-        loads=(2.0,), updates=20, units_9=40, thetas=(0.0,), rates=(20, 50), deliveries=5, variants_9=3
+        loads=(2.0,),
+        updates=20,
+        units_9=40,
+        thetas=(0.0,),
+        rates=(20, 50),
+        deliveries=5,
+        variants_9=3,
+        sizes_13=(1, 3),
+        units_13=40,
+        seeds_13=1,
+        sizes_14=(2, 3),
+        units_14=100,
     )
     table = EXPERIMENTS[number](tiny, in_turn)
     heads, lines = job.summary(number, table)

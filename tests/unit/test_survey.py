@@ -29,6 +29,8 @@ from tests.s3 import SECRET, S3Server
 from tests.states import DictState, Later, content_of, links_of, names_of
 from tests.streams import STREAM, enqueue
 
+pytestmark = pytest.mark.usefixtures("unsynced")
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> BucketStore:

@@ -1,4 +1,4 @@
-"""The experiments of UpStream §5 and §7.3: each returns one table, a row for each point of the figure.
+"""The experiments of UpStream §5, §6.3 and §7.3: each returns one table, a row for each point of the figure.
 
 Staleness is in numbers of updates: a stream of load experiments has one arrival in a unit of time, and a
 load factor L means that serving one tuple takes L units. A run is cut off at a fixed time, so what grows
@@ -7,8 +7,7 @@ without bound, as an append queue's staleness above load factor 1 does, is an av
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,8 +16,10 @@ import pyarrow as pa
 
 from penstock.operators.append_queue import AppendQueue
 from penstock.operators.key_queue import Policy
+from penstock.operators.simulation.scale import Runner, Scale, in_turn
 from penstock.operators.simulation.server import append_stream, simulate, update_stream
 from penstock.operators.simulation.traces import UNIT_US, Floats, Trace, drawn_keys, steady_keys, zipf
+from penstock.operators.simulation.window_experiments import figure_12, figure_13, figure_14
 from penstock.operators.update_queue import UpdateQueue
 
 __all__ = [
@@ -34,9 +35,6 @@ __all__ = [
     "in_turn",
 ]
 
-Runner = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
-"""Applies a function to each case and returns the results in order; may do so in other processes."""
-
 APPEND, SHEDDING, FIFO, IN_PLACE = "AQ", "AQ-RLS", "UQ-FIFO", "UQ-INPLACE"
 
 _LOAD_9 = 5.0
@@ -46,50 +44,6 @@ _KEYS_16 = 100
 _SERVED_PER_S_16 = 10
 _PAGE_ROWS_16 = 4
 """Locations in a page. 100 keys are few, so pages must be small for any of them ever to be empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How much is simulated.
-
-    Attributes
-    ----------
-    loads : tuple of float
-        Load factors of figures 5 and 7.
-    updates : int
-        Updates in a run of figures 5 and 7.
-    units_9, variants_9 : int
-        Length of a run of figure 9, in units of time, and how many of its variants are run.
-    thetas, rates : tuples
-        Skews and arrival rates (tuples a second) of figures 16 and 17.
-    deliveries : int
-        Results after which a run of figures 16 and 17 ends.
-    """
-
-    loads: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0)
-    updates: int = 3_000
-    units_9: int = 6_000
-    variants_9: int = 3
-    thetas: tuple[float, ...] = (0.0, 0.3, 0.6, 0.9)
-    rates: tuple[int, ...] = (20, 50, 100, 200, 400, 600, 800, 1000)
-    deliveries: int = 1_000
-
-    @staticmethod
-    def fast() -> Scale:
-        """Return a scale at which all figures take seconds."""
-        return Scale(
-            loads=(1.0, 2.0, 5.0, 10.0),
-            updates=1_000,
-            units_9=1_500,
-            variants_9=1,
-            rates=(20, 100, 1000),
-            deliveries=200,
-        )
-
-
-def in_turn(function: Callable[[Any], Any], cases: Sequence[Any]) -> list[Any]:
-    """Run all cases in this process, one after the other."""
-    return [function(case) for case in cases]
 
 
 class _LoadCase(NamedTuple):
@@ -283,6 +237,15 @@ def figure_17(scale: Scale, run: Runner = in_turn) -> pa.Table:
 Experiment = Callable[[Scale, Runner], pa.Table]
 
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
-    {"5": figure_5, "7": figure_7, "9": figure_9, "16": figure_16, "17": figure_17}
+    {
+        "5": figure_5,
+        "7": figure_7,
+        "9": figure_9,
+        "12": figure_12,
+        "13": figure_13,
+        "14": figure_14,
+        "16": figure_16,
+        "17": figure_17,
+    }
 )
 """The experiments by the number of the paper's figure."""

@@ -1,1 +1,1 @@
-"""Windows over streams: panes as state, the assembly function, window queues."""
+"""Windows over streams: panes as state, the assembly function, window queues (UpStream §6)."""

@@ -14,13 +14,14 @@ import pyarrow as pa
 from penstock.checkpointing import PUnit
 from penstock.operators.scan import Partial
 from penstock.operators.stream import Integers
-from penstock.operators.windows import kernels
+from penstock.operators.windows import sliding_kernels as kernels
 from penstock.operators.windows.groups import GroupCodec
 from penstock.operators.windows.sliding import slide
 from penstock.operators.windows.spec import WindowSpec
 from penstock.state_store.key_index import KeyIndex
+from penstock.state_store.keys import Keys
 
-__all__ = ["ENTRY_PANE", "START", "Assembled", "Panes", "WindowLayout"]
+__all__ = ["ENTRY_PANE", "START", "Assembled", "Panes", "Settled", "WindowLayout"]
 
 ENTRY_PANE = "__penstock_pane"
 """The column of an entry that has its pane's number."""
@@ -33,6 +34,7 @@ _CHUNK_WINDOWS = 1 << 20
 _CROWDED = 1.5
 """Entries of equal pane and group are combined once there are so many for each pane and group."""
 _FEW = 1024
+_LEAST = np.iinfo(np.int64).min
 _SILENT = 2
 """Groups are numbered anew once there were so many for each that has entries."""
 _WIDE = 4
@@ -104,6 +106,23 @@ class Assembled:
     groups: int
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Panes of which nothing more comes.
+
+    Attributes
+    ----------
+    ids, panes : int64 arrays
+        The numbers of groups, and of panes.
+    rows : pyarrow.RecordBatch
+        Their partials.
+    """
+
+    ids: Integers
+    panes: Integers
+    rows: pa.RecordBatch
+
+
 class Panes:
     """The entries that an open window needs. Used by one task at a time; not thread-safe.
 
@@ -116,10 +135,14 @@ class Panes:
     ----------
     layout : WindowLayout
         What windows are made of.
+    settles : bool
+        Whether panes are handed over as they settle (`settle`), rather than windows as they close (`run`).
+        Then groups keep their numbers.
     """
 
-    def __init__(self, layout: WindowLayout) -> None:
+    def __init__(self, layout: WindowLayout, *, settles: bool = False) -> None:
         self._layout = layout
+        self._settles = settles
         self._codec = GroupCodec(list(layout.groups))
         self._index = KeyIndex()
         self._ids = np.zeros(0, np.int64)
@@ -162,7 +185,7 @@ class Panes:
     def _enter(self, arriving: list[pa.RecordBatch]) -> tuple[int, int]:
         """Add entries; return how many rows they stand for, and how many of these are late."""
         layout, rows, late = self._layout, 0, 0
-        oldest = None if self._next is None else layout.spec.start(self._next)
+        oldest = self._oldest
         for batch in arriving:
             counts = batch.column(layout.rows).to_numpy()
             rows += int(counts.sum())
@@ -173,6 +196,60 @@ class Panes:
                 late += int(counts[behind].sum())
                 self._append(batch.filter(pa.array(~behind)), fresh=True)
         return rows, late
+
+    @property
+    def _oldest(self) -> int | None:
+        """The first pane that is not late; None while none is."""
+        if self._settles:
+            return self.watermark
+        return None if self._next is None else self._layout.spec.start(self._next)
+
+    def settle(self, arriving: Iterable[pa.RecordBatch], watermark: int | None) -> tuple[Settled, int, int]:
+        """Let entries in, then hand over the panes before a watermark, each pane of a group once.
+
+        Returns
+        -------
+        settled : Settled
+            In the order of panes, and of groups by their numbers.
+        rows_in, late : int
+            Rows that came, and those of panes that were handed over before.
+        """
+        rows_in, late = self._enter(list(arriving))
+        if watermark is not None:
+            self.watermark = watermark if self.watermark is None else max(self.watermark, watermark)
+        border = _LEAST if self.watermark is None else self.watermark
+        if not (self._panes < border).any():
+            none = np.zeros(0, np.int64)
+            return Settled(none, none, _empty(self._layout.values)), rows_in, late
+        self._sort()
+        chosen = np.flatnonzero(self._panes < border)
+        ids, panes, entries = self._ids[chosen], self._panes[chosen], self._whole().take(pa.array(chosen))
+        starts = np.empty(len(ids), np.int64)
+        low = starts[: kernels.find_runs(ids, panes, starts)]
+        if len(low) < len(ids):
+            high = np.append(low[1:], len(ids))
+            entries = slide(self._layout.partials, self._layout.times, panes, entries, low, high)
+            ids, panes = ids[low], panes[low]
+        order = _sorted(panes, np.arange(len(panes)))
+        self._keep(self._panes >= border)
+        return Settled(ids[order], panes[order], entries.take(pa.array(order))), rows_in, late
+
+    @property
+    def groups(self) -> int:
+        """How many groups have a number."""
+        return len(self._index)
+
+    def numbers_of(self, keys: Keys) -> Integers:
+        """Return the numbers of groups, -1 for one that was never seen."""
+        return self._index.find(keys)
+
+    def groups_of(self, ids: Integers) -> list[pa.Array[Any]]:
+        """Return the columns of groups by their numbers."""
+        return self._codec.decode(self._index.words, self._index.starts(ids))
+
+    def number(self, columns: list[pa.Array[Any]], rows: int) -> None:
+        """Give groups their numbers, in this order."""
+        self._index.find_or_add(self._codec.encode(columns, rows))
 
     def _append(self, batch: pa.RecordBatch, *, fresh: bool) -> None:
         layout, rows = self._layout, batch.num_rows
@@ -215,8 +292,8 @@ class Panes:
         if kept.all():
             return
         self._take(np.flatnonzero(kept))
-        live = len(np.unique(self._ids))
-        if len(self._index) > _SILENT * live + _FEW:
+        live = 0 if self._settles else len(np.unique(self._ids))
+        if not self._settles and len(self._index) > _SILENT * live + _FEW:
             self._forget()
 
     def _whole(self) -> pa.RecordBatch:
@@ -287,8 +364,9 @@ class Panes:
                 self._take(np.zeros(0, np.int64))
             self._append(unit.blocks["entries"], fresh=False)
             self.watermark, self._next = unit.meta["watermark"], unit.meta["next"]
-        if self._next is not None and len(self):
-            self._keep(self._panes >= self._layout.spec.start(self._next))
+        oldest = self._oldest
+        if oldest is not None and len(self):
+            self._keep(self._panes >= oldest)
 
     def _unit(self, kind: str, rows: Integers) -> PUnit:
         ids = self._ids[rows]

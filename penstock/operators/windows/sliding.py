@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.operators.fragments.keys import as_integers, integers_of
 from penstock.operators.scan import Partial
 from penstock.operators.stream import Integers
-from penstock.operators.windows import kernels
+from penstock.operators.windows import sliding_kernels as kernels
 
 __all__ = ["slide"]
 

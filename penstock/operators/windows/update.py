@@ -1,0 +1,186 @@
+"""Windows with update semantics, as state of one bucket: of each group only the most recent one waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.operators.key_queue import Policy
+from penstock.operators.staleness import Staleness
+from penstock.operators.stream import Integers
+from penstock.operators.update_queue import Enqueued, Served
+from penstock.operators.windows.panes import Panes, WindowLayout
+from penstock.operators.windows.queue import WindowQueue
+from penstock.operators.windows.results import WindowMode
+from penstock.operators.windows.sliding import slide
+from penstock.state_store.keys import Keys
+
+__all__ = ["Entering", "UpdateWindows"]
+
+_UNIT_KEYS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Entering:
+    """What arrives at windows in one micro-batch.
+
+    Attributes
+    ----------
+    entries : list of pyarrow.RecordBatch
+        Of `WindowLayout.entry`, in order of arrival.
+    watermark : int or None
+        All panes before it have arrived.
+    """
+
+    entries: list[pa.RecordBatch]
+    watermark: int | None
+
+
+class UpdateWindows:
+    """Windows of which each group's most recent one is served (UpStream §6).
+
+    Entries wait in `Panes` until the watermark settles their pane; then they go, in the order of panes, into
+    a `WindowQueue`. Used by one task at a time, by `serve`; not thread-safe.
+
+    Parameters
+    ----------
+    layout : WindowLayout
+        What windows are made of.
+    mode : WindowMode
+        LAZY or EAGER.
+    policy : Policy
+        Which waiting group is served next.
+    """
+
+    def __init__(self, layout: WindowLayout, mode: WindowMode, policy: Policy) -> None:
+        self._layout = layout
+        self._panes = Panes(layout, settles=True)
+        self._queue = WindowQueue(mode, layout.spec.size, layout.spec.slide, layout.values, policy)
+        self._stored = 0
+
+    def __len__(self) -> int:
+        """Return how many groups wait."""
+        return len(self._queue)
+
+    @property
+    def servable(self) -> int:
+        """How many groups a `dequeue` without a limit would serve."""
+        return self._queue.servable
+
+    @property
+    def keys(self) -> int:
+        """How many groups were ever seen."""
+        return self._panes.groups
+
+    @property
+    def given_cost_us(self) -> float | None:
+        """The cost of a window that was given, for linecutting."""
+        return self._queue.given_cost_us
+
+    @given_cost_us.setter
+    def given_cost_us(self, cost_us: float | None) -> None:
+        self._queue.given_cost_us = cost_us
+
+    @property
+    def measured_cost_us(self) -> float | None:
+        """The cost of a window as it was measured."""
+        return self._queue.measured_cost_us
+
+    @measured_cost_us.setter
+    def measured_cost_us(self, cost_us: float | None) -> None:
+        self._queue.measured_cost_us = cost_us
+
+    @property
+    def cost_us(self) -> float | None:
+        """The cost of a window, given or measured; None while unknown."""
+        return self._queue.cost_us
+
+    @property
+    def served_at_us(self) -> int | None:
+        """When a window was dequeued last, or the first one came to an empty queue, if that was later."""
+        return self._queue.served_at_us
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the state holds, roughly."""
+        return self._panes.size_bytes + self._queue.size_bytes
+
+    def numbers_of(self, keys: Keys) -> Integers:
+        """Return the number of each group, -1 for one that was never seen."""
+        return self._panes.numbers_of(keys)
+
+    def enqueue(self, arrivals: Entering, now_us: int) -> Enqueued:
+        """Let entries in; `Enqueued.conflated` counts windows that a newer one made obsolete."""
+        settled, rows_in, late = self._panes.settle(arrivals.entries, arrivals.watermark)
+        entered = self._queue.enqueue(
+            settled.ids, settled.panes, settled.rows, now_us, watermark=self._panes.watermark
+        )
+        return Enqueued(rows_in, conflated=entered.disregarded, late=late)
+
+    def dequeue(self, limit: int, now_us: int) -> Served:
+        """Serve up to `limit` groups; the rows are of `WindowLayout.window`."""
+        served = self._queue.dequeue(limit, now_us)
+        layout = self._layout
+        values = slide(
+            layout.partials, layout.times, served.panes, served.rows, served.bounds[:-1], served.bounds[1:]
+        )
+        columns = [*self._panes.groups_of(served.ids), pa.array(served.start_pane), *values.columns]
+        rows = pa.RecordBatch.from_arrays(columns, schema=layout.window)
+        return Served(rows, served.ids, served.arrived_us, served.staleness_us, served.booked_us)
+
+    def deliver(self, served: Served, now_us: int) -> None:
+        """Note that results have reached the application."""
+        self._queue.deliver(served, now_us)
+
+    def observe_cost(self, elapsed_us: float, tuples: int) -> None:
+        """Note what serving windows took."""
+        self._queue.observe_cost(elapsed_us, tuples)
+
+    def settle(self, now_us: int) -> tuple[Staleness, Staleness]:
+        """Return queue and application staleness since the last time."""
+        return self._queue.settle(now_us)
+
+    def close(self) -> None:
+        """Do nothing: memory goes with the object."""
+
+    def delta(self) -> PUnit:
+        """Return what changed since the last call, to be stored."""
+        panes, queue = self._panes.delta(), self._queue.delta()
+        groups = self._groups(self._stored, self._panes.groups)
+        self._stored = self._panes.groups
+        blocks = {"groups": groups, **panes.blocks, **queue.blocks}
+        return PUnit("delta", {"rows": self.keys, "panes": panes.meta, "queue": queue.meta}, blocks)
+
+    def snapshot(self) -> Iterator[PUnit]:
+        """Return the whole state of this moment, in units of bounded size."""
+        count = self._panes.groups
+        units = [
+            PUnit("snapshot", {"rows": count}, {"groups": self._groups(at, min(at + _UNIT_KEYS, count))})
+            for at in range(0, count, _UNIT_KEYS)
+        ]
+        for name, part in (("panes", self._panes), ("queue", self._queue)):
+            units += [
+                PUnit("snapshot", {"rows": count, name: unit.meta}, unit.blocks) for unit in part.snapshot()
+            ]
+        return iter(units)
+
+    def restore(self, units: Iterable[PUnit]) -> None:
+        """Apply units in their order."""
+        for unit in units:
+            if "groups" in unit.blocks:
+                groups = unit.blocks["groups"]
+                self._panes.number(groups.columns[:-1], groups.num_rows)
+            for name, part in (("panes", self._panes), ("queue", self._queue)):
+                if name in unit.meta:
+                    part.restore([PUnit(unit.kind, unit.meta[name], unit.blocks)])
+        self._stored = self._panes.groups
+
+    def _groups(self, first: int, last: int) -> pa.RecordBatch:
+        """Return groups by their numbers, which are the last column."""
+        ids = np.arange(first, last)
+        names = [*self._layout.groups.names, "__penstock_number"]
+        return pa.RecordBatch.from_arrays([*self._panes.groups_of(ids), pa.array(ids)], names)

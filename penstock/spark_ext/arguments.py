@@ -1,0 +1,76 @@
+"""Arguments of operators, checked: budgets, durations, choices."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeVar
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.serve import Apply, Budget
+from penstock.units import parse_duration_us
+
+__all__ = ["budget_of", "one_of", "positive"]
+
+E = TypeVar("E", bound=StrEnum)
+
+
+def budget_of(budget: int | str | None, apply: Apply | None) -> Budget:
+    """Return what a user's `budget` allows.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is not positive, of another type, or a duration without `apply`, whose time it measures.
+    """
+    if budget is None:
+        return Budget()
+    if isinstance(budget, bool) or not isinstance(budget, int | str):
+        raise InvalidUsageError(
+            "the budget is neither rows nor a duration",
+            budget=repr(budget),
+            hint="pass a number of rows, a text such as '800ms', or None",
+        )
+    if isinstance(budget, int):
+        if budget <= 0:
+            raise InvalidUsageError(
+                "the budget is not positive", budget=budget, hint="None serves all that waits"
+            )
+        return Budget(rows=budget)
+    duration_us = positive("budget", budget)
+    if apply is None:
+        raise InvalidUsageError(
+            "a budget of time needs apply=, whose time it measures",
+            budget=budget,
+            hint="pass a number of rows instead",
+        )
+    return Budget(duration_us=duration_us)
+
+
+def positive(option: str, text: str) -> int:
+    """Return a positive duration in microseconds.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is no duration, or zero.
+    """
+    duration_us = parse_duration_us(text)
+    if duration_us <= 0:
+        raise InvalidUsageError("a duration is not positive", option=option, got=text)
+    return duration_us
+
+
+def one_of(option: str, got: str, kind: type[E]) -> E:
+    """Return the member of an enumeration that an option names.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is none of that name.
+    """
+    try:
+        return kind(got)
+    except ValueError:
+        raise InvalidUsageError(
+            "there is no such option", option=option, got=got, known=[str(one) for one in kind]
+        ) from None

@@ -1,0 +1,51 @@
+"""Durations in the steps of a time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.steps import steps_of
+
+
+@pytest.mark.parametrize(
+    ("duration", "kind", "unit", "steps"),
+    [
+        ("0 s", pa.timestamp("us"), None, 0),
+        ("1.5 s", pa.timestamp("us", "UTC"), "us", 1_500_000),
+        (timedelta(seconds=2), pa.timestamp("s"), None, 2),
+        ("48 h", pa.date32(), None, 2),
+        ("3 ms", pa.int64(), "ns", 3_000_000),
+        ("1 minute", pa.int32(), "s", 60),
+    ],
+)
+def test_a_duration_is_a_number_of_steps(
+    duration: str | timedelta, kind: pa.DataType, unit: str | None, steps: int
+) -> None:
+    assert steps_of("within", duration, kind, unit) == steps
+
+
+@pytest.mark.parametrize(
+    ("duration", "kind", "unit", "message"),
+    [
+        (
+            "1 ms",
+            pa.timestamp("s"),
+            None,
+            "no whole number of the time's steps: option=within got=1 ms step=s",
+        ),
+        ("1 h", pa.date32(), None, "step=day"),
+        ("1 s", pa.int64(), None, "the unit of a time of integers is not known"),
+        ("1 s", pa.int64(), "m", "the unit of a time of integers is not known: unit='m'"),
+        ("1 s", pa.timestamp("us"), "s", "the time has another unit"),
+        ("1 s", pa.float64(), "s", "a timestamp, a date or an integer: type=double"),
+    ],
+)
+def test_a_duration_that_is_none_is_told(
+    duration: str, kind: pa.DataType, unit: str | None, message: str
+) -> None:
+    with pytest.raises(InvalidUsageError, match=message):
+        steps_of("within", duration, kind, unit)
