@@ -262,7 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--query", nargs="+", default=list(QUERIES), choices=list(QUERIES))
+    parser.add_argument("--query", nargs="+", default=list(SCABBARD), choices=list(SCABBARD))
     parser.add_argument("--density", nargs="+", default=["sample", "dense"], choices=["sample", "dense"])
     parser.add_argument("--mode", nargs="+", default=list(MODES), choices=list(MODES))
     parser.add_argument("--million", type=int, default=40, help="million tuples of input")

@@ -63,7 +63,7 @@ class Windows:
     time : str
         Microseconds, as an expression.
     size, slide : int
-        In seconds.
+        In seconds; the size is a multiple of the slide.
     rows : str
         What is put into windows.
     """
@@ -141,10 +141,15 @@ EXPECTED = {
 
 def expected(query: str, tables: dict[str, pa.Table]) -> list[dict[str, Any]]:
     """Return the rows of a query's closed windows."""
+    return rows_of(EXPECTED[query], tables)
+
+
+def rows_of(sql: str, tables: dict[str, pa.Table]) -> list[dict[str, Any]]:
+    """Return what DuckDB makes of tables."""
     with duckdb.connect(config={"threads": 1}) as connection:
         for name, table in tables.items():
             connection.register(name, table)
-        return connection.sql(EXPECTED[query]).to_arrow_table().to_pylist()
+        return connection.sql(sql).to_arrow_table().to_pylist()
 
 
 def found(place: Path) -> list[dict[str, Any]]:

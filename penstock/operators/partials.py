@@ -17,7 +17,7 @@ from penstock.operators.scan import PANE, Partial, PartialKind
 if TYPE_CHECKING:
     from sqlglot import exp
 
-__all__ = ["Decomposition", "decompose", "is_aggregate", "pane_ms"]
+__all__ = ["Decomposition", "Distinct", "decompose", "is_aggregate", "pane_ms", "split_distinct"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,8 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
     Returns
     -------
     Decomposition or None
-        None where an aggregate has no partial of fixed size, such as ``count(DISTINCT x)`` or a median.
+        None where an aggregate has no partial of fixed size, such as ``count(DISTINCT x)`` or a median; see
+        `split_distinct`.
 
     Raises
     ------
@@ -137,6 +138,114 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
             )
         assembly[name] = rest.text
     return Decomposition(tuple(found.made), MappingProxyType(assembly), MappingProxyType(found.times))
+
+
+@dataclass(frozen=True, slots=True)
+class Distinct:
+    """Aggregates with a count of distinct values, as aggregates of each value and aggregates of these.
+
+    Parameters
+    ----------
+    value : str
+        Whose values are counted.
+    inner : mapping of str to str
+        Aggregates of each group and value.
+    outer : mapping of str to str
+        Aggregates of these of each group, by the names of the whole.
+    """
+
+    value: str
+    inner: Mapping[str, str]
+    outer: Mapping[str, str]
+
+
+def split_distinct(
+    aggregates: Mapping[str, str], column_name: str, time: str, group_by: Iterable[str] = ()
+) -> Distinct | None:
+    """Split aggregates of which one is a ``count(DISTINCT x)``; None if none is.
+
+    Parameters
+    ----------
+    aggregates : mapping of str to str
+        Names and Spark SQL.
+    column_name : str
+        The column that holds the values.
+    time, group_by
+        As for `decompose`.
+
+    Raises
+    ------
+    InvalidUsageError
+        If values of several expressions are counted, or another aggregate has no partials that can be added.
+    """
+    from sqlglot import exp
+
+    trees = {name: exp.Paren(this=Expression.parse(text).tree) for name, text in aggregates.items()}
+    counted = {
+        Expression.of(call.this.expressions[0]).text: None
+        for tree in trees.values()
+        for call in tree.find_all(exp.Count)
+        if _counts_distinct(call)
+    }
+    if not counted:
+        return None
+    if len(counted) > 1:
+        raise InvalidUsageError(
+            "one aggregate counts the distinct values of one expression",
+            hint="count each in an aggregate of its own, and join them with join_windows",
+            expressions=" and ".join(counted),
+        )
+    found = _Partials(time, (column_name, *group_by))
+    outer: dict[str, str] = {}
+    for name, tree in trees.items():
+        for call in [node for node in tree.walk() if is_aggregate(node)]:
+            if _counts_distinct(call):
+                call.replace(exp.Count(this=exp.column(column_name)))
+                continue
+            made = found.split(call)
+            if made is None or found.times:
+                raise InvalidUsageError(
+                    "this aggregate cannot stand beside a count of distinct values",
+                    hint="count, sum, avg, min, max and stddev can",
+                    name=name,
+                    expression=aggregates[name],
+                )
+            call.replace(_combined(made, found.made))
+        outer[name] = Expression.of(tree.this).text
+    if not found.made:
+        found.split(exp.Count(this=exp.Star()))
+    inner = {one.name: _BY_KIND[one.kind].format(one.expression) for one in found.made}
+    return Distinct(next(iter(counted)), inner, outer)
+
+
+def _counts_distinct(call: exp.Expr) -> bool:
+    from sqlglot import exp
+
+    if not isinstance(call, exp.Count) or not isinstance(call.this, exp.Distinct):
+        return False
+    return len(call.this.expressions) == 1 and not isinstance(call.parent, exp.Filter)
+
+
+def _combined(assembly: exp.Expr, partials: Iterable[Partial]) -> exp.Expr:
+    """Return an assembly whose partials are combined from those of several groups."""
+    from sqlglot import exp
+
+    kinds = {one.name: one.kind for one in partials}
+    holder = exp.Paren(this=assembly)
+    for node in list(holder.find_all(exp.Column)):
+        combine = {"min": exp.Min, "max": exp.Max}.get(kinds[node.name], exp.Sum)
+        node.replace(combine(this=node.copy()))
+    return holder
+
+
+_BY_KIND: Final[dict[str, str]] = {
+    "count": "count({})",
+    "sum": "sum({})",
+    "sum_of_squares": "sum(cast({0} AS DOUBLE) * ({0}))",
+    "min": "min({})",
+    "max": "max({})",
+}
+"""Partials that can be combined, as aggregates."""
 
 
 def is_aggregate(node: exp.Expr) -> bool:

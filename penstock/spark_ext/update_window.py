@@ -169,7 +169,8 @@ def windowed(
     if split is None:
         raise InvalidUsageError(
             "an aggregate cannot be made of panes",
-            hint="count, sum, avg, min, max, first, last and stddev can, and what is computed from them",
+            hint="count, sum, avg, min, max, first, last and stddev can, and what is computed from them; "
+            "count(DISTINCT x) can in a graph",
         )
     split = split.counted(keys)
     rows, partials = _rows(df, keys, at, split)

@@ -15,13 +15,26 @@ from pyspark.sql import SparkSession
 
 import penstock
 from benchmarks.queries import QUERIES, STREAMS
+from benchmarks.streams import bids
 from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.conf.pipeline import load_pipeline
 from penstock.jobs.run import run_to_end
 from penstock.spark_ext.p_stream_types import spark_schema
 from tests.spark.conftest import lean_session
 from tests.spark.queries import PATIENCE_S, Input
-from tests.table3 import campaigns, cut, expected, found, lines_of, same, starting, stream_of
+from tests.table3 import (
+    Windows,
+    campaigns,
+    cut,
+    expected,
+    found,
+    lines_of,
+    rows_of,
+    same,
+    slowly,
+    starting,
+    stream_of,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -92,6 +105,40 @@ def test_a_query_closes_the_windows_that_duckdb_has(
     wanted = expected(query, tables)
     assert len(wanted) > 3, f"too little to compare: {seed}"
     same(found(tmp_path / "out"), wanted)
+
+
+def test_distinct_values_are_counted_exactly(spark: SparkSession, tmp_path: Path) -> None:
+    table = slowly(bids(4_000, seed=5), "date_time", 40).select(["date_time", "auction", "bidder", "price"])
+    graph = (
+        penstock.graph("distinct")
+        .source("nexmark", table.schema)
+        .window("date_time", size="15 s", slide="5 s")
+        .group_by(half="auction % 2")
+        .agg(
+            bidders="count(DISTINCT bidder % 100)",
+            bids="count(*)",
+            mean="avg(price)",
+            spread="max(price) - min(price)",
+        )
+    )
+    source = Input(tmp_path / "files")
+    source.add(*cut(table, random.Random(5), 4))
+    running = penstock.start(
+        graph.sink("noop"),
+        spark,
+        tmp_path / "checkpoint",
+        sources={"nexmark": source.frame(spark, spark_schema(table.schema))},
+        sink=lambda df: df.writeStream.format("pstream").option("path", str(tmp_path / "out")),
+        persist="always",
+        available_now=True,
+    )
+    with running:
+        assert running.await_termination(PATIENCE_S), running.status()
+    wanted = Windows("epoch_us(date_time)", 15, 5, "FROM nexmark").sql(
+        """SELECT start, auction % 2 AS half, count(DISTINCT bidder % 100) AS bidders, count(*) AS bids,
+        avg(price) AS mean, max(price) - min(price) AS spread FROM closed GROUP BY ALL"""
+    )
+    same(found(tmp_path / "out"), rows_of(wanted, {"nexmark": table}))
 
 
 ROWS = {"CM1": 6_000, "CM2": 16_000, "SG1": 12_000, "SG2": 8_000, "SG3": 8_000, "LRB1": 8_000}

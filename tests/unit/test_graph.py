@@ -105,6 +105,27 @@ def totals() -> Graph:
     return READ.window("time", size="3600 s", slide="1 s").agg(total="avg(load)")
 
 
+def counted(*texts: str) -> Graph:
+    return READ.window("time", size="60 s").agg(dict(zip("abc", texts, strict=False)))
+
+
+def housed(text: str) -> Graph:
+    return READ.lookup("plugs", PLUGS, on="plug").window("time", size="60 s").agg(a=text)
+
+
+def test_distinct_values_are_groups_first_and_then_counted() -> None:
+    windows = READ.window("time", size="60 s", slide="1 s").group_by("plug")
+    made = windows.agg(kinds="count(DISTINCT load * 2)", mean="avg(load)", rows="count(*)")
+    assert made.schema.names == ["plug", "window", "kinds", "mean", "rows"]
+    inner = made.root.inputs[0]
+    assert inner.schema.names == ["plug", "value", "window", "sum_load", "count_load", "count"]
+    assert [node.label for node in topological(made.root)] == (
+        ["source", "select", "window", "aggregate", "aggregate"]
+    )
+    twice = minutes().group_by("window").agg(plugs="count(DISTINCT plug)")
+    assert twice.schema.names == ["window", "plugs"]
+
+
 def test_windows_that_end_together_are_joined() -> None:
     made = minutes().where("load > 1").join_windows(totals(), condition="load > total")
     assert made.schema.names == ["plug", "window", "load", "total"]
@@ -163,6 +184,16 @@ def _queue() -> Graph:
         (lambda: readings("a").union(readings("b").select("load")), "streams of a union differ"),
         (lambda: readings("a").union(_queue().select("*"), name="u"), "update keys of a union differ"),
         (lambda: readings().lookup("plugs", PLUGS, on="house"), "no column 'house'"),
+        (
+            lambda: counted("count(DISTINCT load)", "count(DISTINCT plug)"),
+            "one aggregate counts .*load and plug",
+        ),
+        (lambda: counted("count(DISTINCT load)", "median(load)"), "cannot stand beside .*name=b"),
+        (lambda: counted("count(DISTINCT load)", "last(load)"), "cannot stand beside .*name=b"),
+        (
+            lambda: housed("max(house)"),
+            "windows have no max of this type: expression=house.*first and last",
+        ),
         (lambda: minutes().join_windows(minutes("2 s")), "do not end together.*1 s over.*2 s over"),
         (lambda: minutes().join_windows(minutes(), on="plg"), "mean 'plug'"),
         (lambda: minutes().join_windows(minutes(), on="plug"), "two columns have the same name.*load"),

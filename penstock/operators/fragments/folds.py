@@ -64,7 +64,11 @@ def fold_of(partial: Partial, kind: pa.DataType) -> Fold:
     if partial.kind in ("sum", "sum_of_squares") and number:
         return _Sum(kind, squares=partial.kind == "sum_of_squares")
     raise InvalidUsageError(
-        "a partial aggregate cannot be made of this type", kind=partial.kind, type=str(kind)
+        "a partial aggregate cannot be made of this type",
+        hint="min and max are of integers, floats, dates and times, sum of numbers, first and last of any",
+        kind=partial.kind,
+        type=str(kind),
+        expression=partial.expression,
     )
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from penstock.errors import InvalidUsageError
 from penstock.operators.expression import Expression, column, did_you_mean, named
 from penstock.operators.graph.nodes import (
+    WINDOW,
     Aggregate,
     Join,
     Node,
@@ -30,6 +31,7 @@ from penstock.operators.graph.nodes import (
     update_time,
 )
 from penstock.operators.graph.types import UNKNOWN
+from penstock.operators.partials import split_distinct
 from penstock.operators.scan import TimeUnit
 from penstock.operators.steps import steps_of
 from penstock.units import parse_duration_us
@@ -257,7 +259,8 @@ class Graph:
     def agg(self, aggs: Mapping[str, str] | None = None, /, *, name: str | None = None, **more: str) -> Graph:
         """Aggregate each group of each window: ``agg(load="avg(value)", n="count(*)")``.
 
-        The output has the group's columns, ``window`` (``start`` and ``end``), and the aggregates.
+        The output has the group's columns, ``window`` (``start`` and ``end``), and the aggregates. With a
+        ``count(DISTINCT x)``, windows are made of each value of x first, and then aggregated by window.
 
         Raises
         ------
@@ -267,7 +270,23 @@ class Graph:
         own = self._named("aggregate", name)
         texts = {**(aggs or {}), **more}
         made = tuple((label, self._expression(text, own)) for label, text in texts.items())
-        return self._with(Aggregate(own, (self.root,), self.groups or (), made))
+        at = self.root
+        column_name = _free("value", (*self.schema.names, *texts))
+        distinct = split_distinct(
+            {label: one.text for label, one in made},
+            column_name,
+            at.time if isinstance(at, Window) else WINDOW,
+            self.groups or (),
+        )
+        if distinct is None:
+            return self._with(Aggregate(own, (at,), self.groups or (), made))
+        # Each value is a group of its own first; then those of a window are counted, which needs no state.
+        each = replace(self, groups=None)._beneath({column_name: distinct.value})
+        groups = (*(self.groups or ()), column_name)
+        inner = replace(each, groups=groups).agg(distinct.inner, name=f"{own}.distinct")
+        outer = self.groups or ()
+        outer = outer if WINDOW in outer else (*outer, WINDOW)
+        return replace(inner, groups=outer).agg(distinct.outer, name=own)
 
     def update_queue(
         self,
@@ -589,3 +608,11 @@ def _unit(kind: pa.DataType) -> TimeUnit | None:
 
 def _countable(kind: pa.DataType) -> bool:
     return pa.types.is_timestamp(kind) or pa.types.is_integer(kind)
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    """Return a name that is not taken."""
+    number, free = 2, name
+    while free in taken:
+        number, free = number + 1, f"{name}_{number}"
+    return free

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -10,9 +10,9 @@ import pyarrow as pa
 from penstock.operators.expression import Expression, column
 from penstock.operators.graph.nodes.base import Node, distinct, duration, infer, known
 from penstock.operators.graph.nodes.stateless import Select, Source, Union
-from penstock.operators.graph.types import UNKNOWN, aggregate_type
+from penstock.operators.graph.types import UNKNOWN, aggregate_type, partial_type
 from penstock.operators.partials import Decomposition, decompose, pane_ms
-from penstock.operators.scan import PANE, TimeUnit
+from penstock.operators.scan import PANE, Partial, TimeUnit
 
 __all__ = ["WINDOW", "Aggregate", "Assemble", "Join", "UpdateQueue", "UpdateUnion", "Window", "update_time"]
 
@@ -83,8 +83,22 @@ class Aggregate(Node):
             for used in expression.columns:
                 known(self, used, schema, expression)
             fields.append(pa.field(name, aggregate_type(expression, schema)))
-        _ = self.decomposition
+        for partial in () if self.decomposition is None else self.decomposition.partials:
+            self._check_fold(partial, schema)
         return distinct(self, pa.schema(fields))
+
+    def _check_fold(self, partial: Partial, schema: pa.Schema) -> None:
+        """Refuse what is surely no number and no time, of which partials cannot be made."""
+        if partial.kind in ("count", "first", "last"):
+            return
+        kind = partial_type(replace(partial, kind="min"), schema)
+        if kind != UNKNOWN and not (_is_number(kind) or pa.types.is_temporal(kind)):
+            raise self.wrong(
+                f"windows have no {partial.kind} of this type",
+                "min, max and sum are of integers, floats, dates and times; first and last of any type",
+                expression=partial.expression,
+                type=kind,
+            )
 
     def _key(self) -> tuple[str, ...]:
         return ()
@@ -345,3 +359,7 @@ def update_time(node: Node) -> str | None:
             return above if above is not None and dict(node.columns).get(above) == column(above) else None
         node = node.inputs[0]
     return node.time if isinstance(node, Source) else None
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
