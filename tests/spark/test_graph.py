@@ -300,9 +300,9 @@ def test_windows_come_out_of_a_graph(spark: SparkSession, tmp_path: Path, persis
         .source("quotes", QUOTES)
         .window("t", size="10 s", slide="5 s", unit="s")
         .group_by("k")
-        .agg(total="sum(v)", mean="avg(v)")
+        .agg(total="sum(v)", mean="avg(v)", unknown="sum(v) + pow(2, 2)")
         .where("total > 3")
-        .select("k", "total", "mean", begin="window.start")
+        .select("k", "total", "mean", "unknown", begin="window.start")
         .sink("pstream")
     )
     sources = {"quotes": source.frame(spark)}
@@ -311,10 +311,29 @@ def test_windows_come_out_of_a_graph(spark: SparkSession, tmp_path: Path, persis
     for k, t, v in ROWS:
         for start in (t // 5 * 5, t // 5 * 5 - 5):
             wanted[k, start].append(v)
-    found = {
-        (k, round(begin.timestamp())): (total, mean) for k, total, mean, begin in rows_in(tmp_path / "out")
+    found = {(k, round(begin.timestamp())): values for k, *values, begin in rows_in(tmp_path / "out")}
+    assert found == {
+        key: [sum(vs), sum(vs) / len(vs), sum(vs) + 4] for key, vs in wanted.items() if sum(vs) > 3
     }
-    assert found == {key: (sum(vs), sum(vs) / len(vs)) for key, vs in wanted.items() if sum(vs) > 3}
+
+
+@pytest.mark.parametrize("persist", ["always", "never"])
+def test_times_without_a_zone_are_of_utc_wherever_the_session_is(
+    spark: SparkSession, tmp_path: Path, persist: str
+) -> None:
+    moments = pa.array([1_700_000_000_000_000 + 500_000 * n for n in range(20)], pa.timestamp("us"))
+    source = Input(tmp_path / "in")
+    source.add(pa.table({"at": moments}))
+    graph = penstock.graph("moments").source("moments", pa.schema({"at": pa.timestamp("us")}))
+    counts = graph.window("at", size="2 s").agg(n="count(*)").select(begin="window.start")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        frame = source.frame(spark, "at timestamp_ntz")
+        run(counts.sink("pstream"), spark, tmp_path, sources={"moments": frame}, persist=persist)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    starts = [round(begin.timestamp()) for (begin,) in rows_in(tmp_path / "out")]
+    assert starts == list(range(1_700_000_000, 1_700_000_008, 2))
 
 
 def test_a_checkpoint_of_another_graph_is_refused(spark: SparkSession, tmp_path: Path) -> None:
