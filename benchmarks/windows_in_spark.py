@@ -4,11 +4,11 @@
                                           [--contender p-stream parquet spark] [--data FOLDER]
 
 Each contender runs in a process of its own, as a streaming query with checkpoints on whose sink counts the
-windows. Spark's own is ``groupBy(window(...))`` with its RocksDB state store and changelog checkpoints, over the
-same Parquet files as ours. Input is all there before the query starts; the first micro-batches are not counted.
-Input is counted in tuples of the stream before any is left out. Densities: the sample's own event times, and
-10,000 tuples in each second of event time. Figures are million tuples a second, over the micro-batches'
-``triggerExecution``.
+windows. Spark's own is ``groupBy(window(...))`` with its RocksDB state store and changelog checkpoints, over
+the same Parquet files as ours. Input is all there before the query starts; the first micro-batches are not
+counted. Input is counted in tuples of the stream before any is left out. Densities: the sample's own event
+times, and 10,000 tuples in each second of event time. Figures are million tuples a second, over the
+micro-batches' ``triggerExecution``.
 """
 
 from __future__ import annotations
