@@ -97,7 +97,7 @@ KERNELS = {
     "simple8b": {"_write", "_read"},
     "variable_byte": {"_write", "_read"},
     "sliding_kernels": {
-        *("order_by", "find_runs", "count_windows", "find_windows"),
+        *("order_by", "find_runs", "count_windows", "find_windows", "merge"),
         *("slide_sum", "slide_least", "slide_greatest", "slide_first", "slide_last", "slide_distinct"),
     },
     "join_kernels": {"too_old", "link", "next_pairs", "unlink_useless"},
@@ -237,6 +237,7 @@ from tests.property.test_panes import *
 state = Panes(layout_of(4, 2))
 state.run([entries_of([Row("a", pane, 1.0) for pane in range(2000)] * 2, layout_of(4, 2))], 30)
 state.delta()
+state.run([entries_of([Row("a", pane, 1.0) for pane in range(1000, 1100)], layout_of(4, 2))], 40)
 from penstock.operators.windows import sliding_kernels
 sliding_kernels.slide_distinct(ids, ids[:1], ids[-1:], ids.copy(), ids.copy())
 from penstock.compression import Block, decode, encode, sum_where

@@ -148,6 +148,7 @@ class Panes:
         self._ids = np.zeros(0, np.int64)
         self._panes = np.zeros(0, np.int64)
         self._fresh = np.zeros(0, np.bool_)
+        self._in_order = 0
         self._entries = [_empty(layout.values)]
         self.watermark: int | None = None
         """All panes before it have arrived, but for late ones; None before the first entry."""
@@ -180,7 +181,7 @@ class Panes:
         if watermark is not None:
             self.watermark = watermark if self.watermark is None else max(self.watermark, watermark)
         windows = self._close()
-        return Assembled(windows, rows_in, late, len(np.unique(self._ids)))
+        return Assembled(windows, rows_in, late, self._live())
 
     def _enter(self, arriving: list[pa.RecordBatch]) -> tuple[int, int]:
         """Add entries; return how many rows they stand for, and how many of these are late."""
@@ -281,8 +282,21 @@ class Panes:
 
     def _sort(self) -> None:
         """Sort entries by group and pane, those of equal ones by arrival."""
-        order = _sorted(self._panes, np.arange(len(self._panes)))
-        self._take(_sorted(self._ids, order))
+        known, count = self._in_order, len(self)
+        if known == count:
+            return
+        order = _sorted(self._panes[known:], np.arange(count - known))
+        order = _sorted(self._ids[known:], order) + known
+        if known:
+            merged = np.empty(count, np.int64)
+            kernels.merge(self._ids, self._panes, known, order, merged)
+            order = merged
+        self._take(order)
+        self._in_order = count
+
+    def _live(self) -> int:
+        """Return how many groups have an entry."""
+        return int(np.count_nonzero(np.bincount(self._ids)))
 
     def _take(self, order: Integers) -> None:
         self._ids, self._panes, self._fresh = self._ids[order], self._panes[order], self._fresh[order]
@@ -291,9 +305,10 @@ class Panes:
     def _keep(self, kept: npt.NDArray[np.bool_]) -> None:
         if kept.all():
             return
+        in_order = int(np.count_nonzero(kept[: self._in_order]))
         self._take(np.flatnonzero(kept))
-        live = 0 if self._settles else len(np.unique(self._ids))
-        if not self._settles and len(self._index) > _SILENT * live + _FEW:
+        self._in_order = in_order
+        if not self._settles and len(self._index) > _SILENT * self._live() + _FEW:
             self._forget()
 
     def _whole(self) -> pa.RecordBatch:
@@ -317,7 +332,8 @@ class Panes:
         cuts = [int(np.searchsorted(ids, ids[len(ids) * i // pieces])) for i in range(1, pieces)]
         for begin, end in pairwise([0, *cuts, len(ids)]):
             piece = slice(begin, end)
-            count = kernels.count_windows(ids[piece], panes[piece], spec.size, spec.slide, first, last)
+            if pieces > 1:
+                count = kernels.count_windows(ids[piece], panes[piece], spec.size, spec.slide, first, last)
             if not count:
                 continue
             groups, windows, low, high = (np.empty(count, np.int64) for _ in range(4))
@@ -362,6 +378,7 @@ class Panes:
         for unit in units:
             if unit.kind == "snapshot" and unit.meta["entries_before"] == 0:
                 self._take(np.zeros(0, np.int64))
+                self._in_order = 0
             self._append(unit.blocks["entries"], fresh=False)
             self.watermark, self._next = unit.meta["watermark"], unit.meta["next"]
         oldest = self._oldest
@@ -394,6 +411,7 @@ class Panes:
         high = np.append(low[1:], len(self))
         self._entries = [self._slide(slice(0, len(self)), low, high)]
         self._ids, self._panes, self._fresh = self._ids[low], self._panes[low], self._fresh[low]
+        self._in_order = count
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

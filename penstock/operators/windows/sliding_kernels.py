@@ -16,6 +16,7 @@ __all__ = [
     "count_windows",
     "find_runs",
     "find_windows",
+    "merge",
     "order_by",
     "slide_distinct",
     "slide_first",
@@ -47,6 +48,29 @@ def order_by(values: Any, least: int, span: int, before: Any, out: Any) -> None:
         v = values[i] - least
         out[at[v]] = i
         at[v] += 1
+
+
+@kernel
+def merge(ids: Any, panes: Any, known: int, order: Any, out: Any) -> None:
+    """Merge entries that are sorted, the first `known`, with others in an order; equal ones come behind."""
+    i, j, at = 0, 0, 0
+    while i < known and j < order.shape[0]:
+        new = order[j]
+        if ids[new] < ids[i] or (ids[new] == ids[i] and panes[new] < panes[i]):
+            out[at] = new
+            j += 1
+        else:
+            out[at] = i
+            i += 1
+        at += 1
+    while i < known:
+        out[at] = i
+        i += 1
+        at += 1
+    while j < order.shape[0]:
+        out[at] = order[j]
+        j += 1
+        at += 1
 
 
 @kernel

@@ -1,0 +1,138 @@
+"""How windows' throughput and state grow with the number of keys, and with size over slide.
+
+    python -m benchmarks.windows_growth [--million 4] [--plot FILE.svg]
+
+What a task of the map side and a bucket's task do, in one process without Spark: rows to fragments,
+fragments to parcels, parcels to windows, and the delta that is stored. Keys are drawn evenly. Figures are
+million tuples a second of processor time, the medians of micro-batches after the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.harness import machine, median
+from penstock.checkpointing import encode
+from penstock.operators.scan import Fragments, Partial
+from penstock.operators.windows.panes import Panes, WindowLayout
+from penstock.operators.windows.spec import WindowSpec
+from penstock.spark_ext.parcels import from_parcel
+from penstock.spark_ext.window_packing import EntryPacker, add_rows, facts_of, row_fragmenter
+
+PARTIALS = (Partial("sum", "value", "sum"), Partial("count", "value", "known"), Partial("count", "*", "rows"))
+BATCHES = 4
+KEYS = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
+RATIOS = (1, 4, 16, 60, 240, 900, 3600)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One stream of windows: keys, seconds of event time in a micro-batch, size and slide in seconds."""
+
+    keys: int
+    seconds: int
+    size: int
+    slide: int
+
+
+def rows_of(case: Case, rows: int, number: int) -> pa.RecordBatch:
+    """Return a micro-batch."""
+    generator = np.random.default_rng(number)
+    times = (number * case.seconds + np.arange(rows) * case.seconds // rows).astype(np.int64)
+    columns = [times, generator.integers(0, case.keys, rows), generator.random(rows)]
+    return pa.RecordBatch.from_arrays([pa.array(one) for one in columns], ["time", "key", "value"])
+
+
+def run(case: Case, rows: int) -> dict[str, float]:
+    """Return throughput, the rows and bytes of state, bytes of the delta, windows of a micro-batch."""
+    fragments = Fragments(1000 * case.slide, "time", "s", ("key",), PARTIALS)
+    schema = rows_of(case, 1, 0).schema
+    fragmenter = row_fragmenter(schema, fragments)
+    made = fragmenter.schema
+    packer = EntryPacker.of(fragments, made, 1)
+    layout = WindowLayout(
+        WindowSpec(case.size // case.slide, 1),
+        pa.schema([made.field("key")]),
+        PARTIALS,
+        tuple(made.field(one.name).type for one in PARTIALS),
+        {},
+        "rows",
+    )
+    state, took, windows, delta = Panes(layout), [], 0, 0
+    for number in range(BATCHES):
+        batch = rows_of(case, rows, number)
+        begin = time.process_time()
+        for first in range(0, rows, 1 << 16):
+            add_rows(fragmenter, fragments, batch.slice(first, 1 << 16))
+        parcels = [
+            from_parcel(payload)
+            for parcel in packer.pack([fragmenter.finish()])
+            for payload in parcel.column(2).to_pylist()
+        ]
+        done = state.run(parcels, max(facts_of(one)[0] for one in parcels))
+        delta = len(encode(state.delta()))
+        took.append(time.process_time() - begin)
+        windows = sum(one.num_rows for one in done.windows)
+    return {
+        "million a s": rows / median(took[1:]) / 1e6,
+        "entries": len(state),
+        "state MB": state.size_bytes / 1e6,
+        "delta MB": delta / 1e6,
+        "windows": windows,
+    }
+
+
+def table(title: str, cases: dict[int, Case], rows: int) -> dict[int, dict[str, float]]:
+    """Print the figures of cases."""
+    found: dict[int, dict[str, float]] = {}
+    for number, (label, case) in enumerate(cases.items()):
+        found[label] = run(case, rows)
+        if not number:
+            print(f"\n{title:>14}" + "".join(f"{name:>14}" for name in found[label]))
+        print(f"{label:>14}" + "".join(f"{value:14.3f}" for value in found[label].values()), flush=True)
+    return found
+
+
+def plot(path: Path, found: dict[str, dict[int, dict[str, float]]]) -> None:
+    """Draw throughput and state."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, len(found), figsize=(9, 6), sharex="col")
+    for column, (title, points) in enumerate(found.items()):
+        for row, name in enumerate(("million a s", "state MB")):
+            axis: Any = axes[row][column]
+            axis.plot(list(points), [one[name] for one in points.values()], marker="o")
+            axis.set(xscale="log", ylabel=name, ylim=(0, None), xlabel=title if row else "")
+            axis.grid(visible=True, alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Run what the command line says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--million", type=float, default=4, help="tuples of a micro-batch")
+    parser.add_argument("--plot", type=Path)
+    arguments = parser.parse_args()
+    rows = round(arguments.million * 1e6)
+    print(machine())
+    run(Case(10, 60, 10, 10), 1000)
+    found = {
+        "keys": table("keys", {keys: Case(keys, 60, 10, 10) for keys in KEYS}, rows),
+        "size / slide": table("size / slide", {ratio: Case(1000, 400, ratio, 1) for ratio in RATIOS}, rows),
+    }
+    if arguments.plot:
+        plot(arguments.plot, found)
+
+
+if __name__ == "__main__":
+    main()
