@@ -22,7 +22,7 @@ def source(path: Path) -> dict[str, Any]:
     return {"type": "files", "format": "parquet", "path": str(path), "schema": SCHEMA}
 
 
-def pipeline(tmp_path: Path, persist: str = "auto", **sections: Any) -> Pipeline:
+def pipeline(tmp_path: Path, persist: Any = "auto", **sections: Any) -> Pipeline:
     query = {"name": "made", "checkpoint": str(tmp_path / "checkpoint"), "trigger": "available_now"}
     return Pipeline.model_validate(
         {
@@ -66,6 +66,19 @@ def test_a_lookup_and_a_join(spark: SparkSession, inputs: Path, persist: str) ->
     assert sorted(map(tuple, rows)) == [("a", 5, 1.0, "A", 10.0), ("c", 12, 3.0, "C", 30.0)]
     if persist == "auto":
         assert totals.rows_in == 6
+
+
+def test_a_window_behind_a_queue_that_is_persisted(spark: SparkSession, inputs: Path) -> None:
+    steps: dict[str, Any] = {
+        "queue": {"key": "k", "time": "t", "nulls": "drop"},
+        "window": {"time": "t", "size": "2 s", "unit": "s"},
+        "aggregates": {"n": "count(*)", "kinds": "count(DISTINCT v)"},
+    }
+    with pytest.raises(InvalidUsageError, match=r"persist the output of the first: persist=.*queue.*always"):
+        run_to_end(pipeline(inputs, **steps))
+    run_to_end(pipeline(inputs, persist={"queue": "always"}, **steps))
+    ((window, *counts),) = map(tuple, spark.table("made").collect())
+    assert (window.start.timestamp(), counts) == (4, [2, 2])
 
 
 def test_what_spark_refuses_in_a_step_names_the_section(spark: SparkSession, inputs: Path) -> None:
