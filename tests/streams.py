@@ -103,7 +103,7 @@ def through_bytes(unit: PUnit) -> PUnit:
 
 def order_of(queue: UpdateQueue) -> list[int]:
     """Return the keys in the order in which they would be served; the queue stays as it is."""
-    copy = UpdateQueue(queue.stream, queue.policy, weights=queue._weights)
+    copy = UpdateQueue(queue.stream, queue.policy, weights=queue.weights)
     copy.restore([through_bytes(queue_content(queue))])
     return [update.key for update, _ in served_of(copy, len(copy), 0)]
 

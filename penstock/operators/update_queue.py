@@ -129,7 +129,7 @@ class UpdateQueue:
         self.given_cost_us = cost_us
         self.measured_cost_us: float | None = None
         self._index = KeyIndex()
-        self._weights = weights
+        self.weights = weights
         weighted = weights is not None or stream.weight is not None
         self._queue = WeightedKeyQueue(policy) if weighted else KeyQueue(policy)
         self._payload = pa.schema([stream.schema.field(name) for name in stream.payload])
@@ -493,7 +493,7 @@ class UpdateQueue:
         return interval
 
     def _shares(self, rows: pa.RecordBatch, keys: Keys) -> Integers:
-        return column_shares(self.stream, rows) if self._weights is None else self._weights.shares(keys)
+        return column_shares(self.stream, rows) if self.weights is None else self.weights.shares(keys)
 
     def _shares_in_service(self, queue: WeightedKeyQueue) -> int:
         if not self._in_service:

