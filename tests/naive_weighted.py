@@ -54,9 +54,10 @@ class NaiveWeightedQueue(NaiveQueue):
     def dequeue(self, limit: int, now_us: int) -> list[tuple[Update, int]]:
         """Return the tuples served and their queue staleness."""
         for key in self.order[:limit]:
+            everybody = sum(self.shares[one] for one in self.waiting)
             _, start = self.waiting.pop(key)
             if key not in self.cut:
-                self.virtual = max(self.virtual, start + 2**20 / self.shares[key])
+                self.virtual = max(self.virtual + 2**20 / everybody, start + 2**20 / self.shares[key])
         if not self.waiting:
             self.virtual = 0.0
         return super().dequeue(limit, now_us)

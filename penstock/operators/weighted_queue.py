@@ -5,10 +5,12 @@ served again, a key that is served every ``T_k`` is stale for ``T_k / 2`` on ave
 served once per cost: ``sum c / T_k = 1``. The least ``sum w_k T_k / 2`` has ``T_k ~ 1 / sqrt(w_k)``: services
 are shared out by the *square roots* of the weights. A key's share ``s_k`` is that root.
 
-Keys are served by virtual finish times (self-clocked fair queueing): a key that begins to wait at the virtual
-time V is due at ``V + 1 / s_k``, and serving it moves V on to when it was due. Keys of the same due time are
-served in the order in which they came, so that keys of equal weights are served exactly as in `key_queue`:
-V never goes back, so what comes later is due later.
+Keys are served by virtual finish times (after self-clocked fair queueing): a key that begins to wait at the
+virtual time V is due at ``V + 1 / s_k``. Serving it moves V on to when it was due, and by at least ``1 / S``, S
+being the sum of the shares of those that wait: that is the time which a service takes, and without it keys that
+came together would be due together ever after, with nothing between them. Keys of the same due time are served
+in the order in which they came, so that keys of equal weights are served exactly as in `key_queue`: V never
+goes back, so what comes later is not due earlier.
 
 Keys that wait are in a heap, ordered by rank if one of the two has cut the line (a negative rank), else by
 due time and then rank.
@@ -139,7 +141,7 @@ def _pop_weighted(
         out[i] = k
         # One that cut was not due yet: the others' time stands still.
         if rank[k] >= 0:
-            virtual[0] = max(virtual[0], _due(k, start, share))
+            virtual[0] = max(virtual[0] + ONE / registers[_SHARES], _due(k, start, share))
         registers[_SHARES] -= share[k]
         registers[_RESIDENTS] -= 1
         size = registers[_RESIDENTS]
@@ -196,7 +198,7 @@ class WeightedKeyQueue:
 
     @property
     def virtual_time(self) -> float:
-        """V: the greatest due time of those served since the queue was empty."""
+        """V, which begins at 0 when the queue is empty."""
         return float(self._virtual[0])
 
     @property

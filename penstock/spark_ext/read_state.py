@@ -71,8 +71,9 @@ def read_state(
     that was emitted, null if none was; ``waiting``, whether a newer one waits; the other columns of the
     waiting tuple, null if none waits; and what is stored beside: ``arrived_us``, when the oldest pending
     update arrived, and ``rank``, the place in the queue (with weights, the order in which keys came), both
-    null if none waits; with linecutting ``seen_us`` and ``interval_us``, with an arrival column ``dequeued_us`` and ``delivered_us``, null while
-    unknown. Where the stream has a column of one of these names, ours begins with ``__penstock_``. Of a
+    null if none waits; with linecutting ``seen_us`` and ``interval_us``, with an arrival column
+    ``dequeued_us`` and ``delivered_us``, null while unknown. Where the stream has a column of one of these
+    names, ours begins with ``__penstock_``. Of a
     union there is also ``__penstock_source``: 0 if the waiting tuple's truth wins, else 1.
 
     Parameters

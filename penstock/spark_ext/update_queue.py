@@ -130,7 +130,8 @@ def update_queue(
     return queue_over(
         df, key, time, policy, budget, apply, output_schema, buckets,
         arrival=arrival, cost=cost, weight=weight, nulls=nulls, combine=combine,
-        staleness_column=staleness_column, state_location=state_location, retain_versions=retain_versions, name=name,
+        staleness_column=staleness_column, state_location=state_location, retain_versions=retain_versions,
+        name=name,
     )  # fmt: skip
 
 
