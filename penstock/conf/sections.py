@@ -150,6 +150,7 @@ class Queue(Section):
     nulls: Literal["error", "drop"] = "error"
     combine: Literal["auto", True, False] = "auto"
     staleness_column: bool = False
+    semantics: Literal["update", "append", "adaptive"] | None = None
 
 
 class UnionSection(Queue):

@@ -79,7 +79,17 @@ TABLE: Final = "table"
 """The name of the static table of a lookup."""
 
 _QUEUE_OPTIONS: Final = (
-    *("apply", "output_schema", "arrival", "cost", "weight", "buckets", "nulls", "staleness_column"),
+    *(
+        "apply",
+        "output_schema",
+        "arrival",
+        "cost",
+        "weight",
+        "buckets",
+        "nulls",
+        "staleness_column",
+        "semantics",
+    ),
 )
 
 

@@ -264,7 +264,7 @@ class UpdateQueue:
         self._queue_meter.add(arrived, cells["queue_booked_us"][ids], now_us)
         self.memory.free(locations)
         cells["location"][ids] = _NOWHERE
-        cells["emitted"][ids] = cells["waiting"][ids]
+        cells["emitted"][ids] = np.maximum(cells["emitted"][ids], cells["waiting"][ids])
         cells["dequeued_us"][ids] = now_us
         if len(ids):
             self._served_at = now_us

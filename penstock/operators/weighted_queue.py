@@ -7,10 +7,10 @@ are shared out by the *square roots* of the weights. A key's share ``s_k`` is th
 
 Keys are served by virtual finish times (after self-clocked fair queueing): a key that begins to wait at the
 virtual time V is due at ``V + 1 / s_k``. Serving it moves V on to when it was due, and by at least ``1 / S``,
-where S is the sum of the shares of those that wait: that is the time which a service takes, and without it
-keys that came together would be due together ever after, with nothing between them. Keys of the same due time are
-served in the order in which they came, so that keys of equal weights are served exactly as in `key_queue`: V
-never goes back, so what comes later is not due earlier.
+where S is the sum of the shares of those that wait: the time which a service takes. Without it keys that came
+together would be due together ever after, with nothing between them. Keys of the same due time are served in
+the order in which they came, so that keys of equal weights are served exactly as in `key_queue`: V never goes
+back, so what comes later is not due earlier.
 
 Keys that wait are in a heap, ordered by rank if one of the two has cut the line (a negative rank), else by
 due time and then rank.

@@ -129,6 +129,10 @@ def read_state(
     specification = specification_of(place.files)
     if not {"key", "time", "arrival", "policy", "schema"} <= specification.keys():
         raise InvalidUsageError("the state is not that of an update queue", location=place.location)
+    if specification.get("semantics") is not None:
+        raise InvalidUsageError(
+            "the queue may hold several tuples of a key", semantics=specification["semantics"]
+        )
     if checkpoint is None:
         chosen: list[tuple[Files, Pointer | None]] = [(bucket, None) for bucket in place.buckets]
     else:

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, DoubleType, StructField, StructType
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.adaptive_queue import Semantics
 from penstock.operators.key_queue import Policy
 from penstock.operators.serve import STALENESS_COLUMN, Apply, Budget, Query
 from penstock.operators.stream import UpdateStream
@@ -54,6 +55,7 @@ def update_queue(
     nulls: str = "error",
     combine: bool | str = "auto",
     staleness_column: bool = False,
+    semantics: str = "update",
     state_location: str | os.PathLike[str] | None = None,
     retain_versions: int = RETAIN_VERSIONS,
     name: str = "update_queue",
@@ -99,6 +101,10 @@ def update_queue(
         positive and finite: the query fails, or they are dropped and counted.
     combine : bool or "auto"
         Whether the map side conflates before the shuffle; ``"auto"`` does where that pays.
+    semantics : {"update", "append", "adaptive"}
+        What a newer tuple does to an older one of its key that waits: takes its place; or waits behind it, so
+        that every tuple is served, in the order of arrival; or the second while the queue keeps up and the
+        first under overload. See "Semantics" in ``docs/update-queue.md``.
     staleness_column : bool
         Add ``queue_staleness_ms``, how long the key had waited when it was served. `apply` sees it.
     state_location : str or path, optional
@@ -131,7 +137,7 @@ def update_queue(
         df, key, time, policy, budget, apply, output_schema, buckets,
         arrival=arrival, cost=cost, weight=weight, nulls=nulls, combine=combine,
         staleness_column=staleness_column, state_location=state_location, retain_versions=retain_versions,
-        name=name,
+        name=name, semantics=semantics,
     )  # fmt: skip
 
 
@@ -155,6 +161,7 @@ def queue_over(
     retain_versions: int,
     name: str,
     source: str | None = None,
+    semantics: str = "update",
 ) -> DataFrame:
     """Return what leaves an update queue; the arguments are those of `update_queue`.
 
@@ -195,6 +202,7 @@ def queue_over(
         budget=limit,
         columns=columns_of(df.schema),
         weights=None if by_key is None else KeyWeights(stream, by_key),
+        semantics=one_of("semantics", semantics, Semantics),
     )
     if nulls not in NULLS:
         raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=NULLS)
@@ -202,7 +210,14 @@ def queue_over(
         raise InvalidUsageError(
             "there is no such option", option="combine", got=combine, known=list(_COMBINE)
         )
-    packer = Packer(stream, place.buckets, nulls, _COMBINE[combine], name)
+    combines = _COMBINE[combine]
+    if operator.semantics is not Semantics.UPDATE:
+        if combines:
+            raise InvalidUsageError(
+                "combine conflates tuples that the queue must see", semantics=str(operator.semantics)
+            )
+        combines = False
+    packer = Packer(stream, place.buckets, nulls, combines, name)
     parcels = findable(df).mapInArrow(packer, PARCEL_SCHEMA)
     return place.run(parcels, operator, output, arrow(output), waits=limit != Budget())
 

@@ -119,6 +119,37 @@ def test_keys_that_matter_more_are_served_earlier(spark: SparkSession, tmp_path:
     assert "another weight" in failed
 
 
+@pytest.mark.parametrize("semantics", ["append", "adaptive"])
+def test_a_queue_may_append_and_an_adaptive_one_conflates_under_overload(
+    spark: SparkSession, tmp_path: Path, semantics: str
+) -> None:
+    place = Place(tmp_path)
+    # Two triggers' work, then far too much, then little.
+    batches = [[Update(i % 4, 100 * batch + i, i) for i in range(n)] for batch, n in enumerate((8, 40, 4))]
+
+    def made() -> DataFrame:
+        frame = place.input.frame(spark, LONGS)
+        return queue(place, frame, buckets=1, budget=4, semantics=semantics)
+
+    metrics = []
+    for part in (batches[:1], batches[1:]):
+        place.input.add(*map(updates_table, part))
+        metrics += penstock.metrics(place.run_until_drained(made()))
+    served = [(row[0], row[1]) for _, rows in sorted(place.rows().items()) for row in rows]
+    every = [(u.key, u.time) for batch in batches for u in batch]
+    assert sum(m["switches"] for m in metrics) == (0 if semantics == "append" else 2)
+    assert metrics[-1]["append_buckets"] == metrics[-1]["buckets"] == 1
+    if semantics == "append":
+        assert served == every
+        return
+    assert 0 < sum(m["conflated"] for m in metrics) == len(every) - len(served)
+    for key in range(4):
+        times = [time for one, time in served if one == key]
+        assert times == sorted(set(times))
+        assert times[-1] == max(time for one, time in every if one == key)
+    assert served[:8] == every[:8]
+
+
 def test_a_budget_smaller_than_the_number_of_buckets_starves_none_of_them(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -195,7 +195,9 @@ class UpdateQueue(Node):
     def describe(self) -> str:
         """Return key, time, policy and budget."""
         budget = "" if self.budget is None else f", budget {self.budget}"
-        return f"({', '.join(self.update_key)}) newest by {self.time}, {self.policy}{budget}"
+        semantics = dict(self.options).get("semantics", "update")
+        more = "" if semantics == "update" else f", {semantics}"
+        return f"({', '.join(self.update_key)}) newest by {self.time}, {self.policy}{budget}{more}"
 
 
 @dataclass(frozen=True, slots=True)
