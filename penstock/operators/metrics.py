@@ -29,7 +29,8 @@ class BatchMetrics:
     rows_out : int
         Rows given to what follows; differs from `emitted` if ``apply`` filters or multiplies.
     waiting_keys, keys : int
-        Keys that wait after the batch (under append semantics, tuples); keys ever seen, or of a join those with state.
+        Keys that wait after the batch (under append semantics, tuples); keys ever seen, or of a join those
+        with state.
     held, freed : int
         Of a join: tuples that are held for matches to come; those let go of. Nothing waits in a join:
         ``rows_in == late + duplicates + dropped + freed + growth of held``, and `emitted` counts matches.

@@ -115,6 +115,7 @@ def test_keys_that_matter_more_are_served_earlier(spark: SparkSession, tmp_path:
     weight = weights if by_key else "v"
     place.run_until_drained(queue(place, place.input.frame(spark, LONGS), buckets=1, budget=5, weight=weight))
     assert {batch: model.by_bucket(rows) for batch, rows in place.rows().items()} == expected
+    place.input.add(updates_table(batches[0]))
     failed = failure(queue(place, place.input.frame(spark, LONGS), buckets=1, budget=5), place)
     assert "another weight" in failed
 
