@@ -18,6 +18,7 @@ from tests.naive import Update
 __all__ = [
     "ARRIVAL_STREAM",
     "STREAM",
+    "WEIGHTED_STREAM",
     "arrivals_of",
     "enqueue",
     "rows_of",
@@ -25,6 +26,7 @@ __all__ = [
     "through_bytes",
     "updates",
     "updates_of",
+    "weight_of",
 ]
 
 _FIELDS = [
@@ -37,6 +39,14 @@ STREAM = UpdateStream(pa.schema(_FIELDS), ("key",), "time")
 ARRIVAL_STREAM = UpdateStream(
     pa.schema([*_FIELDS, pa.field("arrival", pa.timestamp("us", "UTC"))]), ("key",), "time", "arrival"
 )
+WEIGHTED_STREAM = UpdateStream(
+    pa.schema([*_FIELDS, pa.field("weight", pa.float64())]), ("key",), "time", weight="weight"
+)
+
+
+def weight_of(update: Update) -> float:
+    """Return what the weight column of `WEIGHTED_STREAM` says of an update: skewed, and whole."""
+    return float((1 + update.value % 5) ** 2)
 
 
 def stream_for(*, arrival: bool) -> UpdateStream:
@@ -51,6 +61,7 @@ def rows_of(stream: UpdateStream, updates: Sequence[Update]) -> pa.RecordBatch:
         "text": [f"text {u.value}" for u in updates],
         "time": [u.time for u in updates],
         "arrival": [u.arrival for u in updates],
+        "weight": [weight_of(u) for u in updates],
     }
     arrays = [pa.array(columns[column.name], column.type) for column in stream.schema]
     return pa.RecordBatch.from_arrays(arrays, schema=stream.schema)
@@ -92,7 +103,7 @@ def through_bytes(unit: PUnit) -> PUnit:
 
 def order_of(queue: UpdateQueue) -> list[int]:
     """Return the keys in the order in which they would be served; the queue stays as it is."""
-    copy = UpdateQueue(queue.stream, queue.policy)
+    copy = UpdateQueue(queue.stream, queue.policy, weights=queue.weights)
     copy.restore([through_bytes(queue_content(queue))])
     return [update.key for update, _ in served_of(copy, len(copy), 0)]
 

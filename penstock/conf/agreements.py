@@ -71,6 +71,8 @@ def _step_problems(pipeline: Pipeline) -> Iterator[Problem]:
         )
     if pipeline.results is not None and not {"union", "join", "queue"} & set(given):
         yield ("results",), "is for what leaves a queue, a union or a join, and there is none", None
+    if union is not None and union.semantics not in (None, "update"):
+        yield ("union", "semantics"), "is for a queue: a union has update semantics", "leave it out"
     if union is not None and "source" in union.inputs:
         yield (
             ("union", "inputs", "source"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -19,6 +19,7 @@ from penstock.conf.values import (
     start_time_of,
     texts,
     trigger_of,
+    weight_of,
     window_duration,
 )
 
@@ -146,9 +147,11 @@ class Queue(Section):
     buckets: int | None = Field(default=None, ge=1)
     arrival: Text | None = None
     cost: Annotated[str | None, BeforeValidator(cost_of)] = None
+    weight: Annotated[str | dict[Any, float] | None, BeforeValidator(weight_of)] = None
     nulls: Literal["error", "drop"] = "error"
     combine: Literal["auto", True, False] = "auto"
     staleness_column: bool = False
+    semantics: Literal["update", "append", "adaptive"] | None = None
 
 
 class UnionSection(Queue):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -160,6 +161,19 @@ def budget_of(value: Any) -> int | str | None:
 def cost_of(value: Any) -> str | None:
     """Check the cost of a tuple, if there is one."""
     return None if value is None else duration_of(value, least_us=1)
+
+
+def weight_of(value: Any) -> Any:
+    """Check the name of a column, or weights by the value of the key."""
+    hint = "write the name of a numeric column, or a positive number for each key, such as {GOOG: 10}"
+    if value is None or (isinstance(value, str) and value):
+        return value
+    if not isinstance(value, dict) or not value:
+        raise wrong(f"{show(value)} is neither a column nor weights by key", hint)
+    for weight in value.values():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise wrong(f"{show(weight)} is not a weight", hint)
+    return {key: float(weight) for key, weight in value.items()}
 
 
 def delay_of(value: Any) -> str | None:

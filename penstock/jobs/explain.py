@@ -79,7 +79,19 @@ OTHER: Final = "with"
 TABLE: Final = "table"
 """The name of the static table of a lookup."""
 
-_QUEUE_OPTIONS: Final = ("apply", "output_schema", "arrival", "cost", "buckets", "nulls", "staleness_column")
+_QUEUE_OPTIONS: Final = (
+    *(
+        "apply",
+        "output_schema",
+        "arrival",
+        "cost",
+        "weight",
+        "buckets",
+        "nulls",
+        "staleness_column",
+        "semantics",
+    ),
+)
 
 
 def plan_file(reference: str, overrides: Sequence[str] = (), sample: Path | None = None) -> PhysicalPlan:

@@ -29,7 +29,8 @@ class BatchMetrics:
     rows_out : int
         Rows given to what follows; differs from `emitted` if ``apply`` filters or multiplies.
     waiting_keys, keys : int
-        Keys that wait after the batch; keys ever seen, or of a join those with state.
+        Keys that wait after the batch (under append semantics, tuples); keys ever seen, or of a join those
+        with state.
     held, freed : int
         Of a join: tuples that are held for matches to come; those let go of. Nothing waits in a join:
         ``rows_in == late + duplicates + dropped + freed + growth of held``, and `emitted` counts matches.
@@ -40,6 +41,11 @@ class BatchMetrics:
         Time spent serving: the sum over buckets.
     cost_us : float or None
         Cost of a tuple as the scheduler sees it; None while unknown.
+    append_buckets : int
+        Buckets whose queue has append semantics after the batch; the others of `buckets` have update
+        semantics.
+    switches : int
+        How often queues changed their semantics in this batch, in either direction.
     duration_ms : dict of str to float
         Time by phase (load, enqueue, serve, commit), summed over buckets.
     state_bytes_written, state_bytes : int
@@ -62,6 +68,8 @@ class BatchMetrics:
     budget_used_rows: int = 0
     budget_used_ms: float = 0.0
     cost_us: float | None = None
+    append_buckets: int = 0
+    switches: int = 0
     queue_staleness: Staleness = field(default_factory=Staleness)
     application_staleness: Staleness = field(default_factory=Staleness)
     duration_ms: dict[str, float] = field(default_factory=dict)
@@ -131,6 +139,8 @@ _SUMMED = (
     "freed",
     "budget_used_rows",
     "budget_used_ms",
+    "append_buckets",
+    "switches",
     "state_bytes_written",
     "state_bytes",
     "loads",

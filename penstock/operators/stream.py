@@ -45,6 +45,8 @@ class UpdateStream:
     source : str, optional
         A column of integers without nulls, for a union: then there is at most one tuple per key and time.
         Of those of equal time the one with the least number is kept, and of these the first to arrive.
+    weight : str, optional
+        A numeric column that says how much the key matters: positive, finite numbers.
 
     Raises
     ------
@@ -57,6 +59,7 @@ class UpdateStream:
     time: str
     arrival: str | None = None
     source: str | None = None
+    weight: str | None = None
     codec: KeyCodec = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -78,6 +81,7 @@ class UpdateStream:
             *(("key", name) for name in self.key),
             ("time", self.time),
             *((("arrival", self.arrival),) if self.arrival else ()),
+            *((("weight", self.weight),) if self.weight is not None else ()),
         ]:
             if name not in names:
                 raise InvalidUsageError("there is no such column", option=option, column=name, columns=names)
@@ -95,6 +99,8 @@ class UpdateStream:
                 column=self.arrival,
                 type=self.schema.field(self.arrival).type,
             )
+        if self.weight is not None:
+            _check_weight(self.schema.field(self.weight))
         object.__setattr__(self, "codec", KeyCodec([self.schema.field(name) for name in self.key]))
 
     @property
@@ -117,13 +123,20 @@ class UpdateStream:
         return rows.column(self.source).to_numpy().astype(np.int64, copy=False)
 
     def unusable(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Return which rows have a null (or a NaN) in the key, the time or the arrival column."""
+        """Return which rows have a null (or a NaN) in the key, the time or the arrival column, or no weight.
+
+        A weight is a positive, finite number.
+        """
         mask = np.zeros(rows.num_rows, np.bool_)
         for name in (*self.key, self.time, *((self.arrival,) if self.arrival else ())):
             column = rows.column(name)
             nan = name == self.time and pa.types.is_floating(column.type)
             if column.null_count or nan:
                 mask |= pc.is_null(column, nan_is_null=nan).to_numpy(zero_copy_only=False)
+        if self.weight is not None:
+            weights = pc.cast(rows.column(self.weight), pa.float64(), safe=False)
+            numbers = weights.to_numpy(zero_copy_only=False)
+            mask |= ~((numbers > 0) & np.isfinite(numbers))
         return mask
 
     def without_unusable(self, rows: pa.RecordBatch, nulls: str) -> tuple[pa.RecordBatch, int]:
@@ -139,9 +152,13 @@ class UpdateStream:
         if not count:
             return rows, 0
         if nulls == "error":
-            columns = [*self.key, self.time, *([self.arrival] if self.arrival else [])]
+            others = [name for name in (self.arrival, self.weight) if name is not None]
+            columns = [*self.key, self.time, *others]
+            refused = "rows with a null (or NaN) key, time or arrival"
+            if self.weight is not None:
+                refused += ", or with a weight that is not positive and finite"
             raise InvalidUsageError(
-                "rows with a null (or NaN) key, time or arrival",
+                refused,
                 rows=count,
                 columns=columns,
                 hint="filter them out first, or pass nulls='drop' to drop and count them",
@@ -162,6 +179,17 @@ def _check_time(column: pa.Field[Any]) -> None:
             column=column.name,
             type=kind,
             hint="use an integer, float, date or timestamp; cast text first",
+        )
+
+
+def _check_weight(column: pa.Field[Any]) -> None:
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        raise InvalidUsageError(
+            "a column of this type cannot be the weight",
+            column=column.name,
+            type=kind,
+            hint="use an integer, float or decimal",
         )
 
 

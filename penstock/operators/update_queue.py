@@ -23,6 +23,8 @@ from penstock.operators.pages import PagedMemory
 from penstock.operators.rates import mean_cost, mean_interval
 from penstock.operators.staleness import Staleness, StalenessMeter
 from penstock.operators.stream import RESERVED_PREFIX, Integers, UpdateStream, as_int64, as_micros
+from penstock.operators.weighted_queue import WeightedKeyQueue
+from penstock.operators.weights import KeyWeights, column_shares
 from penstock.state_store.key_index import KeyIndex, grown
 from penstock.state_store.keys import Keys
 from penstock.state_store.row_store import RowStore
@@ -38,6 +40,8 @@ _UNIT_KEYS = 1 << 20
 _CELL = f"{RESERVED_PREFIX}cell"
 _RANK = f"{RESERVED_PREFIX}rank"
 _ARRIVED = f"{RESERVED_PREFIX}arrived"
+_START = f"{RESERVED_PREFIX}start"
+_SHARE = f"{RESERVED_PREFIX}share"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,9 @@ class UpdateQueue:
         The time that serving one tuple takes, for linecutting; measured (`observe_cost`) by default.
     page_rows : int
         Locations in a page of the paged memory.
+    weights : KeyWeights, optional
+        How much each key matters to the scheduler, where no column of the stream says so
+        (`UpdateStream.weight`); all the same by default.
     """
 
     def __init__(
@@ -112,6 +119,7 @@ class UpdateQueue:
         *,
         cost_us: float | None = None,
         page_rows: int = _PAGE_ROWS,
+        weights: KeyWeights | None = None,
     ) -> None:
         if cost_us is not None and cost_us <= 0:
             raise InvalidUsageError("the cost of a tuple is not positive", cost_us=cost_us)
@@ -121,7 +129,9 @@ class UpdateQueue:
         self.given_cost_us = cost_us
         self.measured_cost_us: float | None = None
         self._index = KeyIndex()
-        self._queue = KeyQueue(policy)
+        self.weights = weights
+        weighted = weights is not None or stream.weight is not None
+        self._queue = WeightedKeyQueue(policy) if weighted else KeyQueue(policy)
         self._payload = pa.schema([stream.schema.field(name) for name in stream.payload])
         self._rows = RowStore(self._payload)
         self._birth_us: int | None = None
@@ -212,7 +222,8 @@ class UpdateQueue:
             np.minimum(arrivals.first_arrival_us, now_us, out=arrived)
         if self._birth_us is None:
             self._birth_us = self._settled_at = int(arrived.min())
-        ids = self._index.find_or_add(self.stream.keys(arrivals.rows))
+        keys = self.stream.keys(arrivals.rows)
+        ids = self._index.find_or_add(keys)
         self._make_cells()
         cells = self._cells
         times = self.stream.times(arrivals.rows)
@@ -233,10 +244,13 @@ class UpdateQueue:
         if self.stream.source:
             cells["source"][ids] = self.stream.sources(arrivals.rows)[chosen]
         self._rows.put(cells["location"][ids], self._payload_of(arrivals.rows, chosen))
-        cost = self.cost_us
-        self._queue.arrive(
-            ids, resident, interval[newest[accepted]], np.inf if cost is None else cost, self._in_service
-        )
+        interval = interval[newest[accepted]]
+        cost = np.inf if self.cost_us is None else self.cost_us
+        if isinstance(self._queue, WeightedKeyQueue):
+            shares = self._shares(arrivals.rows, keys)[chosen]
+            self._queue.arrive(ids, resident, shares, interval, cost, self._shares_in_service(self._queue))
+        else:
+            self._queue.arrive(ids, resident, interval, cost, self._in_service)
         self._dirty[ids] = True
         return Enqueued(total, conflated, late, duplicates)
 
@@ -250,7 +264,7 @@ class UpdateQueue:
         self._queue_meter.add(arrived, cells["queue_booked_us"][ids], now_us)
         self.memory.free(locations)
         cells["location"][ids] = _NOWHERE
-        cells["emitted"][ids] = cells["waiting"][ids]
+        cells["emitted"][ids] = np.maximum(cells["emitted"][ids], cells["waiting"][ids])
         cells["dequeued_us"][ids] = now_us
         if len(ids):
             self._served_at = now_us
@@ -322,6 +336,11 @@ class UpdateQueue:
         waiting = ids[waits]
         payload = self._rows.take(cells["location"][waiting])
         prefix = [f"{RESERVED_PREFIX}{name}" for name in self._stored]
+        places = {_RANK: self._queue.ranks, _ARRIVED: cells["arrived_us"]}
+        weighted = {}
+        if isinstance(self._queue, WeightedKeyQueue):
+            places |= {_START: self._queue.starts, _SHARE: self._queue.shares}
+            weighted = {"virtual_time": self._queue.virtual_time}
         return PUnit(
             kind=kind,
             meta={
@@ -331,17 +350,17 @@ class UpdateQueue:
                 "settled_at_us": self._settled_at,
                 "served_at_us": self._served_at,
                 "cost_us": self.measured_cost_us,
+                **weighted,
             },
             blocks={
                 "cells": pa.RecordBatch.from_arrays([*key_columns, *stored], [*self.stream.key, *prefix]),
                 "rows": pa.RecordBatch.from_arrays(
                     [
                         pa.array(np.flatnonzero(waits)),
-                        pa.array(self._queue.ranks[waiting]),
-                        pa.array(cells["arrived_us"][waiting]),
+                        *(pa.array(values[waiting]) for values in places.values()),
                         *payload.columns,
                     ],
-                    [_CELL, _RANK, _ARRIVED, *payload.schema.names],
+                    [_CELL, *places, *payload.schema.names],
                 ),
             },
         )
@@ -359,7 +378,10 @@ class UpdateQueue:
         self._served_at = meta["served_at_us"]
         self.measured_cost_us = meta["cost_us"]
         waiting = self._waiting()
-        self._queue.rebuild(waiting, self._queue.ranks[waiting].copy())
+        if isinstance(self._queue, WeightedKeyQueue):
+            self._queue.rebuild(waiting, meta["virtual_time"])
+        else:
+            self._queue.rebuild(waiting, self._queue.ranks[waiting].copy())
         for booked in ("queue_booked_us", "application_booked_us"):
             self._cells[booked][waiting] = self._settled_at or 0
         self._cells["in_service"][:] = 0
@@ -383,12 +405,17 @@ class UpdateQueue:
             return
         waiting = ids[rows_block.column(_CELL).to_numpy()]
         self._place(waiting, rows_block.column(_ARRIVED).to_numpy())
-        payload = pa.RecordBatch.from_arrays(rows_block.columns[3:], schema=self._payload)
+        width = len(self._payload)
+        columns = rows_block.columns[rows_block.num_columns - width :]
+        payload = pa.RecordBatch.from_arrays(columns, schema=self._payload)
         self._rows.put(cells["location"][waiting], payload)
         cells["waiting"][waiting] = as_int64(payload.column(self.stream.time))
         if self.stream.source:
             cells["source"][waiting] = self.stream.sources(payload)
         self._queue.ranks[waiting] = rows_block.column(_RANK).to_numpy()
+        if isinstance(self._queue, WeightedKeyQueue):
+            self._queue.starts[waiting] = rows_block.column(_START).to_numpy()
+            self._queue.shares[waiting] = rows_block.column(_SHARE).to_numpy()
 
     def _compare(
         self, arrivals: Arrivals, ids: Integers, times: Integers
@@ -464,6 +491,15 @@ class UpdateQueue:
         cells["seen_us"][ids] = now_us
         self._dirty[ids] = True
         return interval
+
+    def _shares(self, rows: pa.RecordBatch, keys: Keys) -> Integers:
+        return column_shares(self.stream, rows) if self.weights is None else self.weights.shares(keys)
+
+    def _shares_in_service(self, queue: WeightedKeyQueue) -> int:
+        if not self._in_service:
+            return 0
+        known = self.keys
+        return int(queue.shares[:known] @ self._cells["in_service"][:known])
 
     def _payload_of(self, rows: pa.RecordBatch, chosen: Integers) -> pa.RecordBatch:
         payload = rows.select(self.stream.payload)

@@ -9,12 +9,14 @@ from typing import Any
 import pyarrow as pa
 
 from penstock._clock import Clock
+from penstock.operators.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.arrivals import Arrivals, conflate
 from penstock.operators.key_queue import Policy
 from penstock.operators.metrics import BatchMetrics
 from penstock.operators.serve import Budget, Query, serve
 from penstock.operators.stream import UpdateStream
 from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.weights import KeyWeights
 from penstock.spark_ext.bucket_task import Parcel, Turn
 
 __all__ = ["QueueOperator", "share"]
@@ -32,6 +34,10 @@ class QueueOperator:
         See `UpdateQueue` and `serve`; the budget is that of all buckets together.
     columns : tuple of str
         Names and Spark types of the input's columns, for the check at a restart.
+    weights : KeyWeights, optional
+        See `UpdateQueue`.
+    semantics : Semantics
+        See `AdaptiveQueue`.
     """
 
     stream: UpdateStream
@@ -40,6 +46,8 @@ class QueueOperator:
     query: Query
     budget: Budget
     columns: tuple[str, ...]
+    weights: KeyWeights | None = None
+    semantics: Semantics = Semantics.UPDATE
 
     def specification(self) -> dict[str, Any]:
         """Return what must not change; see `Operator.specification`."""
@@ -49,13 +57,18 @@ class QueueOperator:
             "arrival": self.stream.arrival,
             "policy": str(self.policy),
             "schema": list(self.columns),
+            # By key is a number, which no column's name is; weights by key may change.
+            "weight": self.stream.weight if self.weights is None else 1,
+            "semantics": None if self.semantics is Semantics.UPDATE else str(self.semantics),
             # Spark's own state has another schema with timeouts, which a budget needs.
             "budget": "some" if self.budget != Budget() else "none",
         }
 
     def new_state(self) -> UpdateQueue:
         """Return an empty queue."""
-        return UpdateQueue(self.stream, self.policy)
+        if self.semantics is Semantics.UPDATE:
+            return UpdateQueue(self.stream, self.policy, weights=self.weights)
+        return AdaptiveQueue(self.stream, self.policy, self.semantics, weights=self.weights)
 
     def run(
         self, state: UpdateQueue, parcels: Iterable[Parcel], turn: Turn, clock: Clock
@@ -63,13 +76,30 @@ class QueueOperator:
         """Enqueue and serve; see `Operator.run`."""
         # A tuple waits for the turns of other buckets, too.
         state.given_cost_us = None if self.cost_us is None else self.cost_us * turn.turns
+        state.weights = self.weights
         arrivals, dropped = self._arrivals(parcels)
+        budget = share(self.budget, turn)
+        switches = 0
+        if isinstance(state, AdaptiveQueue):
+            state.capacity = self._capacity(state, budget, turn)
+            switches = state.switches
         batches, metrics = serve(
-            state, arrivals, query=self.query, budget=share(self.budget, turn), clock=clock, turns=turn.turns
+            state, arrivals, query=self.query, budget=budget, clock=clock, turns=turn.turns
         )
+        if isinstance(state, AdaptiveQueue):
+            metrics.append_buckets = int(state.appending)
+            metrics.switches = state.switches - switches
         metrics.dropped = dropped
         metrics.rows_in += dropped
         return batches, metrics
+
+    def _capacity(self, state: UpdateQueue, budget: Budget, turn: Turn) -> float | None:
+        """Return how many tuples a trigger can serve of a bucket, on average; None if there is no bound."""
+        if self.budget.rows is not None:
+            return self.budget.rows / turn.buckets
+        if budget.duration_us is None or state.measured_cost_us is None:
+            return None
+        return budget.duration_us * turn.turns / state.measured_cost_us
 
     def _arrivals(self, parcels: Iterable[Parcel]) -> tuple[Arrivals | None, int]:
         """Return what arrives, conflated as far as memory asks for it, and how many rows were dropped.
@@ -84,7 +114,7 @@ class QueueOperator:
                 continue
             held.append(Arrivals.from_batch(parcel.batch, self.stream.schema))
             size_bytes += parcel.batch.nbytes
-            if size_bytes > _HELD_BYTES:
+            if size_bytes > _HELD_BYTES and self.semantics is Semantics.UPDATE:
                 held, size_bytes = [conflate(self.stream, Arrivals.concat(held))], 0
         return (Arrivals.concat(held) if held else None), dropped
 

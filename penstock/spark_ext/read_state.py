@@ -29,6 +29,7 @@ from penstock.operators.conform import conform
 from penstock.operators.key_queue import Policy
 from penstock.operators.stream import RESERVED_PREFIX, SOURCE_COLUMN, Integers, UpdateStream
 from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.weights import KeyWeights
 from penstock.spark_ext.committed import committed_pointers, query_of, specification_of
 from penstock.state_store.bucket_store import BucketStore, Pointer
 from penstock.state_store.survey import Operator, find_operators, likely_pointer
@@ -69,9 +70,10 @@ def read_state(
     The columns are ``bucket`` and ``version``; the key; ``emitted``, the time of the newest tuple of the key
     that was emitted, null if none was; ``waiting``, whether a newer one waits; the other columns of the
     waiting tuple, null if none waits; and what is stored beside: ``arrived_us``, when the oldest pending
-    update arrived, and ``rank``, the place in the queue, both null if none waits; with linecutting
-    ``seen_us`` and ``interval_us``, with an arrival column ``dequeued_us`` and ``delivered_us``, null while
-    unknown. Where the stream has a column of one of these names, ours begins with ``__penstock_``. Of a
+    update arrived, and ``rank``, the place in the queue (with weights, the order in which keys came), both
+    null if none waits; with linecutting ``seen_us`` and ``interval_us``, with an arrival column
+    ``dequeued_us`` and ``delivered_us``, null while unknown. Where the stream has a column of one of these
+    names, ours begins with ``__penstock_``. Of a
     union there is also ``__penstock_source``: 0 if the waiting tuple's truth wins, else 1.
 
     Parameters
@@ -127,6 +129,10 @@ def read_state(
     specification = specification_of(place.files)
     if not {"key", "time", "arrival", "policy", "schema"} <= specification.keys():
         raise InvalidUsageError("the state is not that of an update queue", location=place.location)
+    if specification.get("semantics") is not None:
+        raise InvalidUsageError(
+            "the queue may hold several tuples of a key", semantics=specification["semantics"]
+        )
     if checkpoint is None:
         chosen: list[tuple[Files, Pointer | None]] = [(bucket, None) for bucket in place.buckets]
     else:
@@ -134,12 +140,14 @@ def read_state(
         chosen = [(place.files.child(f"{bucket:05d}"), found[bucket]) for bucket in sorted(found)]
     large = spark.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
     columns = _columns(specification, place.buckets)
+    weight = specification.get("weight")
     stream = UpdateStream(
         to_arrow_schema(columns, timezone="UTC", prefers_large_types=large),
         tuple(specification["key"]),
         specification["time"],
         specification["arrival"],
         SOURCE_COLUMN if SOURCE_COLUMN in columns.names else None,
+        weight if isinstance(weight, str) else None,
     )
     policy = Policy(specification["policy"])
     schema = _output_schema(columns, stream, policy)
@@ -147,7 +155,9 @@ def read_state(
     arrow = to_arrow_schema(numbered, timezone="UTC", prefers_large_types=large)
     # Each number is a partition of its own: one bucket a task.
     numbers = spark.range(0, len(chosen), 1, max(len(chosen), 1))
-    return numbers.mapInArrow(_Reader(chosen, stream, policy, arrow), numbered).toDF(*schema.names)
+    return numbers.mapInArrow(_Reader(chosen, stream, policy, arrow, weight == 1), numbered).toDF(
+        *schema.names
+    )
 
 
 @dataclass(frozen=True)
@@ -162,12 +172,15 @@ class _Reader:
         See `UpdateQueue`.
     schema : pyarrow.Schema
         The types of the rows, by position.
+    by_key : bool
+        Whether the queue has weights by key.
     """
 
     buckets: list[tuple[Files, Pointer | None]]
     stream: UpdateStream
     policy: Policy
     schema: pa.Schema
+    by_key: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the rows."""
@@ -189,9 +202,11 @@ class _Reader:
 
     def _loaded(self, files: Files, given: Pointer | None) -> tuple[Pointer | None, UpdateQueue]:
         """Return the state at the pointer; without one that of the likely one, chosen anew if it is gone."""
+        # Places are stored with their shares; which weights they came from does not matter.
+        weights = KeyWeights(self.stream, {}) if self.by_key else None
         for attempt in range(1, _TRIES + 1):
             pointer = given or likely_pointer(files)
-            queue = UpdateQueue(self.stream, self.policy)
+            queue = UpdateQueue(self.stream, self.policy, weights=weights)
             if pointer is None:
                 return None, queue
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -11,9 +11,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, DoubleType, StructField, StructType
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.adaptive_queue import Semantics
 from penstock.operators.key_queue import Policy
 from penstock.operators.serve import STALENESS_COLUMN, Apply, Budget, Query
 from penstock.operators.stream import UpdateStream
+from penstock.operators.weights import KeyWeights
 from penstock.spark_ext.arguments import budget_of, one_of, positive
 from penstock.spark_ext.packing import Packer
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
@@ -49,9 +51,11 @@ def update_queue(
     *,
     arrival: str | None = None,
     cost: str | None = None,
+    weight: str | Mapping[Any, float] | None = None,
     nulls: str = "error",
     combine: bool | str = "auto",
     staleness_column: bool = False,
+    semantics: str = "update",
     state_location: str | os.PathLike[str] | None = None,
     retain_versions: int = RETAIN_VERSIONS,
     name: str = "update_queue",
@@ -88,11 +92,19 @@ def update_queue(
         arrives when its micro-batch does.
     cost : str, optional
         The time that one tuple costs, such as ``"2ms"``, for linecutting; measured by default.
+    weight : str or mapping, optional
+        How much each key matters, as positive, finite numbers: a numeric column, of which the newest tuple's
+        counts, or a mapping from values of the key (of one column) to weights; others have 1. Services are
+        shared out by the square roots of the weights; where all are equal the order is that without.
     nulls : {"error", "drop"}
-        What happens to rows with a null key, time or arrival (or a NaN time): the query fails, or
-        they are dropped and counted.
+        What happens to rows with a null key, time or arrival (or a NaN time), or with a weight that is not
+        positive and finite: the query fails, or they are dropped and counted.
     combine : bool or "auto"
         Whether the map side conflates before the shuffle; ``"auto"`` does where that pays.
+    semantics : {"update", "append", "adaptive"}
+        What a newer tuple does to an older one of its key that waits: takes its place; or waits behind it, so
+        that every tuple is served, in the order of arrival; or the second while the queue keeps up and the
+        first under overload. See "Semantics" in ``docs/update-queue.md``.
     staleness_column : bool
         Add ``queue_staleness_ms``, how long the key had waited when it was served. `apply` sees it.
     state_location : str or path, optional
@@ -123,8 +135,9 @@ def update_queue(
     """
     return queue_over(
         df, key, time, policy, budget, apply, output_schema, buckets,
-        arrival=arrival, cost=cost, nulls=nulls, combine=combine, staleness_column=staleness_column,
-        state_location=state_location, retain_versions=retain_versions, name=name,
+        arrival=arrival, cost=cost, weight=weight, nulls=nulls, combine=combine,
+        staleness_column=staleness_column, state_location=state_location, retain_versions=retain_versions,
+        name=name, semantics=semantics,
     )  # fmt: skip
 
 
@@ -140,6 +153,7 @@ def queue_over(
     *,
     arrival: str | None,
     cost: str | None,
+    weight: str | Mapping[Any, float] | None,
     nulls: str,
     combine: bool | str,
     staleness_column: bool,
@@ -147,6 +161,7 @@ def queue_over(
     retain_versions: int,
     name: str,
     source: str | None = None,
+    semantics: str = "update",
 ) -> DataFrame:
     """Return what leaves an update queue; the arguments are those of `update_queue`.
 
@@ -169,7 +184,13 @@ def queue_over(
     def arrow(schema: StructType) -> pa.Schema:
         return arrow_schema(schema, large=large)
 
-    stream = UpdateStream(arrow(df.schema), key_columns(key), time, arrival, source)
+    by_key = weight if isinstance(weight, Mapping) else None
+    column = None if isinstance(weight, Mapping) else weight
+    if column is not None and not isinstance(column, str):
+        raise InvalidUsageError(
+            "the weight is neither a column nor a mapping", weight=repr(weight), hint="pass weight='column'"
+        )
+    stream = UpdateStream(arrow(df.schema), key_columns(key), time, arrival, source, column)
     columns = StructType([one for one in df.schema if one.name != source])
     output = _output_schema(columns, apply, output_schema, staleness_column=staleness_column)
     limit = budget_of(budget, apply)
@@ -180,6 +201,8 @@ def queue_over(
         query=Query(apply, arrow(output), stream.key, staleness_column),
         budget=limit,
         columns=columns_of(df.schema),
+        weights=None if by_key is None else KeyWeights(stream, by_key),
+        semantics=one_of("semantics", semantics, Semantics),
     )
     if nulls not in NULLS:
         raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=NULLS)
@@ -187,7 +210,14 @@ def queue_over(
         raise InvalidUsageError(
             "there is no such option", option="combine", got=combine, known=list(_COMBINE)
         )
-    packer = Packer(stream, place.buckets, nulls, _COMBINE[combine], name)
+    combines = _COMBINE[combine]
+    if operator.semantics is not Semantics.UPDATE:
+        if combines:
+            raise InvalidUsageError(
+                "combine conflates tuples that the queue must see", semantics=str(operator.semantics)
+            )
+        combines = False
+    packer = Packer(stream, place.buckets, nulls, combines, name)
     parcels = findable(df).mapInArrow(packer, PARCEL_SCHEMA)
     return place.run(parcels, operator, output, arrow(output), waits=limit != Budget())
 

@@ -33,6 +33,7 @@ def update_union(
     buckets: int | None = None,
     arrival: str | None = None,
     cost: str | None = None,
+    weight: str | Mapping[Any, float] | None = None,
     nulls: str = "error",
     combine: bool | str = "auto",
     staleness_column: bool = False,
@@ -61,7 +62,8 @@ def update_union(
         The input whose truth wins, by its position (from 0) or its name, where tuples of one key and time are
         there together: in one micro-batch, or while the other one waits. What was delivered is not taken
         back. By default the one that arrives first is kept, in one micro-batch that of the earlier input.
-    policy, budget, apply, output_schema, buckets, arrival, cost, nulls, combine, staleness_column
+    policy, budget, apply, output_schema, buckets, arrival, cost, weight, nulls, combine,
+    staleness_column
         As of `penstock.update_queue`.
     state_location, retain_versions, name
         As of `penstock.update_queue`.
@@ -99,8 +101,9 @@ def update_union(
     ]
     return queue_over(
         reduce(DataFrame.unionByName, marked), key, time, policy, budget, apply, output_schema, buckets,
-        arrival=arrival, cost=cost, nulls=nulls, combine=combine, staleness_column=staleness_column,
-        state_location=state_location, retain_versions=retain_versions, name=name, source=SOURCE_COLUMN,
+        arrival=arrival, cost=cost, weight=weight, nulls=nulls, combine=combine,
+        staleness_column=staleness_column, state_location=state_location, retain_versions=retain_versions,
+        name=name, source=SOURCE_COLUMN,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pyspark.sql import functions as sf
 import penstock
 from penstock.operators.metrics import BatchMetrics
 from tests.naive import Update
+from tests.naive_weighted import NaiveWeightedQueue
 from tests.spark.model import LONGS, Model, newest_of, random_batches, updates_table
 from tests.spark.queries import Place, failure, quotes, settings, wait
 
@@ -92,6 +94,61 @@ def test_one_bucket_serves_keys_in_the_order_of_the_policy_and_within_the_budget
     assert [m["emitted"] for m in metrics if m["emitted"]] == [len(b[0]) for b in expected.values()]
     assert sum(m["late"] for m in metrics) == model.late
     assert sum(m["conflated"] for m in metrics) == model.conflated
+
+
+@pytest.mark.parametrize("by_key", [True, False], ids=["a mapping", "a column"])
+def test_keys_that_matter_more_are_served_earlier(spark: SparkSession, tmp_path: Path, by_key: bool) -> None:
+    place = Place(tmp_path)
+    weights = {0: 100.0, 3: 0.01, 7: 9.0}
+    batches = [
+        [replace(update, value=update.value + 1) for update in batch]
+        for batch in random_batches(seed=4, batches=2, rows=40, keys=25)
+    ]
+    model = Model(1, 5)
+
+    def weight_of(update: Update) -> float:
+        return weights.get(update.key, 1.0) if by_key else float(update.value)
+
+    model.queues = [NaiveWeightedQueue("in_place", weight_of=weight_of)]
+    place.input.add(*map(updates_table, batches))
+    expected = model.run_all(batches)
+    weight = weights if by_key else "v"
+    place.run_until_drained(queue(place, place.input.frame(spark, LONGS), buckets=1, budget=5, weight=weight))
+    assert {batch: model.by_bucket(rows) for batch, rows in place.rows().items()} == expected
+    place.input.add(updates_table(batches[0]))
+    failed = failure(queue(place, place.input.frame(spark, LONGS), buckets=1, budget=5), place)
+    assert "another weight" in failed
+
+
+@pytest.mark.parametrize("semantics", ["append", "adaptive"])
+def test_a_queue_may_append_and_an_adaptive_one_conflates_under_overload(
+    spark: SparkSession, tmp_path: Path, semantics: str
+) -> None:
+    place = Place(tmp_path)
+    # Two triggers' work, then far too much, then little.
+    batches = [[Update(i % 4, 100 * batch + i, i) for i in range(n)] for batch, n in enumerate((8, 40, 4))]
+
+    def made() -> DataFrame:
+        frame = place.input.frame(spark, LONGS)
+        return queue(place, frame, buckets=1, budget=4, semantics=semantics)
+
+    metrics = []
+    for part in (batches[:1], batches[1:]):
+        place.input.add(*map(updates_table, part))
+        metrics += penstock.metrics(place.run_until_drained(made()))
+    served = [(row[0], row[1]) for _, rows in sorted(place.rows().items()) for row in rows]
+    every = [(u.key, u.time) for batch in batches for u in batch]
+    assert sum(m["switches"] for m in metrics) == (0 if semantics == "append" else 2)
+    assert metrics[-1]["append_buckets"] == metrics[-1]["buckets"] == 1
+    if semantics == "append":
+        assert served == every
+        return
+    assert 0 < sum(m["conflated"] for m in metrics) == len(every) - len(served)
+    for key in range(4):
+        times = [time for one, time in served if one == key]
+        assert times == sorted(set(times))
+        assert times[-1] == max(time for one, time in every if one == key)
+    assert served[:8] == every[:8]
 
 
 def test_a_budget_smaller_than_the_number_of_buckets_starves_none_of_them(

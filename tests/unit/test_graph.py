@@ -146,6 +146,15 @@ def test_an_update_stream_has_its_key_until_it_is_aggregated() -> None:
     assert kept.window("time", size="1 s").agg(n="count(*)").root.key == ()
 
 
+def test_a_queue_needs_the_columns_of_its_arrival_and_weight() -> None:
+    queue = readings().update_queue("plug", "time", arrival="time", weight="load")
+    assert queue.root.needs(frozenset({"plug"})) == (frozenset({"plug", "time", "load"}),)
+    with pytest.raises(InvalidUsageError, match="weigh"):
+        readings().update_queue("plug", "time", weight="weigh")
+    by_key = readings().update_queue("plug", "time", weight={1: 2.0})
+    assert by_key.root.needs(frozenset()) == (frozenset({"plug", "time"}),)
+
+
 def _queue() -> Graph:
     return readings().update_queue("plug", "time")
 

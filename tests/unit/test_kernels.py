@@ -20,7 +20,7 @@ import penstock
 from penstock import _kernels
 from penstock.compression import bits, fused, statistics, text
 from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
-from penstock.operators import arrivals, join_kernels, key_queue, pages, staleness
+from penstock.operators import arrivals, join_kernels, key_queue, pages, staleness, weighted_queue
 from penstock.operators.fragments import kernels
 from penstock.operators.windows import sliding_kernels, transitions, zones
 from penstock.state_store import key_index, key_set, keys, memory_table, row_codec, row_store
@@ -44,6 +44,7 @@ KERNELS = {
         *("_unlink", "_link_tail", "_link_cut", "_pop", "_pop_except"),
         *("_arrive_fifo", "_arrive_in_place", "_arrive_linecutting"),
     },
+    "weighted_queue": {"_due", "_precedes", "_sift", "_arrive_weighted", "_pop_weighted"},
     "staleness": {"_bin", "_add"},
     "zones": {
         "blocks_needed",
@@ -117,6 +118,7 @@ REFERENCES = {
     "pages": "test_pages",
     "arrivals": "test_conflate",
     "key_queue": "test_update_queue",
+    "weighted_queue": "test_weighted_queue",
     "staleness": "test_staleness",
     "zones": "test_window_queue",
     "transitions": "test_window_queue",
@@ -136,7 +138,17 @@ REFERENCES = {
 }
 MODULES = [
     *(keys, key_index, key_set, row_codec, row_store, memory_table),
-    *(pages, arrivals, key_queue, staleness, zones, transitions, sliding_kernels, join_kernels),
+    *(
+        pages,
+        arrivals,
+        key_queue,
+        weighted_queue,
+        staleness,
+        zones,
+        transitions,
+        sliding_kernels,
+        join_kernels,
+    ),
     *(bits, text, statistics, fused, decimals, differences, dictionary, run_length, simple8b, variable_byte),
     kernels,
 ]
@@ -195,6 +207,9 @@ for policy in Policy:
         served_of(queue, 70, now_us + 10)
         queue.settle(now_us + 20)
     UpdateQueue(ARRIVAL_STREAM, policy).restore([through_bytes(next(queue.snapshot()))])
+    queue = UpdateQueue(WEIGHTED_STREAM, policy, cost_us=1.0)
+    enqueue(queue, [Update(k, 1000, k) for k in range(100)], 1000)
+    served_of(queue, 70, 2000)
 schema = pa.schema([("s", pa.string()), ("i", pa.int64()), ("t", pa.int64())])
 stream = UpdateStream(schema, ("s", "i"), "t")
 rows = pa.RecordBatch.from_arrays([pa.array(["a", "bb"]), pa.array([1, 2]), pa.array([1, 2])], schema=schema)
@@ -318,6 +333,7 @@ def test_a_second_process_compiles_nothing() -> None:
         "_divide",
         "_bits",
         "_position",
+        *("_due", "_precedes", "_sift"),
         # What the transitions of window queues consist of.
         *("append", "_forget", "_release", "free_head", "free_tail", "free_middle", "successor"),
         *("_mru_l", "_mru_e", "_is_update", "_do_promote", "_is_avail", "_end", "_push_ready", "_pop_ready"),

@@ -161,6 +161,21 @@ def test_an_empty_query_section_is_none(load: Loader) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "weight"),
+    [
+        ("price", "price"),
+        ("{GOOG: 10, GM: .5}", {"GOOG": 10.0, "GM": 0.5}),
+        ("{7: 2}", {7: 2.0}),
+        ("null", None),
+    ],
+)
+def test_a_weight_is_a_column_or_a_number_for_each_key(load: Loader, text: str, weight: object) -> None:
+    pipeline = load(_with(7, f"  weight: {text}"))
+    assert pipeline.queue is not None
+    assert pipeline.queue.weight == weight
+
+
+@pytest.mark.parametrize(
     ("text", "us"),
     [
         ("1700000000000000", 1_700_000_000_000_000),
@@ -194,7 +209,7 @@ def test_a_start_time_is_an_instant(load: Loader, text: str, us: int) -> None:
             "  xyzzy: 1",
             "p.yaml:7: queue.xyzzy: unknown field. Hint: the fields here are key, time, policy, "
             "budget, apply, "
-            "output_schema, buckets, arrival, cost, nulls, combine, staleness_column.",
+            "output_schema, buckets, arrival, cost, weight, nulls, combine, staleness_column, semantics.",
         ),
         (7, "  policy: 3", "p.yaml:7: queue.policy: 3 is not one of fifo, in_place, linecutting."),
         (7, "  combine: maybe", "p.yaml:7: queue.combine: 'maybe' is not one of auto, true, false."),
@@ -243,6 +258,18 @@ def test_a_start_time_is_an_instant(load: Loader, text: str, us: int) -> None:
             7,
             "  cost: 3",
             "p.yaml:7: queue.cost: 3 is not a duration. Hint: write a number and a unit, such as '800ms'.",
+        ),
+        (
+            7,
+            "  weight: 3",
+            "p.yaml:7: queue.weight: 3 is neither a column nor weights by key. Hint: write the name of a "
+            "numeric column, or a positive number for each key, such as {GOOG: 10}.",
+        ),
+        (
+            7,
+            "  weight: {GOOG: 10, GM: -1}",
+            "p.yaml:7: queue.weight: -1 is not a weight. Hint: write the name of a "
+            "numeric column, or a positive number for each key, such as {GOOG: 10}.",
         ),
         (
             7,

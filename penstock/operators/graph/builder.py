@@ -312,6 +312,8 @@ class Graph:
         names = (key,) if isinstance(key, str) else tuple(key)
         columns = tuple(self._column(each, own) for each in names)
         when = self._column(time, own)
+        # A queue that may append must see every tuple.
+        combine = combine and options.get("semantics", "update") == "update"
         return self._with(
             UpdateQueue(own, (self.root,), columns, when, policy, budget, combine, tuple(options.items()))
         )

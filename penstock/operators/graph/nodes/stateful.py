@@ -160,6 +160,12 @@ class Assemble(Node):
         return f"{self.window.describe()}: {made}{groups}"
 
 
+def _more_columns(options: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
+    """Return the columns that an update queue's other arguments name."""
+    given = (dict(options).get(name) for name in ("arrival", "weight"))
+    return tuple(name for name in given if isinstance(name, str))
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateQueue(Node):
     """An update queue (UpStream §3): of each key only the newest tuple waits.
@@ -186,14 +192,10 @@ class UpdateQueue(Node):
 
     def _schema(self) -> pa.Schema:
         schema = self.inputs[0].schema
-        for name in (*self.update_key, self.time, *self._arrival()):
+        for name in (*self.update_key, self.time, *_more_columns(self.options)):
             known(self, name, schema)
         # What `apply` returns is written in Spark's DDL: its columns are known when the graph runs.
         return schema
-
-    def _arrival(self) -> tuple[str, ...]:
-        arrival = dict(self.options).get("arrival")
-        return () if arrival is None else (arrival,)
 
     def _key(self) -> tuple[str, ...]:
         return self.update_key
@@ -202,12 +204,14 @@ class UpdateQueue(Node):
         """Add key and time; a function in it may need every column."""
         if "apply" in dict(self.options):
             return (frozenset(self.inputs[0].schema.names),)
-        return (required | {*self.update_key, self.time, *self._arrival()},)
+        return (required | {*self.update_key, self.time, *_more_columns(self.options)},)
 
     def describe(self) -> str:
         """Return key, time, policy and budget."""
         budget = "" if self.budget is None else f", budget {self.budget}"
-        return f"({', '.join(self.update_key)}) newest by {self.time}, {self.policy}{budget}"
+        semantics = dict(self.options).get("semantics", "update")
+        more = "" if semantics == "update" else f", {semantics}"
+        return f"({', '.join(self.update_key)}) newest by {self.time}, {self.policy}{budget}{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +241,7 @@ class UpdateUnion(Union):
     def _schema(self) -> pa.Schema:
         # Without the zero-argument form, which finds no class that has slots.
         schema = Union._schema(self)
-        for name in (*self.update_key, *self._times()):
+        for name in (*self.update_key, self.time, *_more_columns(self.options)):
             known(self, name, schema)
         return schema
 
@@ -251,15 +255,11 @@ class UpdateUnion(Union):
                 )
         return self.update_key
 
-    def _times(self) -> tuple[str, ...]:
-        arrival = dict(self.options).get("arrival")
-        return (self.time,) if arrival is None else (self.time, arrival)
-
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
         """Add key and time; a function in it may need every column."""
         if "apply" in dict(self.options):
             required = frozenset(self.schema.names)
-        return (required | {*self.update_key, *self._times()},) * len(self.inputs)
+        return (required | {*self.update_key, self.time, *_more_columns(self.options)},) * len(self.inputs)
 
     def describe(self) -> str:
         """Return key, time, and the input whose truth wins."""

@@ -1,0 +1,91 @@
+"""Weights: how much each key matters, and the shares of the services that follow from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.stream import Integers, UpdateStream
+from penstock.state_store.key_index import KeyIndex
+from penstock.state_store.keys import Keys
+
+__all__ = ["ONE", "KeyWeights", "column_shares", "shares_of"]
+
+ONE = 1 << 20
+"""The share of a key of weight 1. Shares are whole, so that their sums are exact."""
+
+_MOST = 1 << 40
+
+
+def shares_of(weights: npt.NDArray[np.float64]) -> Integers:
+    """Return the shares of positive, finite weights: their square roots in units of 1 / `ONE`.
+
+    Weights below ``2**-40`` and above ``2**40`` count as these.
+    """
+    found: Integers = np.clip(np.rint(np.sqrt(weights) * ONE), 1, _MOST).astype(np.int64)
+    return found
+
+
+class KeyWeights:
+    """Weights of keys of one column, given by the value of the key; others have weight 1.
+
+    Parameters
+    ----------
+    stream : UpdateStream
+        Says what the key is.
+    weights : mapping
+        From values of the key to positive, finite numbers.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the key has several columns, a value cannot be one of the key or comes twice, or a weight is no
+        such number.
+    """
+
+    def __init__(self, stream: UpdateStream, weights: Mapping[Any, Any]) -> None:
+        if len(stream.key) != 1:
+            raise InvalidUsageError(
+                "weights by key value are for a key of one column",
+                key=list(stream.key),
+                hint="name a column that holds the weight",
+            )
+        for weight in weights.values():
+            number = isinstance(weight, int | float) and not isinstance(weight, bool)
+            if not number or not 0 < weight < math.inf:
+                raise InvalidUsageError(
+                    "a weight is not a positive, finite number", weight=repr(weight), option="weight"
+                )
+        (name,) = stream.key
+        kind = stream.schema.field(name).type
+        try:
+            values = pa.array(list(weights), kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise InvalidUsageError(
+                "a value in the weights cannot be one of the key", column=name, type=kind
+            ) from error
+        if values.null_count:
+            raise InvalidUsageError("a value in the weights is null", column=name)
+        self._index = KeyIndex()
+        self._index.find_or_add(stream.codec.encode([values]))
+        if len(self._index) != len(weights):
+            raise InvalidUsageError("a value in the weights comes twice", column=name, type=kind)
+        # The last one is found by -1: that of keys without a weight.
+        self._shares = shares_of(np.array([*weights.values(), 1.0], np.float64))
+
+    def shares(self, keys: Keys) -> Integers:
+        """Return the shares of keys."""
+        return self._shares[self._index.find(keys)]
+
+
+def column_shares(stream: UpdateStream, rows: pa.RecordBatch) -> Integers:
+    """Return the shares of rows by the weight column of the stream, which `UpdateStream.unusable` checked."""
+    weights = pc.cast(rows.column(stream.weight), pa.float64(), safe=False)
+    return shares_of(weights.to_numpy(zero_copy_only=False))
