@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import yaml
 
@@ -177,6 +177,10 @@ def _children(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, yam
             yield (*path, position), value, value
 
 
+_BY_VALUE: Final = {("weight",)}
+"""Fields whose mapping has values of data on the left, not names of fields."""
+
+
 def _walk(name: str, root: yaml.Node) -> tuple[dict[FieldPath, str], list[str]]:
     """Return the place of every field, and the problems of the file's form."""
     places: dict[FieldPath, str] = {}
@@ -189,7 +193,8 @@ def _walk(name: str, root: yaml.Node) -> tuple[dict[FieldPath, str], list[str]]:
         for path, mark, value in _children(node, parent):
             line = mark.start_mark.line + 1
             place = f"{name}:{line}"
-            if isinstance(node, yaml.MappingNode) and mark.tag != "tag:yaml.org,2002:str":
+            is_field = isinstance(node, yaml.MappingNode) and parent[-1:] not in _BY_VALUE
+            if is_field and mark.tag != "tag:yaml.org,2002:str":
                 fact, hint = "the name of a field is not text", "put it in quotes"
             elif path in places:
                 fact, hint = f"written twice, first in line {lines[path]}", "keep one"
