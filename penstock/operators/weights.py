@@ -41,7 +41,7 @@ class KeyWeights:
     stream : UpdateStream
         Says what the key is.
     weights : mapping
-        From values of the key to positive, finite numbers.
+        From values of the key, or all of them as text, to positive, finite numbers.
 
     Raises
     ------
@@ -66,7 +66,10 @@ class KeyWeights:
         (name,) = stream.key
         kind = stream.schema.field(name).type
         try:
-            values = pa.array(list(weights), kind)
+            if weights and all(isinstance(value, str) for value in weights):
+                values = pa.array(list(weights), pa.string()).cast(kind)
+            else:
+                values = pa.array(list(weights), kind)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise InvalidUsageError(
                 "a value in the weights cannot be one of the key", column=name, type=kind

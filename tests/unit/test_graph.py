@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph, graph
-from penstock.operators.graph.nodes import Window, topological
+from penstock.operators.graph.nodes import UpdateQueue, Window, topological
 from penstock.operators.graph.types import UNKNOWN
 
 READINGS = pa.schema(
@@ -153,6 +153,14 @@ def test_a_queue_needs_the_columns_of_its_arrival_and_weight() -> None:
         readings().update_queue("plug", "time", weight="weigh")
     by_key = readings().update_queue("plug", "time", weight={1: 2.0})
     assert by_key.root.needs(frozenset()) == (frozenset({"plug", "time"}),)
+
+
+def test_a_queue_that_may_append_sees_every_tuple() -> None:
+    for semantics, combine in (("update", True), ("append", False), ("adaptive", False)):
+        root = readings().update_queue("plug", "time", semantics=semantics).root
+        assert isinstance(root, UpdateQueue)
+        assert root.combine is combine
+        assert (semantics in root.describe()) is not combine
 
 
 def _queue() -> Graph:

@@ -165,7 +165,7 @@ def test_an_empty_query_section_is_none(load: Loader) -> None:
     [
         ("price", "price"),
         ("{GOOG: 10, GM: .5}", {"GOOG": 10.0, "GM": 0.5}),
-        ("{7: 2}", {7: 2.0}),
+        ("{'7': 2}", {"7": 2.0}),
         ("null", None),
     ],
 )

@@ -49,6 +49,11 @@ def test_a_mapping_finds_keys_of_every_kind(kind: pa.DataType, values: list[Any]
     assert weights.shares(_keys(stream, [values[1], values[0], values[1]])).tolist() == [ONE, 3 * ONE, ONE]
 
 
+def test_values_of_the_key_may_be_text() -> None:
+    stream = _stream(pa.int64())
+    assert KeyWeights(stream, {"7": 4}).shares(_keys(stream, [7, 8])).tolist() == [2 * ONE, ONE]
+
+
 def test_an_empty_mapping_has_weight_one_for_all() -> None:
     stream = _stream(pa.int64())
     assert KeyWeights(stream, {}).shares(_keys(stream, [1, 2])).tolist() == [ONE, ONE]
