@@ -15,6 +15,8 @@ from penstock.operators.graph.nodes import Aggregate, Assemble, Fused, Node, Win
 from penstock.operators.graph.types import scan_schema
 from penstock.operators.scan import PANE, Fragments
 from penstock.operators.stream import RESERVED_PREFIX
+from penstock.operators.windows.finish import Finish
+from penstock.spark_ext.p_stream_rows import OperatorRows
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.stateful import Stateful
@@ -22,12 +24,42 @@ from penstock.spark_ext.update_window import update_window
 from penstock.spark_ext.window_packing import EntryPacker, add_rows, row_fragmenter
 from penstock.spark_ext.window_plan import WINDOW, WindowPlan, quoted, value_columns
 
-__all__ = ["assembled", "of_rows", "of_windows"]
+__all__ = ["Windows", "assembled", "of_rows", "of_windows"]
 
 _START = f"{RESERVED_PREFIX}start"
 
 
-def assembled(node: Assemble, rows: DataFrame, place: Stateful) -> DataFrame:
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows of fragments, which Spark may finish, or their operator.
+
+    Parameters
+    ----------
+    plan : WindowPlan
+        Which windows.
+    place : Stateful
+        The operator's place.
+    parcels : DataFrame
+        What they are made of.
+    columns : tuple of str
+        Names and types of what the fragments are made of.
+    """
+
+    plan: WindowPlan
+    place: Stateful
+    parcels: DataFrame
+    columns: tuple[str, ...]
+
+    def results(self) -> DataFrame:
+        """Return the windows."""
+        return self.plan.results(self.place, self.parcels, self.columns)
+
+    def written(self, finish: Finish, into: OperatorRows) -> DataFrame:
+        """Return descriptors of the results, which the operator writes."""
+        return self.plan.written(self.place, self.parcels, self.columns, finish, into)
+
+
+def assembled(node: Assemble, rows: DataFrame, place: Stateful) -> Windows:
     """Return windows of fragments.
 
     Parameters
@@ -64,8 +96,8 @@ def assembled(node: Assemble, rows: DataFrame, place: Stateful) -> DataFrame:
         delay_ms=node.window.delay_ms,
         local=False,
     )
-    columns = [f"{field.name} {field.type}" for field in fused.inputs[0].schema]
-    return plan.results(place, parcels, columns)
+    columns = tuple(f"{field.name} {field.type}" for field in fused.inputs[0].schema)
+    return Windows(plan, place, parcels, columns)
 
 
 def _fused(node: Assemble) -> Fused:

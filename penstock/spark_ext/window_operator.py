@@ -12,6 +12,7 @@ from penstock._clock import Clock
 from penstock.operators.key_queue import Policy
 from penstock.operators.metrics import BatchMetrics
 from penstock.operators.serve import Budget, Query, serve
+from penstock.operators.windows.finish import Finish
 from penstock.operators.windows.panes import Panes, WindowLayout
 from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.update import Entering, UpdateWindows
@@ -42,6 +43,8 @@ class WindowOperator:
         How many a micro-batch may emit, all buckets together.
     cost_us : float, optional
         The time that one window costs, for linecutting; measured unless given.
+    finish : Finish, optional
+        What makes results of windows, where that is not left to Spark; in append mode.
     """
 
     layout: WindowLayout
@@ -51,6 +54,7 @@ class WindowOperator:
     policy: Policy = Policy.IN_PLACE
     budget: Budget = field(default_factory=Budget)
     cost_us: float | None = None
+    finish: Finish | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return what must not change; see `Operator.specification`."""
@@ -83,14 +87,13 @@ class WindowOperator:
         entering = Entering([batch for _, batch in arriving], None if newest is None else newest - self.delay)
         if isinstance(state, UpdateWindows):
             return self._serve(state, entering, dropped, turn, clock)
-        done = state.run(entering.entries, entering.watermark)
-        windows = sum(batch.num_rows for batch in done.windows)
+        done = state.run(entering.entries, entering.watermark, self.finish)
         metrics = BatchMetrics(
             rows_in=done.rows_in + dropped,
             late=done.late,
             dropped=dropped,
-            emitted=windows,
-            rows_out=windows,
+            emitted=done.closed,
+            rows_out=sum(batch.num_rows for batch in done.windows),
             keys=done.groups,
         )
         metrics.duration_ms = {"assemble": (clock() - started) / 1000}

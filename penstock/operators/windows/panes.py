@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -98,12 +98,15 @@ class Assembled:
         Rows that the entries stand for: all, and those of which no window is open any more.
     groups : int
         Groups that still have an open window.
+    closed : int
+        How many windows closed.
     """
 
     windows: list[pa.RecordBatch]
     rows_in: int
     late: int
     groups: int
+    closed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,12 @@ class Panes:
     def close(self) -> None:
         """Do nothing: memory goes with the object."""
 
-    def run(self, arriving: Iterable[pa.RecordBatch], watermark: int | None) -> Assembled:
+    def run(
+        self,
+        arriving: Iterable[pa.RecordBatch],
+        watermark: int | None,
+        finish: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
+    ) -> Assembled:
         """Let entries in, then close the windows before a watermark.
 
         Parameters
@@ -174,12 +182,17 @@ class Panes:
             Of `WindowLayout.entry`, in order of arrival.
         watermark : int, optional
             All panes before it have arrived; the greatest one ever given counts.
+        finish : callable, optional
+            What is done with windows in batches of bounded size; its results stand in their place.
         """
         rows_in, late = self._enter(list(arriving))
         if watermark is not None:
             self.watermark = watermark if self.watermark is None else max(self.watermark, watermark)
-        windows = self._close()
-        return Assembled(windows, rows_in, late, len(np.unique(self._ids)))
+        closed, windows = 0, []
+        for batch in self._close():
+            closed += batch.num_rows
+            windows.append(batch if finish is None else finish(batch))
+        return Assembled(windows, rows_in, late, len(np.unique(self._ids)), closed)
 
     def _enter(self, arriving: list[pa.RecordBatch]) -> tuple[int, int]:
         """Add entries; return how many rows they stand for, and how many of these are late."""
@@ -261,20 +274,19 @@ class Panes:
         values = [batch.column(name) for name in layout.values.names]
         self._entries.append(pa.RecordBatch.from_arrays(values, schema=layout.values))
 
-    def _close(self) -> list[pa.RecordBatch]:
-        """Return the windows that the watermark closes, and let go of what no other needs."""
+    def _close(self) -> Iterator[pa.RecordBatch]:
+        """Yield the windows that the watermark closes, and let go of what no other needs."""
         spec = self._layout.spec
         if self.watermark is None or not len(self):
-            return []
+            return
         first = spec.first_with(int(self._panes.min())) if self._next is None else self._next
         last = spec.last_complete(self.watermark)
         if last < first:
-            return []
+            return
         self._sort()
-        found = list(self._windows(first, last))
+        yield from self._windows(first, last)
         self._next = last + 1
         self._keep(self._panes >= spec.start(self._next))
-        return found
 
     def _sort(self) -> None:
         """Sort entries by group and pane, those of equal ones by arrival."""
