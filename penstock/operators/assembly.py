@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from sqlglot import exp
 
 __all__ = ["Assembly"]
-
-_Column: TypeAlias = "pa.Array[Any] | pa.ChunkedArray[Any]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +56,11 @@ class Assembly:
             texts[name] = Expression.of(holder.this).text
         return cls(texts, found.means, found.deviations)
 
-    def computed(self, name: str, partials: pa.Table) -> _Column:
+    def computed(self, name: str, partials: pa.Table) -> pa.Array[Any]:
         """Return a mean or a deviation in each row."""
-        if name in self.means:
-            total, count = (partials[one].cast(pa.float64()) for one in self.means[name])
-            return pc.divide(total, count)
-        return _deviation(*(partials[one].combine_chunks() for one in self.deviations[name]))
+        parts = self.means[name] if name in self.means else self.deviations[name]
+        columns = [partials[one].combine_chunks() for one in parts]
+        return _mean(*columns) if name in self.means else _deviation(*columns)
 
 
 class _Divisions:
@@ -102,6 +99,13 @@ class _Divisions:
         name = next(same, f"{RESERVED_PREFIX}{what}_{len(known)}")
         known[name] = parts
         return exp.column(name)
+
+
+def _mean(total: pa.Array[Any], count: pa.Array[Any]) -> pa.Array[Any]:
+    """Return sums divided by counts, null where nothing was counted."""
+    if total.null_count:
+        return pc.divide(total.cast(pa.float64()), count.cast(pa.float64()))
+    return pa.array(np.true_divide(total.to_numpy(), count.to_numpy()))
 
 
 def _deviation(count: pa.Array[Any], total: pa.Array[Any], squares: pa.Array[Any]) -> pa.Array[Any]:

@@ -22,7 +22,7 @@ from penstock.spark_ext.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.stateful import Stateful
 from penstock.spark_ext.update_window import update_window
 from penstock.spark_ext.window_packing import EntryPacker, add_rows, row_fragmenter
-from penstock.spark_ext.window_plan import WINDOW, WindowPlan, quoted, value_columns
+from penstock.spark_ext.window_plan import WINDOW, WindowPlan, quoted, typed, value_columns
 
 __all__ = ["Windows", "assembled", "of_rows", "of_windows"]
 
@@ -140,9 +140,7 @@ def of_rows(node: Aggregate, rows: DataFrame, place: Stateful) -> DataFrame:
         retain_versions=place.retain_versions,
         name=place.name,
     )
-    return made.select(
-        *(sf.col(quoted(f.name)).cast(f.dataType).alias(f.name) for f in spark_schema(node.schema))
-    )
+    return made.select(*(typed(sf.col(quoted(f.name)), f) for f in spark_schema(node.schema)))
 
 
 def of_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
@@ -174,9 +172,7 @@ def of_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
     window = sf.struct(sf.timestamp_micros(PANE).alias("start"), sf.timestamp_micros(end).alias("end"))
     columns = {name: sf.col(quoted(name)) for name in groups} | {WINDOW: window}
     columns |= {name: sf.expr(text) for name, text in split.assembly.items()}
-    return folded.select(
-        *(columns[field.name].cast(field.dataType).alias(field.name) for field in spark_schema(node.schema))
-    )
+    return folded.select(*(typed(columns[field.name], field) for field in spark_schema(node.schema)))
 
 
 _SIZE = f"{RESERVED_PREFIX}size"

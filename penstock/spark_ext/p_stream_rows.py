@@ -40,7 +40,7 @@ DESCRIPTORS = StructType(
         StructField("units", ArrayType(_UNIT, containsNull=False), nullable=False),
     ]
 )
-"""Spark's schema of what crosses where an operator writes: a row for each segment, in the order of its rows."""
+"""Spark's schema of what crosses where an operator writes: a row for each segment, in their order."""
 
 
 def opened(options: WriteOptions, schema: StructType, *, overwrite: bool = False) -> PStream:

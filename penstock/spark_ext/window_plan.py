@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import LongType, NullType, StructField, StructType
 
 from penstock.operators.assembly import Assembly
 from penstock.operators.key_queue import Policy
@@ -26,7 +26,7 @@ from penstock.spark_ext.stateful import Stateful
 from penstock.spark_ext.window_operator import WindowOperator
 from penstock.spark_ext.window_packing import EntryPacker
 
-__all__ = ["WINDOW", "Service", "WindowPlan", "quoted", "value_columns"]
+__all__ = ["WINDOW", "Service", "WindowPlan", "quoted", "typed", "value_columns"]
 
 WINDOW = "window"
 """The column that says of which window a result is: a struct of ``start`` and ``end``."""
@@ -168,7 +168,7 @@ class WindowPlan:
         )
         for name, text in self.decomposition.assembly.items():
             made[name] = sf.expr(text)
-        return [made[field.name].cast(field.dataType).alias(field.name) for field in self.output]
+        return [typed(made[field.name], field) for field in self.output]
 
     def _instant(self, micros: Column) -> Column:
         if not self.local:
@@ -192,6 +192,12 @@ def _spark_windows(layout: WindowLayout) -> StructType:
     known = {field.name: field for field in spark_schema(names)}
     known[START] = StructField(START, LongType())
     return StructType([known[name] for name in layout.window.names])
+
+
+def typed(column: Column, field: StructField) -> Column:
+    """Return a column under a field's name and of its type, where that is known before the graph runs."""
+    known = not isinstance(field.dataType, NullType)
+    return (column.cast(field.dataType) if known else column).alias(field.name)
 
 
 def quoted(name: str) -> str:

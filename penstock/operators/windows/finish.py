@@ -58,7 +58,7 @@ class Finish:
     def schemas(self) -> list[pa.Schema] | None:
         """Return the schemas of windows and after each projection; None if something is for Spark only.
 
-        Aggregates have to come in the very types of `output`: nothing is cast that Spark would cast otherwise.
+        Aggregates have to come in the very types of `output`, so that nothing is to be cast.
         """
         rows = _Columns(self, self.windows.empty_table())
         partials = pa.schema([*self.windows, *((name, pa.float64()) for name in rows.divided)])
@@ -162,8 +162,7 @@ class _Columns:
             return self._base[name]
         known = self._known[0]
         if name not in known:
-            made = self._finish.assembly.computed(name, self._base)
-            known[name] = made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
+            known[name] = pa.chunked_array([self._finish.assembly.computed(name, self._base)])
         return known[name]
 
     def _windows(self) -> pa.Array[Any]:
