@@ -8,7 +8,7 @@ Spark, which fails where its divisor is zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,11 +56,13 @@ class Assembly:
             texts[name] = Expression.of(holder.this).text
         return cls(texts, found.means, found.deviations)
 
-    def computed(self, name: str, partials: pa.Table) -> pa.Array[Any]:
-        """Return a mean or a deviation in each row."""
-        parts = self.means[name] if name in self.means else self.deviations[name]
-        columns = [partials[one].combine_chunks() for one in parts]
-        return _mean(*columns) if name in self.means else _deviation(*columns)
+    def parts(self, name: str) -> tuple[str, ...]:
+        """Return the partials of a mean or a deviation; none where it is neither."""
+        return self.means.get(name) or self.deviations.get(name) or ()
+
+    def computed(self, name: str, parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
+        """Return a mean or a deviation of its parts in each row."""
+        return _mean(*parts) if name in self.means else _deviation(*parts)
 
 
 class _Divisions:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import InternalError
 from penstock.operators.assembly import Assembly
-from penstock.operators.conform import conform
 from penstock.operators.evaluate import evaluate, type_of
 from penstock.operators.expression import Expression
-from penstock.operators.windows.panes import START
+from penstock.operators.windows.panes import START, Closed
 
 __all__ = ["Finish", "Step"]
 
@@ -60,13 +60,10 @@ class Finish:
 
         Aggregates have to come in the very types of `output`, so that nothing is to be cast.
         """
-        rows = _Columns(self, self.windows.empty_table())
-        partials = pa.schema([*self.windows, *((name, pa.float64()) for name in rows.divided)])
+        divided = (*self.assembly.means, *self.assembly.deviations)
+        partials = pa.schema([*self.windows, *((name, pa.float64()) for name in divided)])
         for name, text in self.assembly.aggregates.items():
             if type_of(Expression.parse(text), partials) != self.output.field(name).type:
-                return None
-        for field in self.output:
-            if field.name not in (*self.assembly.aggregates, self.window, *self.windows.names):
                 return None
         made = [self.output]
         for step in self.steps:
@@ -80,7 +77,7 @@ class Finish:
             made.append(pa.schema(list(types.items())))
         return made
 
-    def __call__(self, windows: pa.RecordBatch) -> pa.RecordBatch:
+    def __call__(self, closed: Closed) -> pa.RecordBatch:
         """Return the results of windows.
 
         Raises
@@ -88,9 +85,7 @@ class Finish:
         InvalidUsageError
             If an expression fails, as it would in Spark.
         """
-        if not windows.schema.equals(self.windows):
-            windows = conform(windows, self.windows)
-        rows = _Columns(self, pa.Table.from_batches([windows]))
+        rows = _Columns(self, closed)
         names: Iterable[str] = self.output.names
         for step in self.steps:
             if isinstance(step, str):
@@ -111,12 +106,15 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
 class _Columns:
     """The columns of some windows, before and after each projection, as far as they are known."""
 
-    def __init__(self, finish: Finish, base: pa.Table) -> None:
+    def __init__(self, finish: Finish, closed: Closed) -> None:
         self._finish = finish
-        self._base = base
+        self._assembly = finish.assembly
+        self._groups = dict(zip(finish.windows.names, closed.groups, strict=False))
+        self._values = closed.values
+        self._of, self._starts = closed.of, closed.starts
+        self._kept: pa.Array[Any] | None = None
         self._projections: list[Mapping[str, str]] = []
         self._known: list[dict[str, _Column]] = [{}]
-        self.divided = (*finish.assembly.means, *finish.assembly.deviations)
 
     def project(self, select: Mapping[str, str]) -> None:
         """Let later steps see other columns."""
@@ -126,53 +124,64 @@ class _Columns:
     def keep(self, predicate: Expression) -> None:
         """Leave out rows for which a predicate is not true."""
         kept = evaluate(predicate, self.table(predicate.columns))
-        self._base = self._base.filter(kept)
+        rows = pc.indices_nonzero(kept.combine_chunks())
+        self._kept = rows if self._kept is None else self._kept.take(rows)
         for known in self._known:
             for name, column in known.items():
-                known[name] = column.filter(kept)
+                known[name] = column.take(rows)
 
     def table(self, names: Iterable[str]) -> pa.Table:
         """Return columns after the last projection."""
-        columns = {name: self._column(len(self._projections), name) for name in names}
+        level = len(self._projections)
+        return self._table({name: self._column(level, name) for name in names})
+
+    def _table(self, columns: Mapping[str, _Column]) -> pa.Table:
         # Without a column, a table would have no rows.
-        return pa.table(columns or {START: self._base[START]})
+        return pa.table(columns or {START: self._taken(self._starts)})
+
+    def _taken(self, column: pa.Array[Any]) -> pa.Array[Any]:
+        return column if self._kept is None else column.take(self._kept)
 
     def _column(self, level: int, name: str) -> _Column:
         known = self._known[level]
         if name not in known:
-            known[name] = self._computed(level, name)
+            made = self._computed(level, name)
+            known[name] = made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
         return known[name]
 
-    def _computed(self, level: int, name: str) -> _Column:
+    def _computed(self, level: int, name: str) -> _Column | pa.Array[Any]:
         if level:
             expression = Expression.parse(self._projections[level - 1][name])
             read = {one: self._column(level - 1, one) for one in expression.columns}
-            return evaluate(expression, pa.table(read or {START: self._base[START]}))
+            return evaluate(expression, self._table(read))
         if name == self._finish.window:
-            return pa.chunked_array([self._windows()])
-        text = self._finish.assembly.aggregates.get(name)
+            return self._windows()
+        text = self._assembly.aggregates.get(name)
         if text is None:
-            return self._base[name]
+            return self._partial(name)
         expression = Expression.parse(text)
-        read = {one: self._partial(one) for one in expression.columns}
-        return evaluate(expression, pa.table(read or {START: self._base[START]}))
+        return evaluate(
+            expression,
+            self._table({one: pa.chunked_array([self._partial(one)]) for one in expression.columns}),
+        )
 
-    def _partial(self, name: str) -> _Column:
-        if name not in self.divided:
-            return self._base[name]
-        known = self._known[0]
-        if name not in known:
-            known[name] = pa.chunked_array([self._finish.assembly.computed(name, self._base)])
-        return known[name]
+    def _partial(self, name: str) -> pa.Array[Any]:
+        """Return a group's column, a partial, a mean or a deviation."""
+        if name in self._groups:
+            column = self._groups[name].take(self._taken(self._of))
+        elif parts := self._assembly.parts(name):
+            return self._assembly.computed(name, [self._partial(one) for one in parts])
+        else:
+            column = self._taken(self._values.column(name))
+        kind = self._finish.windows.field(name).type
+        return column if column.type.equals(kind) else column.cast(kind)
 
     def _windows(self) -> pa.Array[Any]:
         """Return the windows' starts and ends."""
         kind = self._finish.output.field(self._finish.window).type
         if not pa.types.is_struct(kind):
             raise InternalError("a window is a struct of its start and end")
-        panes = self._base[START].combine_chunks().to_numpy()
-        start = panes * (1000 * self._finish.pane_ms)
-        both = [
-            pa.array(one).view(kind.field(0).type) for one in (start, start + 1000 * self._finish.size_ms)
-        ]
+        start = self._taken(self._starts).to_numpy() * (1000 * self._finish.pane_ms)
+        end = start + 1000 * self._finish.size_ms
+        both = [pa.array(one).view(kind.field(0).type) for one in (start, end)]
         return pa.StructArray.from_arrays(both, fields=list(kind))
