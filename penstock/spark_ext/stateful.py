@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
@@ -28,10 +28,13 @@ from penstock.spark_ext.arrow_settings import skip_size_of_each_row
 from penstock.spark_ext.bucket_task import BucketTask, Operator, Parcel
 from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.metrics import OBSERVATION_PREFIX
-from penstock.spark_ext.p_stream_rows import OperatorRows
 from penstock.spark_ext.parcels import Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.wake_source import with_wake
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, FileId, Pointer, Version
+
+if TYPE_CHECKING:
+    # What codes p-units is loaded where something is written only.
+    from penstock.spark_ext.p_stream_rows import OperatorRows
 
 __all__ = [
     "STATE_LOCATION_SETTING",

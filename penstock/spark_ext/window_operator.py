@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -12,13 +12,15 @@ from penstock._clock import Clock
 from penstock.operators.key_queue import Policy
 from penstock.operators.metrics import BatchMetrics
 from penstock.operators.serve import Budget, Query, serve
-from penstock.operators.windows.finish import Finish
 from penstock.operators.windows.panes import Panes, WindowLayout
 from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.update import Entering, UpdateWindows
 from penstock.spark_ext.bucket_task import Parcel, Turn
 from penstock.spark_ext.queue_operator import share
 from penstock.spark_ext.window_packing import facts_of
+
+if TYPE_CHECKING:
+    from penstock.operators.windows.finish import Finish
 
 __all__ = ["WindowOperator"]
 

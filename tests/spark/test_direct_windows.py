@@ -11,8 +11,14 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
+from penstock.checkpointing.p_stream.entry import Segment, Unit
+from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.graph import Graph
 from penstock.spark_ext.graph_handle import RunningGraph
+from penstock.spark_ext.p_stream_options import WriteOptions
+from penstock.spark_ext.p_stream_rows import DESCRIPTORS, described, segments_in
+from penstock.spark_ext.p_stream_sink import BatchWriter, StreamWriter
+from penstock.spark_ext.p_stream_types import spark_schema
 from tests.spark.conftest import lean_session
 from tests.spark.queries import PATIENCE_S, fresh_workers, quotes
 
@@ -39,12 +45,17 @@ def windows(**more: str) -> Graph:
     )
 
 
+def append(path: Path, writer: str, rows: list[Any]) -> None:
+    """Append quotes to a p-stream."""
+    with PStreamWriter(path, QUOTES, threads=1, writer=writer) as to:
+        to.append(quotes(rows))
+
+
 def run(spark: SparkSession, graph: Graph, place: Path, **options: Any) -> RunningGraph:
     """Run a graph over all quotes, in two micro-batches, with a p-stream and a checkpoint of its own."""
     if not place.exists():
-        for writer, rows in (("one", ROWS[:40]), ("two", ROWS[40:] + LAST)):
-            with PStreamWriter(place / "in", QUOTES, threads=1, writer=writer) as to:
-                to.append(quotes(rows))
+        append(place / "in", "one", ROWS[:40])
+        append(place / "in", "two", ROWS[40:] + LAST)
     options |= {"sources": {"quotes": place / "in"}, "available_now": True, "max_rows": 40}
     with penstock.start(graph, spark, place / "checkpoint", **options) as running:
         assert running.await_termination(PATIENCE_S), running.status()
@@ -133,3 +144,37 @@ def test_a_batch_that_runs_again_is_committed_once(spark: SparkSession, tmp_path
     (writer,) = view.log.writers
     view.cut_back(writer)
     assert {fact.name for fact in view.segments.list()} == committed
+
+
+def test_a_checkpoint_goes_on_the_other_way_and_back(spark: SparkSession, tmp_path: Path) -> None:
+    later = [[(f"key {n % 3}", 1000 * step + n, float(n)) for n in range(20)] for step in (2, 3)]
+    direct, through = windows().sink("pstream", path=str(tmp_path / "out")), into(tmp_path / "out")
+    assert way(run(spark, direct, tmp_path / "mixed")) == "directly"
+    append(tmp_path / "mixed" / "in", "three", later[0])
+    assert way(run(spark, direct, tmp_path / "mixed", sink=through)) == "through Spark"
+    append(tmp_path / "mixed" / "in", "four", later[1])
+    assert way(run(spark, direct, tmp_path / "mixed")) == "directly"
+    plain = windows().sink("noop")
+    run(spark, plain, tmp_path / "plain", sink=into(tmp_path / "spark"))
+    append(tmp_path / "plain" / "in", "three", later[0] + later[1])
+    run(spark, plain, tmp_path / "plain", sink=into(tmp_path / "spark"))
+    assert rows_in(tmp_path / "out") == rows_in(tmp_path / "spark")
+
+
+def test_descriptors_of_another_writer_or_batch_are_refused() -> None:
+    name = f"me-{7:012}-0000-{'a' * 32}.segment"
+    segment = Segment(name, (Unit(0, 10, 5), Unit(10, 3, 1)))
+    assert segments_in(iter([described([segment])]), "me", 7) == (segment,)
+    for writer, batch in (("you", 7), ("me", 8)):
+        with pytest.raises(InternalError, match="another writer or batch"):
+            segments_in(iter([described([segment])]), writer, batch)
+
+
+def test_what_is_no_descriptor_is_refused(tmp_path: Path) -> None:
+    options = WriteOptions.parse({"path": str(tmp_path / "out"), "descriptors": "true"})
+    with pytest.raises(InvalidUsageError, match="the columns are not"):
+        StreamWriter(options, spark_schema(QUOTES), overwrite=False)
+    with pytest.raises(InvalidUsageError, match="only streams"):
+        BatchWriter(options, DESCRIPTORS, overwrite=False)
+    with pytest.raises(InvalidUsageError, match="neither true nor false"):
+        WriteOptions.parse({"path": str(tmp_path / "out"), "descriptors": "perhaps"})
