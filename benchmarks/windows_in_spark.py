@@ -1,14 +1,16 @@
 """The windows of (Scabbard Table 3) in Spark: ours from a p-stream and from Parquet, and Spark's own.
 
     python -m benchmarks.windows_in_spark [--query CM1 ...] [--density sample dense]
-                                          [--contender p-stream parquet spark] [--data FOLDER]
+                                          [--contender p-stream "p-stream to p-stream" parquet spark]
+                                          [--data FOLDER]
 
 Each contender runs in a process of its own, as a streaming query with checkpoints on whose sink counts the
-windows. Spark's own is ``groupBy(window(...))`` with its RocksDB state store and changelog checkpoints, over
-the same Parquet files as ours. Input is all there before the query starts; the first micro-batches are not
-counted. Input is counted in tuples of the stream before any is left out. Densities: the sample's own event
-times, and 10,000 tuples in each second of event time. Figures are million tuples a second, over the
-micro-batches' ``triggerExecution``.
+windows; but ``p-stream to p-stream`` writes them into a p-stream, durably, whose offsets count them, without
+those that a selection leaves out. Spark's own is ``groupBy(window(...))`` with its RocksDB state store and
+changelog checkpoints, over the same Parquet files as ours. Input is all there before the query starts; the
+first micro-batches are not counted. Input is counted in tuples of the stream before any is left out.
+Densities: the sample's own event times, and 10,000 tuples in each second of event time. Figures are million
+tuples a second, over the micro-batches' ``triggerExecution``.
 """
 
 from __future__ import annotations
@@ -108,9 +110,13 @@ def measured(frame: Any, place: Path, rows: float) -> dict[str, float]:
     writer = counted.writeStream.format("noop").option("checkpointLocation", str(place / "checkpoint"))
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
+    windows = sum(one.observedMetrics["counted"]["windows"] for one in query.recentProgress)
+    return _figures(query, rows, windows)
+
+
+def _figures(query: Any, rows: float, windows: int) -> dict[str, float]:
     done = [one for one in query.recentProgress if one.numInputRows]
     took = [one.durationMs["triggerExecution"] / 1000 for one in done[_WARM : _WARM + _COUNTED]]
-    windows = sum(one.observedMetrics["counted"]["windows"] for one in query.recentProgress)
     seconds = float(np.median(took))
     return {
         "million a s": rows / seconds / 1e6,
@@ -122,6 +128,29 @@ def measured(frame: Any, place: Path, rows: float) -> dict[str, float]:
 
 def p_stream(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]:
     """Measure ours from a p-stream that the graph's rules have narrowed."""
+    frames, root = _from_p_stream(query, stream, place, rows)
+    frame, _ = frames.of(root)
+    return measured(frame, place, rows)
+
+
+def to_p_stream(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]:
+    """Measure ours from a p-stream to a p-stream."""
+    from penstock.checkpointing.p_stream import PStream
+
+    frames, root = _from_p_stream(query, stream, place, rows)
+    options = {"path": str(place / "results"), "goal": "fast"}
+    made = frames.into(root, options)
+    if made.direct:
+        options["descriptors"] = "true"
+    writer = made.rows.writeStream.format("pstream").options(**options)
+    writer = writer.option("checkpointLocation", str(place / "checkpoint"))
+    running = writer.trigger(availableNow=True).start()
+    running.awaitTermination()
+    return _figures(running, rows, PStream(place / "results").end)
+
+
+def _from_p_stream(query: str, stream: Input, place: Path, rows: int) -> tuple[Any, Node]:
+    """Return frames over a p-stream, and the end of the query's graph."""
     from penstock.spark_ext.graph_frames import Frames
     from penstock.spark_ext.register import register
 
@@ -140,8 +169,7 @@ def p_stream(query: str, stream: Input, place: Path, rows: int) -> dict[str, flo
         state=str(place / "state"),
         max_rows=rows,
     )
-    frame, _ = frames.of(plan.root)
-    return measured(frame, place, rows)
+    return frames, plan.root
 
 
 def parquet(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]:
@@ -188,6 +216,7 @@ def _stream_of(running: Any, place: Path) -> Any:
 
 CONTENDERS: dict[str, Callable[[str, Input, Path, int], dict[str, float]]] = {
     "p-stream": p_stream,
+    "p-stream to p-stream": to_p_stream,
     "parquet": parquet,
     "spark": spark,
 }
@@ -197,13 +226,13 @@ def rows_of(contender: str, query: str, million: int) -> int:
     """Return the tuples of a micro-batch."""
     if contender == "spark":
         return _SPARK_ROWS.get(query, _FEW_ROWS)
-    whole = million if contender == "p-stream" else max(1, million // 4)
+    whole = million if contender.startswith("p-stream") else max(1, million // 4)
     return whole * CHUNK_ROWS
 
 
 def lines(arguments: argparse.Namespace) -> Iterator[str]:
     """Yield the table, a line at a time, as it is measured."""
-    names = "".join(f"{name:>12}" for name in arguments.contender)
+    names = "".join(f"{name:>{max(12, len(name) + 2)}}" for name in arguments.contender)
     yield f"{'query':8}{'density':8}{names}{'Scabbard':>10}   times Spark; windows a tuple; batch s"
     for query, density in itertools.product(arguments.query, arguments.density):
         found = {}
@@ -214,7 +243,7 @@ def lines(arguments: argparse.Namespace) -> Iterator[str]:
                 "--rows", str(rows), "--data", str(arguments.data),
             )  # fmt: skip
         speeds = {name: one["million a s"] for name, one in found.items()}
-        numbers = "".join(f"{speed:12.3f}" for speed in speeds.values())
+        numbers = "".join(f"{speed:{max(12, len(name) + 2)}.3f}" for name, speed in speeds.items())
         ratio = (
             ", ".join(f"{speed / speeds['spark']:.1f}" for speed in speeds.values())
             if "spark" in speeds

@@ -17,7 +17,7 @@ from penstock.operators.scan import PANE, Partial, PartialKind
 if TYPE_CHECKING:
     from sqlglot import exp
 
-__all__ = ["Decomposition", "Distinct", "decompose", "is_aggregate", "pane_ms", "split_distinct"]
+__all__ = ["Decomposition", "Distinct", "decompose", "deviation", "is_aggregate", "pane_ms", "split_distinct"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +258,13 @@ def is_aggregate(node: exp.Expr) -> bool:
     return filtered or mean or (isinstance(node, exp.AggFunc) and not inside)
 
 
+def deviation(n: str, s: str, q: str) -> exp.Expr:
+    """Return what makes a sample's deviation of the columns of its count, sum and sum of squares."""
+    # Rounding may make a variance of zero less than that.
+    variance = f"greatest({q} - cast({s} AS DOUBLE) * {s} / {n}, 0.0D) / ({n} - 1)"
+    return Expression.parse(f"CASE WHEN {n} > 1 THEN sqrt({variance}) END").tree
+
+
 class _Partials:
     """Collects the partials of aggregates, each once."""
 
@@ -330,10 +337,7 @@ class _Partials:
 
     def _deviation(self, text: str) -> exp.Expr:
         n, s = self._column("count", text).name, self._column("sum", text).name
-        q = self._column("sum_of_squares", text).name
-        # Rounding may make a variance of zero less than that.
-        variance = f"greatest({q} - cast({s} AS DOUBLE) * {s} / {n}, 0.0D) / ({n} - 1)"
-        return Expression.parse(f"CASE WHEN {n} > 1 THEN sqrt({variance}) END").tree
+        return deviation(n, s, self._column("sum_of_squares", text).name)
 
 
 _KINDS: Final[dict[str, PartialKind]] = {

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -35,7 +36,10 @@ from penstock.operators.graph.nodes import (
     topological,
 )
 from penstock.operators.scan import Scan
+from penstock.operators.windows.finish import Step
 from penstock.spark_ext.graph_windows import assembled, of_rows, of_windows
+from penstock.spark_ext.p_stream_options import WriteOptions
+from penstock.spark_ext.p_stream_rows import OperatorRows
 from penstock.spark_ext.p_stream_source import Columns, Pushed
 from penstock.spark_ext.p_stream_types import check_same, spark_schema
 from penstock.spark_ext.stateful import Stateful
@@ -45,7 +49,7 @@ from penstock.spark_ext.update_union import update_union
 from penstock.spark_ext.window_join import Side, joined_windows
 from penstock.spark_ext.window_plan import Windowed
 
-__all__ = ["Frames", "Reading", "check_runnable", "checked"]
+__all__ = ["Frames", "Reading", "Written", "check_runnable", "checked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,28 @@ class Reading:
     stream: str
     location: str
     reader: str
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a p-stream's sink takes.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Results, or descriptors of them.
+    schema : StructType
+        The columns of the results.
+    readings : tuple of Reading
+        What is read of p-streams for it.
+    direct : bool
+        Whether the operator writes the results, so that `rows` are descriptors.
+    """
+
+    rows: DataFrame
+    schema: StructType
+    readings: tuple[Reading, ...]
+    direct: bool
 
 
 def check_runnable(root: Node) -> None:
@@ -215,6 +241,50 @@ class Frames:
         before = len(self._readings)
         return self._of(node), tuple(self._readings[before:])
 
+    def into(self, node: Node, options: Mapping[str, str]) -> Written:
+        """Return what a p-stream's sink takes of what leaves a node.
+
+        Where the last operator makes windows and all that follows can be computed without Spark, it writes
+        the results itself, and the sink takes descriptors.
+
+        Parameters
+        ----------
+        node : Node
+            Whose output is written.
+        options : mapping of str to str
+            Of the data source ``pstream``, with the path.
+
+        Raises
+        ------
+        InvalidUsageError, CorruptDataError, UnavailableError
+            As `of`, and if an option is wrong or the rows do not fit the p-stream.
+        """
+        before = len(self._readings)
+        steps: list[Where | Select] = []
+        at = node
+        while isinstance(at, Where | Select | Sink):
+            if not isinstance(at, Sink):
+                steps.insert(0, at)
+            at = at.inputs[0]
+        if not isinstance(at, Assemble):
+            rows, readings = self.of(node)
+            return Written(rows, rows.schema, readings, direct=False)
+        place = self._place(at)
+        windows = self._windowed(at, place.buckets)
+        rows = windows.results(place)
+        seen = [rows.schema]
+        for step in steps:
+            rows = _stepped(step, rows)
+            if isinstance(step, Select):
+                seen.append(rows.schema)
+        readings = tuple(self._readings[before:])
+        finish = windows.plan.finish([_texts(step) for step in steps])
+        if finish is None or not _same(finish.schemas(), seen):
+            return Written(rows, rows.schema, readings, direct=False)
+        chosen = any(name.lower() == "goal" for name in options)
+        into = OperatorRows.into(WriteOptions.parse(options), rows.schema, chosen=chosen)
+        return Written(windows.written(place, finish, into), rows.schema, readings, direct=True)
+
     def _of(self, node: Node) -> DataFrame:
         match node:
             case Source(kind="p-stream") | PStream():
@@ -241,10 +311,8 @@ class Frames:
                 return first
         rows = self._of(node.inputs[0])
         match node:
-            case Where():
-                return rows.where(node.predicate.text)
-            case Select():
-                return rows.selectExpr(*(_item(name, one) for name, one in node.columns))
+            case Where() | Select():
+                return _stepped(node, rows)
             case UpdateQueue():
                 return self._queue(node, rows)
             case Aggregate():
@@ -405,6 +473,30 @@ def _check_one_row_each(table: DataFrame, node: StreamTableJoin) -> None:
 def _plain(name: str) -> str:
     """Return the name of an operator's state."""
     return "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in name)
+
+
+def _stepped(node: Where | Select, rows: DataFrame) -> DataFrame:
+    if isinstance(node, Where):
+        return rows.where(node.predicate.text)
+    return rows.selectExpr(*(_item(name, one) for name, one in node.columns))
+
+
+def _texts(node: Where | Select) -> Step:
+    if isinstance(node, Where):
+        return node.predicate.text
+    return {name: one.text for name, one in node.columns}
+
+
+def _same(made: Sequence[pa.Schema] | None, seen: Sequence[StructType]) -> bool:
+    """Say whether columns have the very types that Spark gives them."""
+    if made is None:
+        return False
+    try:
+        for one, other in zip(made, seen, strict=True):
+            check_same(spark_schema(one), other, "")
+    except InvalidUsageError:
+        return False
+    return True
 
 
 def _item(name: str, expression: Expression) -> str:

@@ -51,11 +51,14 @@ class Stage:
         What starts it.
     after : tuple of str
         The queries that write what it reads.
+    direct : bool
+        Whether its operator writes the results, and only descriptors of them go through Spark.
     """
 
     name: str
     writer: DataStreamWriter
     after: tuple[str, ...]
+    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,7 @@ class RunningGraph:
         self._recovery = recovery
         self._waiting = list(stages)
         self._names = [stage.name for stage in stages]
+        self._writes = {stage.name: "directly" if stage.direct else "through Spark" for stage in stages}
         self._in_turn = in_turn
         self._runs: dict[str, _Run] = {}
         self._state: GraphState = "running"
@@ -283,8 +287,9 @@ class RunningGraph:
         Returns
         -------
         dict
-            ``graph``, ``state``, ``recovering``, and ``queries``: by name ``active``, ``message`` and
-            ``micro_batch``, the newest one or None.
+            ``graph``, ``state``, ``recovering``, and ``queries``: by name ``active``, ``message``,
+            ``micro_batch``, the newest one or None, and ``writes``: ``"through Spark"``, or ``"directly"``
+            where the operator writes its results into a p-stream.
         """
         with self._lock:
             queries: dict[str, Any] = {
@@ -298,6 +303,8 @@ class RunningGraph:
                     "message": run.query.status["message"],
                     "micro_batch": None if last is None else last.batchId,
                 }
+            for name, query in queries.items():
+                query["writes"] = self._writes[name]
             recovering = self._recovery is not None and self._recovery.report is None
             return {"graph": self.name, "state": self._state, "recovering": recovering, "queries": queries}
 

@@ -22,7 +22,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph, Persist, PhysicalPlan, Statistics, as_json, explain
 from penstock.operators.graph.nodes import Node, PStream, Sink, Source, rebuild, topological
 from penstock.operators.graph.shape import shape
-from penstock.spark_ext.graph_frames import Frames, Reading, check_runnable
+from penstock.spark_ext.graph_frames import Frames, Reading, Written, check_runnable
 from penstock.spark_ext.graph_handle import RESULTS, RunningGraph, Stage
 from penstock.spark_ext.graph_recovery import GraphRecovery, QueryStreams
 from penstock.spark_ext.p_stream_types import check_same, spark_schema, stored_schema
@@ -132,15 +132,24 @@ def start(
     for node in topological(results):
         if isinstance(node, PStream):
             location, query = directory.place("p-streams", places[node.name]), _INGEST + places[node.name]
-            rows, readings[query] = frames.of(node.inputs[0])
-            Stream(location, stored_schema(rows.schema))
-            writer = rows.writeStream.format("pstream").option("path", location)
+            made = frames.into(node.inputs[0], {"path": location})
+            Stream(location, stored_schema(made.schema))
+            writer = _written(made, {"path": location})
+            readings[query] = made.readings
             writer = _named(writer, f"{graph.name}.{node.name}", directory.query(query), retain)
-            stages.append(Stage(query, writer, _after(readings[query], writers)))
+            stages.append(Stage(query, writer, _after(made.readings, writers), made.direct))
             writers[location] = query
-    rows, readings[RESULTS] = frames.of(results)
-    writer = _named(_sink(rows, plan.root, sink), graph.name, directory.query(RESULTS), commit)
-    stages.append(Stage(RESULTS, writer, _after(readings[RESULTS], writers)))
+    if sink is None and isinstance(results, Sink) and _format(results) == "pstream":
+        options = _options(results)
+        made = frames.into(results, options)
+        writer = _written(made, options)
+    else:
+        rows, read = frames.of(results)
+        made = Written(rows, rows.schema, read, direct=False)
+        writer = _sink(made.rows, results, sink)
+    readings[RESULTS] = made.readings
+    writer = _named(writer, graph.name, directory.query(RESULTS), commit)
+    stages.append(Stage(RESULTS, writer, _after(made.readings, writers), made.direct))
     recovery = None
     if old is None:
         _check_readers_are_free(readings, writers)
@@ -155,7 +164,7 @@ def start(
         plan,
         directory,
         stages,
-        rows.schema,
+        made.schema,
         in_turn=available_now,
         recovery=recovery,
     )
@@ -269,9 +278,21 @@ def _sink(
         return sink(rows)
     if not isinstance(root, Sink):
         raise InvalidUsageError("the graph has no sink", hint="end it with sink(...), or give sink=")
-    kind = "pstream" if root.kind == "p-stream" else root.kind
-    options = {name: value if isinstance(value, str) else json.dumps(value) for name, value in root.options}
-    return rows.writeStream.format(kind).options(**options)
+    return rows.writeStream.format(_format(root)).options(**_options(root))
+
+
+def _format(root: Sink) -> str:
+    return "pstream" if root.kind == "p-stream" else root.kind
+
+
+def _options(root: Sink) -> dict[str, str]:
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in root.options}
+
+
+def _written(made: Written, options: Mapping[str, str]) -> DataStreamWriter:
+    """Return what writes into a p-stream."""
+    writer = made.rows.writeStream.format("pstream").options(**options)
+    return writer.option("descriptors", "true") if made.direct else writer
 
 
 def _document(

@@ -16,7 +16,7 @@ from penstock.operators.scan import Scan
 __all__ = ["ReadOptions", "WriteOptions"]
 
 _READ = ("buckets", "columns", "maxBytes", "maxRows", "partitions", "reader", "scan", "start")
-_WRITE = ("batch", "goal", "unitRows", "writer")
+_WRITE = ("batch", "descriptors", "goal", "unitRows", "writer")
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 
 
@@ -62,6 +62,13 @@ def _count(given: Mapping[str, str], name: str, *, least: int = 1) -> int | None
             "an option is no whole number, or too small", option=name, got=text, least=least
         )
     return value
+
+
+def _flag(given: Mapping[str, str], name: str) -> bool:
+    text = given.get(name.lower(), "false").lower()
+    if text not in ("true", "false"):
+        raise InvalidUsageError("an option is neither true nor false", option=name, got=text)
+    return text == "true"
 
 
 def _name(given: Mapping[str, str], name: str) -> str | None:
@@ -184,6 +191,8 @@ class WriteOptions:
         What the compression minimises; see `penstock.compression.Chooser`.
     unit_rows : int
         The most rows of a p-unit.
+    descriptors : bool
+        Whether what comes are descriptors of rows that an operator has written.
     """
 
     path: str
@@ -191,6 +200,7 @@ class WriteOptions:
     batch: int | None
     goal: str
     unit_rows: int
+    descriptors: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -208,4 +218,5 @@ class WriteOptions:
             batch=_count(given, "batch", least=0),
             goal=given.get("goal", "balanced"),
             unit_rows=_count(given, "unitRows") or UNIT_ROWS,
+            descriptors=_flag(given, "descriptors"),
         )

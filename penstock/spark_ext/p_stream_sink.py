@@ -14,11 +14,11 @@ from pyspark.sql.types import StructType
 
 from penstock._clock import new_id
 from penstock._failpoints import failpoint
-from penstock.checkpointing.files import Files
-from penstock.checkpointing.p_stream import Coder, PStream, Segment, SegmentWriter
+from penstock.checkpointing.p_stream import PStream, Segment
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.spark_ext.p_stream_options import WriteOptions
-from penstock.spark_ext.p_stream_types import check_same, converted, spark_schema, stored_schema
+from penstock.spark_ext.p_stream_rows import DESCRIPTORS, SegmentRows, opened, segments_in
+from penstock.spark_ext.p_stream_types import check_same
 
 __all__ = ["BatchWriter", "StreamWriter"]
 
@@ -39,54 +39,6 @@ class _Written(WriterCommitMessage):
     segments: tuple[Segment, ...]
 
 
-def _opened(options: WriteOptions, schema: StructType, *, overwrite: bool) -> PStream:
-    """Return the p-stream at a path, which is created where there is none.
-
-    Raises
-    ------
-    InvalidUsageError
-        If rows are to be replaced, or rows of this schema do not fit the p-stream.
-    """
-    if overwrite:
-        raise InvalidUsageError(
-            "a p-stream is only appended to", hint="use the mode append, and no output mode complete"
-        )
-    stored = stored_schema(schema)
-    try:
-        stream = PStream(options.path, stored)
-    except InvalidUsageError:
-        # A p-stream of other Arrow types may have the same types for Spark.
-        stream = PStream(options.path)
-    check_same(schema, spark_schema(stream.schema), stream.files.location)
-    return stream
-
-
-class _Rows:
-    """Writes a task's rows. Made on the driver, used by one task after the other in workers."""
-
-    def __init__(self, options: WriteOptions, stream: PStream) -> None:
-        Coder(options.goal, threads=1)  # a goal that cannot be is refused here
-        self._options = options
-        self._schema: pa.Schema = stream.schema
-        self._segments: Files = stream.segments
-
-    def write(
-        self, rows: Iterator[pa.RecordBatch], writer: str, batch: int, partition: int
-    ) -> tuple[Segment, ...]:
-        """Return the segments of a task's rows, which are durable then; none where there are no rows."""
-        # Another thread would compete with other tasks for the same cores.
-        coder = Coder(self._options.goal, threads=1)
-        segments = SegmentWriter(
-            self._segments, coder, writer, batch, partition, unit_rows=self._options.unit_rows
-        )
-        for some in rows:
-            if some.num_rows:
-                segments.add(pa.Table.from_batches([converted(some, self._schema)]))
-        written = segments.finish()
-        failpoint("sink.after_segments")
-        return written
-
-
 def _in_order(messages: Sequence[WriterCommitMessage | None]) -> list[_Written]:
     """Return what tasks wrote, in the order of their partitions."""
     written = [message for message in messages if isinstance(message, _Written)]
@@ -104,6 +56,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
     The writer of the commits is the query, and their number the micro-batch's: one that Spark runs again,
     because the driver died between the two commits, is in the log already and is dropped. What attempts
     wrote that Spark did not choose is never seen, and is deleted some batches later.
+
+    With the option ``descriptors`` the rows are durable before they come: an operator has written them, and
+    what comes says where they are (`penstock.spark_ext.p_stream_rows`). They are committed all the same.
 
     Parameters
     ----------
@@ -124,10 +79,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if options.batch is not None:
             raise InvalidUsageError("a stream's batches have their own numbers", option="batch")
         self._options = options
-        self._rows = _Rows(options, _opened(options, schema, overwrite=overwrite))
+        self._rows: SegmentRows | None = None
+        if options.descriptors:
+            check_same(schema, DESCRIPTORS, options.path)
+        else:
+            self._rows = SegmentRows(options, opened(options, schema, overwrite=overwrite))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Make the rows of a task durable, which nobody sees before the commit."""
+        """Make the rows of a task durable, which nobody sees before the commit; or take descriptors."""
         task = TaskContext.get()
         query, batch = (
             (task.getLocalProperty("sql.streaming.queryId"), task.getLocalProperty("streaming.sql.batchId"))
@@ -138,7 +97,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise InvalidUsageError("the stream does not run in micro-batches", hint="use another trigger")
         writer = self._options.writer or query
         partition = task.partitionId()
-        segments = self._rows.write(iterator, writer, int(batch), partition)
+        segments = (
+            segments_in(iterator, writer, int(batch))
+            if self._rows is None
+            else self._rows.write(iterator, writer, int(batch), partition)
+        )
         return _Written(writer, query, int(batch), partition, segments)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -187,10 +150,12 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         if (options.writer is None) != (options.batch is None):
             raise InvalidUsageError("the options writer and batch go together", hint="give both or neither")
+        if options.descriptors:
+            raise InvalidUsageError("only streams have operators that write", option="descriptors")
         self._options = options
         self._writer = options.writer or new_id()
         self._batch = options.batch or 0
-        self._rows = _Rows(options, _opened(options, schema, overwrite=overwrite))
+        self._rows = SegmentRows(options, opened(options, schema, overwrite=overwrite))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Make the rows of a task durable, which nobody sees before the commit."""

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import StructType
 
-from penstock._clock import now_us
+from penstock._clock import monotonic_s, now_us
 from penstock.checkpointing.files import open_files
 from penstock.errors import InternalError, InvalidUsageError, PenstockError
 from penstock.spark_ext.arrow_settings import skip_size_of_each_row
@@ -31,6 +31,10 @@ from penstock.spark_ext.metrics import OBSERVATION_PREFIX
 from penstock.spark_ext.parcels import SIDE, Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.wake_source import with_wake
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, FileId, Pointer, Version
+
+if TYPE_CHECKING:
+    # What codes p-units is loaded where something is written only.
+    from penstock.spark_ext.p_stream_rows import OperatorRows
 
 __all__ = [
     "STATE_LOCATION_SETTING",
@@ -106,7 +110,14 @@ class Stateful:
         return Stateful(name, buckets or partitions, partitions, location, retain_versions)
 
     def run(
-        self, parcels: DataFrame, operator: Operator[Any], output: StructType, rows: pa.Schema, *, waits: bool
+        self,
+        parcels: DataFrame,
+        operator: Operator[Any],
+        output: StructType,
+        rows: pa.Schema,
+        *,
+        waits: bool,
+        into: OperatorRows | None = None,
     ) -> DataFrame:
         """Return what leaves an operator.
 
@@ -122,6 +133,8 @@ class Stateful:
             The same for Arrow.
         waits : bool
             Whether something may be left for later triggers, which then come without new input.
+        into : OperatorRows, optional
+            Writes what leaves the operator; then descriptors leave it in place of rows.
         """
         skip_size_of_each_row(parcels.sparkSession)
         task = BucketTask(
@@ -131,7 +144,7 @@ class Stateful:
         if waits:
             parcels = with_wake(parcels)
         results = parcels.groupBy("bucket").applyInPandasWithState(
-            _BucketFunction(task, waits), _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout
+            _BucketFunction(task, waits, into), _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout
         )
         observed = results.observe(
             OBSERVATION_PREFIX + self.name, sf.listagg("metrics", sf.lit("\n")).alias("metrics")
@@ -145,6 +158,7 @@ class _BucketFunction:
 
     task: BucketTask[Any]
     waits: bool
+    into: OperatorRows | None = None
 
     def __call__(
         self, key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
@@ -173,6 +187,11 @@ class _BucketFunction:
             pointer, batches, metrics = self.task.run(
                 query_id, int(batch_id), bucket, pointer, parcels, now_us
             )
+            if self.into is not None:
+                begin = monotonic_s()
+                descriptors = self.into.write(batches, query_id, int(batch_id), bucket)
+                batches = [] if descriptors is None else [descriptors]
+                metrics.duration_ms["write"] = 1000 * (monotonic_s() - begin)
         except PenstockError as error:
             # Spark shows an exception without its cause, but with its notes.
             if error.__cause__ is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -18,6 +18,9 @@ from penstock.operators.windows.update import Entering, UpdateWindows
 from penstock.spark_ext.bucket_task import Parcel, Turn
 from penstock.spark_ext.queue_operator import share
 from penstock.spark_ext.window_packing import facts_of
+
+if TYPE_CHECKING:
+    from penstock.operators.windows.finish import Finish
 
 __all__ = ["Gathered", "WindowOperator"]
 
@@ -82,6 +85,8 @@ class WindowOperator:
         How many a micro-batch may emit, all buckets together.
     cost_us : float, optional
         The time that one window costs, for linecutting; measured unless given.
+    finish : Finish, optional
+        What makes results of windows, where that is not left to Spark; in append mode.
     """
 
     layout: WindowLayout
@@ -91,6 +96,7 @@ class WindowOperator:
     policy: Policy = Policy.IN_PLACE
     budget: Budget = field(default_factory=Budget)
     cost_us: float | None = None
+    finish: Finish | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return what must not change; see `Operator.specification`."""
@@ -112,14 +118,13 @@ class WindowOperator:
         entering = Entering(gathered.arriving(0), gathered.watermark(0, self.delay))
         if isinstance(state, UpdateWindows):
             return self._serve(state, entering, gathered.dropped, turn, clock)
-        done = state.run(entering.entries, entering.watermark)
-        windows = sum(batch.num_rows for batch in done.windows)
+        done = state.run(entering.entries, entering.watermark, self.finish)
         metrics = BatchMetrics(
             rows_in=done.rows_in + gathered.dropped,
             late=done.late,
             dropped=gathered.dropped,
-            emitted=windows,
-            rows_out=windows,
+            emitted=done.closed,
+            rows_out=sum(batch.num_rows for batch in done.windows),
             keys=done.groups,
         )
         metrics.duration_ms = {"assemble": (clock() - started) / 1000}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,14 +11,17 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import LongType, NullType, StructField, StructType
 
+from penstock.operators.assembly import Assembly
 from penstock.operators.key_queue import Policy
 from penstock.operators.partials import Decomposition
 from penstock.operators.scan import Fragments, Partial
 from penstock.operators.serve import Budget
 from penstock.operators.stream import RESERVED_PREFIX
+from penstock.operators.windows.finish import Finish, Step
 from penstock.operators.windows.panes import START, WindowLayout
 from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.spec import WindowSpec
+from penstock.spark_ext.p_stream_rows import DESCRIPTORS, OperatorRows
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.stateful import Stateful
 from penstock.spark_ext.window_operator import WindowOperator
@@ -113,9 +116,49 @@ class WindowPlan:
         columns : iterable of str
             Names and types of what the fragments are made of, which may not change while a checkpoint lives.
         """
-        layout, service = self.layout, self.service
-        operator = WindowOperator(
-            layout,
+        made = spark_windows(self.layout)
+        waits = self.service.budget != Budget()
+        operator = self._operator(columns)
+        windows = place.run(parcels, operator, made, as_arrow_of_spark(made), waits=waits)
+        return windows.select(*self.computed())
+
+    def written(
+        self,
+        place: Stateful,
+        parcels: DataFrame,
+        columns: Iterable[str],
+        finish: Finish,
+        into: OperatorRows,
+    ) -> DataFrame:
+        """Return descriptors of what the operator makes of windows and writes itself; see `results`."""
+        operator = replace(self._operator(columns), finish=finish)
+        made = as_arrow_of_spark(DESCRIPTORS)
+        return place.run(parcels, operator, DESCRIPTORS, made, waits=False, into=into)
+
+    def finish(self, steps: Sequence[Step]) -> Finish | None:
+        """Return what makes results of windows without Spark; None where only Spark can.
+
+        Parameters
+        ----------
+        steps : sequence of Step
+            What follows the aggregates.
+        """
+        if self.local or self.service != Service():
+            return None
+        return Finish(
+            as_arrow_of_spark(spark_windows(self.layout)),
+            as_arrow_of_spark(self.output),
+            WINDOW,
+            self.fragments.pane_ms,
+            self.size_ms,
+            Assembly.of(self.decomposition),
+            tuple(steps),
+        )
+
+    def _operator(self, columns: Iterable[str]) -> WindowOperator:
+        service = self.service
+        return WindowOperator(
+            self.layout,
             self.delay_panes,
             self.settings(columns),
             service.mode,
@@ -123,11 +166,6 @@ class WindowPlan:
             service.budget,
             service.cost_us,
         )
-        made = spark_windows(layout)
-        windows = place.run(
-            parcels, operator, made, as_arrow_of_spark(made), waits=service.budget != Budget()
-        )
-        return windows.select(*self.computed())
 
     @property
     def delay_panes(self) -> int:
@@ -183,6 +221,10 @@ class Windowed:
     def results(self, place: Stateful) -> DataFrame:
         """Return the windows, made in a place of their own."""
         return self.plan.results(place, self.parcels, self.columns)
+
+    def written(self, place: Stateful, finish: Finish, into: OperatorRows) -> DataFrame:
+        """Return descriptors of the results, which the operator writes."""
+        return self.plan.written(place, self.parcels, self.columns, finish, into)
 
 
 def typed(made: Column, field: StructField) -> Column:

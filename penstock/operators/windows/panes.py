@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -21,7 +21,7 @@ from penstock.operators.windows.spec import WindowSpec
 from penstock.state_store.key_index import KeyIndex
 from penstock.state_store.keys import Keys
 
-__all__ = ["ENTRY_PANE", "START", "Assembled", "Panes", "Settled", "WindowLayout"]
+__all__ = ["ENTRY_PANE", "START", "Assembled", "Closed", "Panes", "Settled", "WindowLayout"]
 
 ENTRY_PANE = "__penstock_pane"
 """The column of an entry that has its pane's number."""
@@ -98,12 +98,42 @@ class Assembled:
         Rows that the entries stand for: all, and those of which no window is open any more.
     groups : int
         Groups that still have an open window.
+    closed : int
+        How many windows closed.
     """
 
     windows: list[pa.RecordBatch]
     rows_in: int
     late: int
     groups: int
+    closed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Some windows that closed.
+
+    Attributes
+    ----------
+    groups : list of pyarrow.Array
+        Groups, each once.
+    of : pyarrow.Array of int64
+        Of each window its place in `groups`.
+    starts : pyarrow.Array of int64
+        The number of each window's first pane.
+    values : pyarrow.RecordBatch
+        Its partials.
+    """
+
+    groups: list[pa.Array[Any]]
+    of: pa.Array[Any]
+    starts: pa.Array[Any]
+    values: pa.RecordBatch
+
+    def batch(self, schema: pa.Schema) -> pa.RecordBatch:
+        """Return them with their groups, of `WindowLayout.window`."""
+        groups = [column.take(self.of) for column in self.groups]
+        return pa.RecordBatch.from_arrays([*groups, self.starts, *self.values.columns], schema=schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +197,12 @@ class Panes:
     def close(self) -> None:
         """Do nothing: memory goes with the object."""
 
-    def run(self, arriving: Iterable[pa.RecordBatch], watermark: int | None) -> Assembled:
+    def run(
+        self,
+        arriving: Iterable[pa.RecordBatch],
+        watermark: int | None,
+        finish: Callable[[Closed], pa.RecordBatch] | None = None,
+    ) -> Assembled:
         """Let entries in, then close the windows before a watermark.
 
         Parameters
@@ -176,12 +211,17 @@ class Panes:
             Of `WindowLayout.entry`, in order of arrival.
         watermark : int, optional
             All panes before it have arrived; the greatest one ever given counts.
+        finish : callable, optional
+            What is done with windows in batches of bounded size; its results stand in their place.
         """
         rows_in, late = self._enter(list(arriving))
         if watermark is not None:
             self.watermark = watermark if self.watermark is None else max(self.watermark, watermark)
-        windows = self._close()
-        return Assembled(windows, rows_in, late, self._live())
+        count, windows = 0, []
+        for closed in self._close():
+            count += len(closed.of)
+            windows.append(closed.batch(self._layout.window) if finish is None else finish(closed))
+        return Assembled(windows, rows_in, late, self._live(), count)
 
     def _enter(self, arriving: list[pa.RecordBatch]) -> tuple[int, int]:
         """Add entries; return how many rows they stand for, and how many of these are late."""
@@ -263,22 +303,21 @@ class Panes:
         values = [batch.column(name) for name in layout.values.names]
         self._entries.append(pa.RecordBatch.from_arrays(values, schema=layout.values))
 
-    def _close(self) -> list[pa.RecordBatch]:
-        """Return the windows that the watermark closes, and let go of what no other needs."""
+    def _close(self) -> Iterator[Closed]:
+        """Yield the windows that the watermark closes, and let go of what no other needs."""
         spec = self._layout.spec
         if self.watermark is None:
-            return []
+            return
         last, before = spec.last_complete(self.watermark), self._next
         self._next = last + 1 if before is None else max(last + 1, before)
         if not len(self):
-            return []
+            return
         first = spec.first_with(int(self._panes.min())) if before is None else before
         if last < first:
-            return []
+            return
         self._sort()
-        found = list(self._windows(first, last))
+        yield from self._windows(first, last)
         self._keep(self._panes >= spec.start(self._next))
-        return found
 
     def _sort(self) -> None:
         """Sort entries by group and pane, those of equal ones by arrival."""
@@ -324,7 +363,7 @@ class Panes:
         self._index = KeyIndex()
         self._ids = self._index.find_or_add(self._codec.encode(groups, len(known)))[again]
 
-    def _windows(self, first: int, last: int) -> Iterator[pa.RecordBatch]:
+    def _windows(self, first: int, last: int) -> Iterator[Closed]:
         """Return the windows from `first` to `last`, of sorted entries, in batches of bounded size."""
         spec, ids, panes = self._layout.spec, self._ids, self._panes
         count = kernels.count_windows(ids, panes, spec.size, spec.slide, first, last)
@@ -340,22 +379,18 @@ class Panes:
             kernels.find_windows(
                 ids[piece], panes[piece], spec.size, spec.slide, first, last, groups, windows, low, high
             )
-            values = self._slide(piece, low, high)
-            starts = pa.array(windows * spec.slide)
-            yield pa.RecordBatch.from_arrays(
-                [*self._groups(groups), starts, *values.columns], schema=self._layout.window
-            )
+            known, of = self._groups(groups)
+            yield Closed(known, of, pa.array(windows * spec.slide), self._slide(piece, low, high))
 
     def _slide(self, piece: slice, low: Integers, high: Integers) -> pa.RecordBatch:
         entries = self._whole().slice(piece.start, piece.stop - piece.start)
         return slide(self._layout.partials, self._layout.times, self._panes[piece], entries, low, high)
 
-    def _groups(self, ids: Integers) -> list[pa.Array[Any]]:
-        """Return the group columns of ids, of which equal ones stand together."""
+    def _groups(self, ids: Integers) -> tuple[list[pa.Array[Any]], pa.Array[Any]]:
+        """Return the groups of ids, of which equal ones stand together, and of each id the place in them."""
         begins = np.flatnonzero(np.diff(ids, prepend=-1))
-        known = self._codec.decode(self._index.words, self._index.starts(ids[begins]))
-        at = pa.array(np.repeat(np.arange(len(begins)), np.diff(begins, append=len(ids))))
-        return [column.take(at) for column in known]
+        of = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(ids)))
+        return self._codec.decode(self._index.words, self._index.starts(ids[begins])), pa.array(of)
 
     # --------------------------------------------------------------------------------------- state
 

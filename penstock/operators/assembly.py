@@ -1,0 +1,122 @@
+"""Aggregates from combined partials, outside of Spark: what `Decomposition.assembly` says, on Arrow columns.
+
+`penstock.operators.evaluate` divides by literals only. The divisions that a `Decomposition` itself makes of
+partials, means and deviations, are known here as a whole: a count that is zero has a sum that is null, and
+null divided by zero is null, in Spark too. Any other division by a column is a user's own and stays with
+Spark, which fails where its divisor is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.operators.expression import Expression
+from penstock.operators.partials import Decomposition, deviation
+from penstock.operators.stream import RESERVED_PREFIX
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+__all__ = ["Assembly"]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """How aggregates are computed of partials. Made on the driver, used in workers.
+
+    Parameters
+    ----------
+    aggregates : mapping of str to str
+        Spark SQL over partials, groups, means and deviations, for each aggregate's name.
+    means : mapping of str to (str, str)
+        Sum and count, for each mean's name.
+    deviations : mapping of str to (str, str, str)
+        Count, sum and sum of squares, for each deviation's name.
+    """
+
+    aggregates: Mapping[str, str]
+    means: Mapping[str, tuple[str, str]]
+    deviations: Mapping[str, tuple[str, str, str]]
+
+    @classmethod
+    def of(cls, decomposition: Decomposition) -> Assembly:
+        """Return the assembly of a decomposition."""
+        from sqlglot import exp
+
+        found = _Divisions(decomposition)
+        texts: dict[str, str] = {}
+        for name, text in decomposition.assembly.items():
+            holder = exp.Paren(this=Expression.parse(text).tree.transform(found.replaced))
+            texts[name] = Expression.of(holder.this).text
+        return cls(texts, found.means, found.deviations)
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        """Return the partials of a mean or a deviation; none where it is neither."""
+        return self.means.get(name) or self.deviations.get(name) or ()
+
+    def computed(self, name: str, parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
+        """Return a mean or a deviation of its parts in each row."""
+        return _mean(*parts) if name in self.means else _deviation(*parts)
+
+
+class _Divisions:
+    """Replaces what a decomposition has divided by columns."""
+
+    def __init__(self, decomposition: Decomposition) -> None:
+        self._places = {one.name: (one.kind, one.expression) for one in decomposition.partials}
+        names = {place: name for name, place in self._places.items()}
+        self._known: dict[str, tuple[str, str, str]] = {}
+        for (kind, expression), count in names.items():
+            total, squares = names.get(("sum", expression)), names.get(("sum_of_squares", expression))
+            if kind == "count" and total is not None and squares is not None:
+                self._known[deviation(count, total, squares).sql()] = (count, total, squares)
+        self.means: dict[str, tuple[str, str]] = {}
+        self.deviations: dict[str, tuple[str, str, str]] = {}
+
+    def replaced(self, node: exp.Expr) -> exp.Expr:
+        """Return a node, or the column of its values."""
+        from sqlglot import exp
+
+        if isinstance(node, exp.Case) and (parts := self._known.get(node.sql())) is not None:
+            return self._named("deviation", self.deviations, parts)
+        if isinstance(node, exp.Div):
+            total, count = node.this, node.expression
+            if isinstance(total, exp.Column) and isinstance(count, exp.Column):
+                divided, by = self._places.get(total.name), self._places.get(count.name)
+                if divided is not None and by == ("count", divided[1]) and divided[0] == "sum":
+                    return self._named("mean", self.means, (total.name, count.name))
+        return node
+
+    @staticmethod
+    def _named(what: str, known: dict[str, Any], parts: tuple[str, ...]) -> exp.Expr:
+        from sqlglot import exp
+
+        same = (name for name, one in known.items() if one == parts)
+        name = next(same, f"{RESERVED_PREFIX}{what}_{len(known)}")
+        known[name] = parts
+        return exp.column(name)
+
+
+def _mean(total: pa.Array[Any], count: pa.Array[Any]) -> pa.Array[Any]:
+    """Return sums divided by counts, null where nothing was counted."""
+    if total.null_count:
+        return pc.divide(total.cast(pa.float64()), count.cast(pa.float64()))
+    return pa.array(np.true_divide(total.to_numpy(), count.to_numpy()))
+
+
+def _deviation(count: pa.Array[Any], total: pa.Array[Any], squares: pa.Array[Any]) -> pa.Array[Any]:
+    """Return the deviation of a sample, null where it has less than two values; see `decompose`."""
+    n, s, q = (
+        one.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
+        for one in (count, total, squares)
+    )
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        # NaN is greater than 0 for Spark, and maximum keeps it.
+        made = np.sqrt(np.maximum(q - s * s / n, 0.0) / (n - 1.0))
+    return pa.array(made, mask=~(n > 1.0))

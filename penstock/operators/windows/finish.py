@@ -1,0 +1,187 @@
+"""Final columns of windows outside of Spark: the aggregates, and the selections and projections that follow.
+
+Columns are computed when something needs them. So what a selection leaves out costs the columns that the
+selection reads, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import InternalError
+from penstock.operators.assembly import Assembly
+from penstock.operators.evaluate import evaluate, type_of
+from penstock.operators.expression import Expression
+from penstock.operators.windows.panes import START, Closed
+
+__all__ = ["Finish", "Step"]
+
+_Column: TypeAlias = "pa.ChunkedArray[Any]"
+
+Step: TypeAlias = str | Mapping[str, str]
+"""A selection's predicate, or a projection's expressions by their names; Spark SQL."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What makes results of windows' partials. Made on the driver, used in workers for every micro-batch.
+
+    Parameters
+    ----------
+    windows : pyarrow.Schema
+        Of windows: groups, `START` and partials, in the types that Spark would see.
+    output : pyarrow.Schema
+        Of windows with their aggregates, in Spark's types.
+    window : str
+        The column of `output` that has the window's start and end, timestamps in microseconds.
+    pane_ms, size_ms : int
+        The length of a pane, of which `START` is the number, and of a window.
+    assembly : Assembly
+        The aggregates.
+    steps : tuple of Step
+        What follows, in this order.
+    """
+
+    windows: pa.Schema
+    output: pa.Schema
+    window: str
+    pane_ms: int
+    size_ms: int
+    assembly: Assembly
+    steps: tuple[Step, ...] = ()
+
+    def schemas(self) -> list[pa.Schema] | None:
+        """Return the schemas of windows and after each projection; None if something is for Spark only.
+
+        Aggregates have to come in the very types of `output`, so that nothing is to be cast.
+        """
+        divided = (*self.assembly.means, *self.assembly.deviations)
+        partials = pa.schema([*self.windows, *((name, pa.float64()) for name in divided)])
+        for name, text in self.assembly.aggregates.items():
+            if type_of(Expression.parse(text), partials) != self.output.field(name).type:
+                return None
+        made = [self.output]
+        for step in self.steps:
+            if isinstance(step, str):
+                if type_of(Expression.parse(step), made[-1]) != pa.bool_():
+                    return None
+                continue
+            types = {name: type_of(Expression.parse(text), made[-1]) for name, text in step.items()}
+            if any(kind is None for kind in types.values()):
+                return None
+            made.append(pa.schema(list(types.items())))
+        return made
+
+    def __call__(self, closed: Closed) -> pa.RecordBatch:
+        """Return the results of windows.
+
+        Raises
+        ------
+        InvalidUsageError
+            If an expression fails, as it would in Spark.
+        """
+        rows = _Columns(self, closed)
+        names: Iterable[str] = self.output.names
+        for step in self.steps:
+            if isinstance(step, str):
+                for part in Expression.parse(step).conjuncts():
+                    rows.keep(part)
+            else:
+                rows.project(step)
+                names = step
+        made = rows.table(names).combine_chunks()
+        (batch,) = made.to_batches() or [_no_rows(made.schema)]
+        return batch
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+class _Columns:
+    """The columns of some windows, before and after each projection, as far as they are known."""
+
+    def __init__(self, finish: Finish, closed: Closed) -> None:
+        self._finish = finish
+        self._assembly = finish.assembly
+        self._groups = dict(zip(finish.windows.names, closed.groups, strict=False))
+        self._values = closed.values
+        self._of, self._starts = closed.of, closed.starts
+        self._kept: pa.Array[Any] | None = None
+        self._projections: list[Mapping[str, str]] = []
+        self._known: list[dict[str, _Column]] = [{}]
+
+    def project(self, select: Mapping[str, str]) -> None:
+        """Let later steps see other columns."""
+        self._projections.append(select)
+        self._known.append({})
+
+    def keep(self, predicate: Expression) -> None:
+        """Leave out rows for which a predicate is not true."""
+        kept = evaluate(predicate, self.table(predicate.columns))
+        rows = pc.indices_nonzero(kept.combine_chunks())
+        self._kept = rows if self._kept is None else self._kept.take(rows)
+        for known in self._known:
+            for name, column in known.items():
+                known[name] = column.take(rows)
+
+    def table(self, names: Iterable[str]) -> pa.Table:
+        """Return columns after the last projection."""
+        level = len(self._projections)
+        return self._table({name: self._column(level, name) for name in names})
+
+    def _table(self, columns: Mapping[str, _Column]) -> pa.Table:
+        # Without a column, a table would have no rows.
+        return pa.table(columns or {START: self._taken(self._starts)})
+
+    def _taken(self, column: pa.Array[Any]) -> pa.Array[Any]:
+        return column if self._kept is None else column.take(self._kept)
+
+    def _column(self, level: int, name: str) -> _Column:
+        known = self._known[level]
+        if name not in known:
+            made = self._computed(level, name)
+            known[name] = made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
+        return known[name]
+
+    def _computed(self, level: int, name: str) -> _Column | pa.Array[Any]:
+        if level:
+            expression = Expression.parse(self._projections[level - 1][name])
+            read = {one: self._column(level - 1, one) for one in expression.columns}
+            return evaluate(expression, self._table(read))
+        if name == self._finish.window:
+            return self._windows()
+        text = self._assembly.aggregates.get(name)
+        if text is None:
+            return self._partial(name)
+        expression = Expression.parse(text)
+        return evaluate(
+            expression,
+            self._table({one: pa.chunked_array([self._partial(one)]) for one in expression.columns}),
+        )
+
+    def _partial(self, name: str) -> pa.Array[Any]:
+        """Return a group's column, a partial, a mean or a deviation."""
+        if name in self._groups:
+            column = self._groups[name].take(self._taken(self._of))
+        elif parts := self._assembly.parts(name):
+            return self._assembly.computed(name, [self._partial(one) for one in parts])
+        else:
+            column = self._taken(self._values.column(name))
+        kind = self._finish.windows.field(name).type
+        return column if column.type.equals(kind) else column.cast(kind)
+
+    def _windows(self) -> pa.Array[Any]:
+        """Return the windows' starts and ends."""
+        kind = self._finish.output.field(self._finish.window).type
+        if not pa.types.is_struct(kind):
+            raise InternalError("a window is a struct of its start and end")
+        start = self._taken(self._starts).to_numpy() * (1000 * self._finish.pane_ms)
+        end = start + 1000 * self._finish.size_ms
+        both = [pa.array(one).view(kind.field(0).type) for one in (start, end)]
+        return pa.StructArray.from_arrays(both, fields=list(kind))
