@@ -36,7 +36,9 @@ from penstock.operators.graph.nodes import Node
 
 _SPARK_ROWS = {"CM1": 250_000, "CM2": 250_000, "YSB": 2_000_000, "SM": 100_000, "LRB1": 20_000}
 _FEW_ROWS = 50_000
-_WARM, _COUNTED = 2, 5
+_FEWER = {("LRB1", "sample"): 2, ("SG2", "sample"): 4}
+"""Millions of tuples of a micro-batch from a p-stream, where windows outnumber tuples."""
+_WARM, _COUNTED = 2, 3
 
 
 def campaigns() -> pa.Table:
@@ -222,10 +224,11 @@ CONTENDERS: dict[str, Callable[[str, Input, Path, int], dict[str, float]]] = {
 }
 
 
-def rows_of(contender: str, query: str, million: int) -> int:
+def rows_of(contender: str, query: str, density: str, million: int) -> int:
     """Return the tuples of a micro-batch."""
     if contender == "spark":
         return _SPARK_ROWS.get(query, _FEW_ROWS)
+    million = min(million, _FEWER.get((query, density), million))
     whole = million if contender.startswith("p-stream") else max(1, million // 4)
     return whole * CHUNK_ROWS
 
@@ -237,7 +240,7 @@ def lines(arguments: argparse.Namespace) -> Iterator[str]:
     for query, density in itertools.product(arguments.query, arguments.density):
         found = {}
         for contender in arguments.contender:
-            rows = rows_of(contender, query, arguments.million)
+            rows = rows_of(contender, query, density, arguments.million)
             found[contender] = run_contender(
                 "windows_in_spark", "--one", contender, "--query", query, "--density", density,
                 "--rows", str(rows), "--data", str(arguments.data),
@@ -262,7 +265,9 @@ def main() -> None:
     parser.add_argument("--query", nargs="+", default=list(SCABBARD), choices=list(SCABBARD))
     parser.add_argument("--density", nargs="+", default=["sample", "dense"], choices=["sample", "dense"])
     parser.add_argument("--contender", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
-    parser.add_argument("--million", type=int, default=16, help="tuples of a micro-batch from a p-stream")
+    parser.add_argument(
+        "--million", type=int, default=16, help="millions of tuples of a micro-batch from a p-stream"
+    )
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--one", choices=list(CONTENDERS), help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=int, help=argparse.SUPPRESS)
