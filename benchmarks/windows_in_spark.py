@@ -265,9 +265,7 @@ def main() -> None:
     parser.add_argument("--query", nargs="+", default=list(SCABBARD), choices=list(SCABBARD))
     parser.add_argument("--density", nargs="+", default=["sample", "dense"], choices=["sample", "dense"])
     parser.add_argument("--contender", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
-    parser.add_argument(
-        "--million", type=int, default=16, help="millions of tuples of a micro-batch from a p-stream"
-    )
+    parser.add_argument("--million", type=int, default=16, help="2**20 tuples each, of a micro-batch")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--one", choices=list(CONTENDERS), help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=int, help=argparse.SUPPRESS)
