@@ -88,7 +88,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(
     rows=ROWS,
     in_order=st.booleans(),
@@ -200,7 +200,7 @@ def test_distinct_values_of_ranges_are_counted(values: list[int], steps: list[tu
     assert not counts.any()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(rows=st.tuples(ROWS, ROWS), sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)), data=st.data())
 def test_windows_of_two_sides_that_end_together_close_together(
     rows: tuple[list[Row], list[Row]], sizes: tuple[int, int], data: st.DataObject

@@ -71,7 +71,7 @@ def moved(batches: list[tuple[list[Tuple], list[Tuple]]]) -> list[tuple[list[Tup
     return [(later(left, number), later(right, number)) for number, (left, right) in enumerate(batches)]
 
 
-@settings(max_examples=2 * settings().max_examples)
+@settings(max_examples=settings().max_examples)
 @given(BATCHES, st.integers(0, 4), st.sampled_from([0, 2, 5, 1000]), CONDITIONS, st.booleans())
 def test_the_newest_match_of_each_key_is_delivered_and_every_tuple_is_counted(
     batches: list[tuple[list[Tuple], list[Tuple]]],

@@ -34,7 +34,7 @@ def served(
     return [(row["group"], row[START], {name: row[name] for name in AGGREGATES}) for row in found], metrics
 
 
-@settings(max_examples=120, deadline=None)
+@settings(deadline=None)
 @given(
     rows=ROWS,
     size=st.integers(1, 9),
