@@ -24,7 +24,7 @@ def monotonic_s() -> float:
 
 def pause(seconds: float) -> None:
     """Wait, where what is waited for can tell nobody."""
-    time.sleep(seconds)
+    time.sleep(seconds)  # the one sleep of the package
 
 
 def new_id() -> str:

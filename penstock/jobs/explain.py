@@ -26,6 +26,7 @@ from penstock.conf.sections import ByWindowSection, WindowJoinSection, WindowSec
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.market import MARKET_SCHEMA
 from penstock.operators.graph import Graph, PhysicalPlan, graph
+from penstock.operators.graph.types import DECLARED
 
 __all__ = [
     "OTHER",
@@ -52,23 +53,11 @@ _KAFKA: Final = pa.schema(
     }
 )
 _TYPES: Final = {
-    "BOOLEAN": pa.bool_(),
-    "TINYINT": pa.int8(),
-    "SMALLINT": pa.int16(),
-    "INT": pa.int32(),
-    "BIGINT": pa.int64(),
-    "FLOAT": pa.float32(),
-    "DOUBLE": pa.float64(),
-    "VARCHAR": pa.string(),
-    "TEXT": pa.string(),
+    **DECLARED,
     "CHAR": pa.string(),
     "BINARY": pa.binary(),
     "VARBINARY": pa.binary(),
-    "DATE": pa.date32(),
     "TIMESTAMP": pa.timestamp("us"),
-    "TIMESTAMPNTZ": pa.timestamp("us"),
-    "TIMESTAMPTZ": _INSTANT,
-    "TIMESTAMPLTZ": _INSTANT,
 }
 """Types of Spark's DDL by sqlglot's names, in which Spark's ``TIMESTAMP`` is ``TIMESTAMPTZ``."""
 

@@ -219,6 +219,7 @@ def _array(array: pa.Array, field: pa.Field) -> pa.Array:
     if not array.type.equals(field.type, check_metadata=True):
         try:
             array = _cast(array, field.type)
+        # Of a value that does not fit, and of types between which pyarrow has no cast.
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise InvalidUsageError(
                 "a value of a column cannot be kept exactly",

@@ -102,8 +102,7 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
         with started(place.directory) as job:
             up = time.monotonic() - begin
             _run_to(job, place, goal)
-            # The random moment is what is tested; nothing is waited for.
-            time.sleep(draw.uniform(0.0, 1.0))
+            time.sleep(draw.uniform(0.0, 1.0))  # the random moment is what is tested; nothing is waited for
             killed = kill_all(job)
         committed = commits(place)
         say(f"kill {kill} of {kills}: {len(killed)} processes after batch {committed - 1}; up in {up:.1f} s")

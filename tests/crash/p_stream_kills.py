@@ -112,8 +112,7 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
         for kill, kind in enumerate(kinds, 1):
             goal = chain.committed() + draw.choice([0, 1, 1, 2])
             assert until(partial(chain.has_committed, goal), _PATIENCE_S), "no progress"
-            # The random moment is what is tested; nothing is waited for.
-            time.sleep(draw.uniform(0.0, 1.0))
+            time.sleep(draw.uniform(0.0, 1.0))  # the random moment is what is tested; nothing is waited for
             chain.check()
             begin = time.monotonic()
             killed = chain.kill(kind, draw)

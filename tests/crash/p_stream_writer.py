@@ -35,8 +35,7 @@ def main() -> int:
             at += _ROWS
             if (directory / "finish").exists():
                 break
-            # The pace of a source; nothing is waited for.
-            time.sleep(0.1)
+            time.sleep(0.1)  # the pace of a source; nothing is waited for
     return 0
 
 

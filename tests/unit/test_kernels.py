@@ -99,7 +99,7 @@ KERNELS = {
     "variable_byte": {"_write", "_read"},
     "sliding_kernels": {
         *("order_by", "find_runs", "count_windows", "find_windows", "merge"),
-        *("slide_sum", "slide_least", "slide_greatest", "slide_first", "slide_last", "slide_distinct"),
+        *("slide_sum", "_beats", "slide_extreme", "slide_first", "slide_last", "slide_distinct"),
     },
     "join_kernels": {"too_old", "link", "next_pairs", "unlink_useless"},
     "kernels": {

@@ -196,7 +196,7 @@ class TextSource(Source):
                 self._compared = True
             try:
                 yield from self._rows(records, chunk, self._schema)
-            except pa.ArrowNotImplementedError as error:
+            except pa.ArrowNotImplementedError as error:  # what pyarrow raises for a type it does not parse
                 raise InvalidUsageError(
                     "text cannot be read as one of these types", file=self.name, schema=_line(self._schema)
                 ) from error
@@ -315,6 +315,7 @@ class TableFile(Source):
     def _fitted(self, batch: pa.RecordBatch, known: pa.Schema, at: int) -> pa.Table:
         try:
             return pa.Table.from_batches([batch]).select(self._schema.names).cast(self._schema)
+        # Of a value that does not fit, of types between which pyarrow has no cast, of nulls.
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
             raise self._wrong(known, at) from None
 

@@ -117,6 +117,7 @@ def measure(
             raise InvalidUsageError(fact, source=name, **({"column": missing[0]} if missing else {}))
         try:
             samples[name] = table.select(schema.names).slice(0, most_rows).cast(schema).combine_chunks()
+        # Of a value that does not fit, and of types between which pyarrow has no cast.
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise InvalidUsageError(
                 f"a sample has other types than its source: {error}", source=name

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sqlglot import exp
 
 __all__ = [
+    "DECLARED",
     "UNKNOWN",
     "aggregate_type",
     "declared_type",
@@ -29,7 +30,7 @@ UNKNOWN: Final = pa.null()
 """The type of a column whose type is known only when the graph runs."""
 
 _DOUBLE: Final = frozenset({"Avg", "Stddev", "StddevSamp", "Anonymous"})
-_DECLARED: Final = {
+DECLARED: Final = {
     "BOOLEAN": pa.bool_(),
     "TINYINT": pa.int8(),
     "SMALLINT": pa.int16(),
@@ -65,7 +66,7 @@ def declared_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
         tree = tree.this
     if found != UNKNOWN or not isinstance(tree, exp.Cast | exp.TryCast):
         return found
-    return _DECLARED.get(tree.to.this.name, UNKNOWN)
+    return DECLARED.get(tree.to.this.name, UNKNOWN)
 
 
 def _sum_type(kind: pa.DataType) -> pa.DataType:

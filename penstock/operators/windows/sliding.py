@@ -119,8 +119,7 @@ def _extreme(column: _Column, greatest: bool, low: Integers, high: Integers) -> 
         null = limits.min if greatest else limits.max
     values = _numbers(column, null)
     at = np.empty(len(low), np.int64)
-    pick = kernels.slide_greatest if greatest else kernels.slide_least
-    pick(values, low, high, np.empty(len(values), np.int64), at)
+    kernels.slide_extreme(values, greatest, low, high, np.empty(len(values), np.int64), at)
     best = values[at]
     found = pa.array(best, mask=None if seen is None else ~seen)
     return found if found.type == column.type else found.view(column.type)

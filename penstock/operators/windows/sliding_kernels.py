@@ -19,10 +19,9 @@ __all__ = [
     "merge",
     "order_by",
     "slide_distinct",
+    "slide_extreme",
     "slide_first",
-    "slide_greatest",
     "slide_last",
-    "slide_least",
     "slide_sum",
 ]
 
@@ -189,8 +188,16 @@ def slide_sum(values: Any, low: Any, high: Any, suffix: Any, out: Any) -> None:
 
 
 @kernel
-def slide_least(values: Any, low: Any, high: Any, suffix: Any, out: Any) -> None:
-    """Find the row of the least value of each range; NaN is greater than all numbers. See `slide_sum`.
+def _beats(a: Any, b: Any, greatest: bool) -> bool:
+    """Say whether a is the greater, or the less, of two values; NaN is greater than all numbers."""
+    if greatest:
+        return a > b or (a != a and b == b)  # noqa: PLR0124 - NaN
+    return a < b or (b != b and a == a)  # noqa: PLR0124 - NaN
+
+
+@kernel
+def slide_extreme(values: Any, greatest: bool, low: Any, high: Any, suffix: Any, out: Any) -> None:
+    """Find the row of the greatest or least value of each range, of equal ones the first; see `slide_sum`.
 
     `suffix` and `out` are int64: row numbers.
     """
@@ -200,54 +207,17 @@ def slide_least(values: Any, low: Any, high: Any, suffix: Any, out: Any) -> None
         if lo >= middle:
             best = hi - 1
             for j in range(hi - 1, lo - 1, -1):
-                a, b = values[j], values[best]
-                if a < b or a == b or b != b:  # noqa: PLR0124 - NaN
+                if not _beats(values[best], values[j], greatest):
                     best = j
                 suffix[j] = best
             middle, end, back = hi, hi, -1
         while end < hi:
-            if back < 0:
+            if back < 0 or _beats(values[end], values[back], greatest):
                 back = end
-            else:
-                a, b = values[end], values[back]
-                if a < b or (b != b and a == a):  # noqa: PLR0124 - NaN
-                    back = end
             end += 1
         best = suffix[lo]
-        if back >= 0:
-            a, b = values[back], values[best]
-            if a < b or (b != b and a == a):  # noqa: PLR0124 - NaN
-                best = back
-        out[i] = best
-
-
-@kernel
-def slide_greatest(values: Any, low: Any, high: Any, suffix: Any, out: Any) -> None:
-    """Find the row of the greatest value of each range, which NaN is; see `slide_least`."""
-    middle, end, back = 0, 0, -1
-    for i in range(low.shape[0]):
-        lo, hi = low[i], high[i]
-        if lo >= middle:
-            best = hi - 1
-            for j in range(hi - 1, lo - 1, -1):
-                a, b = values[j], values[best]
-                if a > b or a == b or a != a:  # noqa: PLR0124 - NaN
-                    best = j
-                suffix[j] = best
-            middle, end, back = hi, hi, -1
-        while end < hi:
-            if back < 0:
-                back = end
-            else:
-                a, b = values[end], values[back]
-                if a > b or (a != a and b == b):  # noqa: PLR0124 - NaN
-                    back = end
-            end += 1
-        best = suffix[lo]
-        if back >= 0:
-            a, b = values[back], values[best]
-            if a > b or (a != a and b == b):  # noqa: PLR0124 - NaN
-                best = back
+        if back >= 0 and _beats(values[back], values[best], greatest):
+            best = back
         out[i] = best
 
 
