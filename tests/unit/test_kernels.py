@@ -333,7 +333,7 @@ def test_a_second_process_compiles_nothing() -> None:
         "_divide",
         "_bits",
         "_position",
-        *("_due", "_precedes", "_sift"),
+        *("_due", "_precedes", "_sift", "_beats"),
         # What the transitions of window queues consist of.
         *("append", "_forget", "_release", "free_head", "free_tail", "free_middle", "successor"),
         *("_mru_l", "_mru_e", "_is_update", "_do_promote", "_is_avail", "_end", "_push_ready", "_pop_ready"),
