@@ -242,3 +242,19 @@ def test_windows_of_two_sides_that_end_together_close_together(
                 if start + sizes[side] <= before:
                     wanted[row.group, start] += 1
         assert closed[side] == wanted
+
+
+@pytest.mark.parametrize("how", ["delta", "snapshot"])
+def test_the_watermark_outlives_a_restart(how: str) -> None:
+    layout = layout_of(4, 2)
+    state = Panes(layout)
+    state.run([entries_of([Row("a", 9, 1.0)], layout)], 9)
+    again = Panes(layout)
+    again.restore(stored([state.delta()] if how == "delta" else state.snapshot()))
+    # What comes is older than the newest before, and is closed by that.
+    done = again.run([entries_of([Row("a", 6, 1.0)], layout)], 6)
+    assert again.watermark == 9
+    assert done.late == 0
+    assert [row[START] for windows in done.windows for row in windows.to_pylist()] == []
+    again.run([entries_of([Row("a", 7, 1.0)], layout)], 7)
+    assert again.watermark == 9
