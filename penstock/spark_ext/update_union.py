@@ -47,7 +47,7 @@ def update_union(
     later and is older is *late*, one of the same time a *duplicate*; both are dropped and counted. So the
     times of a key strictly increase, and there is one tuple for each (UpStream §3.2).
 
-    Spark has room for one stateful operator of Python in a query, so the union is an update queue, too.
+    So that one stateful operator does both, the union is an update queue, too.
 
     Parameters
     ----------
