@@ -7,8 +7,11 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Also for the processes that tests start: they live too short for the JVM's second compiler to pay.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+from tests.class_archive import JVM_OPTIONS, jvm_options
+
+# Also for the processes that tests start. The launcher's JVM only finds out the command of Spark's.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm_options())
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", JVM_OPTIONS)
 
 # The first call of a kernel may compile it, which no deadline should count.
 settings.register_profile(

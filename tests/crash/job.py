@@ -21,7 +21,7 @@ FAILED = 3
 def main() -> int:
     """Run the job and return its exit code."""
     place = Place(Path(sys.argv[1]))
-    spark = lean_session(place.directory / "spark")
+    spark = lean_session(place.directory / "spark", as_users=True)
     running = place.start(query(spark, place))
     print("started", flush=True)
     try:

@@ -41,7 +41,7 @@ def is_done(query: StreamingQuery, directory: Path) -> bool:
 def main() -> int:
     """Run the job and return its exit code."""
     directory = Path(sys.argv[1])
-    spark = lean_session(directory / "spark", master="local[2,2]")
+    spark = lean_session(directory / "spark", master="local[2,2]", as_users=True)
     penstock.register(spark)
     query = start(spark, directory)
     print("started", flush=True)

@@ -41,7 +41,7 @@ def start(spark: SparkSession, directory: Path) -> RunningGraph:
 def main() -> int:
     """Run the job and return its exit code."""
     directory = Path(sys.argv[1])
-    spark = lean_session(directory / "spark", master="local[2,2]")
+    spark = lean_session(directory / "spark", master="local[2,2]", as_users=True)
     running = start(spark, directory)
     print("started", flush=True)
     try:

@@ -6,35 +6,55 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
+from tests.class_archive import JVM_OPTIONS
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
-def lean_session(directory: Path, master: str = "local[2]", **options: str) -> SparkSession:
-    """Return a small session that keeps its files in `directory`; `options` have ``__`` for dots."""
-    builder = SparkSession.builder.master(master).config(DAEMON_SETTING, DAEMON)
-    for name, value in options.items():
-        builder = builder.config(name.replace("__", "."), value)
-    session = (
-        builder.appName("penstock-tests")
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "OFF")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
-        .config("spark.sql.streaming.fileSink.log.compactInterval", "1000")
-        .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
-        .getOrCreate()
-    )
+_FEW_PROCESSES = {
+    # By default each file of a checkpoint takes some ten processes (chmod, readlink) and a second file.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+}
+_INTERPRETED = {
+    # Compiling a plan takes longer than a few rows do.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+_LEAN = {
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": JVM_OPTIONS,
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "OFF",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.fileSink.log.compactInterval": "1000",
+    "spark.sql.streaming.numRecentProgressUpdates": "1000",
+    DAEMON_SETTING: DAEMON,
+}
+
+
+def lean_session(
+    directory: Path, master: str = "local[2]", *, as_users: bool = False, **options: str
+) -> SparkSession:
+    """Return a small session that keeps its files in `directory`; `options` have ``__`` for dots.
+
+    With `as_users` checkpoints are written and plans are compiled as Spark does it by default.
+    """
+    settings: dict[str, Any] = _LEAN if as_users else _LEAN | _FEW_PROCESSES | _INTERPRETED
+    settings = settings | {"spark.sql.warehouse.dir": str(directory / "warehouse")}
+    settings = settings | {name.replace("__", "."): value for name, value in options.items()}
+    session = SparkSession.builder.master(master).appName("penstock-tests").config(map=settings).getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     return session
 

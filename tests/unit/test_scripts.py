@@ -37,6 +37,7 @@ case "$1 $2" in
     esac
     exit ;;
 '-m pytest') shift 2; echo "pytest $*"; exit "${FAKE_PYTEST:-0}" ;;
+'-m tests.class_archive') exit "${FAKE_ARCHIVE:-0}" ;;
 '-m ruff' | '-m mypy') exit "${FAKE_LINT:-0}" ;;
 esac
 case "$2" in
@@ -516,6 +517,12 @@ def test_test_checks_the_source_and_then_runs_pytest(machine: Machine) -> None:
 def test_test_with_arguments_only_runs_pytest(machine: Machine) -> None:
     result = machine.run("test", "tests/unit", "-k", "a or b", FAKE_LINT="1")
     assert (result.code, result.out) == (0, "pytest tests/unit -k a or b\n")
+
+
+def test_tests_run_without_an_archive_of_classes(machine: Machine) -> None:
+    result = machine.run("test", FAKE_ARCHIVE="1")
+    assert (result.code, last_line(result.out)) == (0, ALL_TESTS)
+    assert "setup: JVMs start slowly" in result.err
 
 
 @pytest.mark.parametrize("code", ["1", "2", "5"])
