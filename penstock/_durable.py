@@ -16,7 +16,7 @@ from penstock._clock import new_id
 from penstock._failpoints import failpoint
 from penstock.errors import ConflictError, UnavailableError
 
-__all__ = ["delete", "make_directory", "publish", "read"]
+__all__ = ["delete", "make_directory", "publish", "read", "replace"]
 
 
 def publish(path: Path, content: bytes | memoryview) -> None:
@@ -58,6 +58,11 @@ def publish(path: Path, content: bytes | memoryview) -> None:
             "cannot write state", file=path, reason=error.strerror, hint="check space and permissions"
         ) from error
     failpoint("state.after_publish")
+
+
+def replace(path: Path, made: Path) -> None:
+    """Let a whole file, on the same file system, take the place of `path`; not synced."""
+    made.rename(path)
 
 
 def _forget(path: Path) -> None:

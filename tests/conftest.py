@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.class_archive import JVM_OPTIONS, jvm_options
+from penstock.jobs.warm_up import class_archive, option
 
-# Also for the processes that tests start. The launcher's JVM only finds out the command of Spark's.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm_options())
-os.environ.setdefault("SPARK_LAUNCHER_OPTS", JVM_OPTIONS)
+# Also for the processes that tests start, which live too short for the JVM's second compiler to pay. The
+# archive is that of script/test.
+_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_ARCHIVE = class_archive(Path(sys.prefix, "cache", "penstock"))
+os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{_JVM} {option(_ARCHIVE)}" if _ARCHIVE.exists() else _JVM)
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", _JVM)
 
 # The first call of a kernel may compile it, which no deadline should count.
 settings.register_profile(

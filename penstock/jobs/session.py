@@ -13,6 +13,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidUsageError, UnavailableError
+from penstock.jobs.warm_up import class_archive, option
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 
 __all__ = ["is_local", "open_session"]
@@ -73,8 +74,8 @@ def open_session(
     Called once, on the driver. A given or active session is used as it is, with `settings` added. Otherwise
     one is made: under ``spark-submit``, or with a Spark installation of the user's own (``SPARK_HOME`` or
     ``SPARK_CONF_DIR`` is set), as configured there; else on this machine, with all its cores, without the
-    web interface, with few shuffle partitions, with this Python for the workers, and with a daemon that
-    starts them warm.
+    web interface, with few shuffle partitions, with this Python for the workers, with a daemon that
+    starts them warm, and with the archive of classes that ``penstock warm-up`` makes.
 
     Parameters
     ----------
@@ -113,6 +114,8 @@ def open_session(
                 # Workers would otherwise run `python3` of the path, which need not have the dependencies.
                 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
                 builder = builder.config(DAEMON_SETTING, DAEMON)
+            if (archive := class_archive()).exists():
+                builder = builder.config("spark.driver.defaultJavaOptions", option(archive))
     for setting, value in settings.items():
         builder = builder.config(setting, value)
     try:

@@ -12,7 +12,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
-from tests.class_archive import JVM_OPTIONS
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -32,7 +31,7 @@ _INTERPRETED = {
 }
 _LEAN = {
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": JVM_OPTIONS,
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "OFF",

@@ -37,7 +37,6 @@ case "$1 $2" in
     esac
     exit ;;
 '-m pytest') shift 2; echo "pytest $*"; exit "${FAKE_PYTEST:-0}" ;;
-'-m tests.class_archive') exit "${FAKE_ARCHIVE:-0}" ;;
 '-m ruff' | '-m mypy') exit "${FAKE_LINT:-0}" ;;
 esac
 case "$2" in
@@ -520,9 +519,20 @@ def test_test_with_arguments_only_runs_pytest(machine: Machine) -> None:
 
 
 def test_tests_run_without_an_archive_of_classes(machine: Machine) -> None:
-    result = machine.run("test", FAKE_ARCHIVE="1")
+    result = machine.run("test", FAKE_PENSTOCK="1")
     assert (result.code, last_line(result.out)) == (0, ALL_TESTS)
     assert "setup: JVMs start slowly" in result.err
+
+
+def test_an_archive_of_classes_is_made_once(machine: Machine) -> None:
+    machine.run("test")
+    log = machine.project / ".venv" / "warm-up.log"
+    assert "argument <warm-up>" in log.read_text()
+    log.write_text("")
+    (archive := machine.project / ".venv" / "cache" / "penstock" / "classes-0.jsa").parent.mkdir(parents=True)
+    archive.touch()
+    assert machine.run("test").code == 0
+    assert log.read_text() == ""
 
 
 @pytest.mark.parametrize("code", ["1", "2", "5"])

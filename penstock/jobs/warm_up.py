@@ -1,0 +1,128 @@
+"""What a first run on a machine does slowly, done ahead: kernels compiled, Spark's classes archived.
+
+A JVM spends half of the time that Spark takes to start on loading some 20,000 classes from jars. It can keep
+them as they lie in memory, when it ends (class data sharing, JEP 350), and the next one maps that file. The
+JVM itself checks that the file belongs to it and to its class path; where it does not, classes are loaded as
+ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from penstock._durable import replace
+from penstock.errors import UnavailableError
+
+__all__ = ["class_archive", "make_class_archive", "option"]
+
+_ELSEWHERE: Final = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "JDK_JAVA_OPTIONS")
+_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
+_SHORT_LIVED: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr"
+
+
+def class_archive(directory: Path | None = None) -> Path:
+    """Return where the archive for this Python's Spark and its Java is, or would be.
+
+    Parameters
+    ----------
+    directory : Path, optional
+        The folder; by default ``penstock`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
+    """
+    if directory is None:
+        directory = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "penstock"
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.realpath(Path(home, "bin", "java") if home else shutil.which("java") or "java")
+    key = hashlib.sha256(f"{java}\n{version('pyspark')}\n{sys.prefix}".encode()).hexdigest()[:12]
+    return directory / f"classes-{key}.jsa"
+
+
+def option(archive: Path) -> str:
+    """Return the JVM's option that names an archive."""
+    return f"-XX:SharedArchiveFile={archive}"
+
+
+def make_class_archive(archive: Path) -> None:
+    """Run small queries in a JVM of their own, which compiles their kernels, and keep the classes it loaded.
+
+    Takes about half a minute. An archive that is there is replaced.
+
+    Raises
+    ------
+    UnavailableError
+        If Spark does not run, or its JVM cannot keep classes.
+    """
+    archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=archive.parent.resolve()) as directory:
+        made = Path(directory) / archive.name
+        environment = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+        environment[_OPTIONS] = f"-XX:ArchiveClassesAtExit={made} {_SHORT_LIVED}"
+        # The JVM ends after its driver, and has the driver's standard error until then.
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock.jobs.warm_up"],
+            cwd=directory, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode or not made.exists():
+            raise UnavailableError(
+                "Spark's classes could not be archived", code=done.returncode, said=done.stderr[-2000:]
+            )
+        made.chmod(0o600)
+        replace(archive, made)
+
+
+@contextlib.contextmanager
+def _session(directory: Path) -> Iterator[Any]:
+    from penstock.jobs.session import open_session
+    from penstock.spark_ext.register import register
+
+    settings = {
+        "spark.master": "local[2]",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+    }
+    spark, _ = open_session("penstock-warm-up", settings, log_level="OFF")
+    register(spark)
+    yield spark
+    spark.stop()
+
+
+def _run_queries(directory: Path) -> None:
+    """Take a few rows from Parquet files through a queue, a p-stream and windows."""
+    import penstock
+
+    with _session(directory) as spark:
+        for number in range(2):
+            rows = spark.range(100).selectExpr(
+                "id % 7 AS key", f"timestamp_seconds(id + 100 * {number}) AS time", "id / 2 AS value"
+            )
+            rows.write.mode("append").parquet(str(directory / "input"))
+        schema = spark.read.parquet(str(directory / "input")).schema
+        files = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+        newest = penstock.update_queue(
+            files.parquet(str(directory / "input")),
+            key="key", time="time", state_location=directory / "state",
+        )  # fmt: skip
+        p_stream = newest.writeStream.format("pstream").option("path", str(directory / "stream"))
+        p_stream = p_stream.option("checkpointLocation", str(directory / "checkpoint"))
+        p_stream.trigger(availableNow=True).start().awaitTermination()
+        windows = penstock.update_window(
+            spark.readStream.format("pstream").load(str(directory / "stream")),
+            key="key", time="time", size="20 seconds", slide="10 seconds", mode="append",
+            aggs={"mean": "avg(value)", "count": "count(*)"}, state_location=directory / "state of windows",
+        )  # fmt: skip
+        parquet = windows.writeStream.format("parquet").option("path", str(directory / "output"))
+        parquet = parquet.option("checkpointLocation", str(directory / "checkpoint of windows"))
+        parquet.trigger(availableNow=True).start().awaitTermination()
+
+
+if __name__ == "__main__":
+    _run_queries(Path.cwd())
