@@ -46,7 +46,7 @@ def fake_run(monkeypatch: pytest.MonkeyPatch, body: Callable[..., Totals]) -> li
 def test_help_names_every_command() -> None:
     result = penstock("--help")
     assert result.exit_code == 0
-    for command in ("run", "check", "examples", "demo", "simulate", "ingest", "inspect", "gc"):
+    for command in ("run", "check", "examples", "demo", "simulate", "ingest", "inspect", "gc", "warm-up"):
         assert command in result.stdout
         assert penstock(command, "--help").exit_code == 0
 
