@@ -137,10 +137,13 @@ class Place:
             found[int(log.name)] = pa.concat_tables(tables) if tables else pa.table({})
         return found
 
-    def forget(self, batch: int) -> None:
-        """Let checkpoint and sink forget that `batch` and what followed were committed, as a crash does."""
+    def forget(self, batch: int, *, planned: bool = True) -> None:
+        """Let checkpoint and sink forget that `batch` and what followed were committed, as a crash does.
+
+        Unless it stays `planned`, it is also forgotten which input `batch` has.
+        """
         for directory, first in (
-            (self.checkpoint / "offsets", batch + 1),
+            (self.checkpoint / "offsets", batch + planned),
             (self.checkpoint / "commits", batch),
             (self.sink / "_spark_metadata", batch),
         ):

@@ -45,7 +45,7 @@ def test_a_restart_goes_on_where_the_query_stopped(spark: SparkSession, tmp_path
 
     run(0, 2)
     # Without input there would be a varying number of triggers between: as if stopped right in time.
-    place.forget(2)
+    place.forget(2, planned=False)
     with settings(spark, spark__sql__shuffle__partitions="5"), fresh_workers(spark):
         metrics = run(2, 4)
     assert {batch: model.by_bucket(rows) for batch, rows in place.rows().items()} == expected
