@@ -18,9 +18,9 @@ from penstock.operators.scan import PANE, Fragments
 from penstock.operators.stream import RESERVED_PREFIX
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
-from penstock.spark_ext.update_window import windowed
+from penstock.spark_ext.update_window import service_of, windowed
 from penstock.spark_ext.window_packing import EntryPacker, add_rows, row_fragmenter
-from penstock.spark_ext.window_plan import WINDOW, Windowed, WindowPlan, quoted, typed, value_columns
+from penstock.spark_ext.window_plan import WINDOW, Service, Windowed, WindowPlan, quoted, typed, value_columns
 
 __all__ = ["START_COLUMN", "ByWindow", "assembled", "of_rows", "of_windows"]
 
@@ -64,6 +64,7 @@ def assembled(node: Assemble, rows: DataFrame, buckets: int) -> Windowed:
         slide_ms=node.window.slide_ms,
         delay_ms=node.window.delay_ms,
         local=False,
+        service=_service(node.window),
     )
     columns = [f"{field.name} {field.type}" for field in fused.inputs[0].schema]
     return Windowed(plan, parcels, tuple(columns))
@@ -110,7 +111,12 @@ def of_rows(node: Aggregate, rows: DataFrame, buckets: int) -> Windowed:
         theirs if isinstance(ours.dataType, NullType) else ours
         for ours, theirs in zip(spark_schema(node.schema), made.plan.output, strict=True)
     ]
-    return replace(made, plan=replace(made.plan, output=StructType(output), local=False))
+    plan = replace(made.plan, output=StructType(output), local=False, service=_service(window))
+    return replace(made, plan=plan)
+
+
+def _service(window: Window) -> Service:
+    return service_of(window.mode, window.budget, window.policy, window.cost)
 
 
 def of_windows(node: Aggregate, windows: DataFrame) -> DataFrame:

@@ -31,7 +31,7 @@ from penstock.spark_ext.window_plan import WINDOW, Service, Windowed, WindowPlan
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 from penstock.units import parse_duration_us
 
-__all__ = ["update_window", "windowed"]
+__all__ = ["service_of", "update_window", "windowed"]
 
 _NULLS = ("error", "drop")
 _TIME = "__penstock_time"
@@ -130,7 +130,7 @@ def update_window(
         state_location=state_location,
         retain_versions=retain_versions,
     )
-    service = _service(mode, budget, policy, cost)
+    service = service_of(mode, budget, policy, cost)
     made = windowed(
         df, key, time, size, slide, aggs, delay=delay, unit=unit, buckets=place.buckets, nulls=nulls
     )
@@ -189,7 +189,14 @@ def windowed(
     return Windowed(plan, rows.mapInArrow(packer, PARCEL_SCHEMA), columns_of(rows.schema))
 
 
-def _service(mode: str, budget: int | None, policy: str, cost: str | None) -> Service:
+def service_of(mode: str, budget: int | str | None, policy: str, cost: str | None) -> Service:
+    """Return which windows are emitted and when; the arguments are those of `update_window`.
+
+    Raises
+    ------
+    InvalidUsageError
+        If an argument is wrong, or is for another mode.
+    """
     chosen = one_of("mode", mode, WindowMode)
     order = one_of("policy", policy, Policy)
     if chosen is WindowMode.APPEND:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.conf.document import PipelineError
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
-from penstock.jobs.run import run_pipeline, run_to_end
+from penstock.jobs.run import Batch, run_pipeline, run_to_end
 from tests.spark.queries import Input, quotes
 
 pytestmark = pytest.mark.spark
@@ -72,13 +73,49 @@ def test_a_window_behind_a_queue_that_is_persisted(spark: SparkSession, inputs: 
     steps: dict[str, Any] = {
         "queue": {"key": "k", "time": "t", "nulls": "drop"},
         "window": {"time": "t", "size": "2 s", "unit": "s"},
-        "aggregates": {"n": "count(*)", "kinds": "count(DISTINCT v)"},
+        "aggregates": {"n": "count(*)", "v": "max(v)"},
     }
+    with pytest.raises(PipelineError, match=r"aggregates: an update stream would lose its key: column=k"):
+        run_to_end(pipeline(inputs, **steps))
+    by_window = {"aggregates": {"n": "sum(n)", "kinds": "count(DISTINCT v)"}}
+    steps |= {"group_by": ["k"], "by_window": by_window}
     with pytest.raises(InvalidUsageError, match=r"persist the output of the first: persist=.*queue.*always"):
         run_to_end(pipeline(inputs, **steps))
     run_to_end(pipeline(inputs, persist={"queue": "always"}, **steps))
     ((window, *counts),) = map(tuple, spark.table("made").collect())
     assert (window.start.timestamp(), counts) == (4, [2, 2])
+
+
+@pytest.mark.parametrize(("persist", "mode"), [("always", "lazy"), ("never", "eager")])
+def test_windows_are_served_key_by_key_until_none_waits_also_after_a_restart(
+    spark: SparkSession, tmp_path: Path, persist: str, mode: str
+) -> None:
+    rows = [(f"k{n % 5}", n, float(n * 37 % 11)) for n in range(60)]
+    place = Input(tmp_path / "one")
+    window = {"time": "t", "size": "10 s", "slide": "5 s", "unit": "s", "mode": mode, "budget": 2}
+    steps: dict[str, Any] = {
+        "window": window,
+        "group_by": ["k"],
+        "aggregates": {"total": "sum(v)", "n": "count(*)"},
+        "having": "n > 0",
+    }
+    sink = {"type": "parquet", "path": str(tmp_path / "out")}
+    batches: list[Batch] = []
+    for some in (rows, [("last", 1000, 0.0)]):
+        place.add(quotes(some))
+        totals = run_to_end(pipeline(tmp_path, persist, sink=sink, **steps), batches.append)
+        assert totals.waiting_keys == 0
+    found: dict[str, list[int]] = {}
+    for k, between, total, n in map(tuple, spark.read.parquet(sink["path"]).orderBy("window").collect()):
+        start, end = round(between.start.timestamp()), round(between.end.timestamp())
+        within = [v for key, t, v in rows if key == k and start <= t < end]
+        assert (total, n) == (sum(within), len(within)), "windows are neither cut nor mixed"
+        found.setdefault(k, []).append(start)
+    assert found.keys() == {f"k{n}" for n in range(5)}
+    assert all(starts == sorted(set(starts)) and starts[-1] == 55 for starts in found.values())
+    assert sum(batch.emitted for batch in batches) == sum(map(len, found.values()))
+    assert max(batch.emitted for batch in batches) <= 2
+    assert any(batch.emitted and not batch.new_input for batch in batches)
 
 
 def test_what_spark_refuses_in_a_step_names_the_section(spark: SparkSession, inputs: Path) -> None:

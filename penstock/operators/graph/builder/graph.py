@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from penstock.operators.expression import Expression, column, named
 from penstock.operators.graph.builder.streams import Streams
 from penstock.operators.graph.builder.windows import Windows
 from penstock.operators.graph.nodes import (
+    POLICIES,
     Select,
     Sink,
     Source,
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from penstock.operators.graph.statistics import Statistics
 
 __all__ = ["Graph", "GraphName", "graph"]
-
-_POLICIES: Final = ("fifo", "in_place", "linecutting")
 
 
 def graph(name: str) -> GraphName:
@@ -177,8 +176,8 @@ class Graph(Windows, Streams):
             If key or time are not there, or there is no such policy.
         """
         own = self._open("update_queue", name)
-        if policy not in _POLICIES:
-            raise InvalidUsageError("there is no such policy", policy=policy, known=", ".join(_POLICIES))
+        if policy not in POLICIES:
+            raise InvalidUsageError("there is no such policy", policy=policy, known=", ".join(POLICIES))
         names = (key,) if isinstance(key, str) else tuple(key)
         columns = tuple(self._column(each, own) for each in names)
         when = self._column(time, own)

@@ -31,9 +31,17 @@ class Windows(Written):
         slide: str | timedelta | None = None,
         unit: TimeUnit | None = None,
         delay: str | timedelta | None = None,
+        mode: str = "append",
+        budget: int | str | None = None,
+        policy: str = "in_place",
+        cost: str | None = None,
         name: str | None = None,
     ) -> Self:
         """Say into which windows of time the aggregate that follows puts tuples.
+
+        In lazy and eager mode what the aggregate makes is an update stream, whose key are the groups: of each
+        the most recent window, served group by group. Windows of several groups do not come out together
+        then, so they are neither joined nor aggregated by window.
 
         Parameters
         ----------
@@ -45,11 +53,20 @@ class Windows(Written):
             Of integers: ``s``, ``ms``, ``us`` or ``ns`` since 1970-01-01T00:00:00Z.
         delay : str or timedelta, optional
             How long tuples may be behind the newest one; a window closes that much later.
+        mode : {"append", "lazy", "eager"}
+            Which windows come out, as of `penstock.update_window`.
+        budget : int or str, optional
+            How many windows a trigger may serve, unless the mode is ``"append"``.
+        policy : {"in_place", "fifo", "linecutting"}
+            Which waiting group is served next.
+        cost : str, optional
+            The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
 
         Raises
         ------
         InvalidUsageError
-            If there is no such time, or the slide is longer than the size.
+            If there is no such time, mode or policy, the slide is longer than the size, or there is a budget
+            or a cost in append mode.
         """
         own = self._open("window", name)
         time = self._column(time, own)
@@ -68,7 +85,12 @@ class Windows(Written):
                 node=own,
             )
         delay_ms = 0 if delay is None else milliseconds(delay, least_us=0)
-        return self._with(Window(own, (self.root,), time, found, size_ms, slide_ms, delay_ms))
+        return self._with(
+            Window(
+                *(own, (self.root,), time, found, size_ms, slide_ms, delay_ms),
+                mode=mode, policy=policy, budget=budget, cost=cost,
+            )
+        )  # fmt: skip
 
     def group_by(self, *columns: str, **expressions: str) -> Self:
         """Group the aggregate that follows by columns, and by expressions that get a name.
@@ -120,6 +142,13 @@ class Windows(Written):
         )
         if distinct is None:
             return self._with(Aggregate(own, (at,), self.groups or (), made))
+        if isinstance(at, Window) and at.by_key:
+            raise InvalidUsageError(
+                "count(DISTINCT x) is of all windows, and not all that are served by key come out",
+                hint="mode='append' has all windows",
+                mode=at.mode,
+                node=own,
+            )
         # Each value is a group of its own first; then those of a window are counted, which needs no state.
         each = replace(self, groups=None)._beneath({column_name: distinct.value})
         groups = (*(self.groups or ()), column_name)
