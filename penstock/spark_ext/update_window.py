@@ -46,7 +46,7 @@ def update_window(
     slide: str | timedelta | None = None,
     aggs: Mapping[str, str] | None = None,
     mode: str = "lazy",
-    budget: int | None = None,
+    budget: int | str | None = None,
     policy: str = "in_place",
     *,
     cost: str | None = None,
@@ -78,9 +78,10 @@ def update_window(
         end. ``"lazy"``: of each key the newest that is complete; older ones are disregarded. ``"eager"``: a
         key is committed to the window that started last, and the others that it has until that is complete
         are disregarded.
-    budget : int, optional
-        How many windows a trigger may serve, in the order of `policy`, unless the mode is ``"append"``; what
-        still waits is served in later triggers, also without new input, or overwritten by a newer window.
+    budget : int or str, optional
+        How many windows a trigger may serve, in the order of `policy`, unless the mode is ``"append"``; or
+        for how long each of Spark's parallel tasks may make windows, such as ``"800ms"``. What still waits is
+        served in later triggers, also without new input, or overwritten by a newer window.
     policy : {"in_place", "fifo", "linecutting"}
         Which waiting key is served next.
     cost : str, optional
@@ -208,9 +209,8 @@ def service_of(mode: str, budget: int | str | None, policy: str, cost: str | Non
                     hint="mode='lazy' or mode='eager' serves key by key",
                 )
         return Service()
-    if isinstance(budget, str):
-        raise InvalidUsageError("the budget of windows is a number of them", budget=budget)
-    return Service(chosen, order, budget_of(budget, None), None if cost is None else positive("cost", cost))
+    limit = budget_of(budget, timed=True)
+    return Service(chosen, order, limit, None if cost is None else positive("cost", cost))
 
 
 def _time(df: DataFrame, time: str, unit: TimeUnit | None) -> tuple[Column, TimeUnit]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from penstock._clock import SimulatedClock
 from penstock.operators.key_queue import Policy
 from penstock.operators.metrics import BatchMetrics
 from penstock.operators.serve import Budget, Query, serve
+from penstock.operators.update_queue import Served
 from penstock.operators.windows.panes import START
 from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.update import Entering, UpdateWindows
@@ -102,3 +104,36 @@ def test_what_comes_after_its_pane_settled_is_late() -> None:
     _, metrics = served(state, [Row("a", 5, 1.0), Row("a", 6, 1.0), Row("b", 5, 1.0)], 6, Budget(), clock)
     assert metrics.late == 2
     assert metrics.rows_in == 3
+
+
+class _Slow(UpdateWindows):
+    """Windows that take a millisecond each."""
+
+    def __init__(self, mode: WindowMode, clock: SimulatedClock) -> None:
+        super().__init__(layout_of(4, 4), mode, Policy.IN_PLACE)
+        self._clock = clock
+
+    def dequeue(self, limit: int, now_us: int) -> Served:
+        made = super().dequeue(limit, now_us)
+        self._clock.advance(1000 * len(made.ids))
+        return made
+
+
+@pytest.mark.parametrize("mode", [WindowMode.LAZY, WindowMode.EAGER])
+def test_a_budget_of_time_is_for_making_windows(mode: WindowMode) -> None:
+    clock = SimulatedClock(0)
+    state = _Slow(mode, clock)
+    rows = [Row(str(number), 0, 1.0) for number in range(200)]
+    emitted, takes = [], []
+    for batch in [[*rows, Row("end", 100, 0.0)], *[[]] * 9]:
+        begin = clock()
+        _, metrics = served(state, batch, 100, Budget(duration_us=40_000), clock)
+        emitted.append(metrics.emitted)
+        takes.append(clock() - begin - 1000)
+    assert sum(emitted) == 200
+    assert not state.servable
+    assert all(count >= 40 for count in emitted[:4]), "the budget is used while keys wait"
+    assert max(takes) <= 50_000, "and exceeded by a chunk at most"
+    assert state.measured_cost_us == pytest.approx(1000, rel=0.5)
+    again, _ = served(state, [Row("0", 104, 1.0), Row("1", 104, 1.0), Row("end", 120, 1.0)], 120, Budget(duration_us=1), clock)
+    assert len(again) == 1, "there is progress, however short the time"

@@ -175,7 +175,7 @@ def test_wrong_arguments_say_what_would_be_right(spark: SparkSession, tmp_path: 
         ({"aggs": {"k": "count(*)"}}, "same name"),
         ({"mode": "lasy"}, "there is no such option"),
         ({"mode": "append", "budget": 3}, "all emitted at once"),
-        ({"mode": "lazy", "budget": "800ms"}, "number of them"),
+        ({"mode": "lazy", "budget": "0 s"}, "not positive"),
     ):
         with pytest.raises(InvalidUsageError, match=text):
             ours(place, df, **{"size": "10 s", **options})

@@ -56,7 +56,7 @@ class Windows(Written):
         mode : {"append", "lazy", "eager"}
             Which windows come out, as of `penstock.update_window`.
         budget : int or str, optional
-            How many windows a trigger may serve, unless the mode is ``"append"``.
+            How many windows a trigger may serve, or for how long, unless the mode is ``"append"``.
         policy : {"in_place", "fifo", "linecutting"}
             Which waiting group is served next.
         cost : str, optional
