@@ -135,5 +135,11 @@ def test_a_budget_of_time_is_for_making_windows(mode: WindowMode) -> None:
     assert all(count >= 40 for count in emitted[:4]), "the budget is used while keys wait"
     assert max(takes) <= 50_000, "and exceeded by a chunk at most"
     assert state.measured_cost_us == pytest.approx(1000, rel=0.5)
-    again, _ = served(state, [Row("0", 104, 1.0), Row("1", 104, 1.0), Row("end", 120, 1.0)], 120, Budget(duration_us=1), clock)
+    again, _ = served(
+        state,
+        [Row("0", 104, 1.0), Row("1", 104, 1.0), Row("end", 120, 1.0)],
+        120,
+        Budget(duration_us=1),
+        clock,
+    )
     assert len(again) == 1, "there is progress, however short the time"

@@ -46,6 +46,7 @@ from penstock.operators.rates import mean_cost, mean_interval
 from penstock.operators.staleness import Staleness, StalenessMeter
 from penstock.operators.stream import Integers
 from penstock.operators.update_queue import Served
+from penstock.operators.weighted_queue import WeightedKeyQueue
 from penstock.operators.windows import transitions
 from penstock.operators.windows import zones as z
 from penstock.operators.windows.buffer import WindowBuffers
@@ -80,6 +81,8 @@ class WindowQueue:
         Which waiting key is served next.
     cost_us : float, optional
         The time that serving one window takes, for linecutting; measured (`observe_cost`) by default.
+    weighted : bool
+        Whether some keys matter more than others to the scheduler, by the shares that `enqueue` is given.
     first_pane : int, optional
         Windows that start before it do not exist. By default a key's first pane lies in windows that started
         before it, which have no other panes then.
@@ -104,6 +107,7 @@ class WindowQueue:
         policy: Policy,
         *,
         cost_us: float | None = None,
+        weighted: bool = False,
         first_pane: int | None = None,
         by_tuple: bool = False,
         block_rows: int = _BLOCK_ROWS,
@@ -133,7 +137,8 @@ class WindowQueue:
             block_rows=block_rows,
             page_blocks=page_blocks,
         )
-        self._queue = KeyQueue(policy)
+        self._queue = WeightedKeyQueue(policy) if weighted else KeyQueue(policy)
+        self._shares = np.zeros(0, np.int64)
         self._birth_us: int | None = None
         self._settled_at: int | None = None
         self._served_at: int | None = None
@@ -222,6 +227,7 @@ class WindowQueue:
         now_us: int,
         *,
         watermark: int | None = None,
+        shares: Integers | None = None,
     ) -> EnqueuedPanes:
         """Let entries in, in their order, then the watermark.
 
@@ -238,10 +244,15 @@ class WindowQueue:
             What the panes carry.
         watermark : int, optional
             All panes before it have arrived with these entries; it never goes back.
+        shares : int64 array, optional
+            Of a queue with weights, the shares of the entries' keys (`penstock.operators.weights`); that of a
+            key's last entry holds from now on.
         """
         known = self._totals()
         if len(ids):
             self._make_cells(int(ids.max()) + 1)
+            if shares is not None:
+                self._shares[ids] = shares
             if self._birth_us is None:
                 self._birth_us = self._settled_at = now_us
         buffers, before = self._buffers, self.watermark
@@ -417,7 +428,10 @@ class WindowQueue:
         self.measured_cost_us = meta["cost_us"]
         buffers.registers[z.KEYS] = meta["keys"]
         waiting = self._waiting()
-        self._queue.rebuild(waiting, self._queue.ranks[waiting].copy())
+        if isinstance(self._queue, WeightedKeyQueue):
+            self._queue.rebuild(waiting, meta["virtual_time"])
+        else:
+            self._queue.rebuild(waiting, self._queue.ranks[waiting].copy())
         buffers.settle_restored(self._settled_at or 0)
         self._in_service = 0
 
@@ -428,6 +442,11 @@ class WindowQueue:
         cells: dict[str, Any] = {"key": ids, **stored, "rank": self._queue.ranks[ids]}
         if self.policy is Policy.LINECUTTING:
             cells |= {"seen_us": self._seen_us[ids], "interval_us": self._interval_us[ids]}
+        weighted = {}
+        if isinstance(self._queue, WeightedKeyQueue):
+            queue = self._queue
+            cells |= {"share": self._shares[ids], "start": queue.starts[ids], "waits_by": queue.shares[ids]}
+            weighted = {"virtual_time": queue.virtual_time}
         arrays = [pa.array(values) for values in cells.values()]
         return PUnit(
             kind=kind,
@@ -440,6 +459,7 @@ class WindowQueue:
                 "settled_at_us": self._settled_at,
                 "served_at_us": self._served_at,
                 "cost_us": self.measured_cost_us,
+                **weighted,
             },
             blocks={"cells": pa.RecordBatch.from_arrays(arrays, list(cells)), "rows": rows},
         )
@@ -468,6 +488,10 @@ class WindowQueue:
         if self.policy is Policy.LINECUTTING:
             self._seen_us[ids] = cells["seen_us"]
             self._interval_us[ids] = cells["interval_us"]
+        if isinstance(self._queue, WeightedKeyQueue):
+            self._shares[ids] = cells["share"]
+            self._queue.starts[ids] = cells["start"]
+            self._queue.shares[ids] = cells["waits_by"]
 
     def _totals(self) -> Integers:
         return self._buffers.registers[[z.LATE, z.COMPLETED, z.DISREGARDED]]
@@ -479,6 +503,7 @@ class WindowQueue:
         self._seen_us = grown(self._seen_us, needed)
         self._seen_us[known:] = z.NEVER
         self._interval_us = grown(self._interval_us, needed)
+        self._shares = grown(self._shares, needed)
         self._queue.reserve(needed)
 
     def _arrive(self, events: Integers, now_us: int) -> None:
@@ -499,8 +524,13 @@ class WindowQueue:
             gap = np.maximum(now_us - np.where(seen == z.NEVER, birth, seen), 0) / count
             interval = self._interval_us[ids] = mean_interval(self._interval_us[ids], gap, count)
             self._seen_us[ids] = now_us
-        ids, resident = np.ascontiguousarray(ids), resident != 0
-        self._queue.arrive(ids, resident, interval, np.inf if cost is None else cost, self._in_service)
+        ids, resident, cost = np.ascontiguousarray(ids), resident != 0, np.inf if cost is None else cost
+        if isinstance(self._queue, WeightedKeyQueue):
+            cells, queue = self._buffers.cells, self._queue
+            under_way = queue.shares[: len(cells)] @ cells[:, z.IN_SERVICE] if self._in_service else 0
+            queue.arrive(ids, resident, self._shares[ids], interval, cost, int(under_way))
+        else:
+            self._queue.arrive(ids, resident, interval, cost, self._in_service)
 
     def _commit(self, ids: Integers, now_us: int, state: z.State) -> None:
         """Commit to keys that left the queue of waiting keys."""
