@@ -185,10 +185,11 @@ class ResultsSection(Section):
 class WindowSection(Section):
     """Windows of time, to aggregate in; `unit` is that of a time in whole numbers.
 
-    Mode, budget, policy and cost are those of `penstock.update_window`; `SERVING` is for lazy and eager mode.
+    Mode, budget, policy, cost and weight are those of `penstock.update_window`; those in `SERVING` are for
+    lazy and eager mode.
     """
 
-    SERVING: ClassVar = ("budget", "policy", "cost")
+    SERVING: ClassVar = ("budget", "policy", "cost", "weight")
 
     time: Text
     size: Annotated[str, BeforeValidator(window_duration)]
@@ -199,6 +200,7 @@ class WindowSection(Section):
     budget: Annotated[int | str | None, BeforeValidator(budget_of)] = None
     policy: Literal["fifo", "in_place", "linecutting"] = "in_place"
     cost: Annotated[str | None, BeforeValidator(cost_of)] = None
+    weight: Annotated[str | dict[Any, float] | None, BeforeValidator(weight_of)] = None
 
 
 class OtherWindow(Section):

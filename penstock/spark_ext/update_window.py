@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
@@ -21,7 +22,7 @@ from pyspark.sql.types import (
 from penstock.errors import InvalidUsageError
 from penstock.operators.key_queue import Policy
 from penstock.operators.partials import Decomposition, decompose, pane_ms
-from penstock.operators.scan import Fragments, Partial, TimeUnit
+from penstock.operators.scan import WEIGHT, Fragments, Partial, TimeUnit
 from penstock.operators.windows.results import WindowMode
 from penstock.spark_ext.arguments import budget_of, one_of, positive
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
@@ -50,6 +51,7 @@ def update_window(
     policy: str = "in_place",
     *,
     cost: str | None = None,
+    weight: str | Mapping[Any, float] | None = None,
     delay: str | timedelta | None = None,
     unit: TimeUnit | None = None,
     buckets: int | None = None,
@@ -86,6 +88,9 @@ def update_window(
         Which waiting key is served next.
     cost : str, optional
         The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
+    weight : str or mapping, optional
+        How much each key matters, as in `update_queue`: a numeric column, of which the newest tuple's counts
+        when its pane has passed the watermark, or a mapping from values of the key.
     delay : str or timedelta, optional
         How long tuples may be behind the newest one. By default that of ``withWatermark`` where `df` has one
         on the column `time`, else none.
@@ -131,11 +136,14 @@ def update_window(
         state_location=state_location,
         retain_versions=retain_versions,
     )
-    service = service_of(mode, budget, policy, cost)
+    service = service_of(mode, budget, policy, cost, weight)
+    if isinstance(weight, str) and aggs:
+        _check_there(df, "weight", weight)
+        aggs = {**aggs, WEIGHT: f"last({quoted(weight)})"}
     made = windowed(
         df, key, time, size, slide, aggs, delay=delay, unit=unit, buckets=place.buckets, nulls=nulls
     )
-    return replace(made, plan=replace(made.plan, service=service)).results(place)
+    return replace(made, plan=made.plan.served(service, weight)).results(place)
 
 
 def windowed(
@@ -190,8 +198,14 @@ def windowed(
     return Windowed(plan, rows.mapInArrow(packer, PARCEL_SCHEMA), columns_of(rows.schema))
 
 
-def service_of(mode: str, budget: int | str | None, policy: str, cost: str | None) -> Service:
-    """Return which windows are emitted and when; the arguments are those of `update_window`.
+def service_of(
+    mode: str,
+    budget: int | str | None,
+    policy: str,
+    cost: str | None,
+    weight: str | Mapping[Any, float] | None,
+) -> Service:
+    """Return which windows are emitted and when, but for the weights; the arguments are `update_window`'s.
 
     Raises
     ------
@@ -201,7 +215,7 @@ def service_of(mode: str, budget: int | str | None, policy: str, cost: str | Non
     chosen = one_of("mode", mode, WindowMode)
     order = one_of("policy", policy, Policy)
     if chosen is WindowMode.APPEND:
-        for option, given in (("budget", budget), ("cost", cost)):
+        for option, given in (("budget", budget), ("cost", cost), ("weight", weight)):
             if given is not None:
                 raise InvalidUsageError(
                     "windows in append mode are all emitted at once",
@@ -209,14 +223,20 @@ def service_of(mode: str, budget: int | str | None, policy: str, cost: str | Non
                     hint="mode='lazy' or mode='eager' serves key by key",
                 )
         return Service()
+    if not isinstance(weight, str | Mapping | None):
+        raise InvalidUsageError("the weight is neither a column nor a mapping", weight=repr(weight))
     limit = budget_of(budget, timed=True)
     return Service(chosen, order, limit, None if cost is None else positive("cost", cost))
 
 
+def _check_there(df: DataFrame, option: str, name: str) -> None:
+    if name not in df.columns:
+        raise InvalidUsageError("there is no such column", option=option, column=name, columns=df.columns)
+
+
 def _time(df: DataFrame, time: str, unit: TimeUnit | None) -> tuple[Column, TimeUnit]:
     """Return the time as windows take it, and what one step of it is."""
-    if time not in df.columns:
-        raise InvalidUsageError("there is no such column", option="time", column=time, columns=df.columns)
+    _check_there(df, "time", time)
     kind, column = df.schema[time].dataType, sf.col(quoted(time))
     if isinstance(kind, TimestampType | TimestampNTZType | DateType):
         if unit is not None:
@@ -240,11 +260,8 @@ def _rows(
     df: DataFrame, keys: tuple[str, ...], at: Column, split: Decomposition
 ) -> tuple[DataFrame, tuple[Partial, ...]]:
     """Return time, groups and the values of partials as columns, and partials of these columns."""
-    missing = [name for name in keys if name not in df.columns]
-    if missing:
-        raise InvalidUsageError(
-            "there is no such column", option="key", column=missing[0], columns=df.columns
-        )
+    for name in keys:
+        _check_there(df, "key", name)
     values, partials = value_columns(split)
     return df.select(at.alias(_TIME), *(sf.col(quoted(name)) for name in keys), *values), partials
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.graph import Graph, graph
+from penstock.operators.graph import Graph, Persist, graph
 from penstock.operators.graph.nodes import UpdateQueue, Window, topological
 from penstock.operators.graph.shape import shape
 from penstock.operators.graph.types import UNKNOWN
@@ -168,15 +168,30 @@ def test_windows_that_are_served_by_key_are_an_update_stream_and_told_in_the_pla
     assert text.count(f"60 s by 1 s over time, {mode}, fifo, budget 9") == 2, "as written and as planned"
 
 
-def test_a_checkpoint_of_windows_does_not_depend_on_their_budget() -> None:
-    for persist in ("always", "never"):
-        shapes = []
-        for budget, policy in ((9, "fifo"), (5, "fifo"), (9, "in_place")):
-            served = READ.window("time", size="60 s", mode="lazy", policy=policy, budget=budget)
-            plan = served.group_by("plug").agg(load="avg(load)").sink("noop").plan(persist=persist)
-            shapes.append(shape(plan))
-        assert shapes[0] == shapes[1]
-        assert shapes[0] != shapes[2]
+@pytest.mark.parametrize("persist", ["always", "never"])
+def test_the_weight_of_windows_reaches_the_scheduler_and_is_no_result(persist: Persist) -> None:
+    windows = READ.where("plug > 0").window("time", size="60 s", mode="lazy", weight="LOAD")
+    made = windows.group_by("plug").agg(n="count(*)")
+    assert made.schema.names == ["plug", "window", "n"]
+    plan = made.sink("noop").plan(persist=persist)
+    assert "lazy, in_place, weight load" in plan.explain()
+    assert "__penstock" not in plan.explain()
+    if persist == "always":
+        ((reader,),) = (stream.readers for stream in plan.streams)
+        assert reader.fragments is not None
+        assert ("last", "load") in [(one.kind, one.expression) for one in reader.fragments.partials]
+    by_key = READ.window("time", size="60 s", mode="eager", weight={1: 9.0}).group_by("plug")
+    assert "eager, in_place, weights by key" in by_key.agg(n="count(*)").explain(persist=persist)
+
+
+@pytest.mark.parametrize("persist", ["always", "never"])
+def test_a_checkpoint_of_windows_does_not_depend_on_their_budget(persist: Persist) -> None:
+    shapes = []
+    for budget, policy in ((9, "fifo"), (5, "fifo"), (9, "in_place")):
+        plan = served(budget=budget, policy=policy).sink("noop").plan(persist=persist)
+        shapes.append(shape(plan))
+    assert shapes[0] == shapes[1]
+    assert shapes[0] != shapes[2]
 
 
 def test_a_queue_needs_the_columns_of_its_arrival_and_weight() -> None:
@@ -263,6 +278,8 @@ def _queue() -> Graph:
             r"all emitted at once: option=budget node=window.*mode='lazy'",
         ),
         (lambda: served(mode="append", cost="1ms"), "all emitted at once: option=cost"),
+        (lambda: served(mode="append", weight={1: 2.0}), "all emitted at once: option=weight"),
+        (lambda: served(weight="lode"), "no column 'lode'.*mean 'load'"),
         (
             lambda: served().where("load > 1").group_by("window").agg(n="count(*)"),
             "served by key are not aggregated by window: mode=lazy",

@@ -116,11 +116,12 @@ def test_windows_are_joined_with_what_is_aggregated_of_them(tmp_path: Path) -> N
 
 
 def test_windows_may_be_served_key_by_key(tmp_path: Path) -> None:
-    serving = "mode: lazy, budget: 5, policy: fifo, cost: 2ms"
+    serving = "mode: lazy, budget: 800ms, policy: fifo, cost: 2ms, weight: load"
     text = _FILE[: _FILE.index("window_join:")] + _FILE[_FILE.index("sink:") :]
     made = graph_of(load_pipeline(written(tmp_path, text.replace("mode: append", serving))))
     (window,) = [node for node in topological(made.root) if isinstance(node, Window)]
-    assert (window.mode, window.budget, window.policy, window.cost) == ("lazy", 5, "fifo", "2ms")
+    assert (window.mode, window.budget, window.policy, window.cost) == ("lazy", "800ms", "fifo", "2ms")
+    assert window.weight == "load"
     assert made.key == ("plug",)
     problems = []
     for old, new in (("mode: append", "budget: 5, cost: 2ms"), ("mode: append", "mode: eager")):

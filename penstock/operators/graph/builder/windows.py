@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -14,7 +14,7 @@ from penstock.operators.expression import Expression, column
 from penstock.operators.graph.builder.written import Written, milliseconds
 from penstock.operators.graph.nodes import WINDOW, Aggregate, Select, Window, WindowJoin
 from penstock.operators.partials import split_distinct
-from penstock.operators.scan import TimeUnit
+from penstock.operators.scan import WEIGHT, TimeUnit
 
 __all__ = ["Windows"]
 
@@ -35,6 +35,7 @@ class Windows(Written):
         budget: int | str | None = None,
         policy: str = "in_place",
         cost: str | None = None,
+        weight: str | Mapping[Any, float] | None = None,
         name: str | None = None,
     ) -> Self:
         """Say into which windows of time the aggregate that follows puts tuples.
@@ -61,12 +62,14 @@ class Windows(Written):
             Which waiting group is served next.
         cost : str, optional
             The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
+        weight : str or mapping, optional
+            How much each group matters: a numeric column, or by the value of the group.
 
         Raises
         ------
         InvalidUsageError
-            If there is no such time, mode or policy, the slide is longer than the size, or there is a budget
-            or a cost in append mode.
+            If there is no such time, weight, mode or policy, the slide is longer than the size, or there is
+            a budget, a cost or a weight in append mode.
         """
         own = self._open("window", name)
         time = self._column(time, own)
@@ -85,10 +88,11 @@ class Windows(Written):
                 node=own,
             )
         delay_ms = 0 if delay is None else milliseconds(delay, least_us=0)
+        weight = self._column(weight, own) if isinstance(weight, str) else weight
         return self._with(
             Window(
                 *(own, (self.root,), time, found, size_ms, slide_ms, delay_ms),
-                mode=mode, policy=policy, budget=budget, cost=cost,
+                mode=mode, policy=policy, budget=budget, cost=cost, weight=weight,
             )
         )  # fmt: skip
 
@@ -141,6 +145,8 @@ class Windows(Written):
             self.groups or (),
         )
         if distinct is None:
+            if isinstance(at, Window) and isinstance(at.weight, str):
+                made = (*made, (WEIGHT, self._expression(f"last({column(at.weight).text})", own)))
             return self._with(Aggregate(own, (at,), self.groups or (), made))
         if isinstance(at, Window) and at.by_key:
             raise InvalidUsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
@@ -14,7 +15,7 @@ from penstock.operators.graph.nodes.base import Node, distinct, duration, infer,
 from penstock.operators.graph.nodes.stateless import Select, Source, Union
 from penstock.operators.graph.types import UNKNOWN, aggregate_type, partial_type
 from penstock.operators.partials import Decomposition, decompose, pane_ms
-from penstock.operators.scan import PANE, Partial, TimeUnit
+from penstock.operators.scan import PANE, WEIGHT, Partial, TimeUnit
 
 __all__ = [
     "POLICIES",
@@ -51,7 +52,7 @@ class Window(Node):
     mode : str
         ``append``: all windows come out, those of all groups that end together in one micro-batch. ``lazy``,
         ``eager``: of each group the most recent one, served group by group (UpStream §6).
-    policy, budget, cost
+    policy, budget, cost, weight
         As of `penstock.update_window`, unless the mode is ``append``.
     """
 
@@ -67,15 +68,17 @@ class Window(Node):
     policy: str = "in_place"
     budget: int | str | None = None
     cost: str | None = None
+    weight: str | Mapping[Any, float] | None = None
 
     def _schema(self) -> pa.Schema:
-        known(self, self.time, self.inputs[0].schema)
+        for name in (self.time, *((self.weight,) if isinstance(self.weight, str) else ())):
+            known(self, name, self.inputs[0].schema)
         _ = self.pane_ms
         if self.mode not in _MODES:
             raise self.wrong("there is no such mode", mode=self.mode, known=", ".join(_MODES))
         if self.policy not in POLICIES:
             raise self.wrong("there is no such policy", policy=self.policy, known=", ".join(POLICIES))
-        for option, given in (("budget", self.budget), ("cost", self.cost)):
+        for option, given in (("budget", self.budget), ("cost", self.cost), ("weight", self.weight)):
             if given is not None and not self.by_key:
                 raise self.wrong(
                     "windows in append mode are all emitted at once",
@@ -105,6 +108,8 @@ class Window(Node):
         if self.by_key:
             served = f", {self.mode}, {self.policy}"
             served += "" if self.budget is None else f", budget {self.budget}"
+            if self.weight is not None:
+                served += f", weight {self.weight}" if isinstance(self.weight, str) else ", weights by key"
         return f"{duration(self.size_ms)} by {duration(self.slide_ms)} over {self.time}{late}{served}"
 
 
@@ -112,8 +117,9 @@ class Window(Node):
 class Aggregate(Node):
     """Aggregates each group: of a window, or of the `WINDOW` of an aggregate before it.
 
-    The output has the group's columns, `WINDOW`, and the aggregates. Windows over an update stream, and those
-    that are served by key, are updates of their groups, so these are its key (UpStream §3.2).
+    The output has the group's columns, `WINDOW`, and the aggregates but for `WEIGHT`. Windows over an update
+    stream, and those that are served by key, are updates of their groups, so these are its key (UpStream
+    §3.2).
     """
 
     stateful: ClassVar[bool] = True
@@ -142,7 +148,8 @@ class Aggregate(Node):
         for name, expression in self.aggregates:
             for used in expression.columns:
                 known(self, used, schema, expression)
-            fields.append(pa.field(name, aggregate_type(expression, schema)))
+            if name != WEIGHT:
+                fields.append(pa.field(name, aggregate_type(expression, schema)))
         for partial in () if self.decomposition is None else self.decomposition.partials:
             self._check_fold(partial, schema)
         return distinct(self, pa.schema(fields))
@@ -189,7 +196,7 @@ class Aggregate(Node):
 
     def describe(self) -> str:
         """Return groups and aggregates."""
-        made = ", ".join(f"{expression.text} AS {name}" for name, expression in self.aggregates)
+        made = ", ".join(f"{one.text} AS {name}" for name, one in self.aggregates if name != WEIGHT)
         return f"{made} by {', '.join(self.group_by)}" if self.group_by else made
 
 
@@ -226,7 +233,8 @@ class Assemble(Node):
 
     def describe(self) -> str:
         """Return windows, aggregates and groups."""
-        made = ", ".join(f"{text} AS {name}" for name, text in self.decomposition.assembly.items())
+        assembly = self.decomposition.assembly.items()
+        made = ", ".join(f"{text} AS {name}" for name, text in assembly if name != WEIGHT)
         groups = f" by {', '.join(self.aggregate.group_by)}" if self.aggregate.group_by else ""
         return f"{self.window.describe()}: {made}{groups}"
 
