@@ -204,10 +204,12 @@ def check(
         join = loaded.join
         steps.append(f"join with {join.other.source.type} by ({', '.join(join.key)}) within {join.within}")
     if queue is not None:
-        budget = "no budget" if queue.budget is None else f"budget {queue.budget}"
-        steps.append(f"{queue.policy} queue of ({', '.join(queue.key)}), {budget}")
+        steps.append(f"{queue.policy} queue of ({', '.join(queue.key)}), {_budget(queue.budget)}")
     if window is not None:
-        steps.append(f"windows of {window.size} by {window.slide or window.size}")
+        windows = f"windows of {window.size} by {window.slide or window.size}"
+        if window.mode != "append":
+            windows = f"{window.mode} {windows}, {window.policy}, {_budget(window.budget)}"
+        steps.append(windows)
     if loaded.window_join is not None:
         other = loaded.window_join.window
         steps.append("join by window" if other is None else f"join with windows of {other.size}")
@@ -215,6 +217,10 @@ def check(
         groups = ", ".join(("window", *(loaded.by_window.group_by or ())))
         steps.append(f"aggregates by ({groups})")
     typer.echo(f"{pipeline}: valid: {' -> '.join([*steps, loaded.sink.type])}")
+
+
+def _budget(budget: int | str | None) -> str:
+    return "no budget" if budget is None else f"budget {budget}"
 
 
 @app.command()

@@ -20,6 +20,7 @@ from penstock.conf.sections import (
     Sink,
     Source,
     WindowJoinSection,
+    WindowSection,
 )
 from penstock.conf.values import choice
 from penstock.units import parse_duration_us
@@ -103,6 +104,8 @@ def _window_problems(pipeline: Pipeline) -> Iterator[Problem]:
             "the state of windows is in the checkpoint",
             "leave state_location out",
         )
+    if window is not None:
+        yield from _service_problems(pipeline, window)
     other = pipeline.window_join
     if other is not None:
         yield from _join_problems(other)
@@ -128,6 +131,26 @@ def _window_problems(pipeline: Pipeline) -> Iterator[Problem]:
                 ("window", "slide"),
                 f"{window.slide!r} is longer than the size: rows between windows would be in none",
                 "write a slide of at most the size, or leave it out",
+            )
+
+
+def _service_problems(pipeline: Pipeline, window: WindowSection) -> Iterator[Problem]:
+    """Yield what does not go with the way in which windows are emitted."""
+    if window.mode == "append":
+        for name in window.SERVING:
+            if name in window.model_fields_set:
+                yield (
+                    ("window", name),
+                    "is for windows that are served key by key, and in append mode all come out at once",
+                    "write mode: lazy or mode: eager",
+                )
+        return
+    for name in ("window_join", "by_window"):
+        if getattr(pipeline, name) is not None:
+            yield (
+                (name,),
+                f"needs windows that come out together, and in {window.mode} mode each key has its own turn",
+                "write mode: append",
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -183,14 +183,24 @@ class ResultsSection(Section):
 
 
 class WindowSection(Section):
-    """Windows of time, to aggregate in; `unit` is that of a time in whole numbers."""
+    """Windows of time, to aggregate in; `unit` is that of a time in whole numbers.
+
+    Mode, budget, policy, cost and weight are those of `penstock.update_window`; those in `SERVING` are for
+    lazy and eager mode.
+    """
+
+    SERVING: ClassVar = ("budget", "policy", "cost", "weight")
 
     time: Text
     size: Annotated[str, BeforeValidator(window_duration)]
     slide: Annotated[str | None, BeforeValidator(window_duration)] = None
     unit: Literal["s", "ms", "us", "ns"] | None = None
     delay: Annotated[str | None, BeforeValidator(delay_of)] = None
-    mode: Literal["append"] = "append"
+    mode: Literal["append", "lazy", "eager"] = "append"
+    budget: Annotated[int | str | None, BeforeValidator(budget_of)] = None
+    policy: Literal["fifo", "in_place", "linecutting"] = "in_place"
+    cost: Annotated[str | None, BeforeValidator(cost_of)] = None
+    weight: Annotated[str | dict[Any, float] | None, BeforeValidator(weight_of)] = None
 
 
 class OtherWindow(Section):

@@ -156,8 +156,9 @@ def _windows(made: Graph, pipeline: Pipeline, window: WindowSection, place: Docu
     before = made
     with _field(place, "window"):
         made = made.window(
-            window.time, size=window.size, slide=window.slide, unit=window.unit, delay=window.delay
-        )
+            window.time, size=window.size, slide=window.slide, unit=window.unit, delay=window.delay,
+            mode=window.mode, **{name: getattr(window, name) for name in window.SERVING},
+        )  # fmt: skip
     made = _aggregated(made, pipeline, place)
     join = pipeline.window_join
     if join is not None:

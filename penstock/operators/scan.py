@@ -31,10 +31,13 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["PANE", "Fragments", "LatestBy", "Partial", "PartialKind", "Scan", "TimeUnit"]
+__all__ = ["PANE", "WEIGHT", "Fragments", "LatestBy", "Partial", "PartialKind", "Scan", "TimeUnit"]
 
 PANE: Final = "pane"
 """The column of a fragment that holds where its pane starts."""
+
+WEIGHT: Final = "__penstock_weight"
+"""The aggregate of windows that says how much a group matters to the scheduler; it is no result."""
 
 PartialKind: TypeAlias = Literal["count", "sum", "sum_of_squares", "min", "max", "first", "last"]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]

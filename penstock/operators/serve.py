@@ -252,6 +252,8 @@ def serve(
     failpoint("operator.after_enqueue")
     batches = []
     chunk = 0
+    # A budget of time measures what the queue does itself, where there is no query.
+    timed = query.apply is not None or budget.duration_us is not None
     while queue.servable and (budget.rows is None or metrics.budget_used_rows < budget.rows):
         begin = clock()
         chunk = _chunk_rows(queue, budget, metrics.budget_used_rows, begin - enqueued, chunk, turns)
@@ -260,19 +262,20 @@ def serve(
         waiting = len(queue)
         served = queue.dequeue(chunk, begin)
         # A window queue may commit to windows that are not complete yet.
-        metrics.budget_used_rows += max(len(served.ids), waiting - len(queue))
+        used = max(len(served.ids), waiting - len(queue))
+        metrics.budget_used_rows += used
         results = query.run(queue, served)
         end = clock()
-        if query.apply is not None:
-            queue.observe_cost((end - begin) * turns, len(served.ids))
+        if timed:
+            queue.observe_cost((end - begin) * turns, used)
         queue.deliver(served, end)
         metrics.emitted += len(served.ids)
         metrics.rows_out += sum(rows.num_rows for rows in results)
         batches += results
     finished = clock()
     failpoint("operator.after_apply")
-    if query.apply is None and waited and served_at is not None:
-        # Without a query a tuple costs what the budget makes of it: the time between services.
+    if not timed and waited and served_at is not None:
+        # Without either a tuple costs what the budget makes of it: the time between services.
         queue.observe_cost(finished - served_at, metrics.emitted)
     metrics.queue_staleness, metrics.application_staleness = queue.settle(finished)
     metrics.waiting_keys = queue.servable

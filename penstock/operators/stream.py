@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from penstock.errors import InvalidUsageError
 from penstock.state_store.keys import KeyCodec, Keys
 
-__all__ = ["RESERVED_PREFIX", "SOURCE_COLUMN", "UpdateStream", "as_int64", "as_micros"]
+__all__ = ["RESERVED_PREFIX", "SOURCE_COLUMN", "UpdateStream", "as_int64", "as_micros", "check_weight"]
 
 RESERVED_PREFIX = "__penstock_"
 """Column names that begin so are Penstock's own."""
@@ -100,7 +100,7 @@ class UpdateStream:
                 type=self.schema.field(self.arrival).type,
             )
         if self.weight is not None:
-            _check_weight(self.schema.field(self.weight))
+            check_weight(self.schema.field(self.weight))
         object.__setattr__(self, "codec", KeyCodec([self.schema.field(name) for name in self.key]))
 
     @property
@@ -182,7 +182,14 @@ def _check_time(column: pa.Field[Any]) -> None:
         )
 
 
-def _check_weight(column: pa.Field[Any]) -> None:
+def check_weight(column: pa.Field[Any]) -> None:
+    """Check that a column can be a weight.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is not numeric.
+    """
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
         raise InvalidUsageError(

@@ -37,6 +37,7 @@ Floats = npt.NDArray[np.float64]
 _RESIDENTS, _SHARES, _CUT_RANK, _TAIL_RANK = 0, 1, 2, 3
 _FIRST_CUT_RANK = -(1 << 62)
 _POLICIES = {Policy.FIFO: 0, Policy.IN_PLACE: 1, Policy.LINECUTTING: 2}
+_NO_KEYS = np.zeros(0, np.int64)
 _FIFO, _LINECUTTING = _POLICIES[Policy.FIFO], _POLICIES[Policy.LINECUTTING]
 
 
@@ -126,6 +127,7 @@ def _arrive_weighted(
 @kernel
 def _pop_weighted(
     limit: int,
+    held: Integers,
     registers: Integers,
     virtual: Floats,
     heap: Integers,
@@ -134,23 +136,36 @@ def _pop_weighted(
     start: Floats,
     share: Integers,
 ) -> Integers:
-    count = min(limit, registers[_RESIDENTS])
-    out = np.empty(count, np.int64)
-    for i in range(count):
+    size = registers[_RESIDENTS]
+    out = np.empty(min(limit, size), np.int64)
+    count, passed = 0, 0
+    # heap[:size] is the heap; behind it are those that were passed by.
+    while size > 0 and count < out.shape[0]:
         k = heap[0]
-        out[i] = k
-        # One that cut was not due yet: the others' time stands still.
-        if rank[k] >= 0:
-            virtual[0] = max(virtual[0] + ONE / registers[_SHARES], _due(k, start, share))
-        registers[_SHARES] -= share[k]
-        registers[_RESIDENTS] -= 1
-        size = registers[_RESIDENTS]
-        if size > 0:
-            heap[0] = heap[size]
-            _sift(0, size, heap, at, rank, start, share)
+        size -= 1
+        last = heap[size]
+        if held.shape[0] and held[k] != 0:
+            heap[size] = k
+            passed += 1
         else:
-            virtual[0] = 0.0
-    return out
+            out[count] = k
+            count += 1
+            # One that cut was not due yet: the others' time stands still.
+            if rank[k] >= 0:
+                virtual[0] = max(virtual[0] + ONE / registers[_SHARES], _due(k, start, share))
+            registers[_SHARES] -= share[k]
+            if passed:
+                heap[size] = heap[size + passed]
+        if size > 0:
+            heap[0] = last
+            _sift(0, size, heap, at, rank, start, share)
+    for _ in range(passed):
+        size += 1
+        _sift(size - 1, size, heap, at, rank, start, share)
+    registers[_RESIDENTS] = size
+    if size == 0:
+        virtual[0] = 0.0
+    return out[:count]
 
 
 class WeightedKeyQueue:
@@ -234,10 +249,10 @@ class WeightedKeyQueue:
             self._registers, self._virtual, self._heap, self._at, self._rank, self._start, self._share,
         )  # fmt: skip
 
-    def pop(self, limit: int) -> Integers:
-        """Remove and return up to `limit` keys from the head."""
+    def pop(self, limit: int, held: Integers = _NO_KEYS) -> Integers:
+        """Remove and return up to `limit` keys from the head; see `KeyQueue.pop`."""
         return _pop_weighted(
-            limit, self._registers, self._virtual,
+            limit, held, self._registers, self._virtual,
             self._heap, self._at, self._rank, self._start, self._share,
         )  # fmt: skip
 

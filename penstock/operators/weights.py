@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,9 @@ import pyarrow.compute as pc
 from penstock.errors import InvalidUsageError
 from penstock.operators.stream import Integers, UpdateStream
 from penstock.state_store.key_index import KeyIndex
-from penstock.state_store.keys import Keys
+from penstock.state_store.keys import KeyCodec, Keys
 
-__all__ = ["ONE", "KeyWeights", "column_shares", "shares_of"]
+__all__ = ["ONE", "GroupKey", "KeyWeights", "column_shares", "shares_of"]
 
 ONE = 1 << 20
 """The share of a key of weight 1. Shares are whole, so that their sums are exact."""
@@ -33,12 +34,51 @@ def shares_of(weights: npt.NDArray[np.float64]) -> Integers:
     return found
 
 
+class Keyed(Protocol):
+    """What has a key, such as `UpdateStream` or `GroupKey`."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns, those of the key among them."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The key's columns."""
+
+    @property
+    def codec(self) -> KeyCodec:
+        """What makes keys of these columns."""
+
+
+@dataclass(frozen=True)
+class GroupKey:
+    """The key of groups.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        The columns of the group.
+    """
+
+    schema: pa.Schema
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The key's columns: all."""
+        return tuple(self.schema.names)
+
+    @property
+    def codec(self) -> KeyCodec:
+        """What makes keys of these columns."""
+        return KeyCodec(list(self.schema))
+
+
 class KeyWeights:
     """Weights of keys of one column, given by the value of the key; others have weight 1.
 
     Parameters
     ----------
-    stream : UpdateStream
+    stream : UpdateStream or GroupKey
         Says what the key is.
     weights : mapping
         From values of the key, or all of them as text, to positive, finite numbers.
@@ -50,7 +90,7 @@ class KeyWeights:
         such number.
     """
 
-    def __init__(self, stream: UpdateStream, weights: Mapping[Any, Any]) -> None:
+    def __init__(self, stream: Keyed, weights: Mapping[Any, Any]) -> None:
         if len(stream.key) != 1:
             raise InvalidUsageError(
                 "weights by key value are for a key of one column",
@@ -76,8 +116,9 @@ class KeyWeights:
             ) from error
         if values.null_count:
             raise InvalidUsageError("a value in the weights is null", column=name)
+        self._codec = stream.codec
         self._index = KeyIndex()
-        self._index.find_or_add(stream.codec.encode([values]))
+        self._index.find_or_add(self._codec.encode([values]))
         if len(self._index) != len(weights):
             raise InvalidUsageError("a value in the weights comes twice", column=name, type=kind)
         # The last one is found by -1: that of keys without a weight.
@@ -86,6 +127,13 @@ class KeyWeights:
     def shares(self, keys: Keys) -> Integers:
         """Return the shares of keys."""
         return self._shares[self._index.find(keys)]
+
+    def shares_by_value(self, column: pa.Array[Any]) -> Integers:
+        """Return the shares of keys by their values, of which a null has weight 1."""
+        found = np.full(len(column), ONE)
+        there = column.is_valid().to_numpy(zero_copy_only=False)
+        found[there] = self.shares(self._codec.encode([column.drop_null()]))
+        return found
 
 
 def column_shares(stream: UpdateStream, rows: pa.RecordBatch) -> Integers:

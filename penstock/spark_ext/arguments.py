@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.serve import Apply, Budget
+from penstock.operators.serve import Budget
 from penstock.units import parse_duration_us
 
 __all__ = ["budget_of", "one_of", "positive"]
@@ -14,13 +14,18 @@ __all__ = ["budget_of", "one_of", "positive"]
 E = TypeVar("E", bound=StrEnum)
 
 
-def budget_of(budget: int | str | None, apply: Apply | None) -> Budget:
+def budget_of(budget: int | str | None, *, timed: bool) -> Budget:
     """Return what a user's `budget` allows.
+
+    Parameters
+    ----------
+    timed : bool
+        Whether the operator itself does what takes the time.
 
     Raises
     ------
     InvalidUsageError
-        If it is not positive, of another type, or a duration without `apply`, whose time it measures.
+        If it is not positive, of another type, or a duration where there is nothing to measure.
     """
     if budget is None:
         return Budget()
@@ -37,7 +42,7 @@ def budget_of(budget: int | str | None, apply: Apply | None) -> Budget:
             )
         return Budget(rows=budget)
     duration_us = positive("budget", budget)
-    if apply is None:
+    if not timed:
         raise InvalidUsageError(
             "a budget of time needs apply=, whose time it measures",
             budget=budget,

@@ -18,7 +18,7 @@ from penstock.operators.scan import PANE, Fragments
 from penstock.operators.stream import RESERVED_PREFIX
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
-from penstock.spark_ext.update_window import windowed
+from penstock.spark_ext.update_window import service_of, windowed
 from penstock.spark_ext.window_packing import EntryPacker, add_rows, row_fragmenter
 from penstock.spark_ext.window_plan import WINDOW, Windowed, WindowPlan, quoted, typed, value_columns
 
@@ -66,7 +66,7 @@ def assembled(node: Assemble, rows: DataFrame, buckets: int) -> Windowed:
         local=False,
     )
     columns = [f"{field.name} {field.type}" for field in fused.inputs[0].schema]
-    return Windowed(plan, parcels, tuple(columns))
+    return Windowed(_served(plan, node.window), parcels, tuple(columns))
 
 
 def _fused(node: Assemble) -> Fused:
@@ -105,12 +105,19 @@ def of_rows(node: Aggregate, rows: DataFrame, buckets: int) -> Windowed:
         buckets=buckets,
         nulls="drop",
     )
+    plan = _served(made.plan, window)
     # A time without zone is one of UTC, as in a reader's fragments.
     output = [
         theirs if isinstance(ours.dataType, NullType) else ours
-        for ours, theirs in zip(spark_schema(node.schema), made.plan.output, strict=True)
+        for ours, theirs in zip(spark_schema(node.schema), plan.output, strict=True)
     ]
-    return replace(made, plan=replace(made.plan, output=StructType(output), local=False))
+    return replace(made, plan=replace(plan, output=StructType(output), local=False))
+
+
+def _served(plan: WindowPlan, window: Window) -> WindowPlan:
+    """Return windows that are emitted as a graph says."""
+    service = service_of(window.mode, window.budget, window.policy, window.cost, window.weight)
+    return plan.served(service, window.weight)
 
 
 def of_windows(node: Aggregate, windows: DataFrame) -> DataFrame:

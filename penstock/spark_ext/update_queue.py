@@ -193,7 +193,7 @@ def queue_over(
     stream = UpdateStream(arrow(df.schema), key_columns(key), time, arrival, source, column)
     columns = StructType([one for one in df.schema if one.name != source])
     output = _output_schema(columns, apply, output_schema, staleness_column=staleness_column)
-    limit = budget_of(budget, apply)
+    limit = budget_of(budget, timed=apply is not None)
     operator = QueueOperator(
         stream=stream,
         policy=one_of("policy", policy, Policy),

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
@@ -21,7 +22,7 @@ from pyspark.sql.types import (
 from penstock.errors import InvalidUsageError
 from penstock.operators.key_queue import Policy
 from penstock.operators.partials import Decomposition, decompose, pane_ms
-from penstock.operators.scan import Fragments, Partial, TimeUnit
+from penstock.operators.scan import WEIGHT, Fragments, Partial, TimeUnit
 from penstock.operators.windows.results import WindowMode
 from penstock.spark_ext.arguments import budget_of, one_of, positive
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
@@ -31,7 +32,7 @@ from penstock.spark_ext.window_plan import WINDOW, Service, Windowed, WindowPlan
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 from penstock.units import parse_duration_us
 
-__all__ = ["update_window", "windowed"]
+__all__ = ["service_of", "update_window", "windowed"]
 
 _NULLS = ("error", "drop")
 _TIME = "__penstock_time"
@@ -46,10 +47,11 @@ def update_window(
     slide: str | timedelta | None = None,
     aggs: Mapping[str, str] | None = None,
     mode: str = "lazy",
-    budget: int | None = None,
+    budget: int | str | None = None,
     policy: str = "in_place",
     *,
     cost: str | None = None,
+    weight: str | Mapping[Any, float] | None = None,
     delay: str | timedelta | None = None,
     unit: TimeUnit | None = None,
     buckets: int | None = None,
@@ -78,13 +80,17 @@ def update_window(
         end. ``"lazy"``: of each key the newest that is complete; older ones are disregarded. ``"eager"``: a
         key is committed to the window that started last, and the others that it has until that is complete
         are disregarded.
-    budget : int, optional
-        How many windows a trigger may serve, in the order of `policy`, unless the mode is ``"append"``; what
-        still waits is served in later triggers, also without new input, or overwritten by a newer window.
+    budget : int or str, optional
+        How many windows a trigger may serve, in the order of `policy`, unless the mode is ``"append"``; or
+        for how long each of Spark's parallel tasks may make windows, such as ``"800ms"``. What still waits is
+        served in later triggers, also without new input, or overwritten by a newer window.
     policy : {"in_place", "fifo", "linecutting"}
         Which waiting key is served next.
     cost : str, optional
         The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
+    weight : str or mapping, optional
+        How much each key matters, as in `update_queue`: a numeric column, of which the newest tuple's counts
+        when its pane has passed the watermark, or a mapping from values of the key.
     delay : str or timedelta, optional
         How long tuples may be behind the newest one. By default that of ``withWatermark`` where `df` has one
         on the column `time`, else none.
@@ -130,11 +136,14 @@ def update_window(
         state_location=state_location,
         retain_versions=retain_versions,
     )
-    service = _service(mode, budget, policy, cost)
+    service = service_of(mode, budget, policy, cost, weight)
+    if isinstance(weight, str) and aggs:
+        _check_there(df, "weight", weight)
+        aggs = {**aggs, WEIGHT: f"last({quoted(weight)})"}
     made = windowed(
         df, key, time, size, slide, aggs, delay=delay, unit=unit, buckets=place.buckets, nulls=nulls
     )
-    return replace(made, plan=replace(made.plan, service=service)).results(place)
+    return replace(made, plan=made.plan.served(service, weight)).results(place)
 
 
 def windowed(
@@ -189,11 +198,24 @@ def windowed(
     return Windowed(plan, rows.mapInArrow(packer, PARCEL_SCHEMA), columns_of(rows.schema))
 
 
-def _service(mode: str, budget: int | None, policy: str, cost: str | None) -> Service:
+def service_of(
+    mode: str,
+    budget: int | str | None,
+    policy: str,
+    cost: str | None,
+    weight: str | Mapping[Any, float] | None,
+) -> Service:
+    """Return which windows are emitted and when, but for the weights; the arguments are `update_window`'s.
+
+    Raises
+    ------
+    InvalidUsageError
+        If an argument is wrong, or is for another mode.
+    """
     chosen = one_of("mode", mode, WindowMode)
     order = one_of("policy", policy, Policy)
     if chosen is WindowMode.APPEND:
-        for option, given in (("budget", budget), ("cost", cost)):
+        for option, given in (("budget", budget), ("cost", cost), ("weight", weight)):
             if given is not None:
                 raise InvalidUsageError(
                     "windows in append mode are all emitted at once",
@@ -201,15 +223,20 @@ def _service(mode: str, budget: int | None, policy: str, cost: str | None) -> Se
                     hint="mode='lazy' or mode='eager' serves key by key",
                 )
         return Service()
-    if isinstance(budget, str):
-        raise InvalidUsageError("the budget of windows is a number of them", budget=budget)
-    return Service(chosen, order, budget_of(budget, None), None if cost is None else positive("cost", cost))
+    if not isinstance(weight, str | Mapping | None):
+        raise InvalidUsageError("the weight is neither a column nor a mapping", weight=repr(weight))
+    limit = budget_of(budget, timed=True)
+    return Service(chosen, order, limit, None if cost is None else positive("cost", cost))
+
+
+def _check_there(df: DataFrame, option: str, name: str) -> None:
+    if name not in df.columns:
+        raise InvalidUsageError("there is no such column", option=option, column=name, columns=df.columns)
 
 
 def _time(df: DataFrame, time: str, unit: TimeUnit | None) -> tuple[Column, TimeUnit]:
     """Return the time as windows take it, and what one step of it is."""
-    if time not in df.columns:
-        raise InvalidUsageError("there is no such column", option="time", column=time, columns=df.columns)
+    _check_there(df, "time", time)
     kind, column = df.schema[time].dataType, sf.col(quoted(time))
     if isinstance(kind, TimestampType | TimestampNTZType | DateType):
         if unit is not None:
@@ -233,11 +260,8 @@ def _rows(
     df: DataFrame, keys: tuple[str, ...], at: Column, split: Decomposition
 ) -> tuple[DataFrame, tuple[Partial, ...]]:
     """Return time, groups and the values of partials as columns, and partials of these columns."""
-    missing = [name for name in keys if name not in df.columns]
-    if missing:
-        raise InvalidUsageError(
-            "there is no such column", option="key", column=missing[0], columns=df.columns
-        )
+    for name in keys:
+        _check_there(df, "key", name)
     values, partials = value_columns(split)
     return df.select(at.alias(_TIME), *(sf.col(quoted(name)) for name in keys), *values), partials
 

@@ -12,6 +12,7 @@ from penstock._clock import Clock
 from penstock.operators.key_queue import Policy
 from penstock.operators.metrics import BatchMetrics
 from penstock.operators.serve import Budget, Query, serve
+from penstock.operators.weights import KeyWeights
 from penstock.operators.windows.panes import Panes, WindowLayout
 from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.update import Entering, UpdateWindows
@@ -85,6 +86,8 @@ class WindowOperator:
         How many a micro-batch may emit, all buckets together.
     cost_us : float, optional
         The time that one window costs, for linecutting; measured unless given.
+    weights : str or KeyWeights, optional
+        See `UpdateWindows`.
     finish : Finish, optional
         What makes results of windows, where that is not left to Spark; in append mode.
     """
@@ -96,18 +99,25 @@ class WindowOperator:
     policy: Policy = Policy.IN_PLACE
     budget: Budget = field(default_factory=Budget)
     cost_us: float | None = None
+    weights: str | KeyWeights | None = None
     finish: Finish | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return what must not change; see `Operator.specification`."""
-        update = {"policy": str(self.policy), "budget": "some" if self.budget != Budget() else "none"}
+        update: dict[str, Any] = {
+            "policy": str(self.policy),
+            "budget": "some" if self.budget != Budget() else "none",
+        }
+        if self.weights is not None:
+            # By key is a number, which no column's name is; weights by key may change.
+            update["weight"] = 1 if isinstance(self.weights, KeyWeights) else self.weights
         return self.settings | {"mode": str(self.mode)} | ({} if self.mode is WindowMode.APPEND else update)
 
     def new_state(self) -> Panes | UpdateWindows:
         """Return the state of a bucket without entries."""
         if self.mode is WindowMode.APPEND:
             return Panes(self.layout)
-        return UpdateWindows(self.layout, self.mode, self.policy)
+        return UpdateWindows(self.layout, self.mode, self.policy, self.weights)
 
     def run(
         self, state: Panes | UpdateWindows, parcels: Iterable[Parcel], turn: Turn, clock: Clock
@@ -133,6 +143,7 @@ class WindowOperator:
     def _serve(
         self, state: UpdateWindows, entering: Entering, dropped: int, turn: Turn, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        state.weights = self.weights
         state.given_cost_us = None if self.cost_us is None else self.cost_us * turn.turns
         query = Query(None, self.layout.window, ())
         batches, metrics = serve(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,11 +12,13 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import LongType, NullType, StructField, StructType
 
 from penstock.operators.assembly import Assembly
+from penstock.operators.expression import Expression
 from penstock.operators.key_queue import Policy
 from penstock.operators.partials import Decomposition
-from penstock.operators.scan import Fragments, Partial
+from penstock.operators.scan import WEIGHT, Fragments, Partial
 from penstock.operators.serve import Budget
-from penstock.operators.stream import RESERVED_PREFIX
+from penstock.operators.stream import RESERVED_PREFIX, check_weight
+from penstock.operators.weights import GroupKey, KeyWeights
 from penstock.operators.windows.finish import Finish, Step
 from penstock.operators.windows.panes import START, WindowLayout
 from penstock.operators.windows.results import WindowMode
@@ -50,6 +52,7 @@ class Service:
     policy: Policy = Policy.IN_PLACE
     budget: Budget = field(default_factory=Budget)
     cost_us: float | None = None
+    weights: str | KeyWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,30 @@ class WindowPlan:
     delay_ms: int
     local: bool
     service: Service = field(default_factory=Service)
+
+    def served(self, service: Service, weight: str | Mapping[Any, float] | None = None) -> WindowPlan:
+        """Return the same windows, served in another way.
+
+        Parameters
+        ----------
+        weight : str or mapping, optional
+            How much each group matters: by the value of the group; or the name of a column, of which the
+            aggregate `WEIGHT` has the newest value.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it is no number, or values cannot be those of the group.
+        """
+        if weight is None:
+            return replace(self, service=service)
+        if not isinstance(weight, str):
+            groups = pa.schema([self.schema.field(name) for name in self.fragments.group_by])
+            return replace(self, service=replace(service, weights=KeyWeights(GroupKey(groups), weight)))
+        (newest,) = Expression.parse(self.decomposition.assembly[WEIGHT]).columns
+        check_weight(pa.field(weight, self.schema.field(newest).type))
+        output = StructType([one for one in self.output if one.name != WEIGHT])
+        return replace(self, service=replace(service, weights=newest), output=output)
 
     @property
     def layout(self) -> WindowLayout:
@@ -165,6 +192,7 @@ class WindowPlan:
             service.policy,
             service.budget,
             service.cost_us,
+            service.weights,
         )
 
     @property

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock._clock import SimulatedClock
+from penstock.errors import InvalidUsageError
 from penstock.operators.key_queue import Policy
 from penstock.operators.metrics import BatchMetrics
 from penstock.operators.serve import Budget, Query, serve
+from penstock.operators.update_queue import Served
+from penstock.operators.weights import GroupKey, KeyWeights
 from penstock.operators.windows.panes import START
 from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.update import Entering, UpdateWindows
@@ -42,6 +46,7 @@ def served(
     mode=st.sampled_from([WindowMode.LAZY, WindowMode.EAGER]),
     policy=st.sampled_from(Policy),
     budget=st.one_of(st.none(), st.integers(1, 3)),
+    weights=st.sampled_from([None, {}, {"a": 9.0, "c": 0.1}]),
     data=st.data(),
 )
 def test_windows_are_whole_and_the_most_recent_ones(
@@ -51,14 +56,19 @@ def test_windows_are_whole_and_the_most_recent_ones(
     mode: WindowMode,
     policy: Policy,
     budget: int | None,
+    weights: dict[str, float] | None,
     data: st.DataObject,
 ) -> None:
     slide = min(slide, size)
     rows = sorted(rows, key=lambda row: row.pane)
     cuts = data.draw(st.lists(st.integers(0, len(rows)), max_size=6))
     layout, oracle = layout_of(size, slide), Windows(size, slide, 0)
-    state, units, clock = UpdateWindows(layout, mode, policy), [], SimulatedClock(1000)
-    twin, twins_clock = UpdateWindows(layout, mode, policy), SimulatedClock(1000)
+    by_group = None if weights is None else KeyWeights(GroupKey(layout.groups), weights)
+    arguments = (layout, mode, policy, by_group)
+    state, units, clock = UpdateWindows(*arguments), [], SimulatedClock(1000)
+    # With a weight of one for all, the order is that without.
+    twin = UpdateWindows(*arguments) if weights else UpdateWindows(layout, mode, policy)
+    twins_clock = SimulatedClock(1000)
     closed: dict[Any, dict[str, Any]] = {}
     last: dict[Any, int] = {}
     count = disregarded = 0
@@ -88,7 +98,7 @@ def test_windows_are_whole_and_the_most_recent_ones(
         if how == "snapshot":
             units = list(state.snapshot())
         if how != "keep":
-            state = UpdateWindows(layout, mode, policy)
+            state = UpdateWindows(*arguments)
             units = stored(units)
             state.restore(units)
     assert count + disregarded == len(closed), "each window was emitted or a newer one came"
@@ -102,3 +112,64 @@ def test_what_comes_after_its_pane_settled_is_late() -> None:
     _, metrics = served(state, [Row("a", 5, 1.0), Row("a", 6, 1.0), Row("b", 5, 1.0)], 6, Budget(), clock)
     assert metrics.late == 2
     assert metrics.rows_in == 3
+
+
+@pytest.mark.parametrize("mode", [WindowMode.LAZY, WindowMode.EAGER])
+def test_groups_that_matter_more_are_served_first(mode: WindowMode) -> None:
+    layout, clock = layout_of(4, 4), SimulatedClock(0)
+    names = ["d", None, "b", "a", "c"]
+    by_group = KeyWeights(GroupKey(layout.groups), {"a": 100.0, "b": 0.01, "c": 4.0})
+    # As windows have it: the newest value of each group; where it is none, the query fails.
+    by_value = next(one.name for one in layout.partials if one.kind == "last")
+    weight_of = {"a": 100.0, "b": 0.01, "c": 4.0}
+    rows = [Row(name, 0, weight_of.get(str(name), 1.0)) for name in names]
+    for weights in (by_group, by_value):
+        state = UpdateWindows(layout, mode, Policy.IN_PLACE, weights)
+        order = []
+        for batch in [[*rows, Row("end", 5, 1.0)], *[[]] * 6]:
+            found, _ = served(state, batch, 5, Budget(1), clock)
+            order += [group for group, _, _ in found]
+        assert order == ["a", "c", "d", None, "b"]
+    state = UpdateWindows(layout, mode, Policy.IN_PLACE, by_value)
+    broken = [Row("a", 9, 0.0), Row("end", 20, 1.0)]
+    with pytest.raises(InvalidUsageError, match="no weight that is positive and finite: panes=1"):
+        served(state, broken, 20, Budget(1), clock)
+
+
+class _Slow(UpdateWindows):
+    """Windows that take a millisecond each."""
+
+    def __init__(self, mode: WindowMode, clock: SimulatedClock) -> None:
+        super().__init__(layout_of(4, 4), mode, Policy.IN_PLACE)
+        self._clock = clock
+
+    def dequeue(self, limit: int, now_us: int) -> Served:
+        made = super().dequeue(limit, now_us)
+        self._clock.advance(1000 * len(made.ids))
+        return made
+
+
+@pytest.mark.parametrize("mode", [WindowMode.LAZY, WindowMode.EAGER])
+def test_a_budget_of_time_is_for_making_windows(mode: WindowMode) -> None:
+    clock = SimulatedClock(0)
+    state = _Slow(mode, clock)
+    rows = [Row(str(number), 0, 1.0) for number in range(200)]
+    emitted, takes = [], []
+    for batch in [[*rows, Row("end", 100, 0.0)], *[[]] * 9]:
+        begin = clock()
+        _, metrics = served(state, batch, 100, Budget(duration_us=40_000), clock)
+        emitted.append(metrics.emitted)
+        takes.append(clock() - begin - 1000)
+    assert sum(emitted) == 200
+    assert not state.servable
+    assert all(count >= 40 for count in emitted[:4]), "the budget is used while keys wait"
+    assert max(takes) <= 50_000, "and exceeded by a chunk at most"
+    assert state.measured_cost_us == pytest.approx(1000, rel=0.5)
+    again, _ = served(
+        state,
+        [Row("0", 104, 1.0), Row("1", 104, 1.0), Row("end", 120, 1.0)],
+        120,
+        Budget(duration_us=1),
+        clock,
+    )
+    assert len(again) == 1, "there is progress, however short the time"

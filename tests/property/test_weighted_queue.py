@@ -155,6 +155,43 @@ def test_no_key_starves_in_place_whatever_its_weight(
     assert services <= most_services(keys, weights, key)
 
 
+@given(
+    st.lists(st.sampled_from([0.1, 1.0, 2.0, 50.0]), min_size=6, max_size=6),
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 5), max_size=6), st.sets(st.integers(0, 5)), st.integers(0, 4)),
+        max_size=12,
+    ),
+)
+def test_keys_that_are_held_are_passed_by_and_keep_their_places(
+    weights: list[float], steps: list[tuple[list[int], set[int], int]]
+) -> None:
+    shares = shares_of(np.array(weights))
+    queue = WeightedKeyQueue(Policy.IN_PLACE)
+    queue.reserve(6)
+    waiting: dict[int, tuple[float, int]] = {}
+    virtual, came = 0.0, 0
+    for arriving, held, limit in steps:
+        ids = np.array(list(dict.fromkeys(arriving)), np.int64)
+        resident = np.array([k in waiting for k in ids.tolist()], np.bool_)
+        queue.arrive(ids, resident, shares[ids], np.zeros(len(ids)), 1.0)
+        for k in ids[~resident].tolist():
+            came += 1
+            waiting[k] = (virtual + 2**20 / shares[k], came)
+        expected: list[int] = []
+        while len(expected) < limit and waiting.keys() - held:
+            k = min(waiting.keys() - held, key=lambda one: waiting[one])
+            everybody = int(sum(shares[one] for one in waiting))
+            virtual = max(virtual + 2**20 / everybody, waiting.pop(k)[0])
+            expected.append(k)
+        virtual = virtual if waiting else 0.0
+        cells = np.zeros((6, 2), np.int64)
+        cells[list(held), 1] = 1
+        assert queue.pop(limit, cells[:, 1]).tolist() == expected
+        assert len(queue) == len(waiting)
+    left = sorted(waiting, key=lambda one: waiting[one])
+    assert queue.pop(9).tolist() == left
+
+
 @pytest.mark.parametrize("weight", [1.0, 4.0, 25.0, 100.0])
 def test_keys_that_always_wait_are_served_about_as_often_as_the_roots_of_their_weights(weight: float) -> None:
     shares = shares_of(np.array([weight, 1.0, 1.0, 1.0]))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.key_queue import Policy
+from penstock.operators.weights import ONE
 from penstock.operators.windows.queue import WindowQueue
 from penstock.operators.windows.results import KeyState, ServedWindows, WindowMode
 from tests.naive_windows import NaiveWindows, Window
@@ -27,6 +28,7 @@ ENTRIES = st.lists(
 )
 ENQUEUE = st.tuples(st.just("enqueue"), st.tuples(ENTRIES, st.one_of(st.none(), st.integers(-2, 6))))
 DEQUEUE = st.tuples(st.just("dequeue"), st.sampled_from([1, 2, 1, 3, 0, 5]))
+SHARES = st.one_of(st.none(), st.sampled_from([1, 12_345, ONE, 1 << 40]))
 OTHER: st.SearchStrategy[tuple[str, Any]] = st.one_of(
     st.tuples(st.just("enqueue"), st.tuples(st.just([]), st.integers(0, 9))),
     st.tuples(st.just("wait"), st.sampled_from([1, 7, 100])),
@@ -42,10 +44,15 @@ def _rows(values: list[int]) -> pa.RecordBatch:
 
 
 def _enqueue(
-    queue: WindowQueue, entries: list[tuple[int, int, int]], now_us: int, watermark: int | None = None
+    queue: WindowQueue,
+    entries: list[tuple[int, int, int]],
+    now_us: int,
+    watermark: int | None = None,
+    share: int | None = None,
 ) -> Any:
     ids, panes, values = np.array(entries, np.int64).reshape(-1, 3).T.copy()
-    return queue.enqueue(ids, panes, _rows(values.tolist()), now_us, watermark=watermark)
+    shares = None if share is None else np.full(len(ids), share)
+    return queue.enqueue(ids, panes, _rows(values.tolist()), now_us, watermark=watermark, shares=shares)
 
 
 def _windows(served: ServedWindows) -> list[Window]:
@@ -67,9 +74,12 @@ class _Pair:
         windows: tuple[int, int],
         first_pane: int | None,
         block_rows: int,
+        share: int | None,
     ) -> None:
+        self.share = share
         self.settings = (mode, *windows, PAYLOAD, policy)
         self.options: Any = {"first_pane": first_pane, "block_rows": block_rows, "page_blocks": 2}
+        self.options["weighted"] = share is not None
         self.queue = self.new()
         self.model = NaiveWindows(str(mode), *windows, str(policy), first_pane)
         self.values = 0
@@ -94,7 +104,7 @@ class _Pair:
             self.values += 1
             entries.append((key, pane, self.values))
         watermark = None if ahead is None else max(newest.values(), default=base) + ahead
-        got = _enqueue(self.queue, entries, model.now_us, watermark)
+        got = _enqueue(self.queue, entries, model.now_us, watermark, self.share)
         late = model.enqueue(entries, watermark)
         assert (got.rows_in, got.late) == (len(entries), late)
         self.totals += (got.late, got.completed, got.disregarded)
@@ -165,16 +175,18 @@ def assert_same_state(left: WindowQueue, right: WindowQueue) -> None:
             assert x.equals(y), column
 
 
-@given(MODES, POLICIES, SIZES, st.one_of(st.none(), st.integers(-4, 3)), st.integers(1, 3), STEPS)
+@given(MODES, POLICIES, SIZES, st.one_of(st.none(), st.integers(-4, 3)), st.integers(1, 3), SHARES, STEPS)
 def test_every_window_served_is_whole_and_the_most_recent_also_across_reloads(
     mode: WindowMode,
     policy: Policy,
     windows: tuple[int, int],
     first_pane: int | None,
     block_rows: int,
+    share: int | None,
     steps: list[tuple[str, Any]],
 ) -> None:
-    pair = _Pair(mode, policy, windows, first_pane, block_rows)
+    """With equal weights the order is that without."""
+    pair = _Pair(mode, policy, windows, first_pane, block_rows, share)
     emitted: dict[int, list[int]] = {}
     for step, value in [
         *steps,
@@ -246,6 +258,7 @@ def test_linecutting_serves_the_most_recent_windows_too(
     mode: WindowMode, policy: Policy, windows: tuple[int, int], steps: list[tuple[str, Any]], cost_us: float
 ) -> None:
     queue = WindowQueue(mode, *windows, PAYLOAD, Policy.LINECUTTING, cost_us=cost_us)
+    equal = WindowQueue(mode, *windows, PAYLOAD, Policy.LINECUTTING, cost_us=cost_us, weighted=True)
     units: list[Any] = []
     pane, now_us = 0, 0
     seen: dict[int, list[int]] = {}
@@ -256,8 +269,11 @@ def test_linecutting_serves_the_most_recent_windows_too(
                 pane += 1
                 seen.setdefault(key, []).append(pane)
                 _enqueue(queue, [(key, pane, pane)], now_us)
+                _enqueue(equal, [(key, pane, pane)], now_us, share=7 * ONE)
         elif step == "dequeue":
-            for key, start, panes in _windows(queue.dequeue(value, now_us)):
+            found = _windows(queue.dequeue(value, now_us))
+            assert found == _windows(equal.dequeue(value, now_us))
+            for key, start, panes in found:
                 expected = [p for p in seen[key] if start <= p < start + queue.size]
                 assert [p for p, _ in panes] == expected
         elif step == "reload":
@@ -266,6 +282,9 @@ def test_linecutting_serves_the_most_recent_windows_too(
             other.restore(units)
             assert_same_state(other, queue)
             queue = other
+            content = _content(equal)
+            equal = WindowQueue(mode, *windows, PAYLOAD, Policy.LINECUTTING, cost_us=cost_us, weighted=True)
+            equal.restore([content])
 
 
 @given(

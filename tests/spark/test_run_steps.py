@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.conf.document import PipelineError
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
-from penstock.jobs.run import run_pipeline, run_to_end
+from penstock.jobs.run import Batch, run_pipeline, run_to_end
 from tests.spark.queries import Input, quotes
 
 pytestmark = pytest.mark.spark
@@ -72,13 +74,58 @@ def test_a_window_behind_a_queue_that_is_persisted(spark: SparkSession, inputs: 
     steps: dict[str, Any] = {
         "queue": {"key": "k", "time": "t", "nulls": "drop"},
         "window": {"time": "t", "size": "2 s", "unit": "s"},
-        "aggregates": {"n": "count(*)", "kinds": "count(DISTINCT v)"},
+        "aggregates": {"n": "count(*)", "v": "max(v)"},
     }
+    with pytest.raises(PipelineError, match=r"aggregates: an update stream would lose its key: column=k"):
+        run_to_end(pipeline(inputs, **steps))
+    by_window = {"aggregates": {"n": "sum(n)", "kinds": "count(DISTINCT v)"}}
+    steps |= {"group_by": ["k"], "by_window": by_window}
     with pytest.raises(InvalidUsageError, match=r"persist the output of the first: persist=.*queue.*always"):
         run_to_end(pipeline(inputs, **steps))
     run_to_end(pipeline(inputs, persist={"queue": "always"}, **steps))
     ((window, *counts),) = map(tuple, spark.table("made").collect())
     assert (window.start.timestamp(), counts) == (4, [2, 2])
+
+
+@pytest.mark.parametrize(
+    ("persist", "mode", "weight"), [("always", "lazy", "w"), ("never", "eager", {"k3": 9})]
+)
+def test_windows_are_served_key_by_key_until_none_waits_also_after_a_restart(
+    spark: SparkSession, tmp_path: Path, persist: str, mode: str, weight: Any
+) -> None:
+    rows = [(f"k{n % 5}", n, float(n * 37 % 11)) for n in range(60)]
+    place, metrics = Input(tmp_path / "one"), tmp_path / "metrics.jsonl"
+    window = {"time": "t", "size": "10 s", "slide": "5 s", "unit": "s", "mode": mode, "weight": weight}
+    sink = {"type": "parquet", "path": str(tmp_path / "out")}
+    query = {"checkpoint": str(tmp_path / "checkpoint"), "trigger": "available_now", "metrics": str(metrics)}
+    batches: list[list[Batch]] = []
+    for budget, some in ((2, rows), ("800ms", [("last", 1000, 0.0)])):
+        place.add(quotes(some))
+        steps: dict[str, Any] = {
+            "projection": ["k", "t", "v", "v + 1 AS w"],
+            "window": window | {"budget": budget},
+            "group_by": ["k"],
+            "aggregates": {"total": "sum(v)", "n": "count(*)"},
+            "having": "n > 0",
+        }
+        batches.append([])
+        totals = run_to_end(pipeline(tmp_path, persist, sink=sink, query=query, **steps), batches[-1].append)
+        assert totals.waiting_keys == 0
+    found: dict[str, list[int]] = {}
+    for k, between, total, n in map(tuple, spark.read.parquet(sink["path"]).orderBy("window").collect()):
+        start, end = round(between.start.timestamp()), round(between.end.timestamp())
+        within = [v for key, t, v in rows if key == k and start <= t < end]
+        assert (total, n) == (sum(within), len(within)), "windows are neither cut nor mixed"
+        found.setdefault(k, []).append(start)
+    assert found.keys() == {f"k{n}" for n in range(5)}
+    assert all(starts == sorted(set(starts)) and starts[-1] == 55 for starts in found.values())
+    first, second = batches
+    assert sum(batch.emitted for batch in first + second) == sum(map(len, found.values()))
+    assert max(batch.emitted for batch in first) <= 2, "within the budget"
+    # Eager ones are committed to then; what they are committed to is not complete yet.
+    assert any(not batch.new_input and (batch.emitted or mode == "eager") for batch in first)
+    told = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert max(one["application_staleness_ms"]["max"] for one in told) > 0
 
 
 def test_what_spark_refuses_in_a_step_names_the_section(spark: SparkSession, inputs: Path) -> None:

@@ -127,9 +127,9 @@ def test_append_windows_are_those_of_spark(
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("mode", ["lazy", "eager"])
+@pytest.mark.parametrize(("mode", "weight"), [("lazy", {"a": 9.0}), ("eager", "n")])
 def test_with_a_budget_keys_are_served_in_turn_also_after_a_restart(
-    spark: SparkSession, tmp_path: Path, mode: str
+    spark: SparkSession, tmp_path: Path, mode: str, weight: Any
 ) -> None:
     place = Place(tmp_path)
     table = readings(3, 400, 60)
@@ -137,7 +137,8 @@ def test_with_a_budget_keys_are_served_in_turn_also_after_a_restart(
     frame = place.input.frame(spark, SCHEMA)
 
     def windows() -> DataFrame:
-        return ours(place, frame, key="k", size="10 s", slide="5 s", mode=mode, budget=1, buckets=1)
+        serving: dict[str, Any] = {"mode": mode, "budget": 1, "weight": weight, "buckets": 1}
+        return ours(place, frame, key="k", size="10 s", slide="5 s", **serving)
 
     place.run_until_drained(windows())
     place.input.add(table.slice(0, 1).set_column(0, "t", pa.array([LAST["t"]], table.schema[0].type)))
@@ -175,7 +176,12 @@ def test_wrong_arguments_say_what_would_be_right(spark: SparkSession, tmp_path: 
         ({"aggs": {"k": "count(*)"}}, "same name"),
         ({"mode": "lasy"}, "there is no such option"),
         ({"mode": "append", "budget": 3}, "all emitted at once"),
-        ({"mode": "lazy", "budget": "800ms"}, "number of them"),
+        ({"mode": "lazy", "budget": "0 s"}, "not positive"),
+        ({"mode": "append", "weight": "n"}, "all emitted at once"),
+        ({"mode": "lazy", "weight": "w"}, "there is no such column: option=weight"),
+        ({"mode": "lazy", "weight": "k"}, "this type cannot be the weight"),
+        ({"mode": "lazy", "weight": 3}, "neither a column nor a mapping"),
+        ({"mode": "lazy", "weight": {"a": 1}}, "for a key of one column"),
     ):
         with pytest.raises(InvalidUsageError, match=text):
             ours(place, df, **{"size": "10 s", **options})

@@ -80,6 +80,8 @@ def test_windows_and_aggregates_are_explained() -> None:
     assert list(stream["schema"]) == ["seconds", "category", "cpu"]
     assert stream["readers"][0]["fragments"]["group_by"] == ["category", "half"]
     assert penstock("check", "w.yaml").stdout == "w.yaml: valid: files -> windows of 60 s by 1 s -> noop\n"
+    served = penstock("check", "w.yaml", "--set", "window.mode=lazy", "--set", "window.budget=800ms")
+    assert "files -> lazy windows of 60 s by 1 s, in_place, budget 800ms -> noop" in served.stdout
 
 
 def test_a_queue_may_stand_before_a_window() -> None:

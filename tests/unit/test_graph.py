@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.graph import Graph, graph
+from penstock.operators.graph import Graph, Persist, graph
 from penstock.operators.graph.nodes import UpdateQueue, Window, topological
+from penstock.operators.graph.shape import shape
 from penstock.operators.graph.types import UNKNOWN
 
 READINGS = pa.schema(
@@ -105,6 +107,14 @@ def totals() -> Graph:
     return READ.window("time", size="3600 s", slide="1 s").agg(total="avg(load)")
 
 
+def served(load: str = "avg(load)", mode: str = "lazy", **more: Any) -> Graph:
+    return READ.window("time", size="60 s", slide="1 s", mode=mode, **more).group_by("plug").agg(load=load)
+
+
+def renamed() -> Graph:
+    return served().select("plug", w="window").select("plug", window="w")
+
+
 def counted(*texts: str) -> Graph:
     return READ.window("time", size="60 s").agg(dict(zip("abc", texts, strict=False)))
 
@@ -138,12 +148,50 @@ def test_windows_that_end_together_are_joined() -> None:
     assert stream.schema.names == ["time", "plug", "load"]
 
 
-def test_an_update_stream_has_its_key_until_it_is_aggregated() -> None:
+def test_an_update_stream_has_its_key_until_it_is_aggregated_by_window() -> None:
     queue = readings().update_queue("plug", "time", policy="fifo", budget=5, arrival="time")
     assert queue.root.key == ("plug",)
     kept = queue.select("plug", "time", "load + 1 AS more").where("more > 2")
     assert kept.root.key == ("plug",)
-    assert kept.window("time", size="1 s").agg(n="count(*)").root.key == ()
+    windows = kept.window("time", size="1 s").group_by("plug").agg(n="count(*)")
+    assert windows.root.key == ("plug",)
+    assert windows.group_by("window").agg(total="sum(n)").root.key == ()
+
+
+@pytest.mark.parametrize("mode", ["lazy", "eager"])
+def test_windows_that_are_served_by_key_are_an_update_stream_and_told_in_the_plan(mode: str) -> None:
+    served = READ.window("time", size="60 s", slide="1 s", mode=mode, policy="fifo", budget=9, cost="2ms")
+    made = served.group_by("plug").agg(load="avg(load)")
+    assert made.key == ("plug",)
+    assert served.agg(load="avg(load)").key == ()
+    text = made.where("load > 1").sink("noop").explain(persist="always")
+    assert text.count(f"60 s by 1 s over time, {mode}, fifo, budget 9") == 2, "as written and as planned"
+
+
+@pytest.mark.parametrize("persist", ["always", "never"])
+def test_the_weight_of_windows_reaches_the_scheduler_and_is_no_result(persist: Persist) -> None:
+    windows = READ.where("plug > 0").window("time", size="60 s", mode="lazy", weight="LOAD")
+    made = windows.group_by("plug").agg(n="count(*)")
+    assert made.schema.names == ["plug", "window", "n"]
+    plan = made.sink("noop").plan(persist=persist)
+    assert "lazy, in_place, weight load" in plan.explain()
+    assert "__penstock" not in plan.explain()
+    if persist == "always":
+        ((reader,),) = (stream.readers for stream in plan.streams)
+        assert reader.fragments is not None
+        assert ("last", "load") in [(one.kind, one.expression) for one in reader.fragments.partials]
+    by_key = READ.window("time", size="60 s", mode="eager", weight={1: 9.0}).group_by("plug")
+    assert "eager, in_place, weights by key" in by_key.agg(n="count(*)").explain(persist=persist)
+
+
+@pytest.mark.parametrize("persist", ["always", "never"])
+def test_a_checkpoint_of_windows_does_not_depend_on_their_budget(persist: Persist) -> None:
+    shapes = []
+    for budget, policy in ((9, "fifo"), (5, "fifo"), (9, "in_place")):
+        plan = served(budget=budget, policy=policy).sink("noop").plan(persist=persist)
+        shapes.append(shape(plan))
+    assert shapes[0] == shapes[1]
+    assert shapes[0] != shapes[2]
 
 
 def test_a_queue_needs_the_columns_of_its_arrival_and_weight() -> None:
@@ -223,6 +271,32 @@ def _queue() -> Graph:
         (lambda: minutes().join_windows(readings("b")), "windows are joined where they are made"),
         (lambda: minutes().select("load", window="window.start").join_windows(totals()), "window is changed"),
         (lambda: readings().update_queue("plug", "time", policy="lifo"), "no such policy"),
+        (lambda: served(mode="lasy"), r"no such mode.*known=append, lazy, eager"),
+        (lambda: served(policy="lifo"), "no such policy"),
+        (
+            lambda: served(mode="append", budget=3),
+            r"all emitted at once: option=budget node=window.*mode='lazy'",
+        ),
+        (lambda: served(mode="append", cost="1ms"), "all emitted at once: option=cost"),
+        (lambda: served(mode="append", weight={1: 2.0}), "all emitted at once: option=weight"),
+        (lambda: served(weight="lode"), "no column 'lode'.*mean 'load'"),
+        (
+            lambda: served().where("load > 1").group_by("window").agg(n="count(*)"),
+            "served by key are not aggregated by window: mode=lazy",
+        ),
+        (
+            lambda: (
+                served()
+                .select("plug", w="window")
+                .select("plug", window="w")
+                .group_by("window")
+                .agg(n="count(*)")
+            ),
+            "served by key are not aggregated by window",
+        ),
+        (lambda: served().join_windows(totals()), "do not come out together: mode=lazy"),
+        (lambda: minutes().join_windows(served(mode="eager")), "do not come out together: mode=eager"),
+        (lambda: served(load="count(DISTINCT load)"), r"count\(DISTINCT x\) is of all windows.*mode=lazy"),
         (lambda: readings().update_queue("plugs", "time"), "mean 'plug'"),
         (lambda: _queue().select("time", "load"), "would lose its key.*column=plug"),
         (lambda: _queue().select("load", plug="plug + 1"), "update key would change.*column=plug"),

@@ -54,7 +54,11 @@ def test_windows_are_joined_and_aggregated_by_window(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("mode: append", "mode: apend", "2: window.mode: 'apend' is not one of append. Hint: did you mean"),
+        (
+            "mode: append",
+            "mode: apend",
+            "2: window.mode: 'apend' is not one of append, lazy, eager. Hint",
+        ),
         ("delay: 5 s", "delay: 5", "2: window.delay: 5 is not a duration"),
         ("{size: 3600 s}", "{size: 3600 s, slide: 2 s}", "6: window_join.window.slide: unknown field"),
         (
@@ -109,6 +113,27 @@ def test_windows_are_joined_with_what_is_aggregated_of_them(tmp_path: Path) -> N
     (join_,) = [node for node in nodes if isinstance(node, WindowJoin)]
     assert join_.schema.names == ["plug", "window", "mean", "most"]
     assert join_.aggregate_of(join_.inputs[0]) is join_.aggregate_of(join_.inputs[1])
+
+
+def test_windows_may_be_served_key_by_key(tmp_path: Path) -> None:
+    serving = "mode: lazy, budget: 800ms, policy: fifo, cost: 2ms, weight: load"
+    text = _FILE[: _FILE.index("window_join:")] + _FILE[_FILE.index("sink:") :]
+    made = graph_of(load_pipeline(written(tmp_path, text.replace("mode: append", serving))))
+    (window,) = [node for node in topological(made.root) if isinstance(node, Window)]
+    assert (window.mode, window.budget, window.policy, window.cost) == ("lazy", "800ms", "fifo", "2ms")
+    assert window.weight == "load"
+    assert made.key == ("plug",)
+    problems = []
+    for old, new in (("mode: append", "budget: 5, cost: 2ms"), ("mode: append", "mode: eager")):
+        with pytest.raises(PipelineError) as caught:
+            load_pipeline(written(tmp_path, _FILE.replace(old, new)))
+        problems += [one.partition("p.yaml:")[2] for one in caught.value.problems]
+    assert [one.partition(",")[0] for one in problems] == [
+        "2: window.budget: is for windows that are served key by key",
+        "2: window.cost: is for windows that are served key by key",
+        "5: window_join: needs windows that come out together",
+        "10: by_window: needs windows that come out together",
+    ]
 
 
 def test_they_are_for_windows(tmp_path: Path) -> None:

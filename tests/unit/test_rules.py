@@ -114,7 +114,8 @@ def test_an_unused_column_is_dropped_whatever_made_it() -> None:
 
 
 def test_the_key_of_an_update_stream_is_not_dropped() -> None:
-    root = _stream().update_queue("k", "t").window("t", size="9 s", unit="s").agg(m="sum(x)").root
+    windows = _stream().update_queue("k", "t").window("t", size="9 s", unit="s").group_by("k")
+    root = windows.agg(m="sum(x)").root
     after, _ = prune(root)
     assert _shown(after)[0] == "select t, k, x"
     queue = next(node for node in topological(after) if node.label == "update queue")

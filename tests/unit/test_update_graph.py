@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.graph import Graph, graph
+from penstock.operators.graph import Graph, Persist, graph
 from penstock.operators.graph.nodes import Join, PStream, Union, UpdateUnion, topological, update_time
 from penstock.spark_ext.graph_frames import check_runnable
 
@@ -29,6 +29,11 @@ def queue(name: str = "a") -> Graph:
     return plain(name).update_queue("k", "t", name=f"newest {name}")
 
 
+def windows(above: Graph, *groups: str | None, mode: str = "append") -> Graph:
+    by = [group for group in groups or ("k",) if group]
+    return above.window("t", size="9 s", unit="s", mode=mode).group_by(*by).agg(v="sum(v)")
+
+
 @pytest.mark.parametrize(
     "made",
     [
@@ -40,11 +45,21 @@ def queue(name: str = "a") -> Graph:
         stream().union(stream("b")),
         stream().join(stream("b").select("k", "t", x="v"), on="k", time="t", within="1 s", unit="s"),
         queue().where("v > 1").select("*").where("k <> 'x'"),
+        stream().update_queue("k", "t"),
+        plain().union(plain("b"), key="k", time="t"),
+        windows(stream()),
+        windows(queue()).where("v > 1").select("k", "v", t="v"),
+        windows(plain(), mode="lazy"),
+        windows(plain(), mode="eager").lookup("names", NAMES, on="k").select("k", "v", t="v"),
+        windows(stream()).join_windows(windows(plain("b"), None).select("window", x="v")),
+        windows(plain(), None).select("window", x="v").join_windows(windows(stream("b"))),
+        windows(stream(), "k", "w").group_by("window", "k").agg(v="sum(v)"),
     ],
 )
 def test_no_operator_may_lose_or_change_the_key_of_an_update_stream(made: Graph) -> None:
     assert made.key == ("k",)
     assert made.where("v > 2").select("k", "v").key == ("k",)
+    made = made if "t" in made.schema.names else made.select("*", t="v")
     for wrong in ("v", "t AS k", "upper(k) AS k", "k AS key", "k AS K"):
         with pytest.raises(
             InvalidUsageError, match=r"the update key would change|would lose its key"
@@ -54,10 +69,31 @@ def test_no_operator_may_lose_or_change_the_key_of_an_update_stream(made: Graph)
         assert "node=mine" in str(error.value)
 
 
+@pytest.mark.parametrize("persist", ["always", "never"])
+def test_planned_operators_keep_the_key_too(persist: Persist) -> None:
+    for made in (windows(stream()), windows(queue(), mode="lazy"), windows(plain(), mode="eager")):
+        written = made.where("v > 1").sink("noop")
+        assert written.plan(persist=persist).root.key == written.key == ("k",)
+
+
+APPLY = "an update stream would lose its key: column=k.*keep it in output_schema"
 CASES: list[tuple[Callable[[], Graph], str]] = [
     (lambda: graph("g").source("a", SCHEMA, key="k"), "an update stream has a key and a time"),
     (lambda: graph("g").source("a", SCHEMA, key="x", time="t"), "there is no column 'x'"),
     (lambda: stream().union(stream("b", "w")), "the update keys of a union differ"),
+    (lambda: stream().update_queue("w", "t"), "would lose its key: column=k key=w node=update_queue"),
+    (lambda: plain().update_queue("k", "t", output_schema="v double", apply=len), APPLY),
+    (lambda: stream().union(stream("b"), output_schema="v double", apply=len), APPLY),
+    (lambda: windows(stream(), None), "would lose its key: column=k node=aggregate. Hint: group by k"),
+    (lambda: windows(stream(), "w", mode="lazy"), "would lose its key: column=k"),
+    (
+        lambda: stream().window("t", size="9 s", unit="s").group_by(j="upper(k)").agg(n="count(*)"),
+        "would lose its key: column=k",
+    ),
+    (
+        lambda: windows(stream()).select("k", t="v").union(windows(stream("b")).select("k", t="v")),
+        "have no time in common",
+    ),
     (lambda: stream().union(plain("b")), "the update keys of a union differ"),
     (lambda: stream().union(stream("b").select("k", "t", "v")), "the streams of a union differ"),
     (

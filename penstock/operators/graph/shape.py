@@ -6,7 +6,16 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from penstock.operators.graph.nodes import Fused, Node, PStream, Source, UpdateQueue, topological
+from penstock.operators.graph.nodes import (
+    Assemble,
+    Fused,
+    Node,
+    PStream,
+    Source,
+    UpdateQueue,
+    Window,
+    topological,
+)
 from penstock.operators.graph.plan import PhysicalPlan
 
 __all__ = ["shape"]
@@ -45,12 +54,20 @@ def _holds(node: Node) -> bool:
 
 
 def _line(node: Node, leads: list[int]) -> dict[str, Any]:
-    # A queue's budget may be another one at every start.
-    lasting = replace(node, budget=None) if isinstance(node, UpdateQueue) else node
     return {
         "kind": node.label,
         "name": node.name,
-        "does": lasting.describe(),
+        "does": _lasting(node).describe(),
         "columns": {one.name: str(one.type) for one in node.schema},
         "reads": leads,
     }
+
+
+def _lasting(node: Node) -> Node:
+    """Return a node without its budget, which may be another one at every start."""
+    if isinstance(node, UpdateQueue | Window):
+        return replace(node, budget=None)
+    if isinstance(node, Assemble):
+        aggregate = replace(node.aggregate, inputs=(_lasting(node.window),))
+        return replace(node, aggregate=aggregate)
+    return node

@@ -40,9 +40,9 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
-from penstock.operators.key_queue import KeyQueue, Policy
+from penstock.operators.key_queue import Policy
 from penstock.operators.pages import PagedMemory
-from penstock.operators.rates import mean_cost, mean_interval
+from penstock.operators.rates import mean_cost
 from penstock.operators.staleness import Staleness, StalenessMeter
 from penstock.operators.stream import Integers
 from penstock.operators.update_queue import Served
@@ -50,7 +50,7 @@ from penstock.operators.windows import transitions
 from penstock.operators.windows import zones as z
 from penstock.operators.windows.buffer import WindowBuffers
 from penstock.operators.windows.results import EnqueuedPanes, KeyState, MarkedTuple, ServedWindows, WindowMode
-from penstock.state_store.key_index import grown
+from penstock.operators.windows.scheduler import WindowScheduler
 
 __all__ = ["EnqueuedPanes", "KeyState", "MarkedTuple", "ServedWindows", "WindowMode", "WindowQueue"]
 
@@ -80,6 +80,8 @@ class WindowQueue:
         Which waiting key is served next.
     cost_us : float, optional
         The time that serving one window takes, for linecutting; measured (`observe_cost`) by default.
+    weighted : bool
+        Whether some keys matter more than others to the scheduler, by the shares that `enqueue` is given.
     first_pane : int, optional
         Windows that start before it do not exist. By default a key's first pane lies in windows that started
         before it, which have no other panes then.
@@ -104,6 +106,7 @@ class WindowQueue:
         policy: Policy,
         *,
         cost_us: float | None = None,
+        weighted: bool = False,
         first_pane: int | None = None,
         by_tuple: bool = False,
         block_rows: int = _BLOCK_ROWS,
@@ -133,15 +136,13 @@ class WindowQueue:
             block_rows=block_rows,
             page_blocks=page_blocks,
         )
-        self._queue = KeyQueue(policy)
+        self._queue = WindowScheduler(policy, weighted=weighted)
         self._birth_us: int | None = None
         self._settled_at: int | None = None
         self._served_at: int | None = None
         self._in_service = 0
         self._queue_meter = StalenessMeter()
         self._application_meter = StalenessMeter()
-        self._seen_us = np.zeros(0, np.int64)
-        self._interval_us = np.zeros(0, np.float64)
 
     def __len__(self) -> int:
         """Return how many keys wait."""
@@ -186,8 +187,7 @@ class WindowQueue:
     @property
     def size_bytes(self) -> int:
         """How much memory the state holds, roughly."""
-        rates = self._seen_us.nbytes + self._interval_us.nbytes
-        return rates + self._queue.size_bytes + self._buffers.size_bytes
+        return self._queue.size_bytes + self._buffers.size_bytes
 
     def states(self, key: int) -> set[KeyState]:
         """Return the states that a key is in; DONE for one that was never seen."""
@@ -222,6 +222,7 @@ class WindowQueue:
         now_us: int,
         *,
         watermark: int | None = None,
+        shares: Integers | None = None,
     ) -> EnqueuedPanes:
         """Let entries in, in their order, then the watermark.
 
@@ -238,10 +239,15 @@ class WindowQueue:
             What the panes carry.
         watermark : int, optional
             All panes before it have arrived with these entries; it never goes back.
+        shares : int64 array, optional
+            Of a queue with weights, the shares of the entries' keys (`penstock.operators.weights`); that of a
+            key's last entry holds from now on.
         """
         known = self._totals()
         if len(ids):
             self._make_cells(int(ids.max()) + 1)
+            if shares is not None:
+                self._queue.weigh(ids, shares)
             if self._birth_us is None:
                 self._birth_us = self._settled_at = now_us
         buffers, before = self._buffers, self.watermark
@@ -416,8 +422,7 @@ class WindowQueue:
         self._served_at = meta["served_at_us"]
         self.measured_cost_us = meta["cost_us"]
         buffers.registers[z.KEYS] = meta["keys"]
-        waiting = self._waiting()
-        self._queue.rebuild(waiting, self._queue.ranks[waiting].copy())
+        self._queue.rebuild(self._waiting(), meta)
         buffers.settle_restored(self._settled_at or 0)
         self._in_service = 0
 
@@ -425,9 +430,7 @@ class WindowQueue:
         if self.by_tuple:
             raise InvalidUsageError("a queue whose tuples are taken one at a time cannot be stored")
         stored, rows = self._buffers.store(ids, fresh=fresh)
-        cells: dict[str, Any] = {"key": ids, **stored, "rank": self._queue.ranks[ids]}
-        if self.policy is Policy.LINECUTTING:
-            cells |= {"seen_us": self._seen_us[ids], "interval_us": self._interval_us[ids]}
+        cells: dict[str, Any] = {"key": ids, **stored, **self._queue.store(ids)}
         arrays = [pa.array(values) for values in cells.values()]
         return PUnit(
             kind=kind,
@@ -440,6 +443,7 @@ class WindowQueue:
                 "settled_at_us": self._settled_at,
                 "served_at_us": self._served_at,
                 "cost_us": self.measured_cost_us,
+                **self._queue.meta,
             },
             blocks={"cells": pa.RecordBatch.from_arrays(arrays, list(cells)), "rows": rows},
         )
@@ -464,22 +468,14 @@ class WindowQueue:
         ids = cells["key"]
         self._make_cells(int(ids.max()) + 1)
         self._buffers.restore(ids, cells, unit.blocks["rows"], replace=unit.kind == "snapshot")
-        self._queue.ranks[ids] = cells["rank"]
-        if self.policy is Policy.LINECUTTING:
-            self._seen_us[ids] = cells["seen_us"]
-            self._interval_us[ids] = cells["interval_us"]
+        self._queue.put_back(ids, cells)
 
     def _totals(self) -> Integers:
         return self._buffers.registers[[z.LATE, z.COMPLETED, z.DISREGARDED]]
 
     def _make_cells(self, keys: int) -> None:
-        if not self._buffers.make_cells(keys):
-            return
-        known, needed = len(self._seen_us), len(self._buffers.cells)
-        self._seen_us = grown(self._seen_us, needed)
-        self._seen_us[known:] = z.NEVER
-        self._interval_us = grown(self._interval_us, needed)
-        self._queue.reserve(needed)
+        if self._buffers.make_cells(keys):
+            self._queue.reserve(len(self._buffers.cells))
 
     def _arrive(self, events: Integers, now_us: int) -> None:
         """Let the key scheduler know which keys wait, or go on waiting with a newer window."""
@@ -488,19 +484,9 @@ class WindowQueue:
         registers[z.EVENTS] = 0
         if len(ids) and not len(self):
             self._served_at = now_us
-        interval, cost = np.zeros(len(ids)), self.cost_us
-        if self.policy is Policy.LINECUTTING and len(ids):
-            # Several updates of one moment are as many equal intervals.
-            _, first, count = np.unique(ids, return_index=True, return_counts=True)
-            order = np.argsort(first)
-            ids, resident, count = ids[first[order]], resident[first[order]], count[order]
-            seen = self._seen_us[ids]
-            birth = now_us if self._birth_us is None else self._birth_us
-            gap = np.maximum(now_us - np.where(seen == z.NEVER, birth, seen), 0) / count
-            interval = self._interval_us[ids] = mean_interval(self._interval_us[ids], gap, count)
-            self._seen_us[ids] = now_us
-        ids, resident = np.ascontiguousarray(ids), resident != 0
-        self._queue.arrive(ids, resident, interval, np.inf if cost is None else cost, self._in_service)
+        under_way = self._buffers.cells[:, z.IN_SERVICE] if self._in_service else np.zeros(0, np.int64)
+        birth = now_us if self._birth_us is None else self._birth_us
+        self._queue.arrive(ids, resident, now_us, birth, self.cost_us, under_way)
 
     def _commit(self, ids: Integers, now_us: int, state: z.State) -> None:
         """Commit to keys that left the queue of waiting keys."""

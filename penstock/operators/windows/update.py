@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.checkpointing import PUnit
+from penstock.errors import InvalidUsageError
 from penstock.operators.key_queue import Policy
 from penstock.operators.staleness import Staleness
 from penstock.operators.stream import Integers
 from penstock.operators.update_queue import Enqueued, Served
-from penstock.operators.windows.panes import Panes, WindowLayout
+from penstock.operators.weights import KeyWeights, shares_of
+from penstock.operators.windows.panes import Panes, Settled, WindowLayout
 from penstock.operators.windows.queue import WindowQueue
 from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.sliding import slide
@@ -54,12 +57,23 @@ class UpdateWindows:
         LAZY or EAGER.
     policy : Policy
         Which waiting group is served next.
+    weights : str or KeyWeights, optional
+        How much each group matters to the scheduler: a value of the layout, of which that of the newest pane
+        counts, or by the value of the group.
     """
 
-    def __init__(self, layout: WindowLayout, mode: WindowMode, policy: Policy) -> None:
+    def __init__(
+        self,
+        layout: WindowLayout,
+        mode: WindowMode,
+        policy: Policy,
+        weights: str | KeyWeights | None = None,
+    ) -> None:
+        self.weights = weights
         self._layout = layout
         self._panes = Panes(layout, settles=True)
-        self._queue = WindowQueue(mode, layout.spec.size, layout.spec.slide, layout.values, policy)
+        spec, weighted = layout.spec, weights is not None
+        self._queue = WindowQueue(mode, spec.size, spec.slide, layout.values, policy, weighted=weighted)
         self._stored = 0
 
     def __len__(self) -> int:
@@ -114,12 +128,35 @@ class UpdateWindows:
         return self._panes.numbers_of(keys)
 
     def enqueue(self, arrivals: Entering, now_us: int) -> Enqueued:
-        """Let entries in; `Enqueued.conflated` counts windows that a newer one made obsolete."""
+        """Let entries in; `Enqueued.conflated` counts windows that a newer one made obsolete.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a weight is no positive, finite number.
+        """
         settled, rows_in, late = self._panes.settle(arrivals.entries, arrivals.watermark)
         entered = self._queue.enqueue(
-            settled.ids, settled.panes, settled.rows, now_us, watermark=self._panes.watermark
-        )
+            settled.ids, settled.panes, settled.rows, now_us,
+            watermark=self._panes.watermark, shares=self._shares(settled),
+        )  # fmt: skip
         return Enqueued(rows_in, conflated=entered.disregarded, late=late)
+
+    def _shares(self, settled: Settled) -> Integers | None:
+        if self.weights is None:
+            return None
+        if isinstance(self.weights, KeyWeights):
+            return self.weights.shares_by_value(self._panes.groups_of(settled.ids)[0])
+        weights = pc.cast(settled.rows.column(self.weights), pa.float64(), safe=False)
+        numbers = weights.to_numpy(zero_copy_only=False)
+        wrong = int(np.count_nonzero(~((numbers > 0) & np.isfinite(numbers))))
+        if wrong:
+            raise InvalidUsageError(
+                "the newest tuple of a pane has no weight that is positive and finite",
+                panes=wrong,
+                hint="filter such tuples out first, or give them a weight",
+            )
+        return shares_of(numbers)
 
     def dequeue(self, limit: int, now_us: int) -> Served:
         """Serve up to `limit` groups; the rows are of `WindowLayout.window`."""

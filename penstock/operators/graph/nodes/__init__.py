@@ -6,6 +6,7 @@ rule that rewrites it. A column whose type only Spark knows has the type `UNKNOW
 
 from penstock.operators.graph.nodes.base import Node, rebuild, topological
 from penstock.operators.graph.nodes.stateful import (
+    POLICIES,
     WINDOW,
     Aggregate,
     Assemble,
@@ -14,6 +15,7 @@ from penstock.operators.graph.nodes.stateful import (
     UpdateUnion,
     Window,
     update_time,
+    window_by_key,
 )
 from penstock.operators.graph.nodes.stateless import (
     Fused,
@@ -29,6 +31,7 @@ from penstock.operators.graph.nodes.stateless import (
 from penstock.operators.graph.nodes.window_join import WindowJoin
 
 __all__ = [
+    "POLICIES",
     "WINDOW",
     "Aggregate",
     "Assemble",
@@ -50,4 +53,5 @@ __all__ = [
     "rebuild",
     "topological",
     "update_time",
+    "window_by_key",
 ]

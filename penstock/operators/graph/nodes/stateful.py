@@ -2,30 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
+from penstock.ddl import parse_schema
+from penstock.errors import InvalidUsageError
 from penstock.operators.expression import Expression, column
 from penstock.operators.graph.nodes.base import Node, distinct, duration, infer, known
 from penstock.operators.graph.nodes.stateless import Select, Source, Union
 from penstock.operators.graph.types import UNKNOWN, aggregate_type, partial_type
 from penstock.operators.partials import Decomposition, decompose, pane_ms
-from penstock.operators.scan import PANE, Partial, TimeUnit
+from penstock.operators.scan import PANE, WEIGHT, Partial, TimeUnit
 
-__all__ = ["WINDOW", "Aggregate", "Assemble", "Join", "UpdateQueue", "UpdateUnion", "Window", "update_time"]
+__all__ = [
+    "POLICIES",
+    "WINDOW",
+    "Aggregate",
+    "Assemble",
+    "Join",
+    "UpdateQueue",
+    "UpdateUnion",
+    "Window",
+    "update_time",
+    "window_by_key",
+]
 
 WINDOW: Final = "window"
 """The column of an aggregate that says of which window it is: a struct of ``start`` and ``end``."""
 
+POLICIES: Final = ("fifo", "in_place", "linecutting")
+"""The names of key schedulers (`penstock.operators.key_queue.Policy`)."""
+
+_MODES: Final = ("append", "lazy", "eager")
 _INSTANT: Final = pa.timestamp("us", "UTC")
 _WINDOW_TYPE: Final = pa.struct({"start": _INSTANT, "end": _INSTANT})
 
 
 @dataclass(frozen=True, slots=True)
 class Window(Node):
-    """Says into which windows of time the aggregate after it puts tuples; ``[start, end)``, as Spark's."""
+    """Says into which windows of time the aggregate after it puts tuples; ``[start, end)``, as Spark's.
+
+    Parameters
+    ----------
+    time, time_unit, size_ms, slide_ms, delay_ms
+        As of `Graph.window`.
+    mode : str
+        ``append``: all windows come out, those of all groups that end together in one micro-batch. ``lazy``,
+        ``eager``: of each group the most recent one, served group by group (UpStream §6).
+    policy, budget, cost, weight
+        As of `penstock.update_window`, unless the mode is ``append``.
+    """
 
     stateful: ClassVar[bool] = True
     label: ClassVar[str] = "window"
@@ -35,11 +64,33 @@ class Window(Node):
     size_ms: int
     slide_ms: int
     delay_ms: int = 0
+    mode: str = "append"
+    policy: str = "in_place"
+    budget: int | str | None = None
+    cost: str | None = None
+    weight: str | Mapping[Any, float] | None = None
 
     def _schema(self) -> pa.Schema:
-        known(self, self.time, self.inputs[0].schema)
+        for name in (self.time, *((self.weight,) if isinstance(self.weight, str) else ())):
+            known(self, name, self.inputs[0].schema)
         _ = self.pane_ms
+        if self.mode not in _MODES:
+            raise self.wrong("there is no such mode", mode=self.mode, known=", ".join(_MODES))
+        if self.policy not in POLICIES:
+            raise self.wrong("there is no such policy", policy=self.policy, known=", ".join(POLICIES))
+        for option, given in (("budget", self.budget), ("cost", self.cost), ("weight", self.weight)):
+            if given is not None and not self.by_key:
+                raise self.wrong(
+                    "windows in append mode are all emitted at once",
+                    "mode='lazy' or mode='eager' serves key by key",
+                    option=option,
+                )
         return self.inputs[0].schema
+
+    @property
+    def by_key(self) -> bool:
+        """Whether of each group only the most recent window is served, in the order of a policy."""
+        return self.mode != "append"
 
     @property
     def pane_ms(self) -> int:
@@ -51,16 +102,24 @@ class Window(Node):
         return (required | {self.time},)
 
     def describe(self) -> str:
-        """Return size, slide and time."""
+        """Return size, slide and time; of windows that are served by key also how."""
         late = f", {duration(self.delay_ms)} late" if self.delay_ms else ""
-        return f"{duration(self.size_ms)} by {duration(self.slide_ms)} over {self.time}{late}"
+        served = ""
+        if self.by_key:
+            served = f", {self.mode}, {self.policy}"
+            served += "" if self.budget is None else f", budget {self.budget}"
+            if self.weight is not None:
+                served += f", weight {self.weight}" if isinstance(self.weight, str) else ", weights by key"
+        return f"{duration(self.size_ms)} by {duration(self.slide_ms)} over {self.time}{late}{served}"
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregate(Node):
     """Aggregates each group: of a window, or of the `WINDOW` of an aggregate before it.
 
-    The output has the group's columns, `WINDOW`, and the aggregates.
+    The output has the group's columns, `WINDOW`, and the aggregates but for `WEIGHT`. Windows over an update
+    stream, and those that are served by key, are updates of their groups, so these are its key (UpStream
+    §3.2).
     """
 
     stateful: ClassVar[bool] = True
@@ -76,13 +135,21 @@ class Aggregate(Node):
         windowed = isinstance(self.inputs[0], Window)
         if not windowed and WINDOW not in self.group_by:
             raise self.wrong("an aggregate over a stream needs a window", "call window(...) before group_by")
+        apart = None if windowed else window_by_key(self.inputs[0])
+        if apart is not None:
+            raise self.wrong(
+                "windows that are served by key are not aggregated by window",
+                "their groups do not close together; mode='append' has all windows",
+                mode=apart.mode,
+            )
         fields = [known(self, name, schema) for name in self.group_by]
         if windowed:
             fields.append(pa.field(WINDOW, _WINDOW_TYPE))
         for name, expression in self.aggregates:
             for used in expression.columns:
                 known(self, used, schema, expression)
-            fields.append(pa.field(name, aggregate_type(expression, schema)))
+            if name != WEIGHT:
+                fields.append(pa.field(name, aggregate_type(expression, schema)))
         for partial in () if self.decomposition is None else self.decomposition.partials:
             self._check_fold(partial, schema)
         return distinct(self, pa.schema(fields))
@@ -101,7 +168,18 @@ class Aggregate(Node):
             )
 
     def _key(self) -> tuple[str, ...]:
-        return ()
+        above = self.inputs[0]
+        if not isinstance(above, Window):
+            # What closes together is aggregated over groups, whatever they are keys of.
+            return tuple(name for name in self.group_by if name in above.key)
+        lost = [name for name in above.key if name not in self.group_by]
+        if lost:
+            raise self.wrong(
+                "an update stream would lose its key",
+                f"group by {', '.join(above.key)}; group_by('window') behind that aggregates all groups",
+                column=lost[0],
+            )
+        return self.group_by if above.key or above.by_key else ()
 
     @property
     def decomposition(self) -> Decomposition | None:
@@ -118,7 +196,7 @@ class Aggregate(Node):
 
     def describe(self) -> str:
         """Return groups and aggregates."""
-        made = ", ".join(f"{expression.text} AS {name}" for name, expression in self.aggregates)
+        made = ", ".join(f"{one.text} AS {name}" for name, one in self.aggregates if name != WEIGHT)
         return f"{made} by {', '.join(self.group_by)}" if self.group_by else made
 
 
@@ -139,7 +217,7 @@ class Assemble(Node):
         return self.aggregate.schema
 
     def _key(self) -> tuple[str, ...]:
-        return ()
+        return self.aggregate.key
 
     @property
     def window(self) -> Window:
@@ -155,7 +233,8 @@ class Assemble(Node):
 
     def describe(self) -> str:
         """Return windows, aggregates and groups."""
-        made = ", ".join(f"{text} AS {name}" for name, text in self.decomposition.assembly.items())
+        assembly = self.decomposition.assembly.items()
+        made = ", ".join(f"{text} AS {name}" for name, text in assembly if name != WEIGHT)
         groups = f" by {', '.join(self.aggregate.group_by)}" if self.aggregate.group_by else ""
         return f"{self.window.describe()}: {made}{groups}"
 
@@ -164,6 +243,20 @@ def _more_columns(options: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
     """Return the columns that an update queue's other arguments name."""
     given = (dict(options).get(name) for name in ("arrival", "weight"))
     return tuple(name for name in given if isinstance(name, str))
+
+
+def _check_results(node: Node, key: tuple[str, ...], options: tuple[tuple[str, Any], ...]) -> None:
+    """Refuse results of a queue's function that would lose the key, where their columns can be told."""
+    output = dict(options).get("output_schema")
+    if not isinstance(output, str):
+        return
+    try:
+        names = parse_schema(output).names
+    except InvalidUsageError:
+        return  # Spark knows more than we do, and is asked when the graph starts
+    lost = [name for name in key if name not in names]
+    if lost:
+        raise node.wrong("an update stream would lose its key", "keep it in output_schema", column=lost[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +291,15 @@ class UpdateQueue(Node):
         return schema
 
     def _key(self) -> tuple[str, ...]:
+        lost = [name for name in self.inputs[0].key if name not in self.update_key]
+        if lost:
+            raise self.wrong(
+                "an update stream would lose its key",
+                "the key of a queue has that of the update stream above it",
+                column=lost[0],
+                key=", ".join(self.update_key),
+            )
+        _check_results(self, self.update_key, self.options)
         return self.update_key
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
@@ -253,6 +355,7 @@ class UpdateUnion(Union):
                     key=", ".join(self.update_key),
                     input=", ".join(input.key),
                 )
+        _check_results(self, self.update_key, self.options)
         return self.update_key
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
@@ -354,11 +457,30 @@ def update_time(node: Node) -> str | None:
     while node.inputs:
         if isinstance(node, UpdateQueue | UpdateUnion | Join):
             return node.time
+        if isinstance(node, Aggregate | Assemble):
+            return None  # of windows it is in a struct
         if isinstance(node, Select):
             above = update_time(node.inputs[0])
             return above if above is not None and dict(node.columns).get(above) == column(above) else None
         node = node.inputs[0]
     return node.time if isinstance(node, Source) else None
+
+
+def window_by_key(node: Node) -> Window | None:
+    """Return windows that are served by key, if what reaches a node is made of their results.
+
+    The windows of different groups do not close together there.
+    """
+    waiting = [node]
+    while waiting:
+        at = waiting.pop()
+        window = at.window if isinstance(at, Assemble) else at.inputs[0] if at.inputs else None
+        if isinstance(at, Aggregate | Assemble) and isinstance(window, Window):
+            if window.by_key:
+                return window
+        else:
+            waiting += at.inputs
+    return None
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -33,6 +33,13 @@ class WindowJoin(Node):
     def _schema(self) -> pa.Schema:
         left, right = (above.schema for above in self.inputs)
         one, other = (self.window_of(above) for above in self.inputs)
+        for side in (one, other):
+            if side.by_key:
+                raise self.wrong(
+                    "windows that are served by key do not come out together",
+                    "mode='append' has all windows",
+                    mode=side.mode,
+                )
         if one.slide_ms != other.slide_ms or (one.size_ms - other.size_ms) % one.slide_ms:
             raise self.wrong(
                 "windows that do not end together are not joined",
@@ -50,7 +57,9 @@ class WindowJoin(Node):
         return schema
 
     def _key(self) -> tuple[str, ...]:
-        return ()
+        # The columns of both sides are in the output.
+        left, right = (above.key for above in self.inputs)
+        return (*left, *(name for name in right if name not in left))
 
     def aggregate_of(self, above: Node) -> Aggregate | Assemble:
         """Return what makes the windows of a side.

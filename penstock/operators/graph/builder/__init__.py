@@ -1,0 +1,5 @@
+"""How a graph is written: ``graph(name).source(...).where(...).select(...)...sink(...)``."""
+
+from penstock.operators.graph.builder.graph import Graph, GraphName, graph
+
+__all__ = ["Graph", "GraphName", "graph"]
