@@ -68,6 +68,7 @@ def session(master: str = "local[2]", **settings: str) -> Any:
     """Return a Spark session as all contenders get it."""
     from pyspark.sql import SparkSession
 
+    from penstock.jobs.warm_up import class_archive, option
     from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 
     base = {
@@ -80,6 +81,8 @@ def session(master: str = "local[2]", **settings: str) -> Any:
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
         DAEMON_SETTING: DAEMON,
     }
+    if (archive := class_archive()).exists():
+        base["spark.driver.defaultJavaOptions"] = option(archive)
     builder = SparkSession.builder.master(master)
     for name, value in {**base, **settings}.items():
         builder = builder.config(name, value)
@@ -179,8 +182,11 @@ def machine() -> str:
     """Return one line about machine and versions."""
     from importlib.metadata import version
 
+    from penstock.jobs.warm_up import class_archive
+
     packages = ", ".join(f"{p} {version(p)}" for p in ("pyspark", "pyarrow", "numba", "numpy"))
-    return f"{os.cpu_count()} cores, Python {platform.python_version()}, {packages}"
+    archive = "Spark's classes archived" if class_archive().exists() else "no archive of Spark's classes"
+    return f"{os.cpu_count()} cores, Python {platform.python_version()}, {packages}, {archive}"
 
 
 def median(values: list[float]) -> float:
