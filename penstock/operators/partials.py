@@ -26,7 +26,8 @@ class Decomposition:
 
     Partials of one pane and group are combined by kind: ``count``, ``sum`` and ``sum_of_squares`` are added;
     of ``min`` and ``max`` the least or greatest is taken; ``first`` and ``last`` come from the fragment
-    with the least or greatest time, of which each `times` names the partial.
+    with the least or greatest time, of which each `times` names the partial; of ``distinct`` a window has
+    the number of values that are in any fragment.
 
     Parameters
     ----------
@@ -76,7 +77,9 @@ def pane_ms(size_ms: int, slide_ms: int) -> int:
     return math.gcd(size_ms, slide_ms)
 
 
-def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] = ()) -> Decomposition | None:
+def decompose(
+    aggregates: Mapping[str, str], time: str, group_by: Iterable[str] = (), *, sets: bool = False
+) -> Decomposition | None:
     """Split aggregates into partials and assembly.
 
     Parameters
@@ -88,11 +91,13 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
         The column of the window's time, by which ``first`` and ``last`` are meant.
     group_by : iterable of str
         The columns of the group, which may also stand outside of aggregates.
+    sets : bool
+        Whether partials may grow with the values in them, for ``count(DISTINCT x)``.
 
     Returns
     -------
     Decomposition or None
-        None where an aggregate has no partial of fixed size, such as ``count(DISTINCT x)`` or a median; see
+        None where an aggregate has no such partial: a median, and without `sets` ``count(DISTINCT x)``; see
         `split_distinct`.
 
     Raises
@@ -109,7 +114,7 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
     from sqlglot import exp
 
     group = tuple(group_by)
-    found = _Partials(time, group)
+    found = _Partials(time, group, sets=sets)
     assembly: dict[str, str] = {}
     for name, text in aggregates.items():
         tree = Expression.parse(text).tree
@@ -185,7 +190,7 @@ def split_distinct(
         Expression.of(call.this.expressions[0]).text: None
         for tree in trees.values()
         for call in tree.find_all(exp.Count)
-        if _counts_distinct(call)
+        if _counts_distinct(call) and not isinstance(call.parent, exp.Filter)
     }
     if not counted:
         return None
@@ -223,7 +228,7 @@ def _counts_distinct(call: exp.Expr) -> bool:
 
     if not isinstance(call, exp.Count) or not isinstance(call.this, exp.Distinct):
         return False
-    return len(call.this.expressions) == 1 and not isinstance(call.parent, exp.Filter)
+    return len(call.this.expressions) == 1
 
 
 def _combined(assembly: exp.Expr, partials: Iterable[Partial]) -> exp.Expr:
@@ -268,8 +273,9 @@ def deviation(n: str, s: str, q: str) -> exp.Expr:
 class _Partials:
     """Collects the partials of aggregates, each once."""
 
-    def __init__(self, time: str, group_by: tuple[str, ...]) -> None:
+    def __init__(self, time: str, group_by: tuple[str, ...], *, sets: bool = False) -> None:
         self._time = column(time).text
+        self._sets = sets
         self._taken = {PANE, *group_by}
         self.made: list[Partial] = []
         self.times: dict[str, str] = {}
@@ -294,7 +300,7 @@ class _Partials:
         return exp.column(name)
 
     def split(self, call: exp.Expr) -> exp.Expr | None:
-        """Return what assembles an aggregate; None if it has no partials of fixed size."""
+        """Return what assembles an aggregate; None if it has no partials."""
         from sqlglot import exp
 
         condition: exp.Expr | None = None
@@ -305,6 +311,9 @@ class _Partials:
                 return None
             call = exp.Avg(this=call.expressions[0])
         argument = call.this
+        distinct = self._sets and _counts_distinct(call)
+        if distinct:
+            argument = argument.expressions[0]
         if isinstance(argument, exp.Distinct) or call.expressions or call.args.get("expression") is not None:
             return None
         if isinstance(argument, exp.IgnoreNulls | exp.RespectNulls):
@@ -314,6 +323,8 @@ class _Partials:
                 return None
             value = exp.Literal.number(1) if isinstance(argument, exp.Star | exp.Literal) else argument
             argument = exp.Case(ifs=[exp.If(this=condition.copy(), true=value.copy())])
+        if distinct:
+            return self._column("distinct", Expression.of(argument).text)
         if isinstance(call, exp.Count) and isinstance(argument, exp.Star | exp.Literal):
             return self._column("count", "*")
         return self._assemble(call, Expression.of(argument).text)

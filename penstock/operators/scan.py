@@ -36,7 +36,7 @@ __all__ = ["PANE", "Fragments", "LatestBy", "Partial", "PartialKind", "Scan", "T
 PANE: Final = "pane"
 """The column of a fragment that holds where its pane starts."""
 
-PartialKind: TypeAlias = Literal["count", "sum", "sum_of_squares", "min", "max", "first", "last"]
+PartialKind: TypeAlias = Literal["count", "sum", "sum_of_squares", "min", "max", "first", "last", "distinct"]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 
 _KINDS: Final = get_args(PartialKind)
@@ -57,7 +57,9 @@ def _need_names(names: object, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A partial aggregate of a pane and group, of fixed size, which others of its kind can be added to.
+    """A partial aggregate of a pane and group, which others of its kind can be added to.
+
+    All but ``distinct`` are of fixed size; the planner of graphs makes none of that kind.
 
     Parameters
     ----------
@@ -69,7 +71,8 @@ class Partial:
         - ``min``, ``max``: of what is not null, in the expression's type; null where all are null. As in
           Spark, NaN is greater than all numbers;
         - ``first``, ``last``: the value, which may be null, in the row of the least or greatest time, of
-          several such rows the first or last in order of arrival; in the expression's type.
+          several such rows the first or last in order of arrival; in the expression's type;
+        - ``distinct``: the different values of what is not null, as a list.
     expression : str
         Spark SQL over the columns that `Scan.select` made; ``*`` for ``count`` counts all rows.
     name : str

@@ -165,12 +165,12 @@ def windowed(
     at, unit = _time(df, time, unit)
     size_ms = _milliseconds("size", size)
     slide_ms = size_ms if slide is None else _milliseconds("slide", slide)
-    split = decompose(aggs, time, keys)
+    split = decompose(aggs, time, keys, sets=True)
     if split is None:
         raise InvalidUsageError(
             "an aggregate cannot be made of panes",
-            hint="count, sum, avg, min, max, first, last and stddev can, and what is computed from them; "
-            "count(DISTINCT x) can in a graph",
+            hint="count, count(DISTINCT x), sum, avg, min, max, first, last and stddev can, and what is "
+            "computed from them",
         )
     split = split.counted(keys)
     rows, partials = _rows(df, keys, at, split)

@@ -20,7 +20,7 @@ from penstock.operators.fragments import Fragmenter
 from penstock.operators.fragments.keys import integers_of
 from penstock.operators.scan import PANE, Fragments
 from penstock.operators.windows.groups import GroupCodec
-from penstock.operators.windows.panes import ENTRY_PANE
+from penstock.operators.windows.layout import ENTRY_PANE
 from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.packing import parcel_row
 from penstock.spark_ext.parcels import to_parcels

@@ -18,7 +18,7 @@ from penstock.operators.scan import Fragments, Partial
 from penstock.operators.serve import Budget
 from penstock.operators.stream import RESERVED_PREFIX
 from penstock.operators.windows.finish import Finish, Step
-from penstock.operators.windows.panes import START, WindowLayout
+from penstock.operators.windows.layout import START, WindowLayout
 from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.spec import WindowSpec
 from penstock.spark_ext.p_stream_rows import DESCRIPTORS, OperatorRows
@@ -244,7 +244,7 @@ def value_columns(split: Decomposition) -> tuple[list[Column], tuple[Partial, ..
 
 def spark_windows(layout: WindowLayout) -> StructType:
     """Return the schema of the windows' partials as Spark has it."""
-    names = pa.schema([*layout.groups, *layout.values])
+    names = pa.schema([*layout.groups, *layout.results])
     known = {field.name: field for field in spark_schema(names)}
     known[START] = StructField(START, LongType())
     return StructType([known[name] for name in layout.window.names])

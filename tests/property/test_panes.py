@@ -16,7 +16,8 @@ from penstock.operators.fragments import Fragmenter
 from penstock.operators.scan import PANE, Fragments, Partial
 from penstock.operators.windows import panes as panes_module
 from penstock.operators.windows import sliding_kernels
-from penstock.operators.windows.panes import ENTRY_PANE, START, Panes, WindowLayout
+from penstock.operators.windows.layout import ENTRY_PANE, START, WindowLayout
+from penstock.operators.windows.panes import Panes
 from penstock.operators.windows.several import SeveralPanes
 from penstock.operators.windows.spec import WindowSpec
 from tests.naive_panes import Row, Windows, aggregated, batches_of
@@ -31,8 +32,9 @@ PARTIALS = (
     Partial("last", "value", "last"),
     Partial("min", "pane_time", "first_at"),
     Partial("max", "pane_time", "last_at"),
+    Partial("distinct", "value", "different"),
 )
-TYPES = (pa.int64(), pa.int64(), *[pa.float64()] * 5, pa.int64(), pa.int64())
+TYPES = (pa.int64(), pa.int64(), *[pa.float64()] * 5, pa.int64(), pa.int64(), pa.list_(pa.float64()))
 TIMES = {"first": "first_at", "last": "last_at"}
 GROUPS = pa.schema([pa.field("group", pa.string())])
 FRAGMENTS = Fragments(1, "time", "ms", ("group",), PARTIALS)
@@ -50,6 +52,7 @@ AGGREGATES = {
     "max": lambda rows: max(_known(rows), default=None),
     "first": lambda rows: min(enumerate(rows), key=lambda it: (it[1].pane, it[0]))[1].value,
     "last": lambda rows: max(enumerate(rows), key=lambda it: (it[1].pane, it[0]))[1].value,
+    "different": lambda rows: len(set(_known(rows))),
 }
 
 

@@ -11,7 +11,7 @@ from penstock._clock import SimulatedClock
 from penstock.operators.key_queue import Policy
 from penstock.operators.metrics import BatchMetrics
 from penstock.operators.serve import Budget, Query, serve
-from penstock.operators.windows.panes import START
+from penstock.operators.windows.layout import START
 from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.update import Entering, UpdateWindows
 from tests.naive_panes import Row, Windows, aggregated, batches_of

@@ -66,6 +66,19 @@ def test_what_has_no_partial_of_fixed_size_is_not_decomposed(text: str) -> None:
     assert decompose({"n": "count(*)", "a": text}, "t") is None
 
 
+def test_counts_of_distinct_values_may_be_of_sets() -> None:
+    texts = {"a": "count(DISTINCT x)", "b": "count(DISTINCT x + y) FILTER (WHERE y > 0) / count(*)"}
+    found = decompose(texts, "t", sets=True)
+    assert found is not None
+    filtered = "CASE WHEN y > 0 THEN x + y END"
+    assert [(p.kind, p.expression) for p in found.partials] == [
+        *(("distinct", "x"), ("distinct", filtered), ("count", "*"))
+    ]
+    assert found.assembly["a"] == "distinct_x"
+    for text in ("count(DISTINCT x, y)", "sum(DISTINCT x)", "median(x)"):
+        assert decompose({"a": text}, "t", sets=True) is None
+
+
 def test_names_of_partials_are_free() -> None:
     found = decompose({"a": "sum(a + b)", "b": "sum(a - b)", "c": "sum(pane)"}, "t", ["sum_a_b", "sum_pane"])
     assert found is not None

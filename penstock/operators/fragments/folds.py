@@ -7,11 +7,14 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.fragments import kernels
 from penstock.operators.fragments.keys import as_integers, integers_of
 from penstock.operators.scan import Partial
+from penstock.state_store.key_index import KeyIndex
+from penstock.state_store.keys import KeyCodec
 
 __all__ = ["Fold", "Row", "Runs", "fold_of"]
 
@@ -58,6 +61,8 @@ def fold_of(partial: Partial, kind: pa.DataType) -> Fold:
         return _Count()
     if partial.kind in ("first", "last"):
         return Row(kind, last=partial.kind == "last")
+    if partial.kind == "distinct":
+        return _Distinct(kind)
     number = pa.types.is_signed_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
     if partial.kind in ("min", "max") and (number or as_integers(kind) is not None):
         return _Extreme(kind, greatest=partial.kind == "max")
@@ -218,3 +223,35 @@ class Row:
         if count <= 1:
             return pa.array([], self._kind)
         return pa.concat_arrays(self._kept).take(pa.array(self._rows[1:count]))
+
+
+class _Distinct:
+    """The different values of each slot, in order of first appearance. Of lists, what is in any of them."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._of_lists = pa.types.is_list(kind)
+        value = kind.value_type if self._of_lists else kind
+        self._codec = KeyCodec([pa.field("slot", pa.int64()), pa.field("value", value)])
+        self._known = KeyIndex()
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        values = _given(values)
+        if self._of_lists:
+            slots = np.repeat(slots, pc.list_value_length(values).to_numpy())
+            values = values.flatten()
+        if values.null_count:
+            slots = _without_nulls(slots, values)
+        if not slots.all():
+            values, slots = values.take(pa.array(np.flatnonzero(slots))), slots[slots > 0]
+        if len(slots):
+            self._known.find_or_add(self._codec.encode([pa.array(slots, pa.int64()), values]))
+
+    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+        return False
+
+    def result(self, count: int) -> Column:
+        every = np.arange(len(self._known))
+        slots, values = self._codec.decode(self._known.words, self._known.starts(every))
+        order = np.argsort(slots.to_numpy(), kind="stable")
+        bounds = np.searchsorted(slots.to_numpy()[order], np.arange(1, count + 1))
+        return pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), values.take(pa.array(order)))
