@@ -185,13 +185,16 @@ class WindowPlan:
     def computed(self) -> list[Column]:
         """Return groups, window and aggregates as Spark computes them of windows' partials."""
         made: dict[str, Column] = {name: sf.col(quoted(name)) for name in self.fragments.group_by}
-        start = sf.col(quoted(START)) * sf.lit(1000 * self.fragments.pane_ms)
-        made[WINDOW] = sf.struct(
-            self._instant(start).alias("start"), self._instant(start + 1000 * self.size_ms).alias("end")
-        )
+        start, end = self._bounds()
+        made[WINDOW] = sf.struct(self._instant(start).alias("start"), self._instant(end).alias("end"))
         for name, text in self.decomposition.assembly.items():
             made[name] = sf.expr(text)
         return [typed(made[field.name], field) for field in self.output]
+
+    def _bounds(self) -> tuple[Column, Column]:
+        """Return where windows start and end, in microseconds."""
+        start = sf.col(quoted(START)) * sf.lit(1000 * self.fragments.pane_ms)
+        return start, start + 1000 * self.size_ms
 
     def _instant(self, micros: Column) -> Column:
         if not self.local:
