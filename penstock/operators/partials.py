@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import InvalidUsageError
 from penstock.operators.expression import Expression, column
 from penstock.operators.scan import PANE, Partial, PartialKind
+from penstock.operators.sketches import log2_size_of
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -27,7 +28,7 @@ class Decomposition:
     Partials of one pane and group are combined by kind: ``count``, ``sum`` and ``sum_of_squares`` are added;
     of ``min`` and ``max`` the least or greatest is taken; ``first`` and ``last`` come from the fragment
     with the least or greatest time, of which each `times` names the partial; of ``distinct`` a window has
-    the number of values that are in any fragment.
+    the number of values that are in any fragment, of ``sketch`` about that number.
 
     Parameters
     ----------
@@ -92,7 +93,8 @@ def decompose(
     group_by : iterable of str
         The columns of the group, which may also stand outside of aggregates.
     sets : bool
-        Whether partials may grow with the values in them, for ``count(DISTINCT x)``.
+        Whether partials may grow with the values in them, for ``count(DISTINCT x)`` and
+        ``approx_count_distinct(x)``.
 
     Returns
     -------
@@ -284,19 +286,19 @@ class _Partials:
     def names(self) -> set[str]:
         return {partial.name for partial in self.made}
 
-    def _column(self, kind: PartialKind, expression: str) -> exp.Expr:
+    def _column(self, kind: PartialKind, expression: str, log2_size: int = 0) -> exp.Expr:
         """Return the column of a partial, which is made where there is none yet."""
         from sqlglot import exp
 
         for partial in self.made:
-            if (partial.kind, partial.expression) == (kind, expression):
+            if (partial.kind, partial.expression, partial.log2_size) == (kind, expression, log2_size):
                 return exp.column(partial.name)
         words = re.sub(r"\W+", "_", expression).strip("_").lower()[:40]
         plain = kind if expression == "*" else f"{kind}_{words or 'value'}"
         name, taken, number = plain, self.names | self._taken, 2
         while name in taken:
             name, number = f"{plain}_{number}", number + 1
-        self.made.append(Partial(kind, expression, name))
+        self.made.append(Partial(kind, expression, name, log2_size))
         return exp.column(name)
 
     def split(self, call: exp.Expr) -> exp.Expr | None:
@@ -310,6 +312,8 @@ class _Partials:
             if len(call.expressions) != 1:
                 return None
             call = exp.Avg(this=call.expressions[0])
+        if isinstance(call, exp.ApproxDistinct):
+            return self._sketch(call, condition) if self._sets else None
         argument = call.this
         distinct = self._sets and _counts_distinct(call)
         if distinct:
@@ -346,10 +350,28 @@ class _Partials:
             return self._deviation(text)
         return None
 
+    def _sketch(self, call: exp.ApproxDistinct, condition: exp.Expr | None) -> exp.Expr:
+        """Return the estimate of a sketch of hashes."""
+        from sqlglot import exp
+
+        accuracy = call.args.get("accuracy")
+        if accuracy is not None and not accuracy.is_number:
+            raise InvalidUsageError("a relative standard deviation is a number", expression=call.sql())
+        deviation = _DEVIATION if accuracy is None else float(accuracy.to_py())
+        there: exp.Expr = exp.Not(this=exp.Is(this=exp.Paren(this=call.this), expression=exp.Null()))
+        if condition is not None:
+            there = exp.And(this=there, expression=exp.Paren(this=condition.copy()))
+        hashed = exp.Anonymous(this="xxhash64", expressions=[call.this.copy()])
+        text = Expression.of(exp.Case(ifs=[exp.If(this=there, true=hashed)])).text
+        return self._column("sketch", text, log2_size_of(deviation))
+
     def _deviation(self, text: str) -> exp.Expr:
         n, s = self._column("count", text).name, self._column("sum", text).name
         return deviation(n, s, self._column("sum_of_squares", text).name)
 
+
+_DEVIATION: Final = 0.05
+"""The relative standard deviation of Spark's own ``approx_count_distinct``, unless told otherwise."""
 
 _KINDS: Final[dict[str, PartialKind]] = {
     "Count": "count",

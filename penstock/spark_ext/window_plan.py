@@ -178,7 +178,10 @@ class WindowPlan:
             "key": list(self.fragments.group_by),
             "time": self.fragments.time,
             "window": [self.size_ms, self.slide_ms, self.delay_ms],
-            "aggregates": [[one.kind, one.expression, one.name] for one in self.decomposition.partials],
+            "aggregates": [
+                [one.kind, one.expression, one.name, *([one.log2_size] if one.log2_size else [])]
+                for one in self.decomposition.partials
+            ],
             "schema": list(columns),
         }
 

@@ -13,12 +13,14 @@ from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.fragments import kernels
 from penstock.operators.fragments.keys import as_integers, integers_of
 from penstock.operators.scan import Partial
+from penstock.operators.sketches import hashes_in, hashes_of, images_of, least_hashes
 from penstock.state_store.key_index import KeyIndex
 from penstock.state_store.keys import KeyCodec
 
 __all__ = ["Fold", "Row", "Runs", "fold_of"]
 
 _LEAST = 1024
+_LEAST_HASHES = 1 << 20
 
 Slots = npt.NDArray[np.int32]
 Column: TypeAlias = "pa.Array[Any]"
@@ -63,6 +65,8 @@ def fold_of(partial: Partial, kind: pa.DataType) -> Fold:
         return Row(kind, last=partial.kind == "last")
     if partial.kind == "distinct":
         return _Distinct(kind)
+    if partial.kind == "sketch":
+        return _Sketch(kind, partial.log2_size)
     number = pa.types.is_signed_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
     if partial.kind in ("min", "max") and (number or as_integers(kind) is not None):
         return _Extreme(kind, greatest=partial.kind == "max")
@@ -255,3 +259,42 @@ class _Distinct:
         order = np.argsort(slots.to_numpy(), kind="stable")
         bounds = np.searchsorted(slots.to_numpy()[order], np.arange(1, count + 1))
         return pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), values.take(pa.array(order)))
+
+
+class _Sketch:
+    """A sketch of the different hashes of each slot, which are 64-bit integers; or of sketches, united."""
+
+    def __init__(self, kind: pa.DataType, log2_size: int) -> None:
+        self._of_sketches = pa.types.is_binary(kind)
+        self._log2_size = log2_size
+        self._slots, self._hashes = np.zeros(0, np.int64), np.zeros(0, np.uint64)
+        self._added: list[tuple[npt.NDArray[Any], npt.NDArray[np.uint64]]] = []
+        self._room = _LEAST_HASHES
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        values = _given(values)
+        if self._of_sketches:
+            sizes, hashes = hashes_in(values)
+            slots = np.repeat(slots, sizes)
+        else:
+            hashes = hashes_of(_numbers(values))
+            slots = _without_nulls(slots, values) if values.null_count else slots
+        there = slots > 0
+        self._added.append((slots[there].astype(np.int64), hashes[there]))
+        if sum(len(one) for one, _ in self._added) > self._room:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Keep of all hashes what the sketches need."""
+        added, self._added = self._added, []
+        slots = np.concatenate([self._slots, *(one for one, _ in added)])
+        hashes = np.concatenate([self._hashes, *(one for _, one in added)])
+        self._slots, self._hashes = least_hashes(slots, hashes, self._log2_size)
+        self._room = max(len(self._slots), _LEAST_HASHES)
+
+    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+        return False
+
+    def result(self, count: int) -> Column:
+        self._fold()
+        return images_of(self._slots - 1, self._hashes, self._log2_size, count - 1)

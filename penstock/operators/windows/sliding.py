@@ -12,6 +12,7 @@ import pyarrow as pa
 from penstock.operators.fragments.folds import fold_of
 from penstock.operators.fragments.keys import as_integers, integers_of
 from penstock.operators.scan import Partial
+from penstock.operators.sketches import estimates
 from penstock.operators.stream import Integers
 from penstock.operators.windows import sliding_kernels as kernels
 from penstock.state_store.key_index import KeyIndex
@@ -64,7 +65,9 @@ def slide(
         match partial.kind:
             case "distinct" if closing:
                 columns.append(_count_distinct(column, low, high))
-            case "distinct":
+            case "sketch" if closing:
+                columns.append(pa.array(estimates(column, low, high, partial.log2_size)))
+            case "distinct" | "sketch":
                 fold = fold_of(partial, column.type)
                 fold.add(np.repeat(np.arange(1, len(low) + 1), high - low), panes, column, len(low) + 1)
                 columns.append(fold.result(len(low) + 1))
@@ -82,8 +85,8 @@ def slide(
 
 
 def type_in_windows(partial: Partial, kind: pa.DataType) -> pa.DataType:
-    """Return the type of a window's partial by that of an entry's: of ``distinct`` it is the number."""
-    return pa.int64() if partial.kind == "distinct" else kind
+    """Return the type of a window's partial by that of an entry's: of sets and sketches it is a number."""
+    return pa.int64() if partial.kind in ("distinct", "sketch") else kind
 
 
 def _seen(column: _Column, low: Integers, high: Integers) -> npt.NDArray[np.bool_] | None:
