@@ -127,13 +127,12 @@ def test_windows_hold_what_brute_force_puts_into_them(
         assert got == expected
         late += done.late
         assert done.rows_in == len(batch)
-        units.append(state.delta())
+        units += stored([state.delta()])
         how = data.draw(st.sampled_from(["keep", "deltas", "snapshot"]))
         if how == "snapshot":
-            units = list(state.snapshot())
+            units = stored(state.snapshot())
         if how != "keep":
             state = Panes(layout)
-            units = stored(units)
             state.restore(units)
     assert late == oracle.late
 
@@ -231,12 +230,12 @@ def test_windows_of_two_sides_that_end_together_close_together(
                 assert before < row[START] + sizes[side] <= common
                 closed[side][row["group"], row[START]] = row["rows"]
         before = common
-        units.append(state.delta())
+        units += stored([state.delta()])
         how = data.draw(st.sampled_from(["keep", "deltas", "snapshot"]))
         if how == "snapshot":
-            units = list(state.snapshot())
+            units = stored(state.snapshot())
         if how != "keep":
-            state, units = SeveralPanes(layouts), stored(units)
+            state = SeveralPanes(layouts)
             state.restore(units)
     for side, some in enumerate(ordered):
         wanted: dict[Any, int] = defaultdict(int)
