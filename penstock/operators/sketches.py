@@ -128,12 +128,6 @@ def estimates(images: pa.Array[Any], low: Integers, high: Integers, log2_size: i
     """
     from datasketches import compact_theta_sketch, theta_union
 
-    def united(*some: Any) -> Any:
-        union = theta_union(log2_size)
-        for one in some:
-            union.update(one)
-        return union.get_result()
-
     sketches = [compact_theta_sketch.deserialize(image) for image in images.to_pylist()]
     found = np.empty(len(low), np.float64)
     suffix: dict[int, Any] = {}
@@ -141,10 +135,10 @@ def estimates(images: pa.Array[Any], low: Integers, high: Integers, log2_size: i
     back = None
     for i, (begin, until) in enumerate(zip(lows, high.tolist(), strict=True)):
         if begin >= middle:
-            # Only where a later range begins its sketches are needed on their own.
+            # What a suffix stands for is needed only where a range begins.
             wanted = set(lows[i : int(np.searchsorted(low, until))])
-            suffix, union = {}, theta_union(log2_size)
-            for j in range(until - 1, begin - 1, -1):
+            suffix, union = {until - 1: sketches[until - 1]}, theta_union(log2_size)
+            for j in range(until - 1, begin - 1, -1) if until > begin + 1 else ():
                 union.update(sketches[j])
                 if j in wanted:
                     suffix[j] = union.get_result()
@@ -155,7 +149,11 @@ def estimates(images: pa.Array[Any], low: Integers, high: Integers, log2_size: i
             for sketch in sketches[end:until]:
                 back.update(sketch)
             end = until
-        front = suffix[begin]
-        whole = front if back is None else united(front, back.get_result())
+        whole = suffix[begin]
+        if back is not None:
+            union = theta_union(log2_size)
+            union.update(whole)
+            union.update(back.get_result())
+            whole = union.get_result(ordered=False)
         found[i] = whole.get_estimate()
     return np.rint(found).astype(np.int64)

@@ -20,7 +20,8 @@ from penstock.state_store.keys import KeyCodec
 __all__ = ["Fold", "Row", "Runs", "fold_of"]
 
 _LEAST = 1024
-_LEAST_HASHES = 1 << 20
+_LEAST_HASHES = 1 << 16
+_NO_THETA = np.uint64(2**63 - 1)
 
 Slots = npt.NDArray[np.int32]
 Column: TypeAlias = "pa.Array[Any]"
@@ -268,6 +269,8 @@ class _Sketch:
         self._of_sketches = pa.types.is_binary(kind)
         self._log2_size = log2_size
         self._slots, self._hashes = np.zeros(0, np.int64), np.zeros(0, np.uint64)
+        self._thetas = np.zeros(0, np.uint64)
+        """Of each slot the first hash that it has no room for; the greatest number while it has room."""
         self._added: list[tuple[npt.NDArray[Any], npt.NDArray[np.uint64]]] = []
         self._room = _LEAST_HASHES
 
@@ -279,7 +282,10 @@ class _Sketch:
         else:
             hashes = hashes_of(_numbers(values))
             slots = _without_nulls(slots, values) if values.null_count else slots
-        there = slots > 0
+        known = len(self._thetas)
+        self._thetas = _grown(self._thetas, count)
+        self._thetas[known:] = _NO_THETA
+        there = (slots > 0) & (hashes < self._thetas[slots])
         self._added.append((slots[there].astype(np.int64), hashes[there]))
         if sum(len(one) for one, _ in self._added) > self._room:
             self._fold()
@@ -291,6 +297,9 @@ class _Sketch:
         hashes = np.concatenate([self._hashes, *(one for _, one in added)])
         self._slots, self._hashes = least_hashes(slots, hashes, self._log2_size)
         self._room = max(len(self._slots), _LEAST_HASHES)
+        last = np.flatnonzero(np.diff(self._slots, append=-1))
+        full = last[np.diff(last, prepend=-1) > 1 << self._log2_size]
+        self._thetas[self._slots[full]] = self._hashes[full]
 
     def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
         return False
