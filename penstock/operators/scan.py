@@ -37,7 +37,7 @@ PANE: Final = "pane"
 """The column of a fragment that holds where its pane starts."""
 
 PartialKind: TypeAlias = Literal[
-    "count", "sum", "sum_of_squares", "min", "max", "first", "last", "distinct", "sketch"
+    "count", "sum", "sum_of_squares", "min", "max", "first", "last", "distinct", "union", "sketch"
 ]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 
@@ -61,7 +61,7 @@ def _need_names(names: object, what: str) -> None:
 class Partial:
     """A partial aggregate of a pane and group, which others of its kind can be added to.
 
-    All but ``distinct`` and ``sketch`` are of fixed size; the planner of graphs makes none of these.
+    Of fixed size are all but ``distinct``, ``union`` and ``sketch``, which graphs' planner does not make.
 
     Parameters
     ----------
@@ -74,7 +74,8 @@ class Partial:
           Spark, NaN is greater than all numbers;
         - ``first``, ``last``: the value, which may be null, in the row of the least or greatest time, of
           several such rows the first or last in order of arrival; in the expression's type;
-        - ``distinct``: the different values of what is not null, as a list;
+        - ``distinct``: the different values of what is not null, as a list; of no nested type;
+        - ``union``: of such lists, what is in any of them;
         - ``sketch``: a sketch (`penstock.operators.sketches`) of 64-bit hashes that are not null, binary.
     expression : str
         Spark SQL over the columns that `Scan.select` made; ``*`` for ``count`` counts all rows.

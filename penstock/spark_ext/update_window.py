@@ -180,8 +180,8 @@ def windowed(
     if split is None:
         raise InvalidUsageError(
             "an aggregate cannot be made of panes",
-            hint="count, count(DISTINCT x), sum, avg, min, max, first, last and stddev can, and what is "
-            "computed from them",
+            hint="count, count(DISTINCT x), approx_count_distinct(x), sum, avg, min, max, first, last and "
+            "stddev can, and what is computed from them",
         )
     split = split.counted(keys)
     rows, partials = _rows(df, keys, at, split)

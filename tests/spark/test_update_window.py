@@ -178,6 +178,7 @@ def test_wrong_arguments_say_what_would_be_right(spark: SparkSession, tmp_path: 
         ({"aggs": {"a": "v + 1"}}, "no aggregate"),
         ({"aggs": {"a": "median(v)"}}, "cannot be made of panes"),
         ({"aggs": {"a": "count(distinct k, part)"}}, "cannot be made of panes"),
+        ({"aggs": {"a": "count(distinct array(v))"}}, "not nested"),
         ({"size": "10 rows", "slide": "5 s"}, "one is of rows"),
         ({"size": "10 rows", "slide": "11 rows"}, "slide of windows"),
         ({"aggs": {"k": "count(*)"}}, "same name"),

@@ -64,8 +64,10 @@ def fold_of(partial: Partial, kind: pa.DataType) -> Fold:
         return _Count()
     if partial.kind in ("first", "last"):
         return Row(kind, last=partial.kind == "last")
-    if partial.kind == "distinct":
+    if partial.kind == "distinct" and not pa.types.is_nested(kind):
         return _Distinct(kind)
+    if partial.kind == "union":
+        return _Distinct(kind.value_type, of_lists=True)
     if partial.kind == "sketch":
         return _Sketch(kind, partial.log2_size)
     number = pa.types.is_signed_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
@@ -75,7 +77,8 @@ def fold_of(partial: Partial, kind: pa.DataType) -> Fold:
         return _Sum(kind, squares=partial.kind == "sum_of_squares")
     raise InvalidUsageError(
         "a partial aggregate cannot be made of this type",
-        hint="min and max are of integers, floats, dates and times, sum of numbers, first and last of any",
+        hint="min and max are of integers, floats, dates and times, sum of numbers, distinct of what is not "
+        "nested, first and last of any",
         kind=partial.kind,
         type=str(kind),
         expression=partial.expression,
@@ -231,12 +234,11 @@ class Row:
 
 
 class _Distinct:
-    """The different values of each slot, in order of first appearance. Of lists, what is in any of them."""
+    """The different values of each slot, in order of first appearance; or what is in any of its lists."""
 
-    def __init__(self, kind: pa.DataType) -> None:
-        self._of_lists = pa.types.is_list(kind)
-        value = kind.value_type if self._of_lists else kind
-        self._codec = KeyCodec([pa.field("slot", pa.int64()), pa.field("value", value)])
+    def __init__(self, kind: pa.DataType, *, of_lists: bool = False) -> None:
+        self._of_lists = of_lists
+        self._codec = KeyCodec([pa.field("slot", pa.int64()), pa.field("value", kind)])
         self._known = KeyIndex()
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:

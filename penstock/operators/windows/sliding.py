@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -68,7 +69,8 @@ def slide(
             case "sketch" if closing:
                 columns.append(pa.array(estimates(column, low, high, partial.log2_size)))
             case "distinct" | "sketch":
-                fold = fold_of(partial, column.type)
+                united = replace(partial, kind="union") if partial.kind == "distinct" else partial
+                fold = fold_of(united, column.type)
                 fold.add(np.repeat(np.arange(1, len(low) + 1), high - low), panes, column, len(low) + 1)
                 columns.append(fold.result(len(low) + 1))
             case "count" | "sum" | "sum_of_squares":
