@@ -23,7 +23,7 @@ from penstock.operators.windows.update import Entering, UpdateWindows
 from tests.property.test_panes import stored
 
 GROUPS = pa.schema([pa.field("group", pa.string())])
-ARRIVING = pa.schema([*GROUPS, pa.field(ENTRY_PANE, pa.int64()), pa.field("value", pa.float64())])
+ARRIVING = pa.schema([*GROUPS, (ENTRY_PANE, pa.int64()), ("value", pa.float64()), ("hash", pa.int64())])
 PARTIALS = (
     Partial("count", "*", "rows"),
     Partial("sum", "value", "sum"),
@@ -31,10 +31,11 @@ PARTIALS = (
     Partial("first", "value", "first"),
     Partial("last", "value", "last"),
     Partial("distinct", "value", "different"),
+    Partial("sketch", "hash", "moments", 5),
     Partial("min", ENTRY_PANE, "start"),
     Partial("max", ENTRY_PANE, "end"),
 )
-TYPES = (pa.int64(), *[pa.float64()] * 4, pa.list_(pa.float64()), pa.int64(), pa.int64())
+TYPES = (pa.int64(), *[pa.float64()] * 4, pa.list_(pa.float64()), pa.binary(), pa.int64(), pa.int64())
 TIMES = {"first": "start", "last": "end"}
 
 
@@ -51,7 +52,7 @@ def layout_of(size: int, slide: int) -> RowLayout:
 
 
 def batch_of(rows: list[Row]) -> list[pa.RecordBatch]:
-    columns = zip(*rows, strict=True)
+    columns = zip(*((*row, row.time << 32) for row in rows), strict=True)
     return [pa.RecordBatch.from_arrays(list(map(pa.array, columns)), schema=ARRIVING)] if rows else []
 
 
@@ -64,6 +65,7 @@ def aggregates(rows: list[Row]) -> dict[str, Any]:
         "first": values[0],
         "last": values[-1],
         "different": len(set(values)),
+        "moments": len({row.time for row in rows}),
         "start": rows[0].time,
         "end": rows[-1].time,
     }
