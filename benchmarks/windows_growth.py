@@ -21,7 +21,8 @@ import pyarrow as pa
 from benchmarks.harness import machine, median
 from penstock.checkpointing import encode
 from penstock.operators.scan import Fragments, Partial
-from penstock.operators.windows.panes import Panes, WindowLayout
+from penstock.operators.windows.layout import WindowLayout
+from penstock.operators.windows.panes import Panes
 from penstock.operators.windows.spec import WindowSpec
 from penstock.spark_ext.parcels import from_parcel
 from penstock.spark_ext.window_packing import EntryPacker, add_rows, facts_of, row_fragmenter

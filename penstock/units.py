@@ -1,4 +1,4 @@
-"""Durations as people write them, such as ``800ms`` or ``1.5 s``, in whole microseconds."""
+"""Durations as people write them, such as ``800ms``, in whole microseconds, and numbers of rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["parse_duration_us"]
+__all__ = ["parse_duration_us", "parse_rows"]
 
 _UNITS_US = {
     "us": 1,
@@ -29,6 +29,7 @@ _PLURALS = {f"{unit}s": us for unit, us in _UNITS_US.items() if len(unit) > 2}
 _FACTORS = _UNITS_US | _PLURALS
 
 _DURATION = re.compile(r"\s*(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))\s*(?P<unit>[a-z]*)\s*")
+_ROWS = re.compile(r"\s*(?P<number>[0-9]+)\s*rows?\s*")
 _EXAMPLES = "'800ms', '2s', '1.5 s' or '5 minutes'"
 _LARGEST_US = 2**63 - 1
 
@@ -70,6 +71,11 @@ def parse_duration_us(duration: str | timedelta) -> int:
         raise InvalidUsageError(
             f"{duration!r} is not a duration", hint=f"write a number and a unit, such as {_EXAMPLES}"
         )
+    if parse_rows(duration) is not None:
+        raise InvalidUsageError(
+            f"{duration!r} is no duration but a number of rows",
+            hint="windows of so many rows are made by penstock.update_window, and by nothing else",
+        )
     match = _DURATION.fullmatch(duration.lower())
     if match is None:
         raise InvalidUsageError(
@@ -97,3 +103,16 @@ def parse_duration_us(duration: str | timedelta) -> int:
     if us > _LARGEST_US:
         raise InvalidUsageError(f"the duration {duration!r} is longer than 64 bits of microseconds hold")
     return int(us)
+
+
+def parse_rows(text: object) -> int | None:
+    """Return a number of rows, such as ``100 rows``; None if that is something else.
+
+    Examples
+    --------
+    >>> parse_rows("100 rows")
+    100
+    >>> parse_rows("100 s")
+    """
+    match = _ROWS.fullmatch(text.lower()) if isinstance(text, str) else None
+    return None if match is None else int(match["number"])

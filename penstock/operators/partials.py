@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import InvalidUsageError
 from penstock.operators.expression import Expression, column
 from penstock.operators.scan import PANE, Partial, PartialKind
+from penstock.operators.sketches import log2_size_of
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -26,7 +27,8 @@ class Decomposition:
 
     Partials of one pane and group are combined by kind: ``count``, ``sum`` and ``sum_of_squares`` are added;
     of ``min`` and ``max`` the least or greatest is taken; ``first`` and ``last`` come from the fragment
-    with the least or greatest time, of which each `times` names the partial.
+    with the least or greatest time, of which each `times` names the partial; of ``distinct`` a window has
+    the number of values that are in any fragment, of ``sketch`` about that number.
 
     Parameters
     ----------
@@ -76,7 +78,9 @@ def pane_ms(size_ms: int, slide_ms: int) -> int:
     return math.gcd(size_ms, slide_ms)
 
 
-def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] = ()) -> Decomposition | None:
+def decompose(
+    aggregates: Mapping[str, str], time: str, group_by: Iterable[str] = (), *, sets: bool = False
+) -> Decomposition | None:
     """Split aggregates into partials and assembly.
 
     Parameters
@@ -88,11 +92,14 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
         The column of the window's time, by which ``first`` and ``last`` are meant.
     group_by : iterable of str
         The columns of the group, which may also stand outside of aggregates.
+    sets : bool
+        Whether partials may grow with the values in them, for ``count(DISTINCT x)`` and
+        ``approx_count_distinct(x)``.
 
     Returns
     -------
     Decomposition or None
-        None where an aggregate has no partial of fixed size, such as ``count(DISTINCT x)`` or a median; see
+        None where an aggregate has no such partial: a median, and without `sets` ``count(DISTINCT x)``; see
         `split_distinct`.
 
     Raises
@@ -109,7 +116,7 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
     from sqlglot import exp
 
     group = tuple(group_by)
-    found = _Partials(time, group)
+    found = _Partials(time, group, sets=sets)
     assembly: dict[str, str] = {}
     for name, text in aggregates.items():
         tree = Expression.parse(text).tree
@@ -185,7 +192,7 @@ def split_distinct(
         Expression.of(call.this.expressions[0]).text: None
         for tree in trees.values()
         for call in tree.find_all(exp.Count)
-        if _counts_distinct(call)
+        if _counts_distinct(call) and not isinstance(call.parent, exp.Filter)
     }
     if not counted:
         return None
@@ -223,7 +230,7 @@ def _counts_distinct(call: exp.Expr) -> bool:
 
     if not isinstance(call, exp.Count) or not isinstance(call.this, exp.Distinct):
         return False
-    return len(call.this.expressions) == 1 and not isinstance(call.parent, exp.Filter)
+    return len(call.this.expressions) == 1
 
 
 def _combined(assembly: exp.Expr, partials: Iterable[Partial]) -> exp.Expr:
@@ -268,8 +275,9 @@ def deviation(n: str, s: str, q: str) -> exp.Expr:
 class _Partials:
     """Collects the partials of aggregates, each once."""
 
-    def __init__(self, time: str, group_by: tuple[str, ...]) -> None:
+    def __init__(self, time: str, group_by: tuple[str, ...], *, sets: bool = False) -> None:
         self._time = column(time).text
+        self._sets = sets
         self._taken = {PANE, *group_by}
         self.made: list[Partial] = []
         self.times: dict[str, str] = {}
@@ -278,23 +286,23 @@ class _Partials:
     def names(self) -> set[str]:
         return {partial.name for partial in self.made}
 
-    def _column(self, kind: PartialKind, expression: str) -> exp.Expr:
+    def _column(self, kind: PartialKind, expression: str, log2_size: int = 0) -> exp.Expr:
         """Return the column of a partial, which is made where there is none yet."""
         from sqlglot import exp
 
         for partial in self.made:
-            if (partial.kind, partial.expression) == (kind, expression):
+            if (partial.kind, partial.expression, partial.log2_size) == (kind, expression, log2_size):
                 return exp.column(partial.name)
         words = re.sub(r"\W+", "_", expression).strip("_").lower()[:40]
         plain = kind if expression == "*" else f"{kind}_{words or 'value'}"
         name, taken, number = plain, self.names | self._taken, 2
         while name in taken:
             name, number = f"{plain}_{number}", number + 1
-        self.made.append(Partial(kind, expression, name))
+        self.made.append(Partial(kind, expression, name, log2_size))
         return exp.column(name)
 
     def split(self, call: exp.Expr) -> exp.Expr | None:
-        """Return what assembles an aggregate; None if it has no partials of fixed size."""
+        """Return what assembles an aggregate; None if it has no partials."""
         from sqlglot import exp
 
         condition: exp.Expr | None = None
@@ -304,7 +312,12 @@ class _Partials:
             if len(call.expressions) != 1:
                 return None
             call = exp.Avg(this=call.expressions[0])
+        if isinstance(call, exp.ApproxDistinct):
+            return self._sketch(call, condition) if self._sets else None
         argument = call.this
+        distinct = self._sets and _counts_distinct(call)
+        if distinct:
+            argument = argument.expressions[0]
         if isinstance(argument, exp.Distinct) or call.expressions or call.args.get("expression") is not None:
             return None
         if isinstance(argument, exp.IgnoreNulls | exp.RespectNulls):
@@ -314,6 +327,8 @@ class _Partials:
                 return None
             value = exp.Literal.number(1) if isinstance(argument, exp.Star | exp.Literal) else argument
             argument = exp.Case(ifs=[exp.If(this=condition.copy(), true=value.copy())])
+        if distinct:
+            return self._column("distinct", Expression.of(argument).text)
         if isinstance(call, exp.Count) and isinstance(argument, exp.Star | exp.Literal):
             return self._column("count", "*")
         return self._assemble(call, Expression.of(argument).text)
@@ -335,10 +350,28 @@ class _Partials:
             return self._deviation(text)
         return None
 
+    def _sketch(self, call: exp.ApproxDistinct, condition: exp.Expr | None) -> exp.Expr:
+        """Return the estimate of a sketch of hashes."""
+        from sqlglot import exp
+
+        accuracy = call.args.get("accuracy")
+        if accuracy is not None and not accuracy.is_number:
+            raise InvalidUsageError("a relative standard deviation is a number", expression=call.sql())
+        deviation = _DEVIATION if accuracy is None else float(accuracy.to_py())
+        there: exp.Expr = exp.Not(this=exp.Is(this=exp.Paren(this=call.this), expression=exp.Null()))
+        if condition is not None:
+            there = exp.And(this=there, expression=exp.Paren(this=condition.copy()))
+        hashed = exp.Anonymous(this="xxhash64", expressions=[call.this.copy()])
+        text = Expression.of(exp.Case(ifs=[exp.If(this=there, true=hashed)])).text
+        return self._column("sketch", text, log2_size_of(deviation))
+
     def _deviation(self, text: str) -> exp.Expr:
         n, s = self._column("count", text).name, self._column("sum", text).name
         return deviation(n, s, self._column("sum_of_squares", text).name)
 
+
+_DEVIATION: Final = 0.05
+"""The relative standard deviation of Spark's own ``approx_count_distinct``, unless told otherwise."""
 
 _KINDS: Final[dict[str, PartialKind]] = {
     "Count": "count",

@@ -39,7 +39,9 @@ PANE: Final = "pane"
 WEIGHT: Final = "__penstock_weight"
 """The aggregate of windows that says how much a group matters to the scheduler; it is no result."""
 
-PartialKind: TypeAlias = Literal["count", "sum", "sum_of_squares", "min", "max", "first", "last"]
+PartialKind: TypeAlias = Literal[
+    "count", "sum", "sum_of_squares", "min", "max", "first", "last", "distinct", "union", "sketch"
+]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 
 _KINDS: Final = get_args(PartialKind)
@@ -60,7 +62,9 @@ def _need_names(names: object, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A partial aggregate of a pane and group, of fixed size, which others of its kind can be added to.
+    """A partial aggregate of a pane and group, which others of its kind can be added to.
+
+    Of fixed size are all but ``distinct``, ``union`` and ``sketch``, which graphs' planner does not make.
 
     Parameters
     ----------
@@ -72,11 +76,16 @@ class Partial:
         - ``min``, ``max``: of what is not null, in the expression's type; null where all are null. As in
           Spark, NaN is greater than all numbers;
         - ``first``, ``last``: the value, which may be null, in the row of the least or greatest time, of
-          several such rows the first or last in order of arrival; in the expression's type.
+          several such rows the first or last in order of arrival; in the expression's type;
+        - ``distinct``: the different values of what is not null, as a list; of no nested type;
+        - ``union``: of such lists, what is in any of them;
+        - ``sketch``: a sketch (`penstock.operators.sketches`) of 64-bit hashes that are not null, binary.
     expression : str
         Spark SQL over the columns that `Scan.select` made; ``*`` for ``count`` counts all rows.
     name : str
         The column that it goes to.
+    log2_size : int
+        Of a ``sketch``, else 0.
 
     Raises
     ------
@@ -87,11 +96,13 @@ class Partial:
     kind: PartialKind
     expression: str
     name: str
+    log2_size: int = 0
 
     def __post_init__(self) -> None:
         _need(self.kind in _KINDS, "unknown partial", kind=self.kind, known=", ".join(_KINDS))
         _need(bool(self.expression and self.name), "a partial without expression or name", kind=self.kind)
         _need(self.expression != "*" or self.kind == "count", "only count is of *", kind=self.kind)
+        _need((self.log2_size > 0) == (self.kind == "sketch"), "a sketch has a size", kind=self.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +259,9 @@ class Scan:
             "where": self.where,
             "select": None if self.select is None else dict(self.select),
             "latest_by": None if self.latest_by is None else asdict(self.latest_by),
-            "fragments": None if self.fragments is None else asdict(self.fragments),
+            "fragments": None
+            if self.fragments is None
+            else asdict(self.fragments, dict_factory=_without_zero),
         }
         return {name: value for name, value in document.items() if value is not None}
 
@@ -276,9 +289,14 @@ class Scan:
             raise InvalidUsageError(f"not the JSON of a scan: {error}") from None
 
 
+def _without_zero(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return fields as a mapping; only a sketch has a size."""
+    return {name: value for name, value in fields if (name, value) != ("log2_size", 0)}
+
+
 def _fields(document: dict[str, Any], convert: Mapping[str, Any]) -> dict[str, Any]:
     return document | {name: to(document[name]) for name, to in convert.items()}
 
 
-def _partials(documents: list[dict[str, str]]) -> tuple[Partial, ...]:
-    return tuple(Partial(**document) for document in documents)  # type: ignore[arg-type]  # checked when made
+def _partials(documents: list[dict[str, Any]]) -> tuple[Partial, ...]:
+    return tuple(Partial(**document) for document in documents)

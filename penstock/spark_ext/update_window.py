@@ -26,6 +26,13 @@ from penstock.operators.scan import WEIGHT, Fragments, Partial, TimeUnit
 from penstock.operators.windows.results import WindowMode
 from penstock.spark_ext.arguments import budget_of, one_of, positive
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
+from penstock.spark_ext.row_windows import (
+    RowOrderPacker,
+    RowWindowPlan,
+    arriving_rows,
+    row_fragments,
+    rows_of,
+)
 from penstock.spark_ext.stateful import Stateful, arrow_schema, check_streaming, columns_of, key_columns
 from penstock.spark_ext.window_packing import RowPacker, row_fragmenter
 from penstock.spark_ext.window_plan import WINDOW, Service, Windowed, WindowPlan, quoted, value_columns
@@ -72,9 +79,11 @@ def update_window(
         The column of event time: a timestamp, a date, or an integer with a `unit`.
     size, slide : str or timedelta
         Such as ``"60 s"``. Without a slide windows do not overlap. They are ``[start, end)`` and aligned as
-        Spark's ``window()`` aligns them.
+        Spark's ``window()`` aligns them. Or both in rows, such as ``"100 rows"``: windows of so many tuples
+        of a key in the order of their times, those of one time in order of arrival, from its first one on.
     aggs : mapping of str to str
-        Spark SQL by the name of its column: ``{"load": "avg(value)"}``.
+        Spark SQL by the name of its column: ``{"load": "avg(value)"}``. ``count(DISTINCT x)`` is exact, and
+        keeps the values of each pane.
     mode : {"lazy", "eager", "append"}
         Which windows are emitted (UpStream §6.2). ``"append"``: all, each once, as the watermark passes its
         end. ``"lazy"``: of each key the newest that is complete; older ones are disregarded. ``"eager"``: a
@@ -104,8 +113,8 @@ def update_window(
     Returns
     -------
     DataFrame
-        For ``outputMode("append")``: the key's columns, ``window`` (a struct of ``start`` and ``end``), and
-        one column for each of `aggs`.
+        For ``outputMode("append")``: the key's columns, ``window`` (a struct of ``start`` and ``end``; of
+        windows of rows, the times of the first and the last one), and one column for each of `aggs`.
 
     Notes
     -----
@@ -114,6 +123,10 @@ def update_window(
     that closes it, where Spark's own comes out with the next one. A tuple that is later than the delay allows
     may still count for Spark's. Here it is in those of its windows that are open; where none is, or in lazy
     and eager mode, it is dropped and counted as late.
+
+    Windows of rows are complete when the watermark has passed their last row; a tuple that is older than the
+    watermark was before its micro-batch is late. Without a delay the watermark passes all tuples as they
+    come, so that each micro-batch is put into order by itself.
 
     Raises
     ------
@@ -172,29 +185,48 @@ def windowed(
         raise InvalidUsageError("nothing is aggregated", hint="such as aggs={'load': 'avg(value)'}")
     keys = key_columns(key)
     at, unit = _time(df, time, unit)
-    size_ms = _milliseconds("size", size)
-    slide_ms = size_ms if slide is None else _milliseconds("slide", slide)
-    split = decompose(aggs, time, keys)
+    split = decompose(aggs, time, keys, sets=True)
     if split is None:
         raise InvalidUsageError(
             "an aggregate cannot be made of panes",
-            hint="count, sum, avg, min, max, first, last and stddev can, and what is computed from them; "
-            "count(DISTINCT x) can in a graph",
+            hint="count, count(DISTINCT x), approx_count_distinct(x), sum, avg, min, max, first, last and "
+            "stddev can, and what is computed from them",
         )
     split = split.counted(keys)
     rows, partials = _rows(df, keys, at, split)
-    fragments = Fragments(pane_ms(size_ms, slide_ms), _TIME, unit, keys, partials)
-    plan = WindowPlan(
-        fragments=fragments,
-        decomposition=split,
-        schema=row_fragmenter(rows_schema := arrow_schema(rows.schema, large=False), fragments).schema,
-        output=_output(df, keys, time, aggs),
-        size_ms=size_ms,
-        slide_ms=slide_ms,
-        delay_ms=_delay_ms(df, time, delay),
-        local=isinstance(df.schema[time].dataType, TimestampNTZType),
-    )
-    packer = RowPacker(rows_schema, fragments, plan.packer(buckets), nulls)
+    schema = arrow_schema(rows.schema, large=False)
+    output, delay_ms = _output(df, keys, time, aggs), _delay_ms(df, time, delay)
+    local = isinstance(df.schema[time].dataType, TimestampNTZType)
+    packer: RowPacker | RowOrderPacker
+    if (in_rows := rows_of(size, slide)) is not None:
+        arriving, fragments = arriving_rows(schema, _TIME, keys), row_fragments(unit, keys, partials)
+        plan: WindowPlan = RowWindowPlan(
+            fragments=fragments,
+            decomposition=split,
+            schema=row_fragmenter(arriving, fragments).schema,
+            output=output,
+            delay_ms=delay_ms,
+            local=local,
+            size_rows=in_rows[0],
+            slide_rows=in_rows[1],
+            arriving=arriving,
+        )
+        packer = RowOrderPacker(schema, _TIME, plan.packer(buckets), nulls)
+    else:
+        size_ms = _milliseconds("size", size)
+        slide_ms = size_ms if slide is None else _milliseconds("slide", slide)
+        fragments = Fragments(pane_ms(size_ms, slide_ms), _TIME, unit, keys, partials)
+        plan = WindowPlan(
+            fragments=fragments,
+            decomposition=split,
+            schema=row_fragmenter(schema, fragments).schema,
+            output=output,
+            size_ms=size_ms,
+            slide_ms=slide_ms,
+            delay_ms=delay_ms,
+            local=local,
+        )
+        packer = RowPacker(schema, fragments, plan.packer(buckets), nulls)
     return Windowed(plan, rows.mapInArrow(packer, PARCEL_SCHEMA), columns_of(rows.schema))
 
 

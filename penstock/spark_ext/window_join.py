@@ -32,7 +32,7 @@ from penstock.operators.graph.nodes import Aggregate, Select, Where, WindowJoin
 from penstock.operators.metrics import BatchMetrics
 from penstock.operators.scan import PANE, Fragments
 from penstock.operators.stream import RESERVED_PREFIX
-from penstock.operators.windows.panes import WindowLayout
+from penstock.operators.windows.layout import WindowLayout
 from penstock.operators.windows.several import SeveralPanes
 from penstock.spark_ext.bucket_task import Parcel, Turn
 from penstock.spark_ext.graph_windows import ByWindow

@@ -13,7 +13,9 @@ from penstock.operators.key_queue import Policy
 from penstock.operators.metrics import BatchMetrics
 from penstock.operators.serve import Budget, Query, serve
 from penstock.operators.weights import KeyWeights
-from penstock.operators.windows.panes import Panes, WindowLayout
+from penstock.operators.windows.by_rows import panes_of
+from penstock.operators.windows.layout import WindowLayout
+from penstock.operators.windows.panes import Panes
 from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.update import Entering, UpdateWindows
 from penstock.spark_ext.bucket_task import Parcel, Turn
@@ -116,7 +118,7 @@ class WindowOperator:
     def new_state(self) -> Panes | UpdateWindows:
         """Return the state of a bucket without entries."""
         if self.mode is WindowMode.APPEND:
-            return Panes(self.layout)
+            return panes_of(self.layout)
         return UpdateWindows(self.layout, self.mode, self.policy, self.weights)
 
     def run(

@@ -20,12 +20,12 @@ from penstock.operators.fragments import Fragmenter
 from penstock.operators.fragments.keys import integers_of
 from penstock.operators.scan import PANE, Fragments
 from penstock.operators.windows.groups import GroupCodec
-from penstock.operators.windows.panes import ENTRY_PANE
+from penstock.operators.windows.layout import ENTRY_PANE
 from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.packing import parcel_row
 from penstock.spark_ext.parcels import to_parcels
 
-__all__ = ["EntryPacker", "RowPacker", "add_rows", "facts_of", "row_fragmenter"]
+__all__ = ["EntryPacker", "RowPacker", "add_rows", "facts_of", "row_fragmenter", "without_time"]
 
 _MOST_FRAGMENTS = 1 << 20
 """A task hands its fragments on when it has so many."""
@@ -139,6 +139,15 @@ def add_rows(fragmenter: Fragmenter, fragments: Fragments, rows: pa.RecordBatch)
     )
 
 
+def without_time(rows: int) -> InvalidUsageError:
+    """Return the error that says that rows have no time."""
+    return InvalidUsageError(
+        "rows without a time",
+        rows=rows,
+        hint="filter them out first, or pass nulls='drop' to drop and count them",
+    )
+
+
 @dataclass(frozen=True)
 class RowPacker:
     """Makes parcels of rows, for ``mapInArrow``. Called once per partition, in a worker.
@@ -172,12 +181,7 @@ class RowPacker:
         for batch in batches:
             add_rows(fragmenter, self.fragments, conform(batch, self.schema))
             if fragmenter.without_time and self.nulls == "error":
-                raise InvalidUsageError(
-                    "rows without a time",
-                    rows=fragmenter.without_time,
-                    column=self.fragments.time,
-                    hint="filter them out first, or pass nulls='drop' to drop and count them",
-                )
+                raise without_time(fragmenter.without_time)
             if fragmenter.made >= _MOST_FRAGMENTS:
                 yield fragmenter.finish()
         yield fragmenter.finish()

@@ -20,7 +20,7 @@ from penstock.operators.serve import Budget
 from penstock.operators.stream import RESERVED_PREFIX, check_weight
 from penstock.operators.weights import GroupKey, KeyWeights
 from penstock.operators.windows.finish import Finish, Step
-from penstock.operators.windows.panes import START, WindowLayout
+from penstock.operators.windows.layout import START, WindowLayout
 from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.spec import WindowSpec
 from penstock.spark_ext.p_stream_rows import DESCRIPTORS, OperatorRows
@@ -206,20 +206,26 @@ class WindowPlan:
             "key": list(self.fragments.group_by),
             "time": self.fragments.time,
             "window": [self.size_ms, self.slide_ms, self.delay_ms],
-            "aggregates": [[one.kind, one.expression, one.name] for one in self.decomposition.partials],
+            "aggregates": [
+                [one.kind, one.expression, one.name, *([one.log2_size] if one.log2_size else [])]
+                for one in self.decomposition.partials
+            ],
             "schema": list(columns),
         }
 
     def computed(self) -> list[Column]:
         """Return groups, window and aggregates as Spark computes them of windows' partials."""
         made: dict[str, Column] = {name: sf.col(quoted(name)) for name in self.fragments.group_by}
-        start = sf.col(quoted(START)) * sf.lit(1000 * self.fragments.pane_ms)
-        made[WINDOW] = sf.struct(
-            self._instant(start).alias("start"), self._instant(start + 1000 * self.size_ms).alias("end")
-        )
+        start, end = self._bounds()
+        made[WINDOW] = sf.struct(self._instant(start).alias("start"), self._instant(end).alias("end"))
         for name, text in self.decomposition.assembly.items():
             made[name] = sf.expr(text)
         return [typed(made[field.name], field) for field in self.output]
+
+    def _bounds(self) -> tuple[Column, Column]:
+        """Return where windows start and end, in microseconds."""
+        start = sf.col(quoted(START)) * sf.lit(1000 * self.fragments.pane_ms)
+        return start, start + 1000 * self.size_ms
 
     def _instant(self, micros: Column) -> Column:
         if not self.local:
@@ -272,7 +278,7 @@ def value_columns(split: Decomposition) -> tuple[list[Column], tuple[Partial, ..
 
 def spark_windows(layout: WindowLayout) -> StructType:
     """Return the schema of the windows' partials as Spark has it."""
-    names = pa.schema([*layout.groups, *layout.values])
+    names = pa.schema([*layout.groups, *layout.results])
     known = {field.name: field for field in spark_schema(names)}
     known[START] = StructField(START, LongType())
     return StructType([known[name] for name in layout.window.names])

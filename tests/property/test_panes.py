@@ -16,7 +16,8 @@ from penstock.operators.fragments import Fragmenter
 from penstock.operators.scan import PANE, Fragments, Partial
 from penstock.operators.windows import panes as panes_module
 from penstock.operators.windows import sliding_kernels
-from penstock.operators.windows.panes import ENTRY_PANE, START, Panes, WindowLayout
+from penstock.operators.windows.layout import ENTRY_PANE, START, WindowLayout
+from penstock.operators.windows.panes import Panes
 from penstock.operators.windows.several import SeveralPanes
 from penstock.operators.windows.spec import WindowSpec
 from tests.naive_panes import Row, Windows, aggregated, batches_of
@@ -31,8 +32,9 @@ PARTIALS = (
     Partial("last", "value", "last"),
     Partial("min", "pane_time", "first_at"),
     Partial("max", "pane_time", "last_at"),
+    Partial("distinct", "value", "different"),
 )
-TYPES = (pa.int64(), pa.int64(), *[pa.float64()] * 5, pa.int64(), pa.int64())
+TYPES = (pa.int64(), pa.int64(), *[pa.float64()] * 5, pa.int64(), pa.int64(), pa.list_(pa.float64()))
 TIMES = {"first": "first_at", "last": "last_at"}
 GROUPS = pa.schema([pa.field("group", pa.string())])
 FRAGMENTS = Fragments(1, "time", "ms", ("group",), PARTIALS)
@@ -50,6 +52,7 @@ AGGREGATES = {
     "max": lambda rows: max(_known(rows), default=None),
     "first": lambda rows: min(enumerate(rows), key=lambda it: (it[1].pane, it[0]))[1].value,
     "last": lambda rows: max(enumerate(rows), key=lambda it: (it[1].pane, it[0]))[1].value,
+    "different": lambda rows: len(set(_known(rows))),
 }
 
 
@@ -124,13 +127,12 @@ def test_windows_hold_what_brute_force_puts_into_them(
         assert got == expected
         late += done.late
         assert done.rows_in == len(batch)
-        units.append(state.delta())
+        units += stored([state.delta()])
         how = data.draw(st.sampled_from(["keep", "deltas", "snapshot"]))
         if how == "snapshot":
-            units = list(state.snapshot())
+            units = stored(state.snapshot())
         if how != "keep":
             state = Panes(layout)
-            units = stored(units)
             state.restore(units)
     assert late == oracle.late
 
@@ -228,12 +230,12 @@ def test_windows_of_two_sides_that_end_together_close_together(
                 assert before < row[START] + sizes[side] <= common
                 closed[side][row["group"], row[START]] = row["rows"]
         before = common
-        units.append(state.delta())
+        units += stored([state.delta()])
         how = data.draw(st.sampled_from(["keep", "deltas", "snapshot"]))
         if how == "snapshot":
-            units = list(state.snapshot())
+            units = stored(state.snapshot())
         if how != "keep":
-            state, units = SeveralPanes(layouts), stored(units)
+            state = SeveralPanes(layouts)
             state.restore(units)
     for side, some in enumerate(ordered):
         wanted: dict[Any, int] = defaultdict(int)

@@ -30,6 +30,7 @@ AGGS = {
     "spread": "stddev(v)",
     "ratio": "sum(v * n) / sum(n)",
     "large": "count(*) filter (where v > 5)",
+    "about": "approx_count_distinct(v)",
 }
 
 
@@ -137,8 +138,9 @@ def test_with_a_budget_keys_are_served_in_turn_also_after_a_restart(
     frame = place.input.frame(spark, SCHEMA)
 
     def windows() -> DataFrame:
-        serving: dict[str, Any] = {"mode": mode, "budget": 1, "weight": weight, "buckets": 1}
-        return ours(place, frame, key="k", size="10 s", slide="5 s", **serving)
+        distinct = {"v": "count(distinct v)", "parts": "count(distinct part) filter (where v > 5)"}
+        of = {"size": "10 s", "slide": "5 s", "mode": mode, "aggs": AGGS | distinct}
+        return ours(place, frame, key="k", budget=1, weight=weight, buckets=1, **of)
 
     place.run_until_drained(windows())
     place.input.add(table.slice(0, 1).set_column(0, "t", pa.array([LAST["t"]], table.schema[0].type)))
@@ -153,11 +155,13 @@ def test_with_a_budget_keys_are_served_in_turn_also_after_a_restart(
         by_key.setdefault(row["k"], []).append(row["window"]["start"])
         with duckdb.connect() as database:
             database.register("readings", table)
-            (count, total), *_ = database.execute(
-                "select count(*), sum(v) from readings where k is not distinct from ? and t >= ? and t < ?",
+            (expected, *_) = database.execute(
+                "select count(*), sum(v), count(distinct v), count(distinct part) filter (where v > 5) "
+                "from readings where k is not distinct from ? and t >= ? and t < ?",
                 [row["k"], row["window"]["start"], row["window"]["end"]],
             ).fetchall()
-        assert (row["rows"], row["total"]) == (count, total), "windows are neither cut nor mixed"
+        found = tuple(row[name] for name in ("rows", "total", "v", "parts"))
+        assert found == expected, "windows are neither cut nor mixed"
     assert all(starts == sorted(set(starts)) for starts in by_key.values())
 
 
@@ -173,6 +177,10 @@ def test_wrong_arguments_say_what_would_be_right(spark: SparkSession, tmp_path: 
         ({"aggs": {}}, "nothing is aggregated"),
         ({"aggs": {"a": "v + 1"}}, "no aggregate"),
         ({"aggs": {"a": "median(v)"}}, "cannot be made of panes"),
+        ({"aggs": {"a": "count(distinct k, part)"}}, "cannot be made of panes"),
+        ({"aggs": {"a": "count(distinct array(v))"}}, "not nested"),
+        ({"size": "10 rows", "slide": "5 s"}, "one is of rows"),
+        ({"size": "10 rows", "slide": "11 rows"}, "slide of windows"),
         ({"aggs": {"k": "count(*)"}}, "same name"),
         ({"mode": "lasy"}, "there is no such option"),
         ({"mode": "append", "budget": 3}, "all emitted at once"),
@@ -185,6 +193,42 @@ def test_wrong_arguments_say_what_would_be_right(spark: SparkSession, tmp_path: 
     ):
         with pytest.raises(InvalidUsageError, match=text):
             ours(place, df, **{"size": "10 s", **options})
+
+
+def test_windows_of_rows_are_those_of_duckdb_also_after_a_restart(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    place = Place(tmp_path)
+    table = readings(5, 300, 60, 4.0)
+    frame = place.input.frame(spark, SCHEMA)
+    aggs = {"rows": "count(*)", "total": "sum(v)", "different": "count(distinct n)", "newest": "last(n)"}
+
+    def windows() -> DataFrame:
+        return ours(place, frame, key="k", size="12 rows", slide="8 rows", delay="4 s", aggs=aggs)
+
+    early, late = cut(table, 5, 2)
+    end = table.slice(0, 1).set_column(0, "t", pa.array([LAST["t"]], table.schema[0].type))
+    place.input.add(early)
+    queries = [place.run(windows())]
+    place.input.add(late, end)
+    with fresh_workers(spark):
+        queries.append(place.run(windows()))
+    assert sum(m["late"] for query in queries for m in penstock.metrics(query)) == 0
+    found = windows_in(place, ["k", "window", *aggs])
+    with duckdb.connect() as database:
+        local = table["t"].cast(pa.timestamp("us"))
+        database.register("readings", table.set_column(0, "t", local))
+        expected = database.execute(
+            "with numbered as "
+            "(select *, row_number() over (partition by k order by t) - 1 as i from readings), "
+            "made as (select k, i, {'start': t, 'end': last(t) over w} as bounds, count(*) over w as rows, "
+            "sum(v) over w as total, list_unique(list(n) over w) as different, last(n) over w as newest "
+            "from numbered "
+            "window w as (partition by k order by i rows between current row and 11 following)) "
+            "select k, bounds, rows, total, different, newest from made where rows = 12 and i % 8 = 0"
+        ).fetchall()
+    assert len(expected) > 20
+    assert found == sorted((tuple(map(rounded, row)) for row in expected), key=repr)
 
 
 def test_rows_without_a_time_fail_the_query_or_are_counted(spark: SparkSession, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.assembly import Assembly
 from penstock.operators.partials import decompose
 from penstock.operators.windows.finish import Finish, Step
-from penstock.operators.windows.panes import START, Closed
+from penstock.operators.windows.layout import START, Closed
 
 TIME = pa.timestamp("us", "UTC")
 WINDOW = pa.struct([("start", TIME), ("end", TIME)])

@@ -231,6 +231,7 @@ def _queue() -> Graph:
         (lambda: readings().select(), "no columns"),
         (lambda: readings().window("load", size="1 s"), "a timestamp, or an integer with a unit"),
         (lambda: readings().window("seconds", size="1 s"), "unit='s'"),
+        (lambda: readings().window("time", size="100 rows"), "windows of so many rows"),
         (lambda: readings().window("time", size="1 s", unit="s"), "another unit"),
         (lambda: readings().window("tim", size="1 s"), "no column 'tim'.*mean 'time'"),
         (lambda: readings().window("time", size="1 s", slide="2 s"), "slide is longer"),

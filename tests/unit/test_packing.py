@@ -23,6 +23,8 @@ from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.packing import Packer
 from penstock.spark_ext.parcels import from_parcel, to_parcels
 from penstock.spark_ext.queue_operator import QueueOperator, share
+from penstock.spark_ext.row_windows import RowOrderPacker, arriving_rows
+from penstock.spark_ext.window_packing import EntryPacker, facts_of
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.cache import StateCache
 from tests.columns import KINDS, sliced
@@ -271,3 +273,31 @@ def test_a_restart_with_other_settings_is_refused(
     with pytest.raises(InvalidUsageError, match=f"another {name}"):
         _with(task, **changes).run("q", 1, 0, pointer, [], SimulatedClock(2))
     assert task.run("q", 1, 0, pointer, [], SimulatedClock(2))[0] is not None
+
+
+def test_rows_for_windows_of_rows_travel_with_their_times() -> None:
+    schema = pa.schema([("at", pa.timestamp("us")), ("k", pa.string()), ("v", pa.int32())])
+    rows = pa.RecordBatch.from_arrays(
+        [
+            pa.array([5, None, 7, 6], schema.field(0).type),
+            pa.array(["a", "a", None, "b"]),
+            pa.array(range(4)),
+        ],
+        names=schema.names,
+    )
+    arriving = arriving_rows(schema, "at", ("k",))
+
+    def packed(nulls: str) -> list[dict[str, Any]]:
+        packer = RowOrderPacker(schema, "at", EntryPacker(1, arriving, 4), nulls)
+        return [parcel for batch in packer([rows.slice(0, 1), rows.slice(1)]) for parcel in batch.to_pylist()]
+
+    with pytest.raises(InvalidUsageError, match="rows without a time"):
+        packed("error")
+    parcels = packed("drop")
+    assert sum(parcel["dropped"] for parcel in parcels) == 1
+    batches = [from_parcel(parcel["payload"]) for parcel in parcels if parcel["payload"]]
+    assert len(batches) == 4, "each bucket learns the newest time"
+    assert {facts_of(batch)[0] for batch in batches} == {7}
+    assert all(batch.schema.equals(arriving) for batch in batches)
+    found = sorted(tuple(row.values()) for batch in batches for row in batch.to_pylist() if row["k"])
+    assert found == [("a", 5, 0), ("b", 6, 3)]

@@ -66,6 +66,37 @@ def test_what_has_no_partial_of_fixed_size_is_not_decomposed(text: str) -> None:
     assert decompose({"n": "count(*)", "a": text}, "t") is None
 
 
+def test_counts_of_distinct_values_may_be_of_sets() -> None:
+    texts = {"a": "count(DISTINCT x)", "b": "count(DISTINCT x + y) FILTER (WHERE y > 0) / count(*)"}
+    found = decompose(texts, "t", sets=True)
+    assert found is not None
+    filtered = "CASE WHEN y > 0 THEN x + y END"
+    assert [(p.kind, p.expression) for p in found.partials] == [
+        *(("distinct", "x"), ("distinct", filtered), ("count", "*"))
+    ]
+    assert found.assembly["a"] == "distinct_x"
+    for text in ("count(DISTINCT x, y)", "sum(DISTINCT x)", "median(x)"):
+        assert decompose({"a": text}, "t", sets=True) is None
+
+
+def test_approximate_counts_are_sketches_of_hashes() -> None:
+    texts = {
+        "a": "approx_count_distinct(x)",
+        "b": "approx_count_distinct(x, 0.01)",
+        "c": "approx_count_distinct(x) FILTER (WHERE y > 0)",
+    }
+    found = decompose(texts, "t", sets=True)
+    assert found is not None
+    hashed = "CASE WHEN NOT (x) IS NULL THEN XXHASH64(x) END"
+    filtered = "CASE WHEN NOT (x) IS NULL AND (y > 0) THEN XXHASH64(x) END"
+    assert [(p.kind, p.expression, p.log2_size) for p in found.partials] == [
+        *(("sketch", hashed, 9), ("sketch", hashed, 14), ("sketch", filtered, 9))
+    ]
+    assert decompose(texts, "t") is None
+    with pytest.raises(InvalidUsageError, match="is a number"):
+        decompose({"a": "approx_count_distinct(x, y)"}, "t", sets=True)
+
+
 def test_names_of_partials_are_free() -> None:
     found = decompose({"a": "sum(a + b)", "b": "sum(a - b)", "c": "sum(pane)"}, "t", ["sum_a_b", "sum_pane"])
     assert found is not None

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.units import parse_duration_us
+from penstock.units import parse_duration_us, parse_rows
 
 
 @pytest.mark.parametrize(
@@ -90,3 +90,10 @@ def test_what_is_not_a_duration_is_refused_with_what_would_be(text: str, message
 def test_other_ways_to_write_numbers_are_refused(text: str) -> None:
     with pytest.raises(InvalidUsageError):
         parse_duration_us(text)
+
+
+def test_a_number_of_rows_is_no_duration() -> None:
+    found = [parse_rows(text) for text in ("100 rows", " 1ROW ", "100", "1.5 rows", "100 s", timedelta(1))]
+    assert found == [100, 1, None, None, None, None]
+    with pytest.raises(InvalidUsageError, match="no duration but a number of rows"):
+        parse_duration_us("100 rows")

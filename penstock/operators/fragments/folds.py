@@ -7,15 +7,21 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.fragments import kernels
 from penstock.operators.fragments.keys import as_integers, integers_of
 from penstock.operators.scan import Partial
+from penstock.operators.sketches import hashes_in, hashes_of, images_of, least_hashes
+from penstock.state_store.key_index import KeyIndex
+from penstock.state_store.keys import KeyCodec
 
 __all__ = ["Fold", "Row", "Runs", "fold_of"]
 
 _LEAST = 1024
+_LEAST_HASHES = 1 << 16
+_NO_THETA = np.uint64(2**63 - 1)
 
 Slots = npt.NDArray[np.int32]
 Column: TypeAlias = "pa.Array[Any]"
@@ -58,6 +64,12 @@ def fold_of(partial: Partial, kind: pa.DataType) -> Fold:
         return _Count()
     if partial.kind in ("first", "last"):
         return Row(kind, last=partial.kind == "last")
+    if partial.kind == "distinct" and not pa.types.is_nested(kind):
+        return _Distinct(kind)
+    if partial.kind == "union":
+        return _Distinct(kind.value_type, of_lists=True)
+    if partial.kind == "sketch":
+        return _Sketch(kind, partial.log2_size)
     number = pa.types.is_signed_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
     if partial.kind in ("min", "max") and (number or as_integers(kind) is not None):
         return _Extreme(kind, greatest=partial.kind == "max")
@@ -65,7 +77,8 @@ def fold_of(partial: Partial, kind: pa.DataType) -> Fold:
         return _Sum(kind, squares=partial.kind == "sum_of_squares")
     raise InvalidUsageError(
         "a partial aggregate cannot be made of this type",
-        hint="min and max are of integers, floats, dates and times, sum of numbers, first and last of any",
+        hint="min and max are of integers, floats, dates and times, sum of numbers, distinct of what is not "
+        "nested, first and last of any",
         kind=partial.kind,
         type=str(kind),
         expression=partial.expression,
@@ -218,3 +231,81 @@ class Row:
         if count <= 1:
             return pa.array([], self._kind)
         return pa.concat_arrays(self._kept).take(pa.array(self._rows[1:count]))
+
+
+class _Distinct:
+    """The different values of each slot, in order of first appearance; or what is in any of its lists."""
+
+    def __init__(self, kind: pa.DataType, *, of_lists: bool = False) -> None:
+        self._of_lists = of_lists
+        self._codec = KeyCodec([pa.field("slot", pa.int64()), pa.field("value", kind)])
+        self._known = KeyIndex()
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        values = _given(values)
+        if self._of_lists:
+            slots = np.repeat(slots, pc.list_value_length(values).to_numpy())
+            values = values.flatten()
+        if values.null_count:
+            slots = _without_nulls(slots, values)
+        if not slots.all():
+            values, slots = values.take(pa.array(np.flatnonzero(slots))), slots[slots > 0]
+        if len(slots):
+            self._known.find_or_add(self._codec.encode([pa.array(slots, pa.int64()), values]))
+
+    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+        return False
+
+    def result(self, count: int) -> Column:
+        every = np.arange(len(self._known))
+        slots, values = self._codec.decode(self._known.words, self._known.starts(every))
+        order = np.argsort(slots.to_numpy(), kind="stable")
+        bounds = np.searchsorted(slots.to_numpy()[order], np.arange(1, count + 1))
+        return pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), values.take(pa.array(order)))
+
+
+class _Sketch:
+    """A sketch of the different hashes of each slot, which are 64-bit integers; or of sketches, united."""
+
+    def __init__(self, kind: pa.DataType, log2_size: int) -> None:
+        self._of_sketches = pa.types.is_binary(kind)
+        self._log2_size = log2_size
+        self._slots, self._hashes = np.zeros(0, np.int64), np.zeros(0, np.uint64)
+        self._thetas = np.zeros(0, np.uint64)
+        """Of each slot the first hash that it has no room for; the greatest number while it has room."""
+        self._added: list[tuple[npt.NDArray[Any], npt.NDArray[np.uint64]]] = []
+        self._room = _LEAST_HASHES
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        values = _given(values)
+        if self._of_sketches:
+            sizes, hashes = hashes_in(values)
+            slots = np.repeat(slots, sizes)
+        else:
+            hashes = hashes_of(_numbers(values))
+            slots = _without_nulls(slots, values) if values.null_count else slots
+        known = len(self._thetas)
+        self._thetas = _grown(self._thetas, count)
+        self._thetas[known:] = _NO_THETA
+        there = (slots > 0) & (hashes < self._thetas[slots])
+        self._added.append((slots[there].astype(np.int64), hashes[there]))
+        if sum(len(one) for one, _ in self._added) > self._room:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Keep of all hashes what the sketches need."""
+        added, self._added = self._added, []
+        slots = np.concatenate([self._slots, *(one for one, _ in added)])
+        hashes = np.concatenate([self._hashes, *(one for _, one in added)])
+        self._slots, self._hashes = least_hashes(slots, hashes, self._log2_size)
+        self._room = max(len(self._slots), _LEAST_HASHES)
+        last = np.flatnonzero(np.diff(self._slots, append=-1))
+        full = last[np.diff(last, prepend=-1) > 1 << self._log2_size]
+        self._thetas[self._slots[full]] = self._hashes[full]
+
+    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+        return False
+
+    def result(self, count: int) -> Column:
+        self._fold()
+        return images_of(self._slots - 1, self._hashes, self._log2_size, count - 1)

@@ -18,7 +18,7 @@ from penstock.operators.scan import PANE, Fragments, PartialKind
 
 __all__ = ["Fragmenter", "combined"]
 
-_ADDED: dict[PartialKind, PartialKind] = {"count": "sum", "sum_of_squares": "sum"}
+_ADDED: dict[PartialKind, PartialKind] = {"count": "sum", "sum_of_squares": "sum", "distinct": "union"}
 """How partials of a kind are combined, where that is another kind."""
 
 _SLOTS, _TABLE = 1024, 2048

@@ -17,7 +17,7 @@ from penstock.errors import InternalError
 from penstock.operators.assembly import Assembly
 from penstock.operators.evaluate import evaluate, type_of
 from penstock.operators.expression import Expression
-from penstock.operators.windows.panes import START, Closed
+from penstock.operators.windows.layout import START, Closed
 
 __all__ = ["Finish", "Step"]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -12,22 +11,22 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit
-from penstock.operators.scan import Partial
 from penstock.operators.stream import Integers
 from penstock.operators.windows import sliding_kernels as kernels
 from penstock.operators.windows.groups import GroupCodec
+from penstock.operators.windows.layout import (
+    ENTRY_PANE,
+    Assembled,
+    Closed,
+    Found,
+    Settled,
+    WindowLayout,
+)
 from penstock.operators.windows.sliding import slide
-from penstock.operators.windows.spec import WindowSpec
 from penstock.state_store.key_index import KeyIndex
 from penstock.state_store.keys import Keys
 
-__all__ = ["ENTRY_PANE", "START", "Assembled", "Closed", "Panes", "Settled", "WindowLayout"]
-
-ENTRY_PANE = "__penstock_pane"
-"""The column of an entry that has its pane's number."""
-
-START = "__penstock_start"
-"""The column of a window that has the number of its first pane."""
+__all__ = ["Panes", "empty", "sorted_by"]
 
 _UNIT_ENTRIES = 1 << 20
 _CHUNK_WINDOWS = 1 << 20
@@ -39,118 +38,6 @@ _SILENT = 2
 """Groups are numbered anew once there were so many for each that has entries."""
 _WIDE = 4
 """Values of a range up to so many times their number are sorted by counting."""
-
-
-@dataclass(frozen=True)
-class WindowLayout:
-    """What windows are made of.
-
-    Parameters
-    ----------
-    spec : WindowSpec
-        Size and slide.
-    groups : pyarrow.Schema
-        The group columns; none makes one group.
-    partials : tuple of Partial
-        What an entry holds.
-    types : tuple of pyarrow.DataType
-        Of the partials.
-    times : mapping of str to str
-        For each partial of kind ``first`` or ``last`` the partial that says at what time it was.
-    rows : str
-        The partial that counts the rows of an entry.
-    """
-
-    spec: WindowSpec
-    groups: pa.Schema
-    partials: tuple[Partial, ...]
-    types: tuple[pa.DataType, ...]
-    times: Mapping[str, str]
-    rows: str
-
-    @property
-    def values(self) -> pa.Schema:
-        """The schema of partials."""
-        return pa.schema(
-            [pa.field(one.name, kind) for one, kind in zip(self.partials, self.types, strict=True)]
-        )
-
-    @property
-    def entry(self) -> pa.Schema:
-        """The schema of an entry: groups, `ENTRY_PANE`, partials."""
-        return pa.schema([*self.groups, pa.field(ENTRY_PANE, pa.int64()), *self.values])
-
-    @property
-    def window(self) -> pa.Schema:
-        """The schema of a window: groups, `START`, partials."""
-        return pa.schema([*self.groups, pa.field(START, pa.int64()), *self.values])
-
-
-@dataclass(frozen=True, slots=True)
-class Assembled:
-    """What one micro-batch did.
-
-    Attributes
-    ----------
-    windows : list of pyarrow.RecordBatch
-        Windows that closed, of `WindowLayout.window`; those of a group in their order.
-    rows_in, late : int
-        Rows that the entries stand for: all, and those of which no window is open any more.
-    groups : int
-        Groups that still have an open window.
-    closed : int
-        How many windows closed.
-    """
-
-    windows: list[pa.RecordBatch]
-    rows_in: int
-    late: int
-    groups: int
-    closed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """Some windows that closed.
-
-    Attributes
-    ----------
-    groups : list of pyarrow.Array
-        Groups, each once.
-    of : pyarrow.Array of int64
-        Of each window its place in `groups`.
-    starts : pyarrow.Array of int64
-        The number of each window's first pane.
-    values : pyarrow.RecordBatch
-        Its partials.
-    """
-
-    groups: list[pa.Array[Any]]
-    of: pa.Array[Any]
-    starts: pa.Array[Any]
-    values: pa.RecordBatch
-
-    def batch(self, schema: pa.Schema) -> pa.RecordBatch:
-        """Return them with their groups, of `WindowLayout.window`."""
-        groups = [column.take(self.of) for column in self.groups]
-        return pa.RecordBatch.from_arrays([*groups, self.starts, *self.values.columns], schema=schema)
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """Panes of which nothing more comes.
-
-    Attributes
-    ----------
-    ids, panes : int64 arrays
-        The numbers of groups, and of panes.
-    rows : pyarrow.RecordBatch
-        Their partials.
-    """
-
-    ids: Integers
-    panes: Integers
-    rows: pa.RecordBatch
 
 
 class Panes:
@@ -179,7 +66,7 @@ class Panes:
         self._panes = np.zeros(0, np.int64)
         self._fresh = np.zeros(0, np.bool_)
         self._in_order = 0
-        self._entries = [_empty(layout.values)]
+        self._entries = [empty(layout.values)]
         self.watermark: int | None = None
         """All panes before it have arrived, but for late ones; None before the first entry."""
         self._next: int | None = None
@@ -214,17 +101,15 @@ class Panes:
         finish : callable, optional
             What is done with windows in batches of bounded size; its results stand in their place.
         """
-        rows_in, late = self._enter(list(arriving))
-        if watermark is not None:
-            self.watermark = watermark if self.watermark is None else max(self.watermark, watermark)
+        rows_in, late = self._enter(list(arriving), watermark)
         count, windows = 0, []
         for closed in self._close():
             count += len(closed.of)
             windows.append(closed.batch(self._layout.window) if finish is None else finish(closed))
         return Assembled(windows, rows_in, late, self._live(), count)
 
-    def _enter(self, arriving: list[pa.RecordBatch]) -> tuple[int, int]:
-        """Add entries; return how many rows they stand for, and how many of these are late."""
+    def _enter(self, arriving: list[pa.RecordBatch], watermark: int | None) -> tuple[int, int]:
+        """Add entries, then note the watermark; return how many rows came, and how many of these are late."""
         layout, rows, late = self._layout, 0, 0
         oldest = self._oldest
         for batch in arriving:
@@ -236,7 +121,12 @@ class Panes:
             else:
                 late += int(counts[behind].sum())
                 self._append(batch.filter(pa.array(~behind)), fresh=True)
+        self._pass(watermark)
         return rows, late
+
+    def _pass(self, watermark: int | None) -> None:
+        if watermark is not None:
+            self.watermark = watermark if self.watermark is None else max(self.watermark, watermark)
 
     @property
     def _oldest(self) -> int | None:
@@ -255,25 +145,37 @@ class Panes:
         rows_in, late : int
             Rows that came, and those of panes that were handed over before.
         """
-        rows_in, late = self._enter(list(arriving))
-        if watermark is not None:
-            self.watermark = watermark if self.watermark is None else max(self.watermark, watermark)
-        border = _LEAST if self.watermark is None else self.watermark
-        if not (self._panes < border).any():
+        rows_in, late = self._enter(list(arriving), watermark)
+        if not self._done().any():
             none = np.zeros(0, np.int64)
-            return Settled(none, none, _empty(self._layout.values)), rows_in, late
+            return Settled(none, none, empty(self._layout.values)), rows_in, late
         self._sort()
-        chosen = np.flatnonzero(self._panes < border)
+        chosen = np.flatnonzero(self._done())
         ids, panes, entries = self._ids[chosen], self._panes[chosen], self._whole().take(pa.array(chosen))
         starts = np.empty(len(ids), np.int64)
         low = starts[: kernels.find_runs(ids, panes, starts)]
         if len(low) < len(ids):
             high = np.append(low[1:], len(ids))
-            entries = slide(self._layout.partials, self._layout.times, panes, entries, low, high)
+            entries = slide(
+                self._layout.partials, self._layout.times, panes, entries, low, high, closing=False
+            )
             ids, panes = ids[low], panes[low]
-        order = _sorted(panes, np.arange(len(panes)))
-        self._keep(self._panes >= border)
+        order = self._in_time(panes, entries)
+        self._keep(~self._done())
         return Settled(ids[order], panes[order], entries.take(pa.array(order))), rows_in, late
+
+    def _done(self) -> npt.NDArray[np.bool_]:
+        """Return which entries are of panes of which nothing more comes."""
+        return self._panes < (_LEAST if self.watermark is None else self.watermark)
+
+    def _in_time(self, panes: Integers, entries: pa.RecordBatch) -> Integers:
+        """Return panes, which are sorted by group, in the order in which they settled."""
+        return sorted_by(panes, np.arange(len(panes)))
+
+    @property
+    def border(self) -> int | None:
+        """The pane before which all panes of all groups have settled; None if there is no such."""
+        return self.watermark
 
     @property
     def groups(self) -> int:
@@ -297,11 +199,14 @@ class Panes:
         if not rows:
             return
         keys = self._codec.encode([batch.column(name) for name in layout.groups.names], rows)
-        self._ids = np.concatenate([self._ids, self._index.find_or_add(keys)])
-        self._panes = np.concatenate([self._panes, batch.column(ENTRY_PANE).to_numpy()])
-        self._fresh = np.concatenate([self._fresh, np.full(rows, fresh)])
-        values = [batch.column(name) for name in layout.values.names]
-        self._entries.append(pa.RecordBatch.from_arrays(values, schema=layout.values))
+        ids, panes = self._index.find_or_add(keys), batch.column(ENTRY_PANE).to_numpy()
+        self._add(ids, panes, [batch.column(name) for name in layout.values.names], fresh=fresh)
+
+    def _add(self, ids: Integers, panes: Integers, values: list[pa.Array[Any]], *, fresh: bool) -> None:
+        self._ids = np.concatenate([self._ids, ids])
+        self._panes = np.concatenate([self._panes, panes])
+        self._fresh = np.concatenate([self._fresh, np.full(len(ids), fresh)])
+        self._entries.append(pa.RecordBatch.from_arrays(values, schema=self._layout.values))
 
     def _close(self) -> Iterator[Closed]:
         """Yield the windows that the watermark closes, and let go of what no other needs."""
@@ -316,7 +221,8 @@ class Panes:
         if last < first:
             return
         self._sort()
-        yield from self._windows(first, last)
+        for found in self._found(self._panes, first, last):
+            yield self._closed(found)
         self._keep(self._panes >= spec.start(self._next))
 
     def _sort(self) -> None:
@@ -324,8 +230,8 @@ class Panes:
         known, count = self._in_order, len(self)
         if known == count:
             return
-        order = _sorted(self._panes[known:], np.arange(count - known))
-        order = _sorted(self._ids[known:], order) + known
+        order = sorted_by(self._panes[known:], np.arange(count - known))
+        order = sorted_by(self._ids[known:], order) + known
         if known:
             merged = np.empty(count, np.int64)
             kernels.merge(self._ids, self._panes, known, order, merged)
@@ -363,9 +269,9 @@ class Panes:
         self._index = KeyIndex()
         self._ids = self._index.find_or_add(self._codec.encode(groups, len(known)))[again]
 
-    def _windows(self, first: int, last: int) -> Iterator[Closed]:
+    def _found(self, panes: Integers, first: int, last: int) -> Iterator[Found]:
         """Return the windows from `first` to `last`, of sorted entries, in batches of bounded size."""
-        spec, ids, panes = self._layout.spec, self._ids, self._panes
+        spec, ids = self._layout.spec, self._ids
         count = kernels.count_windows(ids, panes, spec.size, spec.slide, first, last)
         pieces = -(-count // _CHUNK_WINDOWS)
         cuts = [int(np.searchsorted(ids, ids[len(ids) * i // pieces])) for i in range(1, pieces)]
@@ -379,12 +285,16 @@ class Panes:
             kernels.find_windows(
                 ids[piece], panes[piece], spec.size, spec.slide, first, last, groups, windows, low, high
             )
-            known, of = self._groups(groups)
-            yield Closed(known, of, pa.array(windows * spec.slide), self._slide(piece, low, high))
+            yield Found(piece, groups, windows, low, high)
 
-    def _slide(self, piece: slice, low: Integers, high: Integers) -> pa.RecordBatch:
-        entries = self._whole().slice(piece.start, piece.stop - piece.start)
-        return slide(self._layout.partials, self._layout.times, self._panes[piece], entries, low, high)
+    def _closed(self, found: Found) -> Closed:
+        known, of = self._groups(found.groups)
+        values = self._slide(found.piece, found.low, found.high, closing=True)
+        return Closed(known, of, pa.array(found.windows * self._layout.spec.slide), values)
+
+    def _slide(self, piece: slice, low: Integers, high: Integers, *, closing: bool) -> pa.RecordBatch:
+        layout, entries = self._layout, self._whole().slice(piece.start, piece.stop - piece.start)
+        return slide(layout.partials, layout.times, self._panes[piece], entries, low, high, closing=closing)
 
     def _groups(self, ids: Integers) -> tuple[list[pa.Array[Any]], pa.Array[Any]]:
         """Return the groups of ids, of which equal ones stand together, and of each id the place in them."""
@@ -444,16 +354,17 @@ class Panes:
             return
         low = starts[:count]
         high = np.append(low[1:], len(self))
-        self._entries = [self._slide(slice(0, len(self)), low, high)]
+        self._entries = [self._slide(slice(0, len(self)), low, high, closing=False)]
         self._ids, self._panes, self._fresh = self._ids[low], self._panes[low], self._fresh[low]
         self._in_order = count
 
 
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
+def empty(schema: pa.Schema) -> pa.RecordBatch:
+    """Return no rows of a schema."""
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
-def _sorted(values: Integers, order: Integers) -> Integers:
+def sorted_by(values: Integers, order: Integers) -> Integers:
     """Return rows, which are in some order, by value; those of equal values stay in that order."""
     if not len(values):
         return order

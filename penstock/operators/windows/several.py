@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit
-from penstock.operators.windows.panes import Assembled, Panes, WindowLayout
+from penstock.operators.windows.layout import Assembled, WindowLayout
+from penstock.operators.windows.panes import Panes
 
 __all__ = ["SeveralPanes"]
 

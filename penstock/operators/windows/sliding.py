@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.operators.fragments.folds import fold_of
 from penstock.operators.fragments.keys import as_integers, integers_of
 from penstock.operators.scan import Partial
+from penstock.operators.sketches import estimates
 from penstock.operators.stream import Integers
 from penstock.operators.windows import sliding_kernels as kernels
+from penstock.state_store.key_index import KeyIndex
+from penstock.state_store.keys import KeyCodec
 
-__all__ = ["slide"]
+__all__ = ["slide", "type_in_windows"]
 
 _Column: TypeAlias = "pa.Array[Any]"
 
@@ -26,6 +31,8 @@ def slide(
     entries: pa.RecordBatch,
     low: Integers,
     high: Integers,
+    *,
+    closing: bool,
 ) -> pa.RecordBatch:
     """Combine the partials of ranges of entries.
 
@@ -44,16 +51,28 @@ def slide(
         n rows, a column for each partial.
     low, high : int64 arrays of m
         The ranges, none empty; of one group they only grow.
+    closing : bool
+        Whether the ranges are windows, whose partials nothing combines any more. If not, each entry is in
+        one range.
 
     Returns
     -------
     pyarrow.RecordBatch
-        m rows of the same schema.
+        m rows: entries, or partials of windows (`type_in_windows`).
     """
     columns = []
     for partial in partials:
         column = entries.column(partial.name)
         match partial.kind:
+            case "distinct" if closing:
+                columns.append(_count_distinct(column, low, high))
+            case "sketch" if closing:
+                columns.append(pa.array(estimates(column, low, high, partial.log2_size)))
+            case "distinct" | "sketch":
+                united = replace(partial, kind="union") if partial.kind == "distinct" else partial
+                fold = fold_of(united, column.type)
+                fold.add(np.repeat(np.arange(1, len(low) + 1), high - low), panes, column, len(low) + 1)
+                columns.append(fold.result(len(low) + 1))
             case "count" | "sum" | "sum_of_squares":
                 columns.append(_sum(column, low, high))
             case "min" | "max":
@@ -64,7 +83,12 @@ def slide(
                 pick = kernels.slide_first if partial.kind == "first" else kernels.slide_last
                 pick(panes, when, low, high, at)
                 columns.append(column.take(pa.array(at)))
-    return pa.RecordBatch.from_arrays(columns, schema=entries.schema.remove_metadata())
+    return pa.RecordBatch.from_arrays(columns, [partial.name for partial in partials])
+
+
+def type_in_windows(partial: Partial, kind: pa.DataType) -> pa.DataType:
+    """Return the type of a window's partial by that of an entry's: of sets and sketches it is a number."""
+    return pa.int64() if partial.kind in ("distinct", "sketch") else kind
 
 
 def _seen(column: _Column, low: Integers, high: Integers) -> npt.NDArray[np.bool_] | None:
@@ -123,3 +147,13 @@ def _extreme(column: _Column, greatest: bool, low: Integers, high: Integers) -> 
     best = values[at]
     found = pa.array(best, mask=None if seen is None else ~seen)
     return found if found.type == column.type else found.view(column.type)
+
+
+def _count_distinct(column: _Column, low: Integers, high: Integers) -> _Column:
+    bounds = column.offsets.to_numpy().astype(np.int64)
+    values = column.values.slice(bounds[0], bounds[-1] - bounds[0])
+    known, bounds = KeyIndex(), bounds - bounds[0]
+    numbers = known.find_or_add(KeyCodec([pa.field("value", values.type)]).encode([values]))
+    counts = np.empty(len(low), np.int64)
+    kernels.slide_distinct(numbers, bounds[low], bounds[high], np.zeros(len(known), np.int64), counts)
+    return pa.array(counts)

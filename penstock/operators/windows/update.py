@@ -16,7 +16,8 @@ from penstock.operators.staleness import Staleness
 from penstock.operators.stream import Integers
 from penstock.operators.update_queue import Enqueued, Served
 from penstock.operators.weights import KeyWeights, shares_of
-from penstock.operators.windows.panes import Panes, Settled, WindowLayout
+from penstock.operators.windows.by_rows import panes_of
+from penstock.operators.windows.layout import RowLayout, Settled, WindowLayout
 from penstock.operators.windows.queue import WindowQueue
 from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.sliding import slide
@@ -34,9 +35,9 @@ class Entering:
     Attributes
     ----------
     entries : list of pyarrow.RecordBatch
-        Of `WindowLayout.entry`, in order of arrival.
+        Of `WindowLayout.entry` or `RowLayout.arriving`, in order of arrival.
     watermark : int or None
-        All panes before it have arrived.
+        All panes before it have arrived; of rows, all that are not after it.
     """
 
     entries: list[pa.RecordBatch]
@@ -71,9 +72,11 @@ class UpdateWindows:
     ) -> None:
         self.weights = weights
         self._layout = layout
-        self._panes = Panes(layout, settles=True)
-        spec, weighted = layout.spec, weights is not None
-        self._queue = WindowQueue(mode, spec.size, spec.slide, layout.values, policy, weighted=weighted)
+        self._panes = panes_of(layout, settles=True)
+        self._queue = WindowQueue(
+            mode, layout.spec.size, layout.spec.slide, layout.values, policy,
+            weighted=weights is not None, first_pane=0 if isinstance(layout, RowLayout) else None,
+        )  # fmt: skip
         self._stored = 0
 
     def __len__(self) -> int:
@@ -138,7 +141,7 @@ class UpdateWindows:
         settled, rows_in, late = self._panes.settle(arrivals.entries, arrivals.watermark)
         entered = self._queue.enqueue(
             settled.ids, settled.panes, settled.rows, now_us,
-            watermark=self._panes.watermark, shares=self._shares(settled),
+            watermark=self._panes.border, shares=self._shares(settled),
         )  # fmt: skip
         return Enqueued(rows_in, conflated=entered.disregarded, late=late)
 
@@ -162,9 +165,8 @@ class UpdateWindows:
         """Serve up to `limit` groups; the rows are of `WindowLayout.window`."""
         served = self._queue.dequeue(limit, now_us)
         layout = self._layout
-        values = slide(
-            layout.partials, layout.times, served.panes, served.rows, served.bounds[:-1], served.bounds[1:]
-        )
+        low, high = served.bounds[:-1], served.bounds[1:]
+        values = slide(layout.partials, layout.times, served.panes, served.rows, low, high, closing=True)
         columns = [*self._panes.groups_of(served.ids), pa.array(served.start_pane), *values.columns]
         rows = pa.RecordBatch.from_arrays(columns, schema=layout.window)
         return Served(rows, served.ids, served.arrived_us, served.staleness_us, served.booked_us)

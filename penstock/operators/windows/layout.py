@@ -1,0 +1,180 @@
+"""What windows are made of, and what comes out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.operators.scan import Partial
+from penstock.operators.stream import Integers
+from penstock.operators.windows.sliding import type_in_windows
+from penstock.operators.windows.spec import WindowSpec
+
+__all__ = ["ENTRY_PANE", "START", "Assembled", "Closed", "Found", "RowLayout", "Settled", "WindowLayout"]
+
+ENTRY_PANE = "__penstock_pane"
+"""The column of an entry that has its pane's number."""
+
+START = "__penstock_start"
+"""The column of a window that has the number of its first pane."""
+
+
+@dataclass(frozen=True)
+class WindowLayout:
+    """What windows are made of.
+
+    Parameters
+    ----------
+    spec : WindowSpec
+        Size and slide.
+    groups : pyarrow.Schema
+        The group columns; none makes one group.
+    partials : tuple of Partial
+        What an entry holds.
+    types : tuple of pyarrow.DataType
+        Of the partials.
+    times : mapping of str to str
+        For each partial of kind ``first`` or ``last`` the partial that says at what time it was.
+    rows : str
+        The partial that counts the rows of an entry.
+    """
+
+    spec: WindowSpec
+    groups: pa.Schema
+    partials: tuple[Partial, ...]
+    types: tuple[pa.DataType, ...]
+    times: Mapping[str, str]
+    rows: str
+
+    @property
+    def values(self) -> pa.Schema:
+        """The schema of partials."""
+        return pa.schema(
+            [pa.field(one.name, kind) for one, kind in zip(self.partials, self.types, strict=True)]
+        )
+
+    @property
+    def results(self) -> pa.Schema:
+        """The schema of partials of windows."""
+        both = zip(self.partials, self.types, strict=True)
+        return pa.schema([pa.field(one.name, type_in_windows(one, kind)) for one, kind in both])
+
+    @property
+    def entry(self) -> pa.Schema:
+        """The schema of an entry: groups, `ENTRY_PANE`, partials."""
+        return pa.schema([*self.groups, pa.field(ENTRY_PANE, pa.int64()), *self.values])
+
+    @property
+    def window(self) -> pa.Schema:
+        """The schema of a window: groups, `START`, partials."""
+        return pa.schema([*self.groups, pa.field(START, pa.int64()), *self.results])
+
+
+@dataclass(frozen=True)
+class RowLayout(WindowLayout):
+    """What windows of so many rows are made of; a pane is of rows, too.
+
+    Parameters
+    ----------
+    pane_rows : int
+        How many rows of a group make a pane.
+    arriving : pyarrow.Schema
+        Of rows: groups, `ENTRY_PANE` with the time, and the values of partials, named as their expressions.
+    end : str
+        The partial that is the greatest time.
+    """
+
+    pane_rows: int
+    arriving: pa.Schema
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """What one micro-batch did.
+
+    Attributes
+    ----------
+    windows : list of pyarrow.RecordBatch
+        Windows that closed, of `WindowLayout.window`; those of a group in their order.
+    rows_in, late : int
+        Rows that the entries stand for: all, and those of which no window is open any more.
+    groups : int
+        Groups that still have an open window.
+    closed : int
+        How many windows closed.
+    """
+
+    windows: list[pa.RecordBatch]
+    rows_in: int
+    late: int
+    groups: int
+    closed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Some windows that closed.
+
+    Attributes
+    ----------
+    groups : list of pyarrow.Array
+        Groups, each once.
+    of : pyarrow.Array of int64
+        Of each window its place in `groups`.
+    starts : pyarrow.Array of int64
+        The number of each window's first pane.
+    values : pyarrow.RecordBatch
+        Its partials.
+    """
+
+    groups: list[pa.Array[Any]]
+    of: pa.Array[Any]
+    starts: pa.Array[Any]
+    values: pa.RecordBatch
+
+    def batch(self, schema: pa.Schema) -> pa.RecordBatch:
+        """Return them with their groups, of `WindowLayout.window`."""
+        groups = [column.take(self.of) for column in self.groups]
+        return pa.RecordBatch.from_arrays([*groups, self.starts, *self.values.columns], schema=schema)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Panes of which nothing more comes.
+
+    Attributes
+    ----------
+    ids, panes : int64 arrays
+        The numbers of groups, and of panes.
+    rows : pyarrow.RecordBatch
+        Their partials.
+    """
+
+    ids: Integers
+    panes: Integers
+    rows: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Windows, and which entries they have.
+
+    Attributes
+    ----------
+    piece : slice
+        Some of the entries.
+    groups, windows : int64 arrays
+        Numbers of the groups and of the windows.
+    low, high : int64 arrays
+        Of each window the range of its entries within the piece.
+    """
+
+    piece: slice
+    groups: Integers
+    windows: Integers
+    low: Integers
+    high: Integers
