@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,9 @@ from tests.states import DictState, Later, content_of, links_of, names_of
 from tests.streams import STREAM, enqueue
 
 pytestmark = pytest.mark.usefixtures("unsynced")
+
+_SEEDS = range(int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 8))
+"""Of random histories."""
 
 
 @pytest.fixture
@@ -457,7 +461,7 @@ def test_a_pointer_is_chosen_while_the_query_runs(
         assert pointer.version > number
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", _SEEDS)
 @pytest.mark.parametrize("retain_versions", [1, 2, 4])
 def test_garbage_is_what_the_arrival_of_the_committed_pointer_proves_needless(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch, seed: int, retain_versions: int
@@ -471,7 +475,7 @@ def test_garbage_is_what_the_arrival_of_the_committed_pointer_proves_needless(
     history.collect_by_the_checkpoint()
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", _SEEDS)
 @pytest.mark.parametrize("retain_versions", [1, 3])
 def test_without_the_checkpoint_it_may_point_at_any_version_that_can_be_loaded(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch, seed: int, retain_versions: int
