@@ -68,7 +68,7 @@ def session(master: str = "local[2]", **settings: str) -> Any:
     """Return a Spark session as all contenders get it."""
     from pyspark.sql import SparkSession
 
-    from penstock.jobs.warm_up import class_archive, option
+    from penstock.jobs.warm_up import archive_options
     from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 
     base = {
@@ -80,9 +80,8 @@ def session(master: str = "local[2]", **settings: str) -> Any:
         "spark.sql.streaming.metricsEnabled": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
         DAEMON_SETTING: DAEMON,
+        **archive_options(),
     }
-    if (archive := class_archive()).exists():
-        base["spark.driver.defaultJavaOptions"] = option(archive)
     builder = SparkSession.builder.master(master)
     for name, value in {**base, **settings}.items():
         builder = builder.config(name, value)
@@ -182,10 +181,10 @@ def machine() -> str:
     """Return one line about machine and versions."""
     from importlib.metadata import version
 
-    from penstock.jobs.warm_up import class_archive
+    from penstock.jobs.warm_up import archive_options
 
     packages = ", ".join(f"{p} {version(p)}" for p in ("pyspark", "pyarrow", "numba", "numpy"))
-    archive = "Spark's classes archived" if class_archive().exists() else "no archive of Spark's classes"
+    archive = "Spark's classes archived" if archive_options() else "no archive of Spark's classes"
     return f"{os.cpu_count()} cores, Python {platform.python_version()}, {packages}, {archive}"
 
 

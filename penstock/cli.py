@@ -330,19 +330,23 @@ def simulate(
 
 
 @app.command("warm-up")
-def warm_up(debug: DebugOption = False) -> None:
+def warm_up(
+    if_missing: Annotated[bool, typer.Option("--if-missing", help="Only where there is no archive.")] = False,
+    debug: DebugOption = False,
+) -> None:
     """Compile kernels and archive Spark's classes: later runs on this machine start in half the time.
 
-    Once for a Python environment and its Java; takes half a minute to two minutes, and 200 MB below
+    Once for a Python environment and its Java; takes half a minute to two minutes, and 200 MB in
     ~/.cache/penstock.
     """
     with errors(debug=debug):
         from penstock.jobs.warm_up import class_archive, make_class_archive
 
-        archive = class_archive()
-        typer.echo("running small queries; this takes a while", err=True)
-        make_class_archive(archive)
-        typer.echo(f"{archive}: {size(archive.stat().st_size)}")
+        there = class_archive()
+        if not (if_missing and there is not None and there.exists()):
+            typer.echo("running small queries; this takes a while", err=True)
+            there = make_class_archive()
+        typer.echo(f"{there}: {size(there.stat().st_size)}")
 
 
 app.command()(ingest)

@@ -15,7 +15,9 @@ from penstock.jobs.warm_up import class_archive, option
 # archive is that of script/test.
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _ARCHIVE = class_archive(Path(sys.prefix, "cache", "penstock"))
-os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{_JVM} {option(_ARCHIVE)}" if _ARCHIVE.exists() else _JVM)
+os.environ.setdefault(
+    "SPARK_SUBMIT_OPTS", f"{_JVM} {option(_ARCHIVE)}" if _ARCHIVE and _ARCHIVE.exists() else _JVM
+)
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", _JVM)
 
 # The first call of a kernel may compile it, which no deadline should count.

@@ -13,7 +13,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidUsageError, UnavailableError
-from penstock.jobs.warm_up import class_archive, option
+from penstock.jobs.warm_up import archive_options
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 
 __all__ = ["is_local", "open_session"]
@@ -114,8 +114,8 @@ def open_session(
                 # Workers would otherwise run `python3` of the path, which need not have the dependencies.
                 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
                 builder = builder.config(DAEMON_SETTING, DAEMON)
-            if (archive := class_archive()).exists():
-                builder = builder.config("spark.driver.defaultJavaOptions", option(archive))
+            for setting, value in archive_options().items():
+                builder = builder.config(setting, value)
     for setting, value in settings.items():
         builder = builder.config(setting, value)
     try:

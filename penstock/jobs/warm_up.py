@@ -10,57 +10,82 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 from penstock._durable import replace
 from penstock.errors import UnavailableError
 
-__all__ = ["class_archive", "make_class_archive", "option"]
+__all__ = ["archive_options", "class_archive", "make_class_archive", "option"]
 
 _ELSEWHERE: Final = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "JDK_JAVA_OPTIONS")
+_SETTING: Final = "spark.driver.defaultJavaOptions"
 _OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 _SHORT_LIVED: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr"
 
 
-def class_archive(directory: Path | None = None) -> Path:
+def class_archive(directory: Path | None = None) -> Path | None:
     """Return where the archive for this Python's Spark and its Java is, or would be.
 
     Parameters
     ----------
     directory : Path, optional
         The folder; by default ``penstock`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Returns
+    -------
+    Path or None
+        None without a folder, a Java or a PySpark.
     """
     if directory is None:
-        directory = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "penstock"
-    home = os.environ.get("JAVA_HOME")
-    java = os.path.realpath(Path(home, "bin", "java") if home else shutil.which("java") or "java")
-    key = hashlib.sha256(f"{java}\n{version('pyspark')}\n{sys.prefix}".encode()).hexdigest()[:12]
-    return directory / f"classes-{key}.jsa"
+        home = os.environ.get("HOME")
+        cache = os.environ.get("XDG_CACHE_HOME") or (home and f"{home}/.cache")
+        if not cache:
+            return None
+        directory = Path(cache) / "penstock"
+    java_home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{java_home}/bin" if java_home else None)
+    spark = importlib.util.find_spec("pyspark")
+    if java is None or spark is None or spark.origin is None:
+        return None
+    # Another version in the same place has another time.
+    facts = [(os.path.realpath(path), Path(path).stat().st_mtime_ns) for path in (java, spark.origin)]
+    return directory / f"classes-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}.jsa"
 
 
 def option(archive: Path) -> str:
-    """Return the JVM's option that names an archive."""
-    return f"-XX:SharedArchiveFile={archive}"
+    """Return the JVM's options to use an archive, and to warn on standard error where it cannot."""
+    return f"-XX:SharedArchiveFile={archive} -Xlog:disable -Xlog:all=warning:stderr"
 
 
-def make_class_archive(archive: Path) -> None:
+def archive_options() -> dict[str, str]:
+    """Return the setting with which Spark's JVM starts from the archive, where there is one."""
+    archive = class_archive()
+    return {_SETTING: option(archive)} if archive is not None and archive.exists() else {}
+
+
+def make_class_archive() -> Path:
     """Run small queries in a JVM of their own, which compiles their kernels, and keep the classes it loaded.
 
-    Takes about half a minute. An archive that is there is replaced.
+    Takes about half a minute. An archive that is there is replaced. Returns where it is.
 
     Raises
     ------
     UnavailableError
-        If Spark does not run, or its JVM cannot keep classes.
+        If there is no place for it, Spark does not run, or its JVM cannot keep classes.
     """
+    archive = class_archive()
+    if archive is None:
+        raise UnavailableError(
+            "no place or no Java for an archive of classes", hint="set XDG_CACHE_HOME or HOME, and JAVA_HOME"
+        )
     archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent.resolve()) as directory:
         made = Path(directory) / archive.name
@@ -77,6 +102,7 @@ def make_class_archive(archive: Path) -> None:
             )
         made.chmod(0o600)
         replace(archive, made)
+    return archive
 
 
 @contextlib.contextmanager
@@ -88,6 +114,8 @@ def _session(directory: Path) -> Iterator[Any]:
         "spark.master": "local[2]",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        # A JVM that keeps its classes cannot start from an archive that is there.
+        _SETTING: "-Xshare:auto",
     }
     spark, _ = open_session("penstock-warm-up", settings, log_level="OFF")
     register(spark)

@@ -17,6 +17,7 @@ from penstock.cli import app
 from penstock.conf.pipeline import Pipeline, example_names, load_pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.jobs import run as jobs_run
+from penstock.jobs import warm_up
 from penstock.jobs.run import Batch, Totals
 
 _ROOT = Path(__file__).parents[2]
@@ -49,6 +50,38 @@ def test_help_names_every_command() -> None:
     for command in ("run", "check", "examples", "demo", "simulate", "ingest", "inspect", "gc", "warm-up"):
         assert command in result.stdout
         assert penstock(command, "--help").exit_code == 0
+
+
+def test_the_archive_of_classes_is_used_once_it_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = []
+
+    def run(command: list[str], *, cwd: str, env: dict[str, str], **options: Any) -> Any:
+        (option,) = [word for word in env["SPARK_SUBMIT_OPTS"].split() if "ArchiveClassesAtExit" in word]
+        made.append(Path(option.partition("=")[2]))
+        made[-1].write_text("classes")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert warm_up.archive_options() == {}
+    for options, runs in (((), 1), (("--if-missing",), 1), ((), 2)):
+        result = penstock("warm-up", *options)
+        assert (result.exit_code, len(made)) == (0, runs), result.output
+        assert ".jsa: 7 bytes" in result.stdout
+    (archive,) = (tmp_path / "penstock").iterdir()
+    assert archive.stat().st_mode & 0o777 == 0o600
+    assert f"-XX:SharedArchiveFile={archive}" in warm_up.archive_options()["spark.driver.defaultJavaOptions"]
+
+
+def test_without_a_home_there_is_no_archive_of_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert warm_up.archive_options() == {}
+    result = penstock("warm-up")
+    assert result.exit_code == 1
+    assert "set XDG_CACHE_HOME or HOME" in result.stderr
 
 
 def test_the_version_is_printed() -> None:
