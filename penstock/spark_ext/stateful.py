@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark import TaskContext
@@ -44,6 +45,7 @@ __all__ = [
     "columns_of",
     "findable",
     "key_columns",
+    "result_frames",
 ]
 
 STATE_LOCATION_SETTING = "spark.penstock.stateLocation"
@@ -52,6 +54,9 @@ STATE_LOCATION_SETTING = "spark.penstock.stateLocation"
 _RESULT_SCHEMA = "payload binary, metrics string"
 _POINTER_SCHEMA = "version long, file_id string"
 _SCHEME = re.compile("[a-z0-9+.-]+:", re.IGNORECASE)
+
+_HELD_BYTES = 32 << 20
+"""How much of a bucket's output Spark may gather before it passes it on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +149,11 @@ class Stateful:
         if waits:
             parcels = with_wake(parcels)
         results = parcels.groupBy("bucket").applyInPandasWithState(
-            _BucketFunction(task, waits, into), _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout
+            _BucketFunction(task, waits, _rows_of_a_batch(parcels.sparkSession), into),
+            _RESULT_SCHEMA,
+            _POINTER_SCHEMA,
+            "append",
+            timeout,
         )
         observed = results.observe(
             OBSERVATION_PREFIX + self.name, sf.listagg("metrics", sf.lit("\n")).alias("metrics")
@@ -158,6 +167,7 @@ class _BucketFunction:
 
     task: BucketTask[Any]
     waits: bool
+    batch_rows: int
     into: OperatorRows | None = None
 
     def __call__(
@@ -202,9 +212,32 @@ class _BucketFunction:
         state.update((pointer.version, pointer.file_id))
         if self.waits and metrics.waiting_keys:
             state.setTimeoutDuration(1)
-        for payload in to_parcels(batches):
-            yield pd.DataFrame({"payload": [payload], "metrics": [None]}, dtype=object)
+        yield from result_frames(to_parcels(batches), self.batch_rows)
         yield pd.DataFrame({"payload": [None], "metrics": [json.dumps(metrics.to_json())]}, dtype=object)
+
+
+def result_frames(
+    parcels: Iterable[bytes], batch_rows: int, held_bytes: int = _HELD_BYTES
+) -> Iterator[pd.DataFrame]:
+    """Return parcels as rows of `_RESULT_SCHEMA`, in frames that Spark does not gather without bound.
+
+    It passes on what it has gathered of a task's output when that has more than `batch_rows` rows, whatever
+    their size, and so it holds all windows of a large micro-batch at once, four times over. Rows without a
+    parcel, which are free beside so much, make up the number.
+    """
+    held = 0
+    for parcel in parcels:
+        yield pd.DataFrame({"payload": [parcel], "metrics": [None]}, dtype=object)
+        held += len(parcel)
+        if held >= held_bytes and batch_rows > 0:
+            nothing = np.full(batch_rows, None, object)
+            yield pd.DataFrame({"payload": nothing, "metrics": nothing})
+            held = 0
+
+
+def _rows_of_a_batch(spark: SparkSession) -> int:
+    """Return how many rows Spark gathers, 0 if no number of them is enough."""
+    return max(int(spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0), 0)
 
 
 def _is_name(name: object) -> bool:

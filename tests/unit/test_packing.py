@@ -24,6 +24,7 @@ from penstock.spark_ext.packing import Packer
 from penstock.spark_ext.parcels import from_parcel, to_parcels
 from penstock.spark_ext.queue_operator import QueueOperator, share
 from penstock.spark_ext.row_windows import RowOrderPacker, arriving_rows
+from penstock.spark_ext.stateful import result_frames
 from penstock.spark_ext.window_packing import EntryPacker, facts_of
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.cache import StateCache
@@ -301,3 +302,12 @@ def test_rows_for_windows_of_rows_travel_with_their_times() -> None:
     assert all(batch.schema.equals(arriving) for batch in batches)
     found = sorted(tuple(row.values()) for batch in batches for row in batch.to_pylist() if row["k"])
     assert found == [("a", 5, 0), ("b", 6, 3)]
+
+
+def test_results_that_are_many_bytes_are_followed_by_rows_that_let_them_pass() -> None:
+    parcels = [bytes(4), bytes(3), bytes(5), bytes(1)]
+    frames = list(result_frames(parcels, batch_rows=10, held_bytes=7))
+    assert [len(frame) for frame in frames] == [1, 1, 10, 1, 1]
+    assert [parcel for frame in frames for parcel in frame["payload"] if parcel is not None] == parcels
+    assert len(list(result_frames(parcels, batch_rows=0, held_bytes=7))) == 4, "no number is enough"
+    assert len(list(result_frames(parcels, batch_rows=10))) == 4
