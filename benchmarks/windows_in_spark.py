@@ -35,8 +35,16 @@ from penstock.checkpointing.p_stream import PStream
 from penstock.operators.graph import nodes
 from penstock.operators.graph.nodes import Node
 
-_SPARK_ROWS = {"CM1": 250_000, "CM2": 250_000, "YSB": 2_000_000, "SM": 100_000, "LRB1": 20_000}
+_SPARK_ROWS = {
+    "CM1": 2_000_000,
+    "CM2": 1_000_000,
+    "YSB": 4_000_000,
+    "SM": 100_000,
+    "SG2": 200_000,
+    "LRB1": 40_000,
+}
 _FEW_ROWS = 50_000
+"""Of a micro-batch of Spark's own windows: as many as take it ten seconds or so."""
 _FEWER = {("LRB1", "sample"): 2, ("SG2", "sample"): 4}
 """Millions of tuples of a micro-batch from a p-stream, where windows outnumber tuples."""
 _WARM, _COUNTED = 2, 3
