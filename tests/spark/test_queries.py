@@ -85,7 +85,7 @@ def test_a_query_closes_the_windows_that_duckdb_has(
     # Stopped in between, and started again over the same checkpoint.
     at = draw.randrange(rows // 4, rows)
     for part in (table.slice(0, at), table.slice(at)):
-        pieces = cut(part, draw, 3)
+        pieces = cut(part, draw, 2)
         if persist == "p-stream":
             with PStreamWriter(tmp_path / "stream", table.schema, threads=1) as writer:
                 for piece in pieces:
@@ -165,10 +165,10 @@ def test_a_packaged_pipeline_closes_the_windows_that_duckdb_has(
         overrides.append(f"lookup.table.path={tmp_path / 'campaigns.csv'}")
     files, added = tmp_path / "files", 0
     files.mkdir()
-    pieces = cut(table, draw, 5)
+    pieces = cut(table, draw, 3)
     lines = iter(lines_of(stream, table))
     # Stopped in between, and started again over the same checkpoint.
-    for some in (pieces[:3], pieces[3:]):
+    for some in (pieces[:2], pieces[2:]):
         for piece in some:
             path = files / f"{added}.txt"
             path.write_text("".join(f"{next(lines)}\n" for _ in range(piece.num_rows)))
