@@ -99,7 +99,8 @@ def update_window(
         The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
     weight : str or mapping, optional
         How much each key matters, as in `update_queue`: a numeric column, of which the newest tuple's counts
-        when its pane has passed the watermark, or a mapping from values of the key.
+        when its pane has passed the watermark, or a mapping from values of the key. A weight of a column that
+        is not positive and finite fails the query, whatever `nulls` says.
     delay : str or timedelta, optional
         How long tuples may be behind the newest one. By default that of ``withWatermark`` where `df` has one
         on the column `time`, else none.
