@@ -22,7 +22,8 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph, Persist, PhysicalPlan, Statistics, as_json, explain
 from penstock.operators.graph.nodes import Node, PStream, Sink, Source, rebuild, topological
 from penstock.operators.graph.shape import shape
-from penstock.spark_ext.graph_frames import Frames, Reading, Written, check_runnable
+from penstock.spark_ext.graph_checks import check_runnable
+from penstock.spark_ext.graph_frames import Frames, Reading, Written
 from penstock.spark_ext.graph_handle import RESULTS, RunningGraph, Stage
 from penstock.spark_ext.graph_recovery import GraphRecovery, QueryStreams
 from penstock.spark_ext.p_stream_types import check_same, spark_schema, stored_schema

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph, Persist, graph
 from penstock.operators.graph.nodes import Join, PStream, Union, UpdateUnion, topological, update_time
-from penstock.spark_ext.graph_frames import check_runnable
+from penstock.spark_ext.graph_checks import check_runnable
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64(), "w": pa.int32()})
 SHORT = pa.schema({"k": pa.string(), "t": pa.int32()})
@@ -194,3 +195,26 @@ def test_one_query_has_room_for_one_state() -> None:
     again = twice.where("v > 1").union(twice.where("v < 0"))
     with pytest.raises(InvalidUsageError, match="an update union has several readers"):
         check_runnable(again.plan(persist="never").root)
+
+
+@pytest.mark.parametrize("behind", ["it", "what follows it"])
+@pytest.mark.parametrize("persist", ["always", "never"])
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (queue(), "an update queue"),
+        (windows(plain(), mode="lazy"), "an aggregate over windows that are served by key"),
+        (windows(stream(), mode="eager"), "an aggregate over windows that are served by key"),
+    ],
+)
+def test_what_has_an_order_and_a_budget_has_one_reader_also_in_several_queries(
+    made: Graph, says: str, persist: Persist, behind: str
+) -> None:
+    shared = made if behind == "it" else made.select("k", "v", t="v")
+    sides = [shared.where(f"v {by} 1", name=by).select("k", "v", t="v", name=f"is {by}") for by in "<>"]
+    both = sides[0].union(sides[1], key="k", time="t", name="both")
+    last = made.root.name
+    queries: dict[str, Any] = {"is <": "always", "is >": "always", "a": persist}
+    with pytest.raises(InvalidUsageError, match=f"{says} has several readers.*{{'{last}': 'always'}}"):
+        check_runnable(both.plan(persist=queries).root)
+    check_runnable(both.plan(persist=queries | {last: "always"}).root)
