@@ -24,7 +24,7 @@ from penstock.operators.graph.nodes import (
     window_by_key,
 )
 
-__all__ = ["check_runnable"]
+__all__ = ["check_runnable", "holds_back"]
 
 
 def check_runnable(root: Node) -> None:
@@ -40,6 +40,24 @@ def check_runnable(root: Node) -> None:
         _refuse(node, nodes)
     for end in (root, *(node.inputs[0] for node in nodes if isinstance(node, PStream))):
         _refuse_two_states(end)
+
+
+def holds_back(end: Node) -> bool:
+    """Whether the query that makes a node's output may leave something for later triggers.
+
+    Such a query asks for timeouts, and Spark never sees the end of one that may have any.
+    """
+    budget = None
+    match end:
+        case PStream():
+            return False
+        case UpdateQueue() | Window():
+            budget = end.budget
+        case Assemble():
+            budget = end.window.budget
+        case UpdateUnion():
+            budget = dict(end.options).get("budget")
+    return budget is not None or any(map(holds_back, end.inputs))
 
 
 def _refuse(node: Node, nodes: list[Node]) -> None:

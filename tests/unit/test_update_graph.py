@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph, Persist, graph
 from penstock.operators.graph.nodes import Join, PStream, Union, UpdateUnion, topological, update_time
-from penstock.spark_ext.graph_checks import check_runnable
+from penstock.spark_ext.graph_checks import check_runnable, holds_back
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64(), "w": pa.int32()})
 SHORT = pa.schema({"k": pa.string(), "t": pa.int32()})
@@ -218,3 +218,22 @@ def test_what_has_an_order_and_a_budget_has_one_reader_also_in_several_queries(
     with pytest.raises(InvalidUsageError, match=f"{says} has several readers.*{{'{last}': 'always'}}"):
         check_runnable(both.plan(persist=queries).root)
     check_runnable(both.plan(persist=queries | {last: "always"}).root)
+
+
+@pytest.mark.parametrize(
+    ("made", "waits"),
+    [
+        (queue(), False),
+        (plain().update_queue("k", "t", budget=3).where("v > 1"), True),
+        (plain().union(plain("b"), key="k", time="t", budget="1 s"), True),
+        (windows(plain(), mode="lazy"), False),
+        (windows(plain()), False),
+        (plain().window("t", size="9 s", unit="s", mode="lazy", budget=3).agg(n="count(*)"), True),
+    ],
+)
+def test_a_query_that_may_leave_something_for_later_triggers_is_known(made: Graph, waits: bool) -> None:
+    for persist in ("always", "never"):
+        root = made.select("*").plan(persist=persist).root
+        assert holds_back(root) is waits
+    pinned = made.select("*").plan(persist={made.root.name: "always"}).root
+    assert not holds_back(pinned), "what waits is in the query that writes the p-stream"
