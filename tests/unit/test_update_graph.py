@@ -92,8 +92,8 @@ CASES: list[tuple[Callable[[], Graph], str]] = [
         "would lose its key: column=k",
     ),
     (
-        lambda: windows(stream()).select("k", t="v").union(windows(stream("b")).select("k", t="v")),
-        "have no time in common",
+        lambda: windows(stream(), mode="lazy").union(windows(stream("b"), mode="lazy")),
+        r"have no time in common.*compute one, of windows such as at='window.end'",
     ),
     (lambda: stream().union(plain("b")), "the update keys of a union differ"),
     (lambda: stream().union(stream("b").select("k", "t", "v")), "the streams of a union differ"),
@@ -109,6 +109,11 @@ CASES: list[tuple[Callable[[], Graph], str]] = [
         lambda: plain().union(plain("b"), prefer=0),
         "only a union of update streams has options.*options=prefer",
     ),
+    (
+        lambda: windows(stream()).union(windows(stream("b")), prefer=0),
+        "only a union of update streams has options.*or give key= and time= here",
+    ),
+    (lambda: windows(stream()).union(windows(stream("b"), mode="lazy")), "have no time in common"),
     (lambda: plain().union(plain("b"), nulls="drop"), "only a union of update streams .*options=nulls"),
     (lambda: stream().union(stream("b"), prefer=2), "no such input to prefer"),
     (lambda: stream().union(stream("b"), prefer="c"), "no such input to prefer.*one of a, b"),
@@ -237,3 +242,33 @@ def test_a_query_that_may_leave_something_for_later_triggers_is_known(made: Grap
         assert holds_back(root) is waits
     pinned = made.select("*").plan(persist={made.root.name: "always"}).root
     assert not holds_back(pinned), "what waits is in the query that writes the p-stream"
+
+
+@pytest.mark.parametrize("persist", ["always", "never"])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (windows(stream()), windows(stream("b"))),
+        (windows(queue()), windows(plain("b"))),
+        (windows(stream()).where("v > 1"), windows(plain("b"), "k", "w").select("k", "window", "v")),
+        (windows(stream("a", "w"), "w", "k"), windows(plain("b"), "w", "k")),
+        (windows(stream()).union(windows(plain("b"))), windows(stream("c"))),
+    ],
+)
+def test_a_union_of_windows_in_append_mode_has_them_all_and_is_no_update_stream(
+    one: Graph, other: Graph, persist: Persist
+) -> None:
+    made = one.union(other)
+    assert made.key == ()
+    assert not any(isinstance(node, UpdateUnion) for node in topological(made.root))
+    # Its columns may change, also where a rule prunes those that nobody needs.
+    root = made.select(j="upper(k)", v="v + 1").where("v > 2").plan(persist=persist).root
+    assert (root.schema.names, root.key) == (["j", "v"], ())
+
+
+@pytest.mark.parametrize("mode", ["append", "lazy"])
+def test_windows_with_a_time_are_united_as_update_streams(mode: str) -> None:
+    sides = [windows(stream(name), mode=mode).select("k", "v", at="window.end") for name in "ab"]
+    made = sides[0].union(sides[1], key="k", time="at")
+    assert made.key == ("k",)
+    assert isinstance(made.root, UpdateUnion)
