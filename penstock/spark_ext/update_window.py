@@ -55,7 +55,7 @@ def update_window(
     aggs: Mapping[str, str] | None = None,
     mode: str = "lazy",
     budget: int | str | None = None,
-    policy: str = "in_place",
+    policy: str | None = None,
     *,
     cost: str | None = None,
     weight: str | Mapping[Any, float] | None = None,
@@ -93,8 +93,8 @@ def update_window(
         How many windows a trigger may serve, in the order of `policy`, unless the mode is ``"append"``; or
         for how long each of Spark's parallel tasks may make windows, such as ``"800ms"``. What still waits is
         served in later triggers, also without new input, or overwritten by a newer window.
-    policy : {"in_place", "fifo", "linecutting"}
-        Which waiting key is served next.
+    policy : {"in_place", "fifo", "linecutting"}, optional
+        Which waiting key is served next; ``"in_place"`` by default.
     cost : str, optional
         The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
     weight : str or mapping, optional
@@ -234,7 +234,7 @@ def windowed(
 def service_of(
     mode: str,
     budget: int | str | None,
-    policy: str,
+    policy: str | None,
     cost: str | None,
     weight: str | Mapping[Any, float] | None,
 ) -> Service:
@@ -246,9 +246,9 @@ def service_of(
         If an argument is wrong, or is for another mode.
     """
     chosen = one_of("mode", mode, WindowMode)
-    order = one_of("policy", policy, Policy)
+    order = Policy.IN_PLACE if policy is None else one_of("policy", policy, Policy)
     if chosen is WindowMode.APPEND:
-        for option, given in (("budget", budget), ("cost", cost), ("weight", weight)):
+        for option, given in (("budget", budget), ("policy", policy), ("cost", cost), ("weight", weight)):
             if given is not None:
                 raise InvalidUsageError(
                     "windows in append mode are all emitted at once",

@@ -186,6 +186,7 @@ def test_wrong_arguments_say_what_would_be_right(spark: SparkSession, tmp_path: 
         ({"mode": "append", "budget": 3}, "all emitted at once"),
         ({"mode": "lazy", "budget": "0 s"}, "not positive"),
         ({"mode": "append", "weight": "n"}, "all emitted at once"),
+        ({"mode": "append", "policy": "fifo"}, "all emitted at once: option=policy"),
         ({"mode": "lazy", "weight": "w"}, "there is no such column: option=weight"),
         ({"mode": "lazy", "weight": "k"}, "this type cannot be the weight"),
         ({"mode": "lazy", "weight": 3}, "neither a column nor a mapping"),

@@ -278,6 +278,7 @@ def _queue() -> Graph:
             lambda: served(mode="append", budget=3),
             r"all emitted at once: option=budget node=window.*mode='lazy'",
         ),
+        (lambda: served(mode="append", policy="in_place"), "all emitted at once: option=policy"),
         (lambda: served(mode="append", cost="1ms"), "all emitted at once: option=cost"),
         (lambda: served(mode="append", weight={1: 2.0}), "all emitted at once: option=weight"),
         (lambda: served(weight="lode"), "no column 'lode'.*mean 'load'"),

@@ -33,7 +33,7 @@ class Windows(Written):
         delay: str | timedelta | None = None,
         mode: str = "append",
         budget: int | str | None = None,
-        policy: str = "in_place",
+        policy: str | None = None,
         cost: str | None = None,
         weight: str | Mapping[Any, float] | None = None,
         name: str | None = None,
@@ -58,8 +58,8 @@ class Windows(Written):
             Which windows come out, as of `penstock.update_window`.
         budget : int or str, optional
             How many windows a trigger may serve, or for how long, unless the mode is ``"append"``.
-        policy : {"in_place", "fifo", "linecutting"}
-            Which waiting group is served next.
+        policy : {"in_place", "fifo", "linecutting"}, optional
+            Which waiting group is served next; ``"in_place"`` by default.
         cost : str, optional
             The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
         weight : str or mapping, optional
@@ -69,7 +69,7 @@ class Windows(Written):
         ------
         InvalidUsageError
             If there is no such time, weight, mode or policy, the slide is longer than the size, or there is
-            a budget, a cost or a weight in append mode.
+            a budget, a policy, a cost or a weight in append mode.
         """
         own = self._open("window", name)
         time = self._column(time, own)

@@ -53,7 +53,7 @@ class Window(Node):
         ``append``: all windows come out, those of all groups that end together in one micro-batch. ``lazy``,
         ``eager``: of each group the most recent one, served group by group (UpStream §6).
     policy, budget, cost, weight
-        As of `penstock.update_window`, unless the mode is ``append``.
+        As of `penstock.update_window`; None if the mode is ``append``.
     """
 
     stateful: ClassVar[bool] = True
@@ -65,7 +65,7 @@ class Window(Node):
     slide_ms: int
     delay_ms: int = 0
     mode: str = "append"
-    policy: str = "in_place"
+    policy: str | None = None
     budget: int | str | None = None
     cost: str | None = None
     weight: str | Mapping[Any, float] | None = None
@@ -76,10 +76,10 @@ class Window(Node):
         _ = self.pane_ms
         if self.mode not in _MODES:
             raise self.wrong("there is no such mode", mode=self.mode, known=", ".join(_MODES))
-        if self.policy not in POLICIES:
+        if self.policy not in (None, *POLICIES):
             raise self.wrong("there is no such policy", policy=self.policy, known=", ".join(POLICIES))
-        for option, given in (("budget", self.budget), ("cost", self.cost), ("weight", self.weight)):
-            if given is not None and not self.by_key:
+        for option in ("budget", "policy", "cost", "weight"):
+            if getattr(self, option) is not None and not self.by_key:
                 raise self.wrong(
                     "windows in append mode are all emitted at once",
                     "mode='lazy' or mode='eager' serves key by key",
@@ -106,7 +106,7 @@ class Window(Node):
         late = f", {duration(self.delay_ms)} late" if self.delay_ms else ""
         served = ""
         if self.by_key:
-            served = f", {self.mode}, {self.policy}"
+            served = f", {self.mode}, {self.policy or 'in_place'}"
             served += "" if self.budget is None else f", budget {self.budget}"
             if self.weight is not None:
                 served += f", weight {self.weight}" if isinstance(self.weight, str) else ", weights by key"
