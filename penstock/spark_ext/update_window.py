@@ -20,11 +20,11 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.arguments import budget_of, cost_of, one_of, weight_of
 from penstock.operators.key_queue import Policy
 from penstock.operators.partials import Decomposition, decompose, pane_ms
 from penstock.operators.scan import WEIGHT, Fragments, Partial, TimeUnit
 from penstock.operators.windows.results import WindowMode
-from penstock.spark_ext.arguments import budget_of, one_of, positive
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.row_windows import (
     RowOrderPacker,
@@ -256,10 +256,8 @@ def service_of(
                     hint="mode='lazy' or mode='eager' serves key by key",
                 )
         return Service()
-    if not isinstance(weight, str | Mapping | None):
-        raise InvalidUsageError("the weight is neither a column nor a mapping", weight=repr(weight))
-    limit = budget_of(budget, timed=True)
-    return Service(chosen, order, limit, None if cost is None else positive("cost", cost))
+    weight_of(weight)
+    return Service(chosen, order, budget_of(budget, timed=True), cost_of(cost))
 
 
 def _check_there(df: DataFrame, option: str, name: str) -> None:

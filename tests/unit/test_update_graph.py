@@ -230,7 +230,7 @@ def test_what_has_an_order_and_a_budget_has_one_reader_also_in_several_queries(
     [
         (queue(), False),
         (plain().update_queue("k", "t", budget=3).where("v > 1"), True),
-        (plain().union(plain("b"), key="k", time="t", budget="1 s"), True),
+        (plain().union(plain("b"), key="k", time="t", budget=2), True),
         (windows(plain(), mode="lazy"), False),
         (windows(plain()), False),
         (plain().window("t", size="9 s", unit="s", mode="lazy", budget=3).agg(n="count(*)"), True),

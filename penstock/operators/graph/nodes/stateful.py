@@ -12,6 +12,7 @@ from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
 from penstock.operators.expression import Expression, column
 from penstock.operators.graph.nodes.base import Node, distinct, duration, infer, known
+from penstock.operators.graph.nodes.service import check_service
 from penstock.operators.graph.nodes.stateless import Select, Source, Union
 from penstock.operators.graph.types import UNKNOWN, aggregate_type, partial_type
 from penstock.operators.partials import Decomposition, decompose, pane_ms
@@ -85,6 +86,7 @@ class Window(Node):
                     "mode='lazy' or mode='eager' serves key by key",
                     option=option,
                 )
+        check_service(self, budget=self.budget, cost=self.cost, weight=self.weight)
         return self.inputs[0].schema
 
     @property
@@ -129,13 +131,16 @@ class Aggregate(Node):
     aggregates: tuple[tuple[str, Expression], ...]
 
     def _schema(self) -> pa.Schema:
-        schema = self.inputs[0].schema
+        above = self.inputs[0]
+        schema = above.schema
         if not self.aggregates:
             raise self.wrong("nothing is aggregated", "such as agg(load='avg(value)')")
-        windowed = isinstance(self.inputs[0], Window)
+        windowed = isinstance(above, Window)
+        if isinstance(above, Window):
+            check_service(self, weight=above.weight, key=self.group_by)
         if not windowed and WINDOW not in self.group_by:
             raise self.wrong("an aggregate over a stream needs a window", "call window(...) before group_by")
-        apart = None if windowed else window_by_key(self.inputs[0])
+        apart = None if windowed else window_by_key(above)
         if apart is not None:
             raise self.wrong(
                 "windows that are served by key are not aggregated by window",
@@ -287,6 +292,11 @@ class UpdateQueue(Node):
         schema = self.inputs[0].schema
         for name in (*self.update_key, self.time, *_more_columns(self.options)):
             known(self, name, schema)
+        options = dict(self.options)
+        check_service(
+            self, budget=self.budget, cost=options.get("cost"), weight=options.get("weight"),
+            key=self.update_key, timed=options.get("apply") is not None,
+        )  # fmt: skip
         # What `apply` returns is written in Spark's DDL: its columns are known when the graph runs.
         return schema
 
@@ -345,6 +355,11 @@ class UpdateUnion(Union):
         schema = Union._schema(self)
         for name in (*self.update_key, self.time, *_more_columns(self.options)):
             known(self, name, schema)
+        options = dict(self.options)
+        check_service(
+            self, budget=options.get("budget"), cost=options.get("cost"), weight=options.get("weight"),
+            key=self.update_key, timed=options.get("apply") is not None,
+        )  # fmt: skip
         return schema
 
     def _key(self) -> tuple[str, ...]:
