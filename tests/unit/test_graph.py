@@ -333,6 +333,10 @@ def _queue() -> Graph:
         (lambda: served().join_windows(totals()), "do not come out together: mode=lazy"),
         (lambda: minutes().join_windows(served(mode="eager")), "do not come out together: mode=eager"),
         (lambda: served(load="count(DISTINCT load)"), r"count\(DISTINCT x\) is of all windows.*mode=lazy"),
+        (
+            lambda: served(load="count(DISTINCT load) + count(DISTINCT plug)"),
+            r"count\(DISTINCT x\) is of all windows.*Hint: mode='append' has all windows",
+        ),
         (lambda: readings().update_queue("plugs", "time"), "mean 'plug'"),
         (lambda: _queue().select("time", "load"), "would lose its key.*column=plug"),
         (lambda: _queue().select("load", plug="plug + 1"), "update key would change.*column=plug"),
