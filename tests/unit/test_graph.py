@@ -321,13 +321,7 @@ def _queue() -> Graph:
             "served by key are not aggregated by window: mode=lazy",
         ),
         (
-            lambda: (
-                served()
-                .select("plug", w="window")
-                .select("plug", window="w")
-                .group_by("window")
-                .agg(n="count(*)")
-            ),
+            lambda: renamed().group_by("window").agg(n="count(*)"),
             "served by key are not aggregated by window",
         ),
         (lambda: served().join_windows(totals()), "do not come out together: mode=lazy"),
