@@ -385,6 +385,7 @@ def start_graph(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> Run
             persist=pipeline.persist,
             checkpoint_interval=None if available_now else query.trigger,
             available_now=available_now,
+            drain=query.drain,
         )
 
 

@@ -18,7 +18,7 @@ from penstock.jobs.build import start, start_graph, writer
 from penstock.jobs.session import open_session
 from penstock.jobs.signals import StopSignals
 from penstock.spark_ext.graph_handle import RESULTS, RunningGraph
-from penstock.spark_ext.metrics import ProgressReader, batch_metrics
+from penstock.spark_ext.metrics import ProgressReader, batch_metrics, had_input
 from penstock.spark_ext.register import register
 from penstock.spark_ext.stopping import stop_between_batches
 
@@ -153,7 +153,7 @@ def _new_batches(reader: ProgressReader) -> list[Batch]:
             Batch(
                 number=progress.batchId,
                 duration_ms=progress.durationMs["triggerExecution"],
-                new_input=any(source.startOffset != source.endOffset for source in progress.sources),
+                new_input=had_input(progress),
                 **served,
             )
         )
@@ -223,7 +223,6 @@ def _follow_graph(
     running: RunningGraph,
     on_batch: Callable[[Batch], None],
     signals: StopSignals,
-    ends: Callable[[Batch], bool],
 ) -> Totals:
     """Do for a graph what `follow` does for a query; the batches are those of its results.
 
@@ -246,10 +245,6 @@ def _follow_graph(
         for batch in batches:
             totals = totals.plus(batch)
             on_batch(batch)
-            if ends(batch) and not ended:
-                running.stop()
-                ended = True
-                batches += _new_batches(reader) if reader is not None else []
     return replace(totals, signal=signals.received)
 
 
@@ -304,7 +299,7 @@ def run_to_end(
                 return Totals(signal=signals.received)
             if pipeline.is_graph:
                 with start_graph(spark, pipeline, _prepared(pipeline, spark)) as graph:
-                    return _follow_graph(graph, on_batch, signals, lambda batch: _is_last(query, batch))
+                    return _follow_graph(graph, on_batch, signals)
             running = _start(pipeline, spark)
             try:
                 return follow(running, spark, on_batch, signals, lambda batch: _is_last(query, batch))

@@ -18,7 +18,16 @@ from penstock.operators.sketches import log2_size_of
 if TYPE_CHECKING:
     from sqlglot import exp
 
-__all__ = ["Decomposition", "Distinct", "decompose", "deviation", "is_aggregate", "pane_ms", "split_distinct"]
+__all__ = [
+    "Decomposition",
+    "Distinct",
+    "counted_values",
+    "decompose",
+    "deviation",
+    "is_aggregate",
+    "pane_ms",
+    "split_distinct",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +197,7 @@ def split_distinct(
     from sqlglot import exp
 
     trees = {name: exp.Paren(this=Expression.parse(text).tree) for name, text in aggregates.items()}
-    counted = {
-        Expression.of(call.this.expressions[0]).text: None
-        for tree in trees.values()
-        for call in tree.find_all(exp.Count)
-        if _counts_distinct(call) and not isinstance(call.parent, exp.Filter)
-    }
+    counted = counted_values(aggregates.values())
     if not counted:
         return None
     if len(counted) > 1:
@@ -222,7 +226,20 @@ def split_distinct(
     if not found.made:
         found.split(exp.Count(this=exp.Star()))
     inner = {one.name: _BY_KIND[one.kind].format(one.expression) for one in found.made}
-    return Distinct(next(iter(counted)), inner, outer)
+    return Distinct(counted[0], inner, outer)
+
+
+def counted_values(aggregates: Iterable[str]) -> tuple[str, ...]:
+    """Return the expressions of which aggregates, as Spark SQL, count the distinct values."""
+    from sqlglot import exp
+
+    found = {
+        Expression.of(call.this.expressions[0]).text: None
+        for text in aggregates
+        for call in Expression.parse(text).tree.find_all(exp.Count)
+        if _counts_distinct(call) and not isinstance(call.parent, exp.Filter)
+    }
+    return tuple(found)
 
 
 def _counts_distinct(call: exp.Expr) -> bool:

@@ -33,7 +33,6 @@ from penstock.operators.graph.nodes import (
     Where,
     Window,
     WindowJoin,
-    topological,
 )
 from penstock.operators.scan import Scan
 from penstock.operators.windows.finish import Step
@@ -49,7 +48,7 @@ from penstock.spark_ext.update_union import update_union
 from penstock.spark_ext.window_join import Side, joined_windows
 from penstock.spark_ext.window_plan import Windowed
 
-__all__ = ["Frames", "Reading", "Written", "check_runnable", "checked"]
+__all__ = ["Frames", "Reading", "Written", "checked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,96 +90,6 @@ class Written:
     schema: StructType
     readings: tuple[Reading, ...]
     direct: bool
-
-
-def check_runnable(root: Node) -> None:
-    """Check that a plan can run.
-
-    Raises
-    ------
-    InvalidUsageError
-        If an operator cannot run where it is.
-    """
-    nodes = list(topological(root))
-    for node in nodes:
-        _refuse(node, nodes)
-    for end in (root, *(node.inputs[0] for node in nodes if isinstance(node, PStream))):
-        _refuse_two_states(end)
-
-
-def _refuse(node: Node, nodes: list[Node]) -> None:
-    readers = sum(above is node for one in nodes for above in one.inputs)
-    if isinstance(node, UpdateQueue | UpdateUnion | Join) and readers > 1:
-        raise InvalidUsageError(
-            f"an {node.label} has several readers, each of which would have one of its own"
-            if isinstance(node, UpdateQueue | UpdateUnion)
-            else "a join has several readers, each of which would have one of its own",
-            hint=f"persist its output: persist={{{node.name!r}: 'always'}}",
-            node=node.name,
-        )
-    if isinstance(node, Join) and not node.key:
-        raise InvalidUsageError(
-            "join: only update streams can be joined in a graph that runs",
-            hint="say what its streams are with source(key=..., time=...) or update_queue",
-            node=node.name,
-        )
-    if isinstance(node, Aggregate) and not isinstance(node.inputs[0], Window):
-        _refuse_stateful(node)
-    known = (
-        Aggregate
-        | Assemble
-        | UpdateQueue
-        | Fused
-        | PStream
-        | Select
-        | Sink
-        | Source
-        | StreamTableJoin
-        | Union
-        | Where
-        | Window
-        | WindowJoin
-    )
-    if not isinstance(node, known | Join):
-        raise InvalidUsageError(f"{node.label}: this operator cannot run yet", node=node.name)
-
-
-def _refuse_stateful(node: Aggregate) -> None:
-    """Refuse what would part the rows of a window before they are aggregated by it."""
-    at = node.inputs[0]
-    while isinstance(at, Where | Select | StreamTableJoin):
-        at = at.inputs[0]
-    if not isinstance(at, Aggregate | Assemble | WindowJoin):
-        raise InvalidUsageError(
-            "windows are aggregated where they are made, with no queue, union or p-stream between",
-            node=node.name,
-            after=at.name,
-        )
-
-
-def _refuse_two_states(end: Node) -> None:
-    """Refuse what Spark would: one query has room for one operator with Penstock's state."""
-    found: list[Node] = []
-    waiting = [end]
-    while waiting:
-        node = waiting.pop()
-        windows = isinstance(node, Aggregate) and isinstance(node.inputs[0], Window)
-        if windows or isinstance(node, Assemble | UpdateQueue | UpdateUnion | Join | WindowJoin):
-            found.append(node)
-        if isinstance(node, WindowJoin):
-            # The windows of both sides are its own.
-            waiting += [above for side in node.inputs for above in node.aggregate_of(side).inputs]
-        elif not isinstance(node, PStream):
-            waiting += node.inputs
-    if len(found) > 1:
-        below, above = found[0], found[1]
-        raise InvalidUsageError(
-            "one query of Spark has room for one window, update queue, union or join of update streams",
-            hint=f"persist the output of the first: persist={{{above.name!r}: 'always'}}; or say that a "
-            "source is an update stream with source(key=..., time=...), if it needs no queue",
-            first=above.name,
-            second=below.name,
-        )
 
 
 class Frames:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
@@ -23,10 +24,10 @@ from penstock.errors import PenstockError
 from penstock.operators.graph import PhysicalPlan
 from penstock.spark_ext.failure import kind_of, root_cause
 from penstock.spark_ext.graph_recovery import GraphRecovery
-from penstock.spark_ext.metrics import ProgressReader
+from penstock.spark_ext.metrics import ProgressReader, batch_metrics, had_input
 from penstock.spark_ext.stopping import stop_between_batches
 
-__all__ = ["RESULTS", "GraphMetrics", "GraphState", "QueryMetrics", "RunningGraph", "Stage"]
+__all__ = ["RESULTS", "GraphMetrics", "GraphState", "QueryMetrics", "RunningGraph", "Stage", "is_last"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -53,12 +54,15 @@ class Stage:
         The queries that write what it reads.
     direct : bool
         Whether its operator writes the results, and only descriptors of them go through Spark.
+    holds_back : bool
+        Whether it may leave something for later triggers, so that Spark never sees its end.
     """
 
     name: str
     writer: DataStreamWriter
     after: tuple[str, ...]
     direct: bool = False
+    holds_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +112,11 @@ class _Run:
 
     query: StreamingQuery
     reader: ProgressReader
+    holds_back: bool
     metrics: QueryMetrics = field(default_factory=QueryMetrics)
 
-    def read(self) -> int | None:
-        """Take note of what the query did since the last call; return the newest micro-batch of that."""
+    def read(self) -> StreamingQueryProgress | None:
+        """Take note of what the query did since the last call; return its newest micro-batch's report."""
         new = self.reader.new()
         if not new:
             return None
@@ -119,15 +124,27 @@ class _Run:
         times = (*old.batch_ms, *(one.durationMs.get("triggerExecution", 0) for one in new))
         rows = old.rows + sum(max(one.numInputRows, 0) for one in new)
         self.metrics = QueryMetrics(old.batches + len(new), rows, times[-100:])
-        return new[-1].batchId
+        return new[-1]
+
+
+def is_last(batch: StreamingQueryProgress, *, drain: bool) -> bool:
+    """Whether a query that takes what is there now has done what it should, by a batch's report.
+
+    Parameters
+    ----------
+    drain : bool
+        Whether that is only when nothing waits.
+    """
+    waits = any(served["waiting_keys"] for served in batch_metrics(batch))
+    return not had_input(batch) and not (drain and waits)
 
 
 class RunningGraph:
     """The queries of a graph that was started, as one.
 
     Made by `penstock.start`. A thread of its own watches the queries: where one fails, it stops the others,
-    and with ``available_now`` it starts a query when those before it have ended. All methods may be called
-    from any thread::
+    and with ``available_now`` it starts a query when those before it have ended, and ends those that Spark
+    does not, because they may have timeouts. All methods may be called from any thread::
 
         state      ends when
         ---------  -------------------------------------------------
@@ -158,6 +175,7 @@ class RunningGraph:
         schema: StructType,
         *,
         in_turn: bool,
+        drain: bool,
         recovery: GraphRecovery | None,
     ) -> None:
         self.name = plan.name
@@ -171,6 +189,7 @@ class RunningGraph:
         self._names = [stage.name for stage in stages]
         self._writes = {stage.name: "directly" if stage.direct else "through Spark" for stage in stages}
         self._in_turn = in_turn
+        self._drain = drain
         self._runs: dict[str, _Run] = {}
         self._state: GraphState = "running"
         self._error: PenstockError | None = None
@@ -204,13 +223,16 @@ class RunningGraph:
             return
         for name, run in self._runs.items():
             ended = not run.query.isActive
-            batch = run.read()
-            if batch is not None and self._recovery is not None and name == self._names[-1]:
-                self._recovery.committed(batch)
+            last = run.read()
+            if last is not None and self._recovery is not None and name == self._names[-1]:
+                self._recovery.committed(last.batchId)
             error = run.query.exception() if ended else None
             if error is not None:
                 self._fail(self._told("a query of the graph failed", error, query=name))
                 return
+            if last is not None and self._in_turn and run.holds_back and is_last(last, drain=self._drain):
+                # The next batch may have begun, and ends before the query stops.
+                stop_between_batches(run.query, self._spark)
         self._start_ready()
         if not self._waiting and not any(run.query.isActive for run in self._runs.values()):
             self._end("finished")
@@ -224,7 +246,7 @@ class RunningGraph:
             except Exception as error:
                 raise self._told("a query of the graph cannot start", error, query=stage.name) from error
             self._waiting.remove(stage)
-            self._runs[stage.name] = _Run(query, ProgressReader(query))
+            self._runs[stage.name] = _Run(query, ProgressReader(query), stage.holds_back)
             _LOGGER.info("query started [graph=%s query=%s id=%s]", self.name, stage.name, query.id)
 
     def _has_ended(self, name: str) -> bool:

@@ -22,7 +22,8 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph, Persist, PhysicalPlan, Statistics, as_json, explain
 from penstock.operators.graph.nodes import Node, PStream, Sink, Source, rebuild, topological
 from penstock.operators.graph.shape import shape
-from penstock.spark_ext.graph_frames import Frames, Reading, Written, check_runnable
+from penstock.spark_ext.graph_checks import check_runnable, holds_back
+from penstock.spark_ext.graph_frames import Frames, Reading, Written
 from penstock.spark_ext.graph_handle import RESULTS, RunningGraph, Stage
 from penstock.spark_ext.graph_recovery import GraphRecovery, QueryStreams
 from penstock.spark_ext.p_stream_types import check_same, spark_schema, stored_schema
@@ -47,6 +48,7 @@ def start(
     retain_interval: str | timedelta | None = None,
     checkpoint_interval: str | timedelta | None = None,
     available_now: bool = False,
+    drain: bool = True,
     max_rows: int | None = None,
 ) -> RunningGraph:
     """Run a graph: a streaming query for each p-stream that it writes, and one for its results.
@@ -81,6 +83,9 @@ def start(
         Between two checkpoint markers: how often results are committed. As often as can be unless given.
     available_now : bool
         Whether to end when all that is there now is processed; then one query follows the other.
+    drain : bool
+        With `available_now`, whether queries whose queue or windows have a budget go on until nothing waits
+        in them, or end with their input. What waits then is served by the next start.
     max_rows : int, optional
         The most rows that a micro-batch takes of a p-stream.
 
@@ -137,7 +142,8 @@ def start(
             writer = _written(made, {"path": location})
             readings[query] = made.readings
             writer = _named(writer, f"{graph.name}.{node.name}", directory.query(query), retain)
-            stages.append(Stage(query, writer, _after(made.readings, writers), made.direct))
+            after = _after(made.readings, writers)
+            stages.append(Stage(query, writer, after, made.direct, holds_back(node.inputs[0])))
             writers[location] = query
     if sink is None and isinstance(results, Sink) and _format(results) == "pstream":
         options = _options(results)
@@ -149,7 +155,8 @@ def start(
         writer = _sink(made.rows, results, sink)
     readings[RESULTS] = made.readings
     writer = _named(writer, graph.name, directory.query(RESULTS), commit)
-    stages.append(Stage(RESULTS, writer, _after(made.readings, writers), made.direct))
+    after = _after(made.readings, writers)
+    stages.append(Stage(RESULTS, writer, after, made.direct, holds_back(results)))
     recovery = None
     if old is None:
         _check_readers_are_free(readings, writers)
@@ -166,6 +173,7 @@ def start(
         stages,
         made.schema,
         in_turn=available_now,
+        drain=drain,
         recovery=recovery,
     )
 

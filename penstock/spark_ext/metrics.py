@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.operators.metrics import BatchMetrics
 
-__all__ = ["OBSERVATION_PREFIX", "MetricsFile", "ProgressReader", "batch_metrics", "metrics"]
+__all__ = ["OBSERVATION_PREFIX", "MetricsFile", "ProgressReader", "batch_metrics", "had_input", "metrics"]
 
 OBSERVATION_PREFIX = "penstock."
 """An update queue's metrics are observed under this prefix and its name."""
@@ -64,6 +64,11 @@ def batch_metrics(progress: StreamingQueryProgress) -> list[dict[str, Any]]:
             }
         )
     return entries
+
+
+def had_input(progress: StreamingQueryProgress) -> bool:
+    """Whether any source had something new for a batch; one without only serves what waits."""
+    return any(source.startOffset != source.endOffset for source in progress.sources)
 
 
 class ProgressReader:

@@ -12,11 +12,11 @@ from pyspark.sql.types import DataType, DoubleType, StructField, StructType
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.adaptive_queue import Semantics
+from penstock.operators.arguments import budget_of, cost_of, one_of, weight_of
 from penstock.operators.key_queue import Policy
 from penstock.operators.serve import STALENESS_COLUMN, Apply, Budget, Query
 from penstock.operators.stream import UpdateStream
 from penstock.operators.weights import KeyWeights
-from penstock.spark_ext.arguments import budget_of, one_of, positive
 from penstock.spark_ext.packing import Packer
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.queue_operator import QueueOperator
@@ -184,12 +184,7 @@ def queue_over(
     def arrow(schema: StructType) -> pa.Schema:
         return arrow_schema(schema, large=large)
 
-    by_key = weight if isinstance(weight, Mapping) else None
-    column = None if isinstance(weight, Mapping) else weight
-    if column is not None and not isinstance(column, str):
-        raise InvalidUsageError(
-            "the weight is neither a column nor a mapping", weight=repr(weight), hint="pass weight='column'"
-        )
+    column, by_key = weight_of(weight)
     stream = UpdateStream(arrow(df.schema), key_columns(key), time, arrival, source, column)
     columns = StructType([one for one in df.schema if one.name != source])
     output = _output_schema(columns, apply, output_schema, staleness_column=staleness_column)
@@ -197,7 +192,7 @@ def queue_over(
     operator = QueueOperator(
         stream=stream,
         policy=one_of("policy", policy, Policy),
-        cost_us=None if cost is None else positive("cost", cost),
+        cost_us=cost_of(cost),
         query=Query(apply, arrow(output), stream.key, staleness_column),
         budget=limit,
         columns=columns_of(df.schema),

@@ -20,11 +20,11 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.arguments import budget_of, cost_of, one_of, weight_of
 from penstock.operators.key_queue import Policy
 from penstock.operators.partials import Decomposition, decompose, pane_ms
 from penstock.operators.scan import WEIGHT, Fragments, Partial, TimeUnit
 from penstock.operators.windows.results import WindowMode
-from penstock.spark_ext.arguments import budget_of, one_of, positive
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.row_windows import (
     RowOrderPacker,
@@ -55,7 +55,7 @@ def update_window(
     aggs: Mapping[str, str] | None = None,
     mode: str = "lazy",
     budget: int | str | None = None,
-    policy: str = "in_place",
+    policy: str | None = None,
     *,
     cost: str | None = None,
     weight: str | Mapping[Any, float] | None = None,
@@ -93,13 +93,14 @@ def update_window(
         How many windows a trigger may serve, in the order of `policy`, unless the mode is ``"append"``; or
         for how long each of Spark's parallel tasks may make windows, such as ``"800ms"``. What still waits is
         served in later triggers, also without new input, or overwritten by a newer window.
-    policy : {"in_place", "fifo", "linecutting"}
-        Which waiting key is served next.
+    policy : {"in_place", "fifo", "linecutting"}, optional
+        Which waiting key is served next; ``"in_place"`` by default.
     cost : str, optional
         The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
     weight : str or mapping, optional
         How much each key matters, as in `update_queue`: a numeric column, of which the newest tuple's counts
-        when its pane has passed the watermark, or a mapping from values of the key.
+        when its pane has passed the watermark, or a mapping from values of the key. A weight of a column that
+        is not positive and finite fails the query, whatever `nulls` says.
     delay : str or timedelta, optional
         How long tuples may be behind the newest one. By default that of ``withWatermark`` where `df` has one
         on the column `time`, else none.
@@ -233,7 +234,7 @@ def windowed(
 def service_of(
     mode: str,
     budget: int | str | None,
-    policy: str,
+    policy: str | None,
     cost: str | None,
     weight: str | Mapping[Any, float] | None,
 ) -> Service:
@@ -245,9 +246,9 @@ def service_of(
         If an argument is wrong, or is for another mode.
     """
     chosen = one_of("mode", mode, WindowMode)
-    order = one_of("policy", policy, Policy)
+    order = Policy.IN_PLACE if policy is None else one_of("policy", policy, Policy)
     if chosen is WindowMode.APPEND:
-        for option, given in (("budget", budget), ("cost", cost), ("weight", weight)):
+        for option, given in (("budget", budget), ("policy", policy), ("cost", cost), ("weight", weight)):
             if given is not None:
                 raise InvalidUsageError(
                     "windows in append mode are all emitted at once",
@@ -255,10 +256,8 @@ def service_of(
                     hint="mode='lazy' or mode='eager' serves key by key",
                 )
         return Service()
-    if not isinstance(weight, str | Mapping | None):
-        raise InvalidUsageError("the weight is neither a column nor a mapping", weight=repr(weight))
-    limit = budget_of(budget, timed=True)
-    return Service(chosen, order, limit, None if cost is None else positive("cost", cost))
+    weight_of(weight)
+    return Service(chosen, order, budget_of(budget, timed=True), cost_of(cost))
 
 
 def _check_there(df: DataFrame, option: str, name: str) -> None:

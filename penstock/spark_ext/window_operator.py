@@ -106,14 +106,16 @@ class WindowOperator:
 
     def specification(self) -> dict[str, Any]:
         """Return what must not change; see `Operator.specification`."""
-        update: dict[str, Any] = {
+        if self.mode is WindowMode.APPEND:
+            return {"mode": str(self.mode)} | self.settings
+        # A column of weights is an aggregate, too; what is told of a change is the weight.
+        return {
+            "mode": str(self.mode),
             "policy": str(self.policy),
             "budget": "some" if self.budget != Budget() else "none",
-        }
-        if self.weights is not None:
             # By key is a number, which no column's name is; weights by key may change.
-            update["weight"] = 1 if isinstance(self.weights, KeyWeights) else self.weights
-        return self.settings | {"mode": str(self.mode)} | ({} if self.mode is WindowMode.APPEND else update)
+            "weight": 1 if isinstance(self.weights, KeyWeights) else self.weights,
+        } | self.settings
 
     def new_state(self) -> Panes | UpdateWindows:
         """Return the state of a bucket without entries."""

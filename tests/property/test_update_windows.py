@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from penstock.operators.windows.layout import START
 from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.update import Entering, UpdateWindows
 from tests.naive_panes import Row, Windows, aggregated, batches_of
+from tests.property import test_row_windows
 from tests.property.test_panes import AGGREGATES, ROWS, entries_of, layout_of, stored
 
 Found = list[tuple[Any, int, dict[str, Any]]]
@@ -119,7 +121,7 @@ def test_groups_that_matter_more_are_served_first(mode: WindowMode) -> None:
     layout, clock = layout_of(4, 4), SimulatedClock(0)
     names = ["d", None, "b", "a", "c"]
     by_group = KeyWeights(GroupKey(layout.groups), {"a": 100.0, "b": 0.01, "c": 4.0})
-    # As windows have it: the newest value of each group; where it is none, the query fails.
+    # As windows have it: the newest value of each group.
     by_value = next(one.name for one in layout.partials if one.kind == "last")
     weight_of = {"a": 100.0, "b": 0.01, "c": 4.0}
     rows = [Row(name, 0, weight_of.get(str(name), 1.0)) for name in names]
@@ -130,10 +132,29 @@ def test_groups_that_matter_more_are_served_first(mode: WindowMode) -> None:
             found, _ = served(state, batch, 5, Budget(1), clock)
             order += [group for group, _, _ in found]
         assert order == ["a", "c", "d", None, "b"]
-    state = UpdateWindows(layout, mode, Policy.IN_PLACE, by_value)
-    broken = [Row("a", 9, 0.0), Row("end", 20, 1.0)]
-    with pytest.raises(InvalidUsageError, match="no weight that is positive and finite: panes=1"):
-        served(state, broken, 20, Budget(1), clock)
+
+
+@pytest.mark.parametrize("wrong", [None, 0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_what_has_no_weight_is_refused_when_it_arrives_and_the_rest_goes_on(
+    wrong: float | None, by_rows: bool
+) -> None:
+    # Nothing settles in the first micro-batch: a later one would find it in the state, for ever.
+    layout = test_row_windows.layout_of(2, 2) if by_rows else layout_of(4, 4)
+    weight = next(one.name for one in layout.partials if one.kind == "last")
+    state = UpdateWindows(layout, WindowMode.LAZY, Policy.IN_PLACE, weight)
+
+    def entering(*rows: Any, watermark: int) -> Entering:
+        if by_rows:
+            made = [test_row_windows.Row(*row) for row in rows]
+            return Entering(test_row_windows.batch_of(made), watermark)
+        return Entering([entries_of([Row(*row) for row in rows], layout)], watermark)
+
+    state.enqueue(entering(("a", 1, 1.0), watermark=-1), 0)
+    with pytest.raises(InvalidUsageError, match="no weight that is positive and finite: tuples=1"):
+        state.enqueue(entering(("b", 1, 2.0), ("c", 2, wrong), watermark=-1), 0)
+    state.enqueue(entering(("b", 1, 2.0), ("a", 3, 1.0), ("b", 3, 2.0), watermark=20), 0)
+    assert state.dequeue(9, 0).rows.column("group").to_pylist() == ["b", "a"]
 
 
 class _Slow(UpdateWindows):

@@ -102,15 +102,19 @@ def test_a_pipeline_runs_from_python_and_the_table_is_there(spark: SparkSession,
     assert last == newest(30_000)
 
 
-def test_a_pipeline_that_persists_its_source_runs_as_a_graph(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_pipeline_that_persists_source_and_queue_ends_as_a_graph(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     batches: list[Batch] = []
     queue = {"key": "symbol", "time": "time", "budget": 300}
-    persisted = pipeline(tmp_path, persist="always", queue=queue, filter="seq >= 0")
+    persist = {"source": "always", "queue": "always"}
+    persisted = pipeline(tmp_path, persist=persist, queue=queue, filter="seq >= 0")
     totals = run_to_end(persisted, batches.append, spark)
     last = {row["symbol"]: row["seq"] for row in sorted(table(spark), key=lambda row: row["seq"])}
     assert last == newest(30_000)
     assert (totals.waiting_keys, totals.emitted) == (0, sum(batch.emitted for batch in batches))
-    assert (tmp_path / "checkpoint" / "p-streams" / "source").is_dir()
+    streams = tmp_path / "checkpoint" / "p-streams"
+    assert {path.name for path in streams.iterdir()} == persist.keys()
 
 
 def test_files_of_each_format_are_read(spark: SparkSession, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -128,12 +129,14 @@ def test_append_windows_are_those_of_spark(
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("mode", "weight"), [("lazy", {"a": 9.0}), ("eager", "n")])
+@pytest.mark.parametrize(("mode", "weight", "heavy"), [("lazy", {"c": 9.0}, "c"), ("eager", "n", "b")])
 def test_with_a_budget_keys_are_served_in_turn_also_after_a_restart(
-    spark: SparkSession, tmp_path: Path, mode: str, weight: Any
+    spark: SparkSession, tmp_path: Path, mode: str, weight: Any, heavy: str
 ) -> None:
     place = Place(tmp_path)
     table = readings(3, 400, 60)
+    matters = pc.if_else(pc.fill_null(pc.equal(table["k"], heavy), False), 9, 1)
+    table = table.set_column(table.schema.names.index("n"), "n", matters)
     place.input.add(*cut(table, 3, 3))
     frame = place.input.frame(spark, SCHEMA)
 
@@ -148,6 +151,7 @@ def test_with_a_budget_keys_are_served_in_turn_also_after_a_restart(
         place.run_until_drained(windows())
     rows = [row for found in place.batches().values() for row in found.to_pylist()]
     assert {row["k"] for row in rows} == {"a", "b", "c", None}
+    assert rows[0]["k"] == heavy, "weights reach the scheduler"
     by_key: dict[Any, list[Any]] = {}
     for found in place.batches().values():
         assert len(found) <= 1
@@ -186,6 +190,7 @@ def test_wrong_arguments_say_what_would_be_right(spark: SparkSession, tmp_path: 
         ({"mode": "append", "budget": 3}, "all emitted at once"),
         ({"mode": "lazy", "budget": "0 s"}, "not positive"),
         ({"mode": "append", "weight": "n"}, "all emitted at once"),
+        ({"mode": "append", "policy": "fifo"}, "all emitted at once: option=policy"),
         ({"mode": "lazy", "weight": "w"}, "there is no such column: option=weight"),
         ({"mode": "lazy", "weight": "k"}, "this type cannot be the weight"),
         ({"mode": "lazy", "weight": 3}, "neither a column nor a mapping"),

@@ -115,6 +115,13 @@ def renamed() -> Graph:
     return served().select("plug", w="window").select("plug", window="w")
 
 
+def weighted(weight: Any, *groups: str) -> Graph:
+    looked_up = READ.lookup("plugs", PLUGS, on="plug")
+    return (
+        looked_up.window("time", size="60 s", mode="lazy", weight=weight).group_by(*groups).agg(n="count(*)")
+    )
+
+
 def counted(*texts: str) -> Graph:
     return READ.window("time", size="60 s").agg(dict(zip("abc", texts, strict=False)))
 
@@ -278,26 +285,52 @@ def _queue() -> Graph:
             lambda: served(mode="append", budget=3),
             r"all emitted at once: option=budget node=window.*mode='lazy'",
         ),
+        (lambda: served(mode="append", policy="in_place"), "all emitted at once: option=policy"),
         (lambda: served(mode="append", cost="1ms"), "all emitted at once: option=cost"),
         (lambda: served(mode="append", weight={1: 2.0}), "all emitted at once: option=weight"),
+        (
+            lambda: served(budget=-3),
+            "the budget is not positive: budget=-3 node=window. Hint: None serves all",
+        ),
+        (lambda: served(budget="often"), "'often' is not a duration"),
+        (lambda: served(cost="xx"), "'xx' is not a duration: node=window"),
+        (lambda: served(weight=3), "neither a column nor a mapping: weight=3 node=window"),
+        (
+            lambda: weighted("house"),
+            "of this type cannot be the weight: column=house type=string node=window",
+        ),
+        (lambda: weighted({1: 2.0}, "plug", "house"), r"a key of one column: key=\['plug', 'house'\]"),
+        (lambda: weighted({1: -2.0}, "plug"), "not a positive, finite number: weight=-2.0"),
+        (lambda: readings().update_queue("plug", "time", budget=0), "not positive.* node=update_queue"),
+        (lambda: readings().update_queue("plug", "time", budget="1 s"), "a budget of time needs apply="),
+        (
+            lambda: readings().update_queue("plug", "time", cost="0 s"),
+            "a duration is not positive: option=cost",
+        ),
+        (
+            lambda: readings().update_queue(("plug", "load"), "time", weight={1: 2.0}),
+            "a key of one column.*node=update_queue",
+        ),
+        (
+            lambda: readings().union(readings("b"), key="plug", time="time", weight={1: 0}),
+            "not a positive, finite number: .*node=union",
+        ),
         (lambda: served(weight="lode"), "no column 'lode'.*mean 'load'"),
         (
             lambda: served().where("load > 1").group_by("window").agg(n="count(*)"),
             "served by key are not aggregated by window: mode=lazy",
         ),
         (
-            lambda: (
-                served()
-                .select("plug", w="window")
-                .select("plug", window="w")
-                .group_by("window")
-                .agg(n="count(*)")
-            ),
+            lambda: renamed().group_by("window").agg(n="count(*)"),
             "served by key are not aggregated by window",
         ),
         (lambda: served().join_windows(totals()), "do not come out together: mode=lazy"),
         (lambda: minutes().join_windows(served(mode="eager")), "do not come out together: mode=eager"),
         (lambda: served(load="count(DISTINCT load)"), r"count\(DISTINCT x\) is of all windows.*mode=lazy"),
+        (
+            lambda: served(load="count(DISTINCT load) + count(DISTINCT plug)"),
+            r"count\(DISTINCT x\) is of all windows.*Hint: mode='append' has all windows",
+        ),
         (lambda: readings().update_queue("plugs", "time"), "mean 'plug'"),
         (lambda: _queue().select("time", "load"), "would lose its key.*column=plug"),
         (lambda: _queue().select("load", plug="plug + 1"), "update key would change.*column=plug"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph, Persist, graph
 from penstock.operators.graph.nodes import Join, PStream, Union, UpdateUnion, topological, update_time
-from penstock.spark_ext.graph_frames import check_runnable
+from penstock.spark_ext.graph_checks import check_runnable, holds_back
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64(), "w": pa.int32()})
 SHORT = pa.schema({"k": pa.string(), "t": pa.int32()})
@@ -91,8 +92,8 @@ CASES: list[tuple[Callable[[], Graph], str]] = [
         "would lose its key: column=k",
     ),
     (
-        lambda: windows(stream()).select("k", t="v").union(windows(stream("b")).select("k", t="v")),
-        "have no time in common",
+        lambda: windows(stream(), mode="lazy").union(windows(stream("b"), mode="lazy")),
+        r"have no time in common.*compute one, of windows such as at='window.end'",
     ),
     (lambda: stream().union(plain("b")), "the update keys of a union differ"),
     (lambda: stream().union(stream("b").select("k", "t", "v")), "the streams of a union differ"),
@@ -108,6 +109,11 @@ CASES: list[tuple[Callable[[], Graph], str]] = [
         lambda: plain().union(plain("b"), prefer=0),
         "only a union of update streams has options.*options=prefer",
     ),
+    (
+        lambda: windows(stream()).union(windows(stream("b")), prefer=0),
+        "only a union of update streams has options.*or give key= and time= here",
+    ),
+    (lambda: windows(stream()).union(windows(stream("b"), mode="lazy")), "have no time in common"),
     (lambda: plain().union(plain("b"), nulls="drop"), "only a union of update streams .*options=nulls"),
     (lambda: stream().union(stream("b"), prefer=2), "no such input to prefer"),
     (lambda: stream().union(stream("b"), prefer="c"), "no such input to prefer.*one of a, b"),
@@ -194,3 +200,75 @@ def test_one_query_has_room_for_one_state() -> None:
     again = twice.where("v > 1").union(twice.where("v < 0"))
     with pytest.raises(InvalidUsageError, match="an update union has several readers"):
         check_runnable(again.plan(persist="never").root)
+
+
+@pytest.mark.parametrize("behind", ["it", "what follows it"])
+@pytest.mark.parametrize("persist", ["always", "never"])
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (queue(), "an update queue"),
+        (windows(plain(), mode="lazy"), "an aggregate over windows that are served by key"),
+        (windows(stream(), mode="eager"), "an aggregate over windows that are served by key"),
+    ],
+)
+def test_what_has_an_order_and_a_budget_has_one_reader_also_in_several_queries(
+    made: Graph, says: str, persist: Persist, behind: str
+) -> None:
+    shared = made if behind == "it" else made.select("k", "v", t="v")
+    sides = [shared.where(f"v {by} 1", name=by).select("k", "v", t="v", name=f"is {by}") for by in "<>"]
+    both = sides[0].union(sides[1], key="k", time="t", name="both")
+    last = made.root.name
+    queries: dict[str, Any] = {"is <": "always", "is >": "always", "a": persist}
+    with pytest.raises(InvalidUsageError, match=f"{says} has several readers.*{{'{last}': 'always'}}"):
+        check_runnable(both.plan(persist=queries).root)
+    check_runnable(both.plan(persist=queries | {last: "always"}).root)
+
+
+@pytest.mark.parametrize(
+    ("made", "waits"),
+    [
+        (queue(), False),
+        (plain().update_queue("k", "t", budget=3).where("v > 1"), True),
+        (plain().union(plain("b"), key="k", time="t", budget=2), True),
+        (windows(plain(), mode="lazy"), False),
+        (windows(plain()), False),
+        (plain().window("t", size="9 s", unit="s", mode="lazy", budget=3).agg(n="count(*)"), True),
+    ],
+)
+def test_a_query_that_may_leave_something_for_later_triggers_is_known(made: Graph, waits: bool) -> None:
+    for persist in ("always", "never"):
+        root = made.select("*").plan(persist=persist).root
+        assert holds_back(root) is waits
+    pinned = made.select("*").plan(persist={made.root.name: "always"}).root
+    assert not holds_back(pinned), "what waits is in the query that writes the p-stream"
+
+
+@pytest.mark.parametrize("persist", ["always", "never"])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (windows(stream()), windows(stream("b"))),
+        (windows(queue()), windows(plain("b"))),
+        (windows(stream()).where("v > 1"), windows(plain("b"), "k", "w").select("k", "window", "v")),
+        (windows(stream("a", "w"), "w", "k"), windows(plain("b"), "w", "k")),
+        (windows(stream()).union(windows(plain("b"))), windows(stream("c"))),
+    ],
+)
+def test_a_union_of_windows_in_append_mode_has_them_all_and_is_no_update_stream(
+    one: Graph, other: Graph, persist: Persist
+) -> None:
+    made = one.union(other)
+    assert made.key == ()
+    assert not any(isinstance(node, UpdateUnion) for node in topological(made.root))
+    # Its columns may change, also where a rule prunes those that nobody needs.
+    root = made.select(j="upper(k)", v="v + 1").where("v > 2").plan(persist=persist).root
+    assert (root.schema.names, root.key) == (["j", "v"], ())
+
+
+@pytest.mark.parametrize("mode", ["append", "lazy"])
+def test_windows_with_a_time_are_united_as_update_streams(mode: str) -> None:
+    sides = [windows(stream(name), mode=mode).select("k", "v", at="window.end") for name in "ab"]
+    made = sides[0].union(sides[1], key="k", time="at")
+    assert made.key == ("k",)
+    assert isinstance(made.root, UpdateUnion)

@@ -65,8 +65,9 @@ class WindowQueue:
 
     Not thread-safe. Used by one task at a time: `enqueue`, then `dequeue` and `deliver` any number of times,
     then `settle`, then `delta`. Time is an argument; nothing here reads a clock. A batch of entries gives
-    what its entries give one at a time; only the interval of window updates that linecutting measures
-    differs.
+    what its entries give one at a time, with two exceptions that change the order of keys only: the interval
+    of window updates that linecutting measures, and shares, of which a key's last one in a batch holds for
+    its earlier entries of that batch, too.
 
     Parameters
     ----------

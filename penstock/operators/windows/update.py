@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -136,8 +138,13 @@ class UpdateWindows:
         Raises
         ------
         InvalidUsageError
-            If a weight is no positive, finite number.
+            If the weight of an entry is no positive, finite number; then none is let in. A weight counts
+            from when its pane has settled, but by then an earlier micro-batch has its tuple in the state.
         """
+        if isinstance(self.weights, str):
+            arriving = self._arriving(self.weights)
+            for batch in arrivals.entries:
+                _numbers(batch.column(arriving))
         settled, rows_in, late = self._panes.settle(arrivals.entries, arrivals.watermark)
         entered = self._queue.enqueue(
             settled.ids, settled.panes, settled.rows, now_us,
@@ -150,16 +157,13 @@ class UpdateWindows:
             return None
         if isinstance(self.weights, KeyWeights):
             return self.weights.shares_by_value(self._panes.groups_of(settled.ids)[0])
-        weights = pc.cast(settled.rows.column(self.weights), pa.float64(), safe=False)
-        numbers = weights.to_numpy(zero_copy_only=False)
-        wrong = int(np.count_nonzero(~((numbers > 0) & np.isfinite(numbers))))
-        if wrong:
-            raise InvalidUsageError(
-                "the newest tuple of a pane has no weight that is positive and finite",
-                panes=wrong,
-                hint="filter such tuples out first, or give them a weight",
-            )
-        return shares_of(numbers)
+        return shares_of(_numbers(settled.rows.column(self.weights)))
+
+    def _arriving(self, weight: str) -> str:
+        """Return the column of entries that becomes a partial; rows have what it is made of."""
+        if not isinstance(self._layout, RowLayout):
+            return weight
+        return next(one.expression for one in self._layout.partials if one.name == weight)
 
     def dequeue(self, limit: int, now_us: int) -> Served:
         """Serve up to `limit` groups; the rows are of `WindowLayout.window`."""
@@ -223,3 +227,18 @@ class UpdateWindows:
         ids = np.arange(first, last)
         names = [*self._layout.groups.names, "__penstock_number"]
         return pa.RecordBatch.from_arrays([*self._panes.groups_of(ids), pa.array(ids)], names)
+
+
+def _numbers(weights: pa.Array[Any]) -> npt.NDArray[np.float64]:
+    """Return weights, each of the newest tuple of an entry, as numbers; refuse those that are none."""
+    numbers: npt.NDArray[np.float64] = pc.cast(weights, pa.float64(), safe=False).to_numpy(
+        zero_copy_only=False
+    )
+    wrong = int(np.count_nonzero(~((numbers > 0) & np.isfinite(numbers))))
+    if wrong:
+        raise InvalidUsageError(
+            "tuples have no weight that is positive and finite",
+            tuples=wrong,
+            hint="filter such tuples out first, or give them a weight; the checkpoint goes on with that",
+        )
+    return numbers

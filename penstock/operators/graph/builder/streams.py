@@ -10,7 +10,17 @@ from typing import Any, Self
 from penstock.errors import InvalidUsageError
 from penstock.operators.expression import Expression
 from penstock.operators.graph.builder.written import Written, milliseconds
-from penstock.operators.graph.nodes import Join, Node, Source, Union, UpdateUnion, topological, update_time
+from penstock.operators.graph.nodes import (
+    Join,
+    Node,
+    Source,
+    Union,
+    UpdateUnion,
+    WindowUnion,
+    has_all_windows,
+    topological,
+    update_time,
+)
 from penstock.operators.graph.types import UNKNOWN
 from penstock.operators.scan import TimeUnit
 from penstock.operators.steps import steps_of
@@ -34,12 +44,14 @@ class Streams(Written):
         """Return all tuples of this and other graphs, which have the same columns.
 
         Of update streams, which all have the same key, it is an update stream: the newest tuple of each key,
-        and at most one of each key and time, as `penstock.update_union` says.
+        and at most one of each key and time, as `penstock.update_union` says. Of windows in append mode it
+        has all, as all come out, and is no update stream.
 
         Parameters
         ----------
         key, time : str or sequence of str, and str, optional
-            Take the inputs for update streams of this key, ordered by this time; needless for those that are.
+            Take the inputs for update streams of this key, ordered by this time; needless for those that are,
+            but for windows, whose time is in a struct: compute one, such as ``select("k", at="window.end")``.
         prefer : int or str, optional
             Of update streams, whose truth wins a tie: by position, this graph being 0; or the name of an
             input's last operator or of its source.
@@ -63,12 +75,13 @@ class Streams(Written):
             return self._with(
                 UpdateUnion(own, inputs, columns, self._column(time, own), place, tuple(options.items()))
             )
-        plain = Union(own, inputs)
+        plain = (WindowUnion if all(map(has_all_windows, inputs)) else Union)(own, inputs)
         if not plain.key:
             if prefer is not None or options:
                 raise plain.wrong(
                     "only a union of update streams has options",
-                    "say what the streams are with source(key=..., time=...) or update_queue",
+                    "say what the streams are with source(key=..., time=...) or update_queue, "
+                    "or give key= and time= here",
                     options=", ".join([*(["prefer"] if prefer is not None else []), *options]),
                 )
             return self._with(plain)
@@ -76,7 +89,8 @@ class Streams(Written):
         if None in times or len(set(times)) > 1:
             raise plain.wrong(
                 "the update streams of a union have no time in common",
-                "keep it, as it is, in every select",
+                "keep it, as it is, in every select; or compute one, of windows such as at='window.end', "
+                "and say union(..., key=..., time='at')",
                 times=", ".join(str(each) for each in times),
             )
         place = _input(prefer, own, inputs)

@@ -13,7 +13,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.expression import Expression, column
 from penstock.operators.graph.builder.written import Written, milliseconds
 from penstock.operators.graph.nodes import WINDOW, Aggregate, Select, Window, WindowJoin
-from penstock.operators.partials import split_distinct
+from penstock.operators.partials import counted_values, split_distinct
 from penstock.operators.scan import WEIGHT, TimeUnit
 
 __all__ = ["Windows"]
@@ -33,7 +33,7 @@ class Windows(Written):
         delay: str | timedelta | None = None,
         mode: str = "append",
         budget: int | str | None = None,
-        policy: str = "in_place",
+        policy: str | None = None,
         cost: str | None = None,
         weight: str | Mapping[Any, float] | None = None,
         name: str | None = None,
@@ -58,8 +58,8 @@ class Windows(Written):
             Which windows come out, as of `penstock.update_window`.
         budget : int or str, optional
             How many windows a trigger may serve, or for how long, unless the mode is ``"append"``.
-        policy : {"in_place", "fifo", "linecutting"}
-            Which waiting group is served next.
+        policy : {"in_place", "fifo", "linecutting"}, optional
+            Which waiting group is served next; ``"in_place"`` by default.
         cost : str, optional
             The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
         weight : str or mapping, optional
@@ -69,7 +69,7 @@ class Windows(Written):
         ------
         InvalidUsageError
             If there is no such time, weight, mode or policy, the slide is longer than the size, or there is
-            a budget, a cost or a weight in append mode.
+            a budget, a policy, a cost or a weight in append mode.
         """
         own = self._open("window", name)
         time = self._column(time, own)
@@ -137,6 +137,13 @@ class Windows(Written):
         texts = {**(aggs or {}), **more}
         made = tuple((label, self._expression(text, own)) for label, text in texts.items())
         at = self.root
+        if isinstance(at, Window) and at.by_key and counted_values(one.text for _, one in made):
+            raise InvalidUsageError(
+                "count(DISTINCT x) is of all windows, and not all that are served by key come out",
+                hint="mode='append' has all windows",
+                mode=at.mode,
+                node=own,
+            )
         column_name = _free("value", (*self.schema.names, *texts))
         distinct = split_distinct(
             {label: one.text for label, one in made},
@@ -148,13 +155,6 @@ class Windows(Written):
             if isinstance(at, Window) and isinstance(at.weight, str):
                 made = (*made, (WEIGHT, self._expression(f"last({column(at.weight).text})", own)))
             return self._with(Aggregate(own, (at,), self.groups or (), made))
-        if isinstance(at, Window) and at.by_key:
-            raise InvalidUsageError(
-                "count(DISTINCT x) is of all windows, and not all that are served by key come out",
-                hint="mode='append' has all windows",
-                mode=at.mode,
-                node=own,
-            )
         # Each value is a group of its own first; then those of a window are counted, which needs no state.
         each = replace(self, groups=None)._beneath({column_name: distinct.value})
         groups = (*(self.groups or ()), column_name)

@@ -29,6 +29,7 @@ from penstock.operators.graph.nodes.stateless import (
     Where,
 )
 from penstock.operators.graph.nodes.window_join import WindowJoin
+from penstock.operators.graph.nodes.window_union import WindowUnion, has_all_windows
 
 __all__ = [
     "POLICIES",
@@ -50,6 +51,8 @@ __all__ = [
     "Where",
     "Window",
     "WindowJoin",
+    "WindowUnion",
+    "has_all_windows",
     "rebuild",
     "topological",
     "update_time",

@@ -12,6 +12,7 @@ from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
 from penstock.operators.expression import Expression, column
 from penstock.operators.graph.nodes.base import Node, distinct, duration, infer, known
+from penstock.operators.graph.nodes.service import check_service
 from penstock.operators.graph.nodes.stateless import Select, Source, Union
 from penstock.operators.graph.types import UNKNOWN, aggregate_type, partial_type
 from penstock.operators.partials import Decomposition, decompose, pane_ms
@@ -53,7 +54,7 @@ class Window(Node):
         ``append``: all windows come out, those of all groups that end together in one micro-batch. ``lazy``,
         ``eager``: of each group the most recent one, served group by group (UpStream §6).
     policy, budget, cost, weight
-        As of `penstock.update_window`, unless the mode is ``append``.
+        As of `penstock.update_window`; None if the mode is ``append``.
     """
 
     stateful: ClassVar[bool] = True
@@ -65,7 +66,7 @@ class Window(Node):
     slide_ms: int
     delay_ms: int = 0
     mode: str = "append"
-    policy: str = "in_place"
+    policy: str | None = None
     budget: int | str | None = None
     cost: str | None = None
     weight: str | Mapping[Any, float] | None = None
@@ -76,15 +77,16 @@ class Window(Node):
         _ = self.pane_ms
         if self.mode not in _MODES:
             raise self.wrong("there is no such mode", mode=self.mode, known=", ".join(_MODES))
-        if self.policy not in POLICIES:
+        if self.policy not in (None, *POLICIES):
             raise self.wrong("there is no such policy", policy=self.policy, known=", ".join(POLICIES))
-        for option, given in (("budget", self.budget), ("cost", self.cost), ("weight", self.weight)):
-            if given is not None and not self.by_key:
+        for option in ("budget", "policy", "cost", "weight"):
+            if getattr(self, option) is not None and not self.by_key:
                 raise self.wrong(
                     "windows in append mode are all emitted at once",
                     "mode='lazy' or mode='eager' serves key by key",
                     option=option,
                 )
+        check_service(self, budget=self.budget, cost=self.cost, weight=self.weight)
         return self.inputs[0].schema
 
     @property
@@ -106,7 +108,7 @@ class Window(Node):
         late = f", {duration(self.delay_ms)} late" if self.delay_ms else ""
         served = ""
         if self.by_key:
-            served = f", {self.mode}, {self.policy}"
+            served = f", {self.mode}, {self.policy or 'in_place'}"
             served += "" if self.budget is None else f", budget {self.budget}"
             if self.weight is not None:
                 served += f", weight {self.weight}" if isinstance(self.weight, str) else ", weights by key"
@@ -129,13 +131,16 @@ class Aggregate(Node):
     aggregates: tuple[tuple[str, Expression], ...]
 
     def _schema(self) -> pa.Schema:
-        schema = self.inputs[0].schema
+        above = self.inputs[0]
+        schema = above.schema
         if not self.aggregates:
             raise self.wrong("nothing is aggregated", "such as agg(load='avg(value)')")
-        windowed = isinstance(self.inputs[0], Window)
+        windowed = isinstance(above, Window)
+        if isinstance(above, Window):
+            check_service(self, weight=above.weight, key=self.group_by)
         if not windowed and WINDOW not in self.group_by:
             raise self.wrong("an aggregate over a stream needs a window", "call window(...) before group_by")
-        apart = None if windowed else window_by_key(self.inputs[0])
+        apart = None if windowed else window_by_key(above)
         if apart is not None:
             raise self.wrong(
                 "windows that are served by key are not aggregated by window",
@@ -287,6 +292,11 @@ class UpdateQueue(Node):
         schema = self.inputs[0].schema
         for name in (*self.update_key, self.time, *_more_columns(self.options)):
             known(self, name, schema)
+        options = dict(self.options)
+        check_service(
+            self, budget=self.budget, cost=options.get("cost"), weight=options.get("weight"),
+            key=self.update_key, timed=options.get("apply") is not None,
+        )  # fmt: skip
         # What `apply` returns is written in Spark's DDL: its columns are known when the graph runs.
         return schema
 
@@ -345,6 +355,11 @@ class UpdateUnion(Union):
         schema = Union._schema(self)
         for name in (*self.update_key, self.time, *_more_columns(self.options)):
             known(self, name, schema)
+        options = dict(self.options)
+        check_service(
+            self, budget=options.get("budget"), cost=options.get("cost"), weight=options.get("weight"),
+            key=self.update_key, timed=options.get("apply") is not None,
+        )  # fmt: skip
         return schema
 
     def _key(self) -> tuple[str, ...]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.serve import Budget
 from penstock.units import parse_duration_us
 
-__all__ = ["budget_of", "one_of", "positive"]
+__all__ = ["budget_of", "cost_of", "one_of", "weight_of"]
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -41,7 +42,7 @@ def budget_of(budget: int | str | None, *, timed: bool) -> Budget:
                 "the budget is not positive", budget=budget, hint="None serves all that waits"
             )
         return Budget(rows=budget)
-    duration_us = positive("budget", budget)
+    duration_us = _positive("budget", budget)
     if not timed:
         raise InvalidUsageError(
             "a budget of time needs apply=, whose time it measures",
@@ -51,18 +52,32 @@ def budget_of(budget: int | str | None, *, timed: bool) -> Budget:
     return Budget(duration_us=duration_us)
 
 
-def positive(option: str, text: str) -> int:
-    """Return a positive duration in microseconds.
+def cost_of(cost: str | None) -> int | None:
+    """Return the cost of a tuple in microseconds, if it is given.
 
     Raises
     ------
     InvalidUsageError
         If it is no duration, or zero.
     """
-    duration_us = parse_duration_us(text)
-    if duration_us <= 0:
-        raise InvalidUsageError("a duration is not positive", option=option, got=text)
-    return duration_us
+    return None if cost is None else _positive("cost", cost)
+
+
+def weight_of(weight: object) -> tuple[str | None, Mapping[Any, Any] | None]:
+    """Return the column of weights, or the weights by key; none of them where none are given.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is something else.
+    """
+    if weight is None or isinstance(weight, str):
+        return weight, None
+    if isinstance(weight, Mapping):
+        return None, weight
+    raise InvalidUsageError(
+        "the weight is neither a column nor a mapping", weight=repr(weight), hint="pass weight='column'"
+    )
 
 
 def one_of(option: str, got: str, kind: type[E]) -> E:
@@ -79,3 +94,10 @@ def one_of(option: str, got: str, kind: type[E]) -> E:
         raise InvalidUsageError(
             "there is no such option", option=option, got=got, known=[str(one) for one in kind]
         ) from None
+
+
+def _positive(option: str, text: str) -> int:
+    duration_us = parse_duration_us(text)
+    if duration_us <= 0:
+        raise InvalidUsageError("a duration is not positive", option=option, got=text)
+    return duration_us
