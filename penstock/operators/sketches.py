@@ -18,14 +18,17 @@ reads, unites and estimates them.
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.stream import Integers
+
+if TYPE_CHECKING:
+    # What it is in loads kernels, and plans need none.
+    from penstock.operators.stream import Integers
 
 __all__ = ["estimates", "hashes_in", "hashes_of", "images_of", "least_hashes", "log2_size_of"]
 
