@@ -38,7 +38,7 @@ from penstock.operators.graph.nodes import Node
 _SPARK_ROWS = {
     "CM1": 2_000_000,
     "CM2": 1_000_000,
-    "YSB": 4_000_000,
+    "YSB": 1 << 24,
     "SM": 100_000,
     "SG2": 200_000,
     "LRB1": 40_000,
@@ -47,6 +47,8 @@ _FEW_ROWS = 50_000
 """Of a micro-batch of Spark's own windows: as many as take it ten seconds or so."""
 _FEWER = {("LRB1", "sample"): 2, ("SG2", "sample"): 4}
 """Millions of tuples of a micro-batch from a p-stream, where windows outnumber tuples."""
+_FEW_WINDOWS = {"CM1", "SG1", "YSB"}
+"""Queries of which micro-batches from Parquet may be as large as those from a p-stream."""
 _WARM, _COUNTED = 2, 3
 
 
@@ -238,7 +240,7 @@ def rows_of(contender: str, query: str, density: str, million: int) -> int:
     if contender == "spark":
         return _SPARK_ROWS.get(query, _FEW_ROWS)
     million = min(million, _FEWER.get((query, density), million))
-    whole = million if contender.startswith("p-stream") else max(1, million // 4)
+    whole = million if contender != "parquet" or query in _FEW_WINDOWS else max(1, million // 4)
     return whole * CHUNK_ROWS
 
 

@@ -1,4 +1,4 @@
-"""Arguments of operators, checked: budgets, durations, weights, choices; without kernels, as plans need none."""
+"""Arguments of operators, checked: budgets, weights, durations, choices. Plans need it, without kernels."""
 
 from __future__ import annotations
 
