@@ -198,7 +198,7 @@ class WindowSection(Section):
     delay: Annotated[str | None, BeforeValidator(delay_of)] = None
     mode: Literal["append", "lazy", "eager"] = "append"
     budget: Annotated[int | str | None, BeforeValidator(budget_of)] = None
-    policy: Literal["fifo", "in_place", "linecutting"] | None = None
+    policy: Literal["fifo", "in_place", "linecutting"] = "in_place"
     cost: Annotated[str | None, BeforeValidator(cost_of)] = None
     weight: Annotated[str | dict[Any, float] | None, BeforeValidator(weight_of)] = None
 

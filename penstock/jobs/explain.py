@@ -154,10 +154,12 @@ def graph_of(pipeline: Pipeline, document: Document | None = None) -> Graph:
 def _windows(made: Graph, pipeline: Pipeline, window: WindowSection, place: Document) -> Graph:
     """Return windows and their aggregates, joined with others, and aggregated by window."""
     before = made
+    # What is not given stays so: in append mode a policy is refused, also the default.
+    serving = {name: getattr(window, name) for name in window.SERVING if name in window.model_fields_set}
     with _field(place, "window"):
         made = made.window(
             window.time, size=window.size, slide=window.slide, unit=window.unit, delay=window.delay,
-            mode=window.mode, **{name: getattr(window, name) for name in window.SERVING},
+            mode=window.mode, **serving,
         )  # fmt: skip
     made = _aggregated(made, pipeline, place)
     join = pipeline.window_join

@@ -1,18 +1,44 @@
-"""Arguments of operators, checked: budgets, durations, choices."""
+"""Arguments of operators, checked: budgets, weights, durations, choices; without kernels, for plans."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
+import pyarrow as pa
+
 from penstock.errors import InvalidUsageError
-from penstock.operators.serve import Budget
 from penstock.units import parse_duration_us
 
-__all__ = ["budget_of", "cost_of", "one_of", "weight_of"]
+__all__ = ["Budget", "budget_of", "check_by_key", "check_weight", "cost_of", "one_of", "weight_of"]
 
 E = TypeVar("E", bound=StrEnum)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much one micro-batch may serve; without limits, all that waits.
+
+    Parameters
+    ----------
+    rows : int, optional
+        At most so many tuples.
+    duration_us : int, optional
+        Start no chunk of tuples after serving for so long; at least one is served.
+    """
+
+    rows: int | None = None
+    duration_us: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the limits."""
+        for name in ("rows", "duration_us"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InvalidUsageError("the budget is negative", **{name: value})
 
 
 def budget_of(budget: int | str | None, *, timed: bool) -> Budget:
@@ -78,6 +104,46 @@ def weight_of(weight: object) -> tuple[str | None, Mapping[Any, Any] | None]:
     raise InvalidUsageError(
         "the weight is neither a column nor a mapping", weight=repr(weight), hint="pass weight='column'"
     )
+
+
+def check_weight(column: pa.Field[Any]) -> None:
+    """Check that a column can be a weight.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is not numeric.
+    """
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        raise InvalidUsageError(
+            "a column of this type cannot be the weight",
+            column=column.name,
+            type=kind,
+            hint="use an integer, float or decimal",
+        )
+
+
+def check_by_key(key: Sequence[str], weights: Mapping[Any, Any]) -> None:
+    """Check weights by the value of the key, as far as that needs no types.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the key has not one column, or a weight is no positive, finite number.
+    """
+    if len(key) != 1:
+        raise InvalidUsageError(
+            "weights by key value are for a key of one column",
+            key=list(key),
+            hint="name a column that holds the weight",
+        )
+    for weight in weights.values():
+        number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not number or not 0 < weight < math.inf:
+            raise InvalidUsageError(
+                "a weight is not a positive, finite number", weight=repr(weight), option="weight"
+            )
 
 
 def one_of(option: str, got: str, kind: type[E]) -> E:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from penstock._clock import Clock
 from penstock._failpoints import failpoint
 from penstock.errors import InvalidUsageError, PenstockError
+from penstock.operators.arguments import Budget
 from penstock.operators.conform import conform, fits
 from penstock.operators.metrics import BatchMetrics
 from penstock.operators.staleness import Staleness
@@ -75,29 +76,6 @@ class ServedQueue(Protocol[A_contra]):
 
     def settle(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Return queue and application staleness since the last time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """How much one micro-batch may serve; without limits, all that waits.
-
-    Parameters
-    ----------
-    rows : int, optional
-        At most so many tuples.
-    duration_us : int, optional
-        Start no chunk of tuples after serving for so long; at least one is served.
-    """
-
-    rows: int | None = None
-    duration_us: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the limits."""
-        for name in ("rows", "duration_us"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise InvalidUsageError("the budget is negative", **{name: value})
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.arguments import check_weight
 from penstock.state_store.keys import KeyCodec, Keys
 
-__all__ = ["RESERVED_PREFIX", "SOURCE_COLUMN", "UpdateStream", "as_int64", "as_micros", "check_weight"]
+__all__ = ["RESERVED_PREFIX", "SOURCE_COLUMN", "UpdateStream", "as_int64", "as_micros"]
 
 RESERVED_PREFIX = "__penstock_"
 """Column names that begin so are Penstock's own."""
@@ -179,24 +180,6 @@ def _check_time(column: pa.Field[Any]) -> None:
             column=column.name,
             type=kind,
             hint="use an integer, float, date or timestamp; cast text first",
-        )
-
-
-def check_weight(column: pa.Field[Any]) -> None:
-    """Check that a column can be a weight.
-
-    Raises
-    ------
-    InvalidUsageError
-        If it is not numeric.
-    """
-    kind = column.type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
-        raise InvalidUsageError(
-            "a column of this type cannot be the weight",
-            column=column.name,
-            type=kind,
-            hint="use an integer, float or decimal",
         )
 
 

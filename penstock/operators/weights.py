@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,11 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.arguments import check_by_key
 from penstock.operators.stream import Integers, UpdateStream
 from penstock.state_store.key_index import KeyIndex
 from penstock.state_store.keys import KeyCodec, Keys
 
-__all__ = ["ONE", "GroupKey", "KeyWeights", "check_by_key", "column_shares", "shares_of"]
+__all__ = ["ONE", "GroupKey", "KeyWeights", "column_shares", "shares_of"]
 
 ONE = 1 << 20
 """The share of a key of weight 1. Shares are whole, so that their sums are exact."""
@@ -123,28 +123,6 @@ class KeyWeights:
         there = column.is_valid().to_numpy(zero_copy_only=False)
         found[there] = self.shares(self._codec.encode([column.drop_null()]))
         return found
-
-
-def check_by_key(key: Sequence[str], weights: Mapping[Any, Any]) -> None:
-    """Check weights by the value of the key, as far as that needs no types.
-
-    Raises
-    ------
-    InvalidUsageError
-        If the key has not one column, or a weight is no positive, finite number.
-    """
-    if len(key) != 1:
-        raise InvalidUsageError(
-            "weights by key value are for a key of one column",
-            key=list(key),
-            hint="name a column that holds the weight",
-        )
-    for weight in weights.values():
-        number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not number or not 0 < weight < math.inf:
-            raise InvalidUsageError(
-                "a weight is not a positive, finite number", weight=repr(weight), option="weight"
-            )
 
 
 def column_shares(stream: UpdateStream, rows: pa.RecordBatch) -> Integers:

@@ -11,13 +11,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import LongType, NullType, StructField, StructType
 
+from penstock.operators.arguments import check_weight
 from penstock.operators.assembly import Assembly
 from penstock.operators.expression import Expression
 from penstock.operators.key_queue import Policy
 from penstock.operators.partials import Decomposition
 from penstock.operators.scan import WEIGHT, Fragments, Partial
 from penstock.operators.serve import Budget
-from penstock.operators.stream import RESERVED_PREFIX, check_weight
+from penstock.operators.stream import RESERVED_PREFIX
 from penstock.operators.weights import GroupKey, KeyWeights
 from penstock.operators.windows.finish import Finish, Step
 from penstock.operators.windows.layout import START, WindowLayout

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.arguments import budget_of, cost_of, weight_of
+from penstock.operators.arguments import budget_of, check_by_key, check_weight, cost_of, weight_of
 from penstock.operators.graph.nodes.base import Node
 from penstock.operators.graph.types import UNKNOWN
-from penstock.operators.stream import check_weight
-from penstock.operators.weights import check_by_key
 
 __all__ = ["check_service"]
 
