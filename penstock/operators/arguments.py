@@ -1,4 +1,4 @@
-"""Arguments of operators, checked: budgets, weights, durations, choices. Plans need it, without kernels."""
+"""Arguments of operators, checked: budgets, weights, durations, choices; without kernels, for plans."""
 
 from __future__ import annotations
 

@@ -55,6 +55,12 @@ def test_a_selection_goes_past_one_that_stays() -> None:
     assert _shown(after)[-1] == "where c > 1"
 
 
+def test_a_selection_goes_past_several_that_stay_and_the_rules_end() -> None:
+    root = _stream().lookup("t", _TABLE, on="k").where("c > 1 AND c < 9").where("k <> 1").root
+    after, _ = to_fixed_point(root, split_conjunctions, push_where)
+    assert _shown(after) == ["where k <> 1", "lookup in t by k", "where c > 1", "where c < 9"]
+
+
 def test_a_selection_goes_into_all_inputs_of_a_union() -> None:
     root = _stream("a").union(_stream("b").where("n > 0")).where("x > 1").root
     after, _ = push_where(root)

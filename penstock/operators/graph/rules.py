@@ -103,8 +103,9 @@ def push_where(root: Node) -> Rewritten:
             return replace(above, inputs=(change(Where(node.name, above.inputs, predicate)),))
         if isinstance(above, Where) and above.predicate.deterministic:
             # Past a selection that stays where it is, to what is above both.
-            further = change(Where(node.name, above.inputs, predicate))
-            if not isinstance(further, Where):
+            past = Where(node.name, above.inputs, predicate)
+            further = change(past)
+            if further is not past:
                 return change(replace(above, inputs=(further,)))
         return node
 
