@@ -1,9 +1,9 @@
 """What a first run on a machine does slowly, done ahead: kernels compiled, Spark's classes archived.
 
-A JVM spends half of the time that Spark takes to start on loading some 20,000 classes from jars. It can keep
-them as they lie in memory, when it ends (class data sharing, JEP 350), and the next one maps that file. The
-JVM itself checks that the file belongs to it and to its class path; where it does not, classes are loaded as
-ever.
+A JVM spends two fifths of the work until its first micro-batches on loading Spark's classes from jars. It
+can keep them as they lie in memory, when it ends (class data sharing, JEP 350), and the next one maps that
+file. The JVM itself checks that the file belongs to it and to its class path; where it does not, it warns and
+loads classes as ever.
 """
 
 from __future__ import annotations
