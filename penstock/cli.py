@@ -334,7 +334,7 @@ def warm_up(
     if_missing: Annotated[bool, typer.Option("--if-missing", help="Only where there is no archive.")] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Compile kernels and archive Spark's classes: later runs on this machine start in two thirds of the time.
+    """Compile kernels and archive Spark's classes: later runs here start in two thirds of the time.
 
     Once for a Python environment and its Java; takes half a minute to two minutes, and 200 MB in
     ~/.cache/penstock.
