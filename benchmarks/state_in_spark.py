@@ -183,7 +183,7 @@ def run_one(contender: str, files: Path, directory: Path) -> dict[str, Any]:
         begin = time.perf_counter()
         query = writer.option("checkpointLocation", str(directory / "checkpoint")).start()
         while not query.recentProgress and query.isActive:
-            time.sleep(0.02)  # polls: PySpark has no event for it
+            time.sleep(0.02)  # polls: a listener hears of it later, over Spark's event bus
         first_s = time.perf_counter() - begin
         query.awaitTermination()
         progress = [p for p in query.recentProgress if p.numInputRows]

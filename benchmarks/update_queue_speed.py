@@ -140,7 +140,7 @@ def run_empty(contender: str, batches: int) -> dict[str, Any]:
         writer = df.writeStream.format("noop").outputMode("append")
         query = writer.option("checkpointLocation", str(directory / "checkpoint")).start()
         while len(query.recentProgress) < batches and query.isActive:
-            time.sleep(0.1)  # polls: PySpark has no event for it
+            time.sleep(0.1)  # polls: a query without an end has none to wait for
         query.stop()
         if query.exception():
             raise SystemExit(str(query.exception()))

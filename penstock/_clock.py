@@ -24,7 +24,7 @@ def monotonic_s() -> float:
 
 def pause(seconds: float) -> None:
     """Wait, where what is waited for can tell nobody."""
-    time.sleep(seconds)  # the one sleep of the package
+    time.sleep(seconds)  # polls: another process's commit tells nobody
 
 
 def new_id() -> str:

@@ -8,7 +8,6 @@ loads classes as ever.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import os
@@ -16,12 +15,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from penstock._durable import replace
 from penstock.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 __all__ = ["archive_options", "class_archive", "make_class_archive", "option"]
 
@@ -105,10 +106,10 @@ def make_class_archive() -> Path:
     return archive
 
 
-@contextlib.contextmanager
-def _session(directory: Path) -> Iterator[Any]:
+def _run_queries(directory: Path) -> None:
+    """Take a few rows from Parquet files through a queue, a p-stream and windows."""
+    import penstock
     from penstock.jobs.session import open_session
-    from penstock.spark_ext.register import register
 
     settings = {
         "spark.master": "local[2]",
@@ -118,38 +119,31 @@ def _session(directory: Path) -> Iterator[Any]:
         _SETTING: "-Xshare:auto",
     }
     spark, _ = open_session("penstock-warm-up", settings, log_level="OFF")
-    register(spark)
-    yield spark
+    penstock.register(spark)
+    for number in range(2):
+        rows = spark.range(100).selectExpr(
+            "id % 7 AS key", f"timestamp_seconds(id + 100 * {number}) AS time", "id / 2 AS value"
+        )
+        rows.write.mode("append").parquet(str(directory / "input"))
+    schema = spark.read.parquet(str(directory / "input")).schema
+    files = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+    newest = penstock.update_queue(
+        files.parquet(str(directory / "input")), key="key", time="time", state_location=directory / "state"
+    )
+    _run(newest, "pstream", directory / "stream")
+    windows = penstock.update_window(
+        spark.readStream.format("pstream").load(str(directory / "stream")),
+        key="key", time="time", size="20 seconds", slide="10 seconds", mode="append",
+        aggs={"mean": "avg(value)", "count": "count(*)"}, state_location=directory / "state of windows",
+    )  # fmt: skip
+    _run(windows, "parquet", directory / "output")
     spark.stop()
 
 
-def _run_queries(directory: Path) -> None:
-    """Take a few rows from Parquet files through a queue, a p-stream and windows."""
-    import penstock
-
-    with _session(directory) as spark:
-        for number in range(2):
-            rows = spark.range(100).selectExpr(
-                "id % 7 AS key", f"timestamp_seconds(id + 100 * {number}) AS time", "id / 2 AS value"
-            )
-            rows.write.mode("append").parquet(str(directory / "input"))
-        schema = spark.read.parquet(str(directory / "input")).schema
-        files = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
-        newest = penstock.update_queue(
-            files.parquet(str(directory / "input")),
-            key="key", time="time", state_location=directory / "state",
-        )  # fmt: skip
-        p_stream = newest.writeStream.format("pstream").option("path", str(directory / "stream"))
-        p_stream = p_stream.option("checkpointLocation", str(directory / "checkpoint"))
-        p_stream.trigger(availableNow=True).start().awaitTermination()
-        windows = penstock.update_window(
-            spark.readStream.format("pstream").load(str(directory / "stream")),
-            key="key", time="time", size="20 seconds", slide="10 seconds", mode="append",
-            aggs={"mean": "avg(value)", "count": "count(*)"}, state_location=directory / "state of windows",
-        )  # fmt: skip
-        parquet = windows.writeStream.format("parquet").option("path", str(directory / "output"))
-        parquet = parquet.option("checkpointLocation", str(directory / "checkpoint of windows"))
-        parquet.trigger(availableNow=True).start().awaitTermination()
+def _run(df: DataFrame, kind: str, path: Path) -> None:
+    writer = df.writeStream.format(kind).option("path", str(path))
+    writer = writer.option("checkpointLocation", str(path.with_name(f"checkpoint of {path.name}")))
+    writer.trigger(availableNow=True).start().awaitTermination()
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def main() -> int:
             if not query.isActive:
                 print(f"failed: {query.exception()}", file=sys.stderr, flush=True)
                 query = start(spark, directory)
-            time.sleep(0.05)  # polls: PySpark has no event for it
+            time.sleep(0.05)  # polls: files and the query are asked, and neither tells
     finally:
         query.stop()
     return 0

@@ -184,7 +184,7 @@ def wait(query: StreamingQuery, condition: Callable[[], bool], patience_s: float
             raise error
         assert active, "the query ended early"
         assert time.monotonic() < end, f"still not so after {patience_s} s: {query.lastProgress}"
-        time.sleep(0.05)  # polls: PySpark has no event for it
+        time.sleep(0.05)  # polls: conditions are of files and progress; listeners hear of it later
 
 
 def wait_until_drained(running: StreamingQuery, place: Place) -> None:

@@ -18,17 +18,7 @@ __all__ = ["Written", "milliseconds"]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A graph of operators, seen from its last; `Graph` says what can follow.
-
-    Parameters
-    ----------
-    name : str
-        The graph's name.
-    root : Node
-        The last operator.
-    groups : tuple of str, optional
-        What `group_by` said, until `agg`.
-    """
+    """A graph of operators, seen from its last; `Graph` says what can follow, and what the parameters are."""
 
     name: str
     root: Node
