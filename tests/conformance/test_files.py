@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from penstock.checkpointing import PUnit, decode, encode, files
+from penstock.checkpointing import PUnit, decode, encode, locations, remote_files
 from penstock.checkpointing.files import FileFacts, Files, LocalFiles, RemoteFiles, open_files
 from penstock.errors import ConflictError, InvalidUsageError, UnavailableError
 from tests.s3 import SECRET, Request, S3Server
@@ -48,12 +48,12 @@ def _fresh(server: S3Server) -> Files:
 
 def _like_hdfs(root: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
     """Return files that are written and moved, as on HDFS, by pyarrow's file system of this machine."""
-    monkeypatch.setattr(files, "_connect", lambda _: (fs.LocalFileSystem(), str(root)))
+    monkeypatch.setattr(locations, "_connect", lambda _: (fs.LocalFileSystem(), str(root)))
     return open_files(f"hdfs://{uuid.uuid4().hex}/state")
 
 
 def _like_azure(root: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
-    monkeypatch.setattr(files, "_connect", lambda _: (fs.LocalFileSystem(), str(root)))
+    monkeypatch.setattr(locations, "_connect", lambda _: (fs.LocalFileSystem(), str(root)))
     root.mkdir()
     return open_files(f"abfss://container@{uuid.uuid4().hex}.dfs.core.windows.net/state")
 
@@ -472,7 +472,7 @@ def test_each_process_makes_its_own_connection(tmp_path: Path, monkeypatch: pyte
         made.append(os.getpid())
         return fs.LocalFileSystem(), str(tmp_path)
 
-    monkeypatch.setattr(files, "_connect", connect)
+    monkeypatch.setattr(locations, "_connect", connect)
     directory = open_files(f"gs://{uuid.uuid4().hex}/state")
     directory.list()
     directory.child("c").list()
@@ -505,7 +505,7 @@ class _Failing:
 def test_a_move_or_write_that_fails_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    monkeypatch.setattr(files, "_connect", lambda _: (_Failing(call), str(tmp_path / "state")))
+    monkeypatch.setattr(locations, "_connect", lambda _: (_Failing(call), str(tmp_path / "state")))
     directory = open_files(f"hdfs://{uuid.uuid4().hex}/state")
     with pytest.raises(UnavailableError) as caught:
         directory.publish("f", b"x")
@@ -518,13 +518,13 @@ def test_a_file_of_hdfs_is_not_seen_under_its_name_while_it_is_written(
 ) -> None:
     directory = _like_hdfs(tmp_path / "state", monkeypatch)
     seen: list[list[FileFacts]] = []
-    real = files._write
+    real = remote_files._write
 
     def write(system: Any, path: str, view: memoryview) -> None:
         real(system, path, view)
         seen.append(directory.list())
 
-    monkeypatch.setattr(files, "_write", write)
+    monkeypatch.setattr(remote_files, "_write", write)
     directory.publish("f", b"content")
     ((unfinished,),) = seen
     assert unfinished.is_unfinished
@@ -560,7 +560,7 @@ def test_a_read_that_ends_early_is_unavailable(tmp_path: Path, monkeypatch: pyte
         def open_input_file(self, _: str) -> Short:
             return Short()
 
-    monkeypatch.setattr(files, "_connect", lambda _: (System(), str(tmp_path)))
+    monkeypatch.setattr(locations, "_connect", lambda _: (System(), str(tmp_path)))
     with pytest.raises(UnavailableError, match="ended early"):
         open_files(f"gs://{uuid.uuid4().hex}/state").read("f")
 
@@ -583,7 +583,7 @@ def test_a_write_that_fails_halfway_is_taken_back(tmp_path: Path, monkeypatch: p
         def delete_file(self, path: str) -> None:
             Path(path).unlink()
 
-    monkeypatch.setattr(files, "_connect", lambda _: (System(), str(tmp_path)))
+    monkeypatch.setattr(locations, "_connect", lambda _: (System(), str(tmp_path)))
     with pytest.raises(UnavailableError):
         open_files(f"gs://{uuid.uuid4().hex}/state").publish("f", b"content")
     assert list(tmp_path.iterdir()) == []
