@@ -79,7 +79,8 @@ def find_operators(place: Files) -> list[Operator]:
         raise InvalidUsageError(
             "there is no state at this location",
             location=place.location,
-            hint="give a state_location, or the directory of a query, an operator or a bucket in one",
+            hint="give a state_location, of a pipeline CHECKPOINT/penstock unless it names another, or the "
+            "directory of a query, an operator or a bucket in one",
         )
     return found
 
