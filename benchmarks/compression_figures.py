@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.compression_parts import seconds
+from benchmarks.harness import pyplot, save
 
 __all__ = ["figure_6", "figure_12"]
 
@@ -97,22 +98,8 @@ def figure_6(file: Path, *, quick: bool = False) -> Iterator[str]:
     _draw_6(points, file)
 
 
-def _pyplot() -> Any:
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    mpl.rcParams["svg.hashsalt"] = "penstock"
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
-def _save(figure: Any, file: Path) -> None:
-    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
-
-
 def _draw_6(points: dict[str, list[tuple[str, float, float]]], file: Path) -> None:
-    plt = _pyplot()
+    plt = pyplot()
     marks = dict.fromkeys(mark for some in points.values() for mark, _, _ in some)
     shapes = dict(zip((m for m in marks if not m.startswith("chosen")), "ovs^DPXp<>hd8H*1", strict=False))
     shapes |= {"chosen: fast": "$f$", "chosen: balanced": "$b$"}
@@ -129,7 +116,7 @@ def _draw_6(points: dict[str, list[tuple[str, float, float]]], file: Path) -> No
     axis.add_artist(lines)
     handles = [plt.Line2D([], [], linestyle="", color="k", marker=shapes.get(m, "o"), label=m) for m in marks]
     axis.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), title="codec", fontsize="small")
-    _save(figure, file)
+    save(figure, file)
 
 
 @dataclass(frozen=True)
@@ -247,7 +234,7 @@ def figure_12(file: Path, *, quick: bool = False) -> Iterator[str]:
 
 
 def _draw_12(change: Change, traces: dict[str, Trace], file: Path) -> None:
-    plt = _pyplot()
+    plt = pyplot()
     figure, axis = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
     titles = {"adaptive": "adaptive", "default": "default: base_delta>ns", "none": "no compression"}
     for how, trace in traces.items():
@@ -264,4 +251,4 @@ def _draw_12(change: Change, traces: dict[str, Trace], file: Path) -> None:
     axis.set(xlabel="time, s", ylabel=f"GB/s, written at {change.bandwidth_mb_s:.0f} MB/s", ylim=(0, None))
     axis.grid(visible=True, alpha=0.3)
     axis.legend(fontsize="small", loc="center left", bbox_to_anchor=(0.03, 0.48))
-    _save(figure, file)
+    save(figure, file)

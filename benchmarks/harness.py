@@ -191,3 +191,19 @@ def machine() -> str:
 def median(values: list[float]) -> float:
     """Return the median; NaN for no values."""
     return statistics.median(values) if values else float("nan")
+
+
+def pyplot() -> Any:
+    """Return matplotlib's pyplot, which draws into files that are the same every time."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    mpl.rcParams["svg.hashsalt"] = "penstock"
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def save(figure: Any, file: Path) -> None:
+    """Write a figure, without the date."""
+    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)

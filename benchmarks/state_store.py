@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import machine, median, run_contender, scratch
+from benchmarks.harness import machine, median, pyplot, run_contender, save, scratch
 from penstock import _durable
 from penstock.checkpointing import decode, encode
 
@@ -279,12 +279,7 @@ def report(results: dict[tuple[str, int], list[dict[str, Any]]]) -> None:
 
 def plot(results: dict[tuple[str, int], list[dict[str, Any]]], file: Path) -> None:
     """Draw time and memory by the number of keys."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    mpl.rcParams["svg.hashsalt"] = "penstock"
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     panels = {"put": "put, ms", "commit": "commit, ms", "restore": "restore, ms", "rss_mib": "memory, MiB"}
     figure, axes = plt.subplots(1, len(panels), figsize=(3.2 * len(panels), 3.0), layout="constrained")
     for axis, (step, title) in zip(axes, panels.items(), strict=True):
@@ -294,7 +289,7 @@ def plot(results: dict[tuple[str, int], list[dict[str, Any]]], file: Path) -> No
         axis.set(title=title, xlabel="keys", xscale="log", yscale="log")
         axis.grid(visible=True, alpha=0.3)
     axes[0].legend()
-    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+    save(figure, file)
 
 
 if __name__ == "__main__":

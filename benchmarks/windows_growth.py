@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import machine, median
+from benchmarks.harness import machine, median, pyplot, save
 from penstock.checkpointing import encode
 from penstock.operators.scan import Fragments, Partial
 from penstock.operators.windows.layout import WindowLayout
@@ -103,8 +103,7 @@ def table(title: str, cases: dict[int, Case], rows: int) -> dict[int, dict[str, 
 
 def plot(path: Path, found: dict[str, dict[int, dict[str, float]]]) -> None:
     """Draw throughput and state."""
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     figure, axes = plt.subplots(2, len(found), figsize=(9, 6), sharex="col")
     for column, (title, points) in enumerate(found.items()):
         for row, name in enumerate(("million a s", "state MB")):
@@ -113,7 +112,7 @@ def plot(path: Path, found: dict[str, dict[int, dict[str, float]]]) -> None:
             axis.set(xscale="log", ylabel=name, ylim=(0, None), xlabel=title if row else "")
             axis.grid(visible=True, alpha=0.3)
     figure.tight_layout()
-    figure.savefig(path)
+    save(figure, path)
 
 
 def main() -> None:

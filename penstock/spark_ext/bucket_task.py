@@ -4,7 +4,8 @@ The pointer protocol. Spark's ``GroupState`` of a bucket holds only a pointer to
 Penstock's own state. A task 1. takes the state at the pointer, 2. releases what the pointer's arrival
 proves unnecessary, 3. runs the operator, 4. commits a new immutable version under an id that no other
 attempt has, and 5. hands the new pointer to Spark, which commits it with the batch. Whichever attempt
-Spark commits wins; the files of others are orphans that no pointer reaches.
+Spark commits wins; the files of others are orphans that no pointer reaches. Where an operator follows the
+clock, all attempts hear the times of the first that came to the end of step 3.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from penstock.checkpointing.files import Files, open_files
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
 from penstock.operators.metrics import BatchMetrics
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Pointer
-from penstock.state_store.cache import CachedState, StateCache
+from penstock.state_store.cache import CachedState, Found, StateCache
+from penstock.state_store.clock_record import ClockRecord, RecordedClock
 
 __all__ = ["SPECIFICATION_FILE", "BucketTask", "Operator", "Parcel", "Turn"]
 
@@ -106,6 +108,10 @@ class Operator(Protocol[S]):
     def specification(self) -> dict[str, Any]:
         """Return what must not change while a checkpoint lives, as JSON values."""
 
+    @property
+    def follows_clock(self) -> bool:
+        """Whether what leaves it depends on the clock, too."""
+
     def new_state(self) -> S:
         """Return the state of a bucket that has none."""
 
@@ -161,6 +167,8 @@ class BucketTask(Generic[S]):
             If the state is damaged or missing.
         UnavailableError
             If the state cannot be read or written.
+        ConflictError
+            If the operator follows the clock, and another attempt was faster.
         """
         begin = monotonic_s()
         files = open_files(self.state_location).child(query_id).child(self.name)
@@ -177,7 +185,7 @@ class BucketTask(Generic[S]):
         loaded = monotonic_s()
         state: S = found.state
         turn = Turn(bucket, self.buckets, batch_id, self.parallel)
-        batches, metrics = self.operator.run(state, parcels, turn, clock)
+        batches, metrics = self._run_on_record(store, found, parcels, turn, clock)
         served = monotonic_s()
         handle = store.commit(state, found.handle)
         failpoint("operator.after_commit")
@@ -188,6 +196,21 @@ class BucketTask(Generic[S]):
         metrics.state_bytes = state.size_bytes
         metrics.hits, metrics.catch_ups, metrics.loads = found.hits, found.catch_ups, found.loads
         return handle.pointer, batches, metrics
+
+    def _run_on_record(
+        self, store: BucketStore, found: Found[S], parcels: Iterable[Parcel], turn: Turn, clock: Clock
+    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        """Run the operator: one that follows the clock as the attempt did that is on record, if any is."""
+        if not self.operator.follows_clock:
+            return self.operator.run(found.state, parcels, turn, clock)
+        record = ClockRecord(store.files, found.handle)
+        record.forget_last()
+        recorded = record.read()
+        heard = RecordedClock(clock, recorded or [])
+        done = self.operator.run(found.state, parcels, turn, heard)
+        if recorded is None:
+            record.publish(heard.readings)
+        return done
 
     def specification(self) -> dict[str, Any]:
         """Return what must not change while a checkpoint lives."""

@@ -19,7 +19,7 @@ from penstock.operators.update_queue import UpdateQueue
 from penstock.operators.weights import KeyWeights
 from penstock.spark_ext.bucket_task import Parcel, Turn
 
-__all__ = ["QueueOperator", "share"]
+__all__ = ["QueueOperator", "follows_clock", "share"]
 
 _HELD_BYTES = 256 << 20
 
@@ -63,6 +63,11 @@ class QueueOperator:
             # Spark's own state has another schema with timeouts, which a budget needs.
             "budget": "some" if self.budget != Budget() else "none",
         }
+
+    @property
+    def follows_clock(self) -> bool:
+        """See `Operator.follows_clock`."""
+        return follows_clock(self.policy, self.budget)
 
     def new_state(self) -> UpdateQueue:
         """Return an empty queue."""
@@ -117,6 +122,11 @@ class QueueOperator:
             if size_bytes > _HELD_BYTES and self.semantics is Semantics.UPDATE:
                 held, size_bytes = [conflate(self.stream, Arrivals.concat(held))], 0
         return (Arrivals.concat(held) if held else None), dropped
+
+
+def follows_clock(policy: Policy, budget: Budget) -> bool:
+    """Say whether the clock has a part in which tuples a micro-batch serves."""
+    return budget.duration_us is not None or (policy is Policy.LINECUTTING and budget.rows is not None)
 
 
 def share(budget: Budget, turn: Turn) -> Budget:

@@ -171,6 +171,11 @@ class JoinOperator:
             "right": list(self.right),
         }
 
+    @property
+    def follows_clock(self) -> bool:
+        """See `Operator.follows_clock`."""
+        return False
+
     def new_state(self) -> UpdateJoin:
         """Return a join that holds nothing."""
         return UpdateJoin(self.joined)

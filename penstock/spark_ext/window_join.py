@@ -92,6 +92,11 @@ class SidesOperator:
         """Return what must not change; see `Operator.specification`."""
         return self.settings
 
+    @property
+    def follows_clock(self) -> bool:
+        """See `Operator.follows_clock`."""
+        return False
+
     def new_state(self) -> SeveralPanes:
         """Return panes without entries."""
         return SeveralPanes(self.layouts)

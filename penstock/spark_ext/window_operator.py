@@ -19,7 +19,7 @@ from penstock.operators.windows.panes import Panes
 from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.update import Entering, UpdateWindows
 from penstock.spark_ext.bucket_task import Parcel, Turn
-from penstock.spark_ext.queue_operator import share
+from penstock.spark_ext.queue_operator import follows_clock, share
 from penstock.spark_ext.window_packing import facts_of
 
 if TYPE_CHECKING:
@@ -116,6 +116,11 @@ class WindowOperator:
             # By key is a number, which no column's name is; weights by key may change.
             "weight": 1 if isinstance(self.weights, KeyWeights) else self.weights,
         } | self.settings
+
+    @property
+    def follows_clock(self) -> bool:
+        """See `Operator.follows_clock`."""
+        return follows_clock(self.policy, self.budget)
 
     def new_state(self) -> Panes | UpdateWindows:
         """Return the state of a bucket without entries."""

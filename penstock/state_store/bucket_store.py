@@ -45,6 +45,7 @@ from penstock.checkpointing.files import Content, Files
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
 
 __all__ = [
+    "CLOCK_SUFFIX",
     "RETAIN_VERSIONS",
     "BucketStore",
     "FileId",
@@ -79,7 +80,10 @@ _SNAPSHOT_COMMITS = 16
 """How many commits a snapshot may take to be written; one that takes longer is given up for lost."""
 
 _SUFFIX = ".punit"
-_NAME = re.compile(r"\.?([0-9]{12,})-[^./\\]+\.punit(\.[^./\\]+\.tmp)?")
+CLOCK_SUFFIX = ".clock"
+"""How the names of records of the clock end (`penstock.state_store.clock_record`)."""
+
+_NAME = re.compile(r"\.?([0-9]{12,})-[^./\\]+\.(punit|clock)(\.[^./\\]+\.tmp)?")
 
 
 class State(Protocol):

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import penstock
+from penstock._clock import pause
 from penstock.checkpointing.files import LocalFiles
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
 from tests.naive import Update
 from tests.spark.model import LONGS, Model, random_batches, updates_table
-from tests.spark.queries import Place, failure, fresh_workers, quotes, settings
+from tests.spark.queries import Place, failure, fresh_workers, quotes, settings, wait
 
 pytestmark = pytest.mark.spark
 
@@ -51,6 +55,42 @@ def test_a_restart_goes_on_where_the_query_stopped(spark: SparkSession, tmp_path
     assert {batch: model.by_bucket(rows) for batch, rows in place.rows().items()} == expected
     assert sum(entry["loads"] for entry in metrics) >= 2, "new workers read the state"
     assert (99, 10**6 - 1, 2) not in place.sequence()
+
+
+def test_a_batch_that_the_sink_has_serves_the_same_keys_when_it_runs_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def query(rows: pa.Table) -> pa.Table:
+        pause(rows.num_rows * float(os.environ.get("SECONDS_A_TUPLE", "0")))
+        return rows
+
+    place, keys = Place(tmp_path), [f"k{number}" for number in range(30)]
+    place.input.add(quotes([(key, 1, 1.0) for key in keys]))
+    sink: dict[int, list[str]] = {}
+
+    def run(*, fails: bool = False) -> None:
+        def take(batch: DataFrame, number: int) -> None:
+            sink.setdefault(number, [row.k for row in batch.collect()])
+            assert not fails, "the sink has the batch, and Spark does not know"
+
+        df = place.queue(
+            spark, buckets=2, budget="40ms", apply=query, output_schema="k string, t long, v double"
+        )
+        running = (
+            df.writeStream.option("checkpointLocation", str(place.checkpoint)).foreachBatch(take).start()
+        )
+        try:
+            wait(running, lambda: len(sink) > 1 and not sink[max(sink)])
+        finally:
+            running.stop()
+
+    with fresh_workers(spark, SECONDS_A_TUPLE="0.01"), pytest.raises(StreamingQueryException):
+        run(fails=True)
+    assert 0 < len(sink[0]) < len(keys)
+    # Now there is time for all keys.
+    with fresh_workers(spark):
+        run()
+    assert sorted(key for served in sink.values() for key in served) == sorted(keys)
 
 
 CHANGES: list[tuple[dict[str, Any], str]] = [

@@ -1,0 +1,127 @@
+"""What the clock told the attempt that served a micro-batch first, so that every later one serves the same.
+
+With a budget of time, or linecutting, what an operator serves follows the clock. A micro-batch may run
+again after a sink has taken what an earlier attempt served, and a sink that skips what it has would miss
+what only the later attempt serves. But an operator is a function of its state, of what arrives and of what
+the clock says; so an attempt records the last, before anything of it can be seen, and one that finds a
+record hears the same times.
+
+A record lies beside the versions of a bucket, as ``<number>-<file id of the parent>.clock``: its number is
+that of the version that an attempt upon this parent would commit. It is a p-unit, and garbage by the
+same rule as a version (`penstock.state_store.bucket_store`). Where the file system cannot tell that a name
+is taken, attempts that run at once may differ; those that follow one another do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock._clock import Clock
+from penstock.checkpointing import PUnit, decode, encode
+from penstock.checkpointing.files import Files
+from penstock.errors import ConflictError, CorruptDataError
+from penstock.state_store.bucket_store import CLOCK_SUFFIX, Handle, Pointer
+
+__all__ = ["ClockRecord", "RecordedClock"]
+
+_KIND = "clock"
+
+
+class RecordedClock:
+    """A clock that first says what was recorded, and then what another clock does.
+
+    Parameters
+    ----------
+    clock : Clock
+        What is asked when the record is at its end. That is at the beginning where there is none, and
+        otherwise never, unless a source gives other rows than before.
+    recorded : list of int
+        The record.
+    """
+
+    def __init__(self, clock: Clock, recorded: list[int]) -> None:
+        self.readings = recorded
+        self._clock = clock
+        self._at = 0
+
+    def __call__(self) -> int:
+        """Return the time in microseconds since the Unix epoch."""
+        if self._at == len(self.readings):
+            self.readings.append(self._clock())
+        self._at += 1
+        return self.readings[self._at - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class ClockRecord:
+    """The record of the next turn of a bucket.
+
+    Parameters
+    ----------
+    files : Files
+        The bucket's directory.
+    held : Handle
+        Where its state stands.
+    """
+
+    files: Files
+    held: Handle
+
+    def read(self) -> list[int] | None:
+        """Return the times that were recorded; None if no attempt got so far.
+
+        Raises
+        ------
+        CorruptDataError
+            If the record is damaged.
+        UnavailableError
+            If the file system refuses.
+        """
+        name = _name(self.held.pointer)
+        try:
+            content = self.files.read(name)
+        except FileNotFoundError:
+            return None
+        path = self.files.path_of(name)
+        unit = decode(content, path)
+        times = unit.meta.get("times_us")
+        if unit.kind != _KIND or not isinstance(times, list):
+            raise CorruptDataError("the file is no record of the clock", file=path)
+        return [int(time) for time in times]
+
+    def publish(self, readings: list[int]) -> None:
+        """Make the record durable; only one attempt can, where the file system can tell.
+
+        Raises
+        ------
+        ConflictError
+            If another attempt was faster: what this one served must not be seen.
+        UnavailableError
+            If the file system refuses.
+        """
+        name = _name(self.held.pointer)
+        try:
+            self.files.publish(name, encode(PUnit(_KIND, {"times_us": readings})))
+        except ConflictError as error:
+            raise ConflictError(
+                "another attempt of this task was faster",
+                file=self.files.path_of(name),
+                hint="Spark runs the task again, which then does what that attempt did",
+            ) from error
+
+    def forget_last(self) -> None:
+        """Delete the record of the turn that led here, once the arrival of its pointer has ended it.
+
+        Raises
+        ------
+        UnavailableError
+            If the file system refuses.
+        """
+        if self.held.pointer is not None:
+            self.files.delete(_name(self.held.parent))
+
+
+def _name(parent: Pointer | None) -> str:
+    """Return the name of the record of the turn after `parent`."""
+    number, file_id = (parent.version + 1, parent.file_id) if parent else (1, "first")
+    return f"{number:012d}-{file_id}{CLOCK_SUFFIX}"

@@ -1,0 +1,215 @@
+"""A micro-batch that runs again serves what the first attempt served, whatever the clock says by then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock._clock import Clock
+from penstock.checkpointing.files import open_files
+from penstock.errors import ConflictError, CorruptDataError
+from penstock.operators.arguments import Budget
+from penstock.operators.key_queue import Policy
+from penstock.operators.serve import Query
+from penstock.spark_ext import bucket_task
+from penstock.spark_ext.bucket_task import BucketTask, Parcel
+from penstock.spark_ext.queue_operator import QueueOperator
+from penstock.state_store.bucket_store import BucketStore, Pointer
+from penstock.state_store.cache import StateCache
+from penstock.state_store.clock_record import RecordedClock
+from penstock.state_store.survey import survey
+from tests.naive import Update
+from tests.streams import STREAM, arrivals_of
+from tests.unit.test_window_operator import of_update_window, parcels_of
+
+MS = 1000
+TIMED = Budget(duration_us=20 * MS)
+ROWS = Budget(rows=3)
+
+
+class Ticking:
+    """A clock that moves on by itself: by `steps` in turn, each time it is asked."""
+
+    def __init__(self, *steps: int, start: int = 0) -> None:
+        self._steps = steps
+        self._now = start
+        self.asked = 0
+
+    def __call__(self) -> int:
+        self._now += self._steps[self.asked % len(self._steps)]
+        self.asked += 1
+        return self._now
+
+
+def queue_task(place: Path, policy: Policy, budget: Budget) -> BucketTask[Any]:
+    query = Query(None, STREAM.schema, STREAM.key)
+    operator = QueueOperator(STREAM, policy, None, query, budget, ())
+    return BucketTask("queue", str(place), operator, buckets=1, parallel=1)
+
+
+def parcel(updates: list[Update]) -> list[Parcel]:
+    return [Parcel(0, arrivals_of(STREAM, updates).to_batch())]
+
+
+def written(task: BucketTask[Any], pointer: Pointer | None) -> tuple[Any, dict[str, Any]]:
+    """Return what an attempt added to the state."""
+    assert pointer is not None
+    files = open_files(task.state_location).child("q").child(task.name).child("00000")
+    _, unit = BucketStore(files).look(pointer)
+    return unit.meta, {name: block.to_pydict() for name, block in unit.blocks.items()}
+
+
+def rows(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+@pytest.fixture(autouse=True)
+def _other_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    forget(monkeypatch)
+    yield
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_task, "_CACHE", StateCache(1 << 24))
+    monkeypatch.setattr(bucket_task, "_CHECKED", set())
+
+
+UPDATES = [Update(key, 1 + key % 7, key) for key in range(40)]
+
+
+@given(
+    served=st.sampled_from(
+        [
+            (Policy.FIFO, TIMED),
+            (Policy.IN_PLACE, TIMED),
+            (Policy.LINECUTTING, TIMED),
+            (Policy.LINECUTTING, ROWS),
+        ]
+    ),
+    clocks=st.lists(st.tuples(st.integers(1, 9 * MS), st.integers(1, 30 * MS)), min_size=2, max_size=4),
+)
+def test_all_attempts_of_a_turn_serve_the_same_keys_and_leave_the_same_state(
+    tmp_path_factory: pytest.TempPathFactory, served: tuple[Policy, Budget], clocks: list[tuple[int, int]]
+) -> None:
+    task = queue_task(tmp_path_factory.mktemp("state"), *served)
+    first, *others = [Ticking(*steps, start=number * 10**9) for number, steps in enumerate(clocks)]
+    begin, _, _ = task.run("q", 0, 0, None, parcel(UPDATES), first)
+    more = [Update(key, 9, key) for key in range(0, 40, 3)]
+    pointer, batches, metrics = task.run("q", 1, 0, begin, parcel(more), first)
+    pointers = [pointer]
+    for clock in others:
+        again, repeated, measured = task.run("q", 1, 0, begin, parcel(more), clock)
+        pointers.append(again)
+        assert rows(repeated) == rows(batches)
+        assert measured.queue_staleness == metrics.queue_staleness
+        assert clock.asked == 0
+    wrote = [written(task, one) for one in pointers]
+    assert wrote.count(wrote[0]) == len(wrote)
+
+
+def test_without_the_record_attempts_would_differ(tmp_path: Path) -> None:
+    # So the test above can fail.
+    served = []
+    for number, step in enumerate((1 * MS, 15 * MS)):
+        task = queue_task(tmp_path / str(number), Policy.FIFO, TIMED)
+        pointer, _, _ = task.run("q", 0, 0, None, parcel(UPDATES), Ticking(MS))
+        served.append(rows(task.run("q", 1, 0, pointer, [], Ticking(step))[1]))
+    assert served[0] != served[1]
+
+
+@pytest.mark.parametrize("budget", [Budget(), Budget(rows=2)])
+def test_what_does_not_follow_the_clock_leaves_no_record(tmp_path: Path, budget: Budget) -> None:
+    task = queue_task(tmp_path, Policy.IN_PLACE, budget)
+    task.run("q", 0, 0, None, parcel(UPDATES), Ticking(MS))
+    assert list(tmp_path.rglob("*.clock")) == []
+
+
+def test_windows_that_are_served_by_time_are_repeated(tmp_path: Path) -> None:
+    plan = of_update_window(None)
+    operator = plan._operator(())
+    object.__setattr__(operator, "budget", Budget(duration_us=2 * MS))
+    task = BucketTask("windows", str(tmp_path), operator, buckets=1, parallel=1)
+    _, batches, _ = task.run("q", 0, 0, None, parcels_of(plan), Ticking(MS))
+    _, repeated, _ = task.run("q", 0, 0, None, parcels_of(plan), Ticking(1))
+    assert 0 < len(rows(batches)) < 4, "the budget ended before the windows did"
+    assert rows(repeated) == rows(batches)
+
+
+def test_a_record_goes_when_the_next_pointer_arrives(tmp_path: Path) -> None:
+    task, clock = queue_task(tmp_path, Policy.LINECUTTING, ROWS), Ticking(MS)
+    pointer: Pointer | None = None
+    for batch in range(4):
+        pointer, _, _ = task.run("q", batch, 0, pointer, parcel(UPDATES), clock)
+        (record,) = tmp_path.rglob("*.clock")
+        assert record.name.startswith(f"{batch + 1:012d}-")
+
+
+def test_a_record_that_nothing_ended_is_garbage_once_a_later_pointer_arrives(tmp_path: Path) -> None:
+    task, clock = queue_task(tmp_path, Policy.LINECUTTING, ROWS), Ticking(MS)
+    pointer, _, _ = task.run("q", 0, 0, None, parcel(UPDATES), clock)
+    (record,) = tmp_path.rglob("*.clock")
+    late = record.with_name(record.name.replace("first", "lost"))
+    late.write_bytes(record.read_bytes())
+    pointer, _, _ = task.run("q", 1, 0, pointer, [], clock)
+    assert pointer is not None
+    store = BucketStore(open_files(record.parent))
+    handle, _ = store.look(pointer)
+    assert late.name in store.garbage(handle)
+    found = survey(open_files(record.parent))
+    assert found.damage == ()
+    assert found.newest == (pointer,)
+
+
+class Overtaken(QueueOperator):
+    """While it runs, another attempt does, and is faster."""
+
+    other: Callable[[], object]
+
+    def run(self, state: Any, parcels: Any, turn: Any, clock: Clock) -> Any:
+        done = super().run(state, parcels, turn, clock)
+        self.other()
+        return done
+
+
+def test_an_attempt_that_was_overtaken_fails_and_does_then_what_the_faster_one_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = queue_task(tmp_path, Policy.FIFO, TIMED)
+    begin, _, _ = fast.run("q", 0, 0, None, parcel(UPDATES), Ticking(MS))
+    seen: list[list[dict[str, Any]]] = []
+
+    def overtake() -> None:
+        forget(monkeypatch)
+        seen.append(rows(fast.run("q", 1, 0, begin, [], Ticking(2 * MS))[1]))
+
+    given = {name: getattr(fast.operator, name) for name in QueueOperator.__dataclass_fields__}
+    operator = Overtaken(**given)
+    object.__setattr__(operator, "other", overtake)
+    slow = BucketTask("queue", str(tmp_path), operator, buckets=1, parallel=1)
+    forget(monkeypatch)
+    with pytest.raises(ConflictError, match="another attempt of this task was faster"):
+        slow.run("q", 1, 0, begin, [], Ticking(9 * MS))
+    assert rows(fast.run("q", 1, 0, begin, [], Ticking(9 * MS))[1]) == seen[0]
+
+
+def test_a_damaged_record_is_an_error_that_names_it(tmp_path: Path) -> None:
+    task = queue_task(tmp_path, Policy.FIFO, TIMED)
+    task.run("q", 0, 0, None, parcel(UPDATES), Ticking(MS))
+    (record,) = tmp_path.rglob("*.clock")
+    content = bytearray(record.read_bytes())
+    content[len(content) // 2] ^= 1
+    record.write_bytes(content)
+    with pytest.raises(CorruptDataError, match=record.name):
+        task.run("q", 0, 0, None, parcel(UPDATES), Ticking(MS))
+
+
+def test_where_a_source_gives_more_than_before_the_clock_goes_on() -> None:
+    clock = RecordedClock(Ticking(7, start=100), [1, 2])
+    assert [clock(), clock(), clock(), clock()] == [1, 2, 107, 114]
+    assert clock.readings == [1, 2, 107, 114]
