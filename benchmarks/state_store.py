@@ -1,6 +1,10 @@
 """Keyed tables, the working copies of a bucket: memory against rocksdb, from 10 k to 20 M keys.
 
     python -m benchmarks.state_store [--rounds N] [--quick] [--only memory rocksdb] [--keys N ...]
+                                     [--keep FILE] [--plot FILE]
+
+All of it takes a quarter of an hour a round; with ``--keep`` it can be run in parts, of which each adds to
+FILE and reports all that is in it, ``--rounds 0`` without running anything.
 
 Without Spark. Each working copy and number of keys runs in a process of its own, in turn, for several
 rounds; a figure is the median of all. Rows are (key long, value double, ts timestamp, text of 16 bytes).
@@ -207,6 +211,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny tables, one round: does it run?")
     parser.add_argument("--only", nargs="*", help="run these working copies only")
     parser.add_argument("--keys", nargs="*", type=int, help="with these numbers of keys only")
+    parser.add_argument("--keep", type=Path, help="add what is measured to this file, and report all in it")
     parser.add_argument("--plot", type=Path, help="draw the growth to this file")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -215,13 +220,13 @@ def main() -> None:
         print(json.dumps(run_one(options.contender, Workload(options.keys[0]), repeats)))
         return
     plan = {
-        "memory": [10_000, 100_000, 1_000_000, 10_000_000],
+        "memory": [10_000, 100_000, 1_000_000, 10_000_000, 20_000_000],
         "rocksdb": [10_000, 100_000, 1_000_000, 10_000_000, 20_000_000],
     }
     if options.quick:
         plan = {contender: [10_000] for contender in plan}
     quick = ["--quick"] if options.quick else []
-    results: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    results = kept(options.keep) if options.keep and options.keep.exists() else {}
     for _ in range(1 if options.quick else options.rounds):
         for contender, numbers in plan.items():
             for keys in options.keys or numbers:
@@ -230,10 +235,23 @@ def main() -> None:
                 arguments = ("--contender", contender, "--keys", str(keys), *quick)
                 result = run_contender("state_store", *arguments)
                 results.setdefault((contender, keys), []).append(result)
+                if options.keep:
+                    with options.keep.open("a") as lines:
+                        lines.write(json.dumps([contender, keys, result]) + "\n")
                 print(f"{contender} {keys}: {_summary([result])}", file=sys.stderr, flush=True)
     report(results)
     if options.plot:
         plot(results, options.plot)
+
+
+def kept(file: Path) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """Return what was measured before, by working copy and number of keys, in their order."""
+    results: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for contender, keys, result in sorted(
+        map(json.loads, file.read_text().splitlines()), key=lambda run: run[:2]
+    ):
+        results.setdefault((contender, keys), []).append(result)
+    return results
 
 
 def _summary(runs: list[dict[str, Any]]) -> dict[str, float]:

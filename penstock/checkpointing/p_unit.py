@@ -104,7 +104,7 @@ def decode(content: bytes | memoryview, file: object) -> PUnit:
     """
     version, fields, streams = _parts(content, file)
     blocks = {
-        name: _from_ipc(stream) if version == 1 else _table(stream, file, at).read()
+        name: _from_ipc(stream, file, at) if version == 1 else _table(stream, file, at).read()
         for name, (at, stream) in streams.items()
     }
     return PUnit(fields["kind"], fields["meta"], blocks)
@@ -155,7 +155,7 @@ def _parts(
             format_version=version,
             flags=flags,
         )
-    fields = json.loads(header)
+    fields = _fields(header, file)
     at = _HEADER_AT + header_size
     at += _padding(at)
     streams: dict[str, tuple[int, memoryview]] = {}
@@ -175,6 +175,24 @@ def _parts(
     return version, fields, streams
 
 
+def _fields(header: bytes, file: object) -> dict[str, Any]:
+    """Return what the header says, of which everything has the type that it should have.
+
+    A checksum is no signature: whoever writes a file can make it right.
+    """
+    try:
+        fields: dict[str, Any] = json.loads(header)
+        entries = [(entry["name"], entry["size"], entry["checksum"]) for entry in fields["blocks"]]
+        sound = isinstance(fields["kind"], str) and isinstance(fields["meta"], dict)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CorruptDataError("the header cannot be read", file=file, offset=_HEADER_AT) from error
+    names = {name for name, _, _ in entries if isinstance(name, str)}
+    sizes = [size for _, size, _ in entries if type(size) is int and size >= 0]
+    if not sound or len(names) < len(entries) or len(sizes) < len(entries):
+        raise CorruptDataError("the header is not as it should be", file=file, offset=_HEADER_AT)
+    return fields
+
+
 def _padding(position: int) -> int:
     return -position % _ALIGNMENT
 
@@ -189,6 +207,11 @@ def _padding_positions(header_end: int, fields: Mapping[str, Any]) -> list[int]:
     return positions
 
 
-def _from_ipc(stream: memoryview) -> pa.RecordBatch:
-    with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
-        return reader.read_next_batch()
+def _from_ipc(stream: memoryview, file: object, at: int) -> pa.RecordBatch:
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
+            batch = reader.read_next_batch()
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise CorruptDataError("a block cannot be read", file=file, offset=at) from error
+    return batch

@@ -8,7 +8,7 @@ from penstock.errors import InvalidUsageError
 from penstock.jobs.session import open_session
 from penstock.spark_ext.committed import committed_pointers, query_of
 from penstock.state_store.bucket_store import Pointer
-from penstock.state_store.survey import Operator
+from penstock.state_store.state_location import Operator
 
 __all__ = ["committed_in"]
 

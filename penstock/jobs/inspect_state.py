@@ -14,7 +14,8 @@ from rich.text import Text
 from penstock.checkpointing.files import open_files
 from penstock.jobs.commands.common import console, size
 from penstock.state_store.bucket_store import Pointer
-from penstock.state_store.survey import BucketSurvey, Operator, find_operators, survey
+from penstock.state_store.state_location import Operator, find_operators
+from penstock.state_store.survey import BucketSurvey, survey
 
 __all__ = ["describe", "show", "surveys", "tell_findings"]
 

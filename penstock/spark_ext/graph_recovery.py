@@ -22,7 +22,7 @@ from penstock.checkpointing.graph_directory import GraphDirectory, QueryProgress
 from penstock.checkpointing.p_stream import Piece, PStream
 from penstock.checkpointing.protocol import RecoveryReport
 from penstock.errors import CorruptDataError, InvalidUsageError
-from penstock.state_store.survey import find_operators
+from penstock.state_store.state_location import find_operators
 
 __all__ = ["GraphRecovery", "QueryStreams"]
 

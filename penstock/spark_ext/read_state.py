@@ -32,7 +32,8 @@ from penstock.operators.update_queue import UpdateQueue
 from penstock.operators.weights import KeyWeights
 from penstock.spark_ext.committed import committed_pointers, query_of, specification_of
 from penstock.state_store.bucket_store import BucketStore, Pointer
-from penstock.state_store.survey import Operator, find_operators, likely_pointer
+from penstock.state_store.state_location import Operator, find_operators
+from penstock.state_store.survey import likely_pointer
 
 __all__ = ["read_state"]
 

@@ -480,7 +480,7 @@ class BucketStore:
             base, parent, begun = int(meta.get("base", 1)), meta.get("parent"), meta.get("snapshot")
             before_it = Pointer(Version(int(parent[0])), FileId(str(parent[1]))) if parent else None
             snapshot = _Snapshot.from_json(begun) if begun else None
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise CorruptDataError("the header of a state file is not as it should be", file=path) from error
         names = [link.pointer.file_name for link in before] + [name for _, name in superseded]
         names += [snapshot.pointer.file_name] if snapshot else []
@@ -507,6 +507,8 @@ class BucketStore:
         unit = decode(content, path)
         if (unit.meta.get("version"), unit.meta.get("file_id")) != (pointer.version, pointer.file_id):
             raise CorruptDataError("the file holds another version than its name says", file=path)
+        if not isinstance(unit.meta.get("state"), dict):
+            raise CorruptDataError("the header of a state file is not as it should be", file=path)
         return unit
 
 

@@ -168,7 +168,9 @@ class _Database:
         return items
 
     def close(self) -> None:
-        self._db.close()
+        # It is scratch: what a full disk does not take any more is nobody's loss, and the rest must go.
+        with contextlib.suppress(Exception):
+            self._db.close()
         self._directory.cleanup()
 
     def _write(self, batch: Any) -> None:

@@ -1,7 +1,7 @@
-"""What lies in a state location: versions, chains, sizes, damage and garbage, told without Spark.
+"""What lies in a bucket: versions, chains, sizes, damage and garbage, told without Spark.
 
-State lies in ``<location>/<query id>/<operator>/<bucket>/``. `find_operators` takes a directory at any of
-these levels, `survey` looks into one bucket, and `delete_garbage` deletes what it found needless.
+`state_location.find_operators` finds the buckets, `survey` looks into one, and `delete_garbage` deletes what
+it found needless.
 
 What is committed, only the checkpoint knows (`penstock.spark_ext.committed`); with its pointers all is exact.
 What files prove alone: a task writes version w only after the pointer to w - 1 has arrived, which proves that
@@ -28,12 +28,11 @@ Invariants:
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.checkpointing import PUnit, decode
+from penstock.checkpointing import PUnit
 from penstock.checkpointing.files import FileFacts, Files
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.state_store.bucket_store import (
@@ -45,56 +44,13 @@ from penstock.state_store.bucket_store import (
     Version,
     number_of,
 )
+from penstock.state_store.state_location import Damage, names_in
 
-__all__ = [
-    "BucketSurvey",
-    "Chain",
-    "Damage",
-    "Operator",
-    "delete_garbage",
-    "find_operators",
-    "likely_pointer",
-    "survey",
-]
+__all__ = ["BucketSurvey", "Chain", "delete_garbage", "likely_pointer", "survey"]
 
-_BUCKET = re.compile("[0-9]{5,}")
 _SUFFIX = ".punit"
 _TRIES = 5
 """How often a bucket is looked at anew when its query deletes files meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """A file that cannot be read, and what is wrong with it."""
-
-    file: str
-    fact: str
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """One operator's part of a state location.
-
-    Attributes
-    ----------
-    location : str
-        Its directory, for messages.
-    query, name : str
-        The last two names of that directory.
-    files : Files or None
-        Its directory; None if the survey began at one of its buckets.
-    buckets : tuple of Files
-        The directories of its buckets, by name.
-    damage : tuple of Damage
-        Of the files that all buckets share.
-    """
-
-    location: str
-    query: str
-    name: str
-    files: Files | None
-    buckets: tuple[Files, ...]
-    damage: tuple[Damage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,41 +120,12 @@ class BucketSurvey:
     @property
     def name(self) -> str:
         """The bucket's directory without those above."""
-        return _names_in(self.location)[-1]
+        return names_in(self.location)[-1]
 
     @property
     def garbage_bytes(self) -> int:
         """What garbage collection frees."""
         return sum(facts.size_bytes for facts in self.garbage)
-
-
-def find_operators(place: Files) -> list[Operator]:
-    """Return the operators whose state lies in `place`, in the order of their names.
-
-    Parameters
-    ----------
-    place : Files
-        A state location, or the directory of a query, an operator or a bucket in one.
-
-    Raises
-    ------
-    InvalidUsageError
-        If no state lies there.
-    UnavailableError
-        If the file system refuses.
-    """
-    entries = place.list()
-    if _is_bucket(entries):
-        *above, query, name, _ = ["", "", *_names_in(place.location)]
-        return [Operator("/".join([*above[2:], query, name]), query, name, None, (place,))]
-    found = list(_operators(place, entries, 2))
-    if not found:
-        raise InvalidUsageError(
-            "there is no state at this location",
-            location=place.location,
-            hint="give a state_location, or the directory of a query, an operator or a bucket in one",
-        )
-    return found
 
 
 def survey(
@@ -471,37 +398,3 @@ def _pointer_of(name: str) -> Pointer | None:
     _, _, rest = name.partition("-")
     pointer = Pointer(number, FileId(rest.removesuffix(_SUFFIX)))
     return pointer if pointer.file_name == name else None
-
-
-def _is_bucket(entries: Sequence[FileFacts]) -> bool:
-    return any(not facts.is_directory and number_of(facts.name) is not None for facts in entries)
-
-
-def _operators(place: Files, entries: Sequence[FileFacts], depth: int) -> Iterator[Operator]:
-    """Yield the operators in `place` and up to `depth` levels below it."""
-    directories = [facts.name for facts in entries if facts.is_directory]
-    buckets = tuple(place.child(name) for name in directories if _BUCKET.fullmatch(name))
-    if any(_is_bucket(bucket.list()) for bucket in buckets):
-        query, name = ["", "", *_names_in(place.location)][-2:]
-        yield Operator(place.location, query, name, place, buckets, tuple(_damage_in(place, entries)))
-    elif depth:
-        for name in directories:
-            child = place.child(name)
-            yield from _operators(child, child.list(), depth - 1)
-
-
-def _damage_in(place: Files, entries: Sequence[FileFacts]) -> Iterator[Damage]:
-    for facts in entries:
-        if facts.is_directory or facts.is_unfinished or not facts.name.endswith(_SUFFIX):
-            continue
-        try:
-            decode(place.read(facts.name), place.path_of(facts.name))
-        except CorruptDataError as error:
-            yield Damage(place.path_of(facts.name), error.fact)
-        except FileNotFoundError:
-            continue
-
-
-def _names_in(location: str) -> list[str]:
-    """Return the parts of a location between its slashes."""
-    return location.partition("?")[0].split("/")

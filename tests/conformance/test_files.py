@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from penstock.checkpointing import PUnit, decode, encode, files
+from penstock.checkpointing import PUnit, decode, encode, locations, remote_files
 from penstock.checkpointing.files import FileFacts, Files, LocalFiles, RemoteFiles, open_files
 from penstock.errors import ConflictError, InvalidUsageError, UnavailableError
 from tests.s3 import SECRET, Request, S3Server
@@ -48,12 +47,12 @@ def _fresh(server: S3Server) -> Files:
 
 def _like_hdfs(root: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
     """Return files that are written and moved, as on HDFS, by pyarrow's file system of this machine."""
-    monkeypatch.setattr(files, "_connect", lambda _: (fs.LocalFileSystem(), str(root)))
+    monkeypatch.setattr(locations, "_connect", lambda _: (fs.LocalFileSystem(), str(root)))
     return open_files(f"hdfs://{uuid.uuid4().hex}/state")
 
 
 def _like_azure(root: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
-    monkeypatch.setattr(files, "_connect", lambda _: (fs.LocalFileSystem(), str(root)))
+    monkeypatch.setattr(locations, "_connect", lambda _: (fs.LocalFileSystem(), str(root)))
     root.mkdir()
     return open_files(f"abfss://container@{uuid.uuid4().hex}.dfs.core.windows.net/state")
 
@@ -264,36 +263,6 @@ def test_an_io_error_leaves_nothing_behind(
     directory.publish("f", b"content")
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Return a file system of one MiB."""
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("only root can mount a small file system to fill up")
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mounted],
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
-    if made.returncode:
-        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
-    yield mounted
-    subprocess.run(["umount", mounted], check=True)
-
-
-def test_a_full_disk_is_named_and_harms_no_earlier_file(small_disk: Path) -> None:
-    directory = open_files(small_disk / "state")
-    before = os.urandom(300_000)
-    directory.publish("before", before)
-    with pytest.raises(UnavailableError) as caught:
-        directory.publish("f", bytes(2_000_000))
-    assert str(caught.value.context["file"]) == directory.path_of("f")
-    assert caught.value.context["reason"] == "No space left on device"
-    assert directory.list() == [FileFacts("before", len(before))]
-    assert bytes(directory.read("before")) == before
-    directory.publish("f", bytes(300_000))
-
-
 def test_a_read_of_a_disk_that_fails_is_no_missing_file(tmp_path: Path) -> None:
     directory = open_files(tmp_path / "state")
     directory.child("sub").publish("f", b"x")
@@ -472,7 +441,7 @@ def test_each_process_makes_its_own_connection(tmp_path: Path, monkeypatch: pyte
         made.append(os.getpid())
         return fs.LocalFileSystem(), str(tmp_path)
 
-    monkeypatch.setattr(files, "_connect", connect)
+    monkeypatch.setattr(locations, "_connect", connect)
     directory = open_files(f"gs://{uuid.uuid4().hex}/state")
     directory.list()
     directory.child("c").list()
@@ -505,7 +474,7 @@ class _Failing:
 def test_a_move_or_write_that_fails_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    monkeypatch.setattr(files, "_connect", lambda _: (_Failing(call), str(tmp_path / "state")))
+    monkeypatch.setattr(locations, "_connect", lambda _: (_Failing(call), str(tmp_path / "state")))
     directory = open_files(f"hdfs://{uuid.uuid4().hex}/state")
     with pytest.raises(UnavailableError) as caught:
         directory.publish("f", b"x")
@@ -518,13 +487,13 @@ def test_a_file_of_hdfs_is_not_seen_under_its_name_while_it_is_written(
 ) -> None:
     directory = _like_hdfs(tmp_path / "state", monkeypatch)
     seen: list[list[FileFacts]] = []
-    real = files._write
+    real = remote_files._write
 
     def write(system: Any, path: str, view: memoryview) -> None:
         real(system, path, view)
         seen.append(directory.list())
 
-    monkeypatch.setattr(files, "_write", write)
+    monkeypatch.setattr(remote_files, "_write", write)
     directory.publish("f", b"content")
     ((unfinished,),) = seen
     assert unfinished.is_unfinished
@@ -560,7 +529,7 @@ def test_a_read_that_ends_early_is_unavailable(tmp_path: Path, monkeypatch: pyte
         def open_input_file(self, _: str) -> Short:
             return Short()
 
-    monkeypatch.setattr(files, "_connect", lambda _: (System(), str(tmp_path)))
+    monkeypatch.setattr(locations, "_connect", lambda _: (System(), str(tmp_path)))
     with pytest.raises(UnavailableError, match="ended early"):
         open_files(f"gs://{uuid.uuid4().hex}/state").read("f")
 
@@ -583,7 +552,7 @@ def test_a_write_that_fails_halfway_is_taken_back(tmp_path: Path, monkeypatch: p
         def delete_file(self, path: str) -> None:
             Path(path).unlink()
 
-    monkeypatch.setattr(files, "_connect", lambda _: (System(), str(tmp_path)))
+    monkeypatch.setattr(locations, "_connect", lambda _: (System(), str(tmp_path)))
     with pytest.raises(UnavailableError):
         open_files(f"gs://{uuid.uuid4().hex}/state").publish("f", b"content")
     assert list(tmp_path.iterdir()) == []

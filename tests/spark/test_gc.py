@@ -14,7 +14,7 @@ import penstock
 from penstock.checkpointing.files import open_files
 from penstock.cli import app
 from penstock.jobs.committed import committed_in
-from penstock.state_store.survey import find_operators
+from penstock.state_store.state_location import find_operators
 from tests.spark.queries import Place, fresh_workers, quotes
 
 pytestmark = pytest.mark.spark

@@ -358,6 +358,30 @@ def test_a_p_unit_of_another_kind_is_not_taken_for_state(store: BucketStore) -> 
         assert caught.value.context["file"] == str(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("state", None), ("state", 7), ("chain", None), ("chain", 7), ("chain", [[1, "x"]]),
+        ("chain", ["xyz"]), ("chain", [[-1, "x", 5]]), ("chain", [[1, "../x", 5]]), ("superseded", 7),
+        ("superseded", [[1, "/x"]]), ("superseded", [[1, "../000000000001-x.punit"]]),
+        ("base", float("inf")), ("base", []),
+        ("parent", [1]), ("parent", "x"), ("snapshot", [1, "x"]), ("snapshot", [3, "../x", 4, 5]),
+    ],
+)  # fmt: skip
+def test_a_header_that_nothing_writes_is_refused_though_its_checksum_is_right(
+    store: BucketStore, name: str, value: object
+) -> None:
+    state, handles = _commits(store, 2)
+    pointer = handles[1].links[-1].pointer
+    path = _directory(store) / pointer.file_name
+    unit = decode(path.read_bytes(), path)
+    path.write_bytes(encode(PUnit(unit.kind, {**unit.meta, name: value}, unit.blocks)))
+    with pytest.raises(CorruptDataError) as caught:
+        store.load(pointer, DictState())
+    assert caught.value.context["file"] == str(path)
+    assert store.commit(state, handles[1]).links[-1].pointer.version == 3
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("call", ["write", "fsync", "link"])
 def test_a_disk_that_refuses_a_commit_leaves_the_version_before(

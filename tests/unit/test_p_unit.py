@@ -120,6 +120,44 @@ def test_a_size_beyond_the_file_takes_no_memory() -> None:
         decode(struct.pack("<8sHHIQ", b"PENSTOCK", FORMAT_VERSION, 0, 0xFFFFFFFF, 0), FILE)
 
 
+def _entry(**changed: object) -> dict[str, object]:
+    return {"name": "b", "size": 0, "checksum": xxhash.xxh3_64_hexdigest(b"")} | changed
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"", b"{", b"[]", b"7", b"\xff", b"null", b'{"meta":{},"blocks":[]}', b'{"kind":"x","blocks":[]}',
+        b'{"kind":"x","meta":{}}', b'{"kind":1,"meta":{},"blocks":[]}', b'{"kind":"x","meta":[],"blocks":[]}',
+        b'{"kind":"x","meta":{},"blocks":7}', b'{"kind":"x","meta":{},"blocks":[7]}',
+        b'{"kind":"x","meta":{},"blocks":[{}]}',
+        b'{"kind":"x","meta":{"a":' + b"9" * 5000 + b'},"blocks":[]}',
+        b'{"kind":"x","meta":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b'},"blocks":[]}',
+    ]
+    + [
+        json.dumps({"kind": "x", "meta": {}, "blocks": blocks}).encode()
+        for blocks in (
+            [_entry(size=-8)], [_entry(size="0")], [_entry(size=0.0)], [_entry(size=True)],
+            [_entry(size=float("nan"))], [_entry(size=None)], [_entry(name=1)], [_entry(name=[])],
+            [_entry(checksum=None)], [_entry(), _entry()],
+        )
+    ],
+)  # fmt: skip
+def test_a_header_that_nothing_writes_is_refused_though_its_checksum_is_right(header: bytes) -> None:
+    for version in range(1, FORMAT_VERSION + 1):
+        with pytest.raises(CorruptDataError, match="f00"):
+            decode(_with_header(header, version=version), FILE)
+
+
+@pytest.mark.parametrize("block", [b"", bytes(8), b"\xff\xff\xff\xff\xff\xff\xff\x7f", b"PTAB" + bytes(36)])
+def test_a_block_that_nothing_writes_is_refused_though_its_checksum_is_right(block: bytes) -> None:
+    entry = _entry(size=len(block), checksum=xxhash.xxh3_64_hexdigest(block))
+    header = json.dumps({"kind": "x", "meta": {}, "blocks": [entry]}).encode()
+    for version in range(1, FORMAT_VERSION + 1):
+        with pytest.raises(CorruptDataError, match="f00"):
+            decode(_with_header(header, version=version, tail=block), FILE)
+
+
 @pytest.mark.parametrize("content", [b"", b"PENSTOCK", b"x" * 100, bytes(100), b"PAR1" + bytes(200)])
 def test_what_is_no_p_unit_is_refused(content: bytes) -> None:
     with pytest.raises(CorruptDataError, match="f00"):

@@ -17,14 +17,8 @@ from penstock.operators.key_queue import Policy
 from penstock.operators.update_queue import UpdateQueue
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, Version
-from penstock.state_store.survey import (
-    BucketSurvey,
-    Chain,
-    delete_garbage,
-    find_operators,
-    likely_pointer,
-    survey,
-)
+from penstock.state_store.state_location import find_operators
+from penstock.state_store.survey import BucketSurvey, Chain, delete_garbage, likely_pointer, survey
 from tests.naive import Update
 from tests.s3 import SECRET, S3Server
 from tests.states import DictState, Later, content_of, links_of, names_of

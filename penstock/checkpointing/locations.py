@@ -1,0 +1,123 @@
+"""Locations as users write them: the file systems that they name, and what of them may be shown."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError, UnavailableError
+
+__all__ = ["file_system", "is_registered", "refusals", "shown"]
+
+_TELLING = frozenset({
+    "allow_bucket_creation", "allow_bucket_deletion", "blob_storage_authority", "dfs_storage_authority",
+    "enable_tls", "endpoint_override", "location", "project_id", "region", "replication",
+    "retry_limit_seconds", "scheme", "tls_ca_dir_path", "tls_ca_file_path",
+})  # fmt: skip
+"""The parameters of a URI that may be shown; the values of others could be secrets."""
+
+_DELAYED = "allow_delayed_open"
+
+_FILE_SYSTEMS: dict[tuple[int, str, bool], tuple[Any, str]] = {}
+"""The connections of each process. Those of a parent stay, unused: their threads did not survive the fork."""
+
+
+def file_system(uri: str, *, delayed: bool = True) -> tuple[Any, str]:
+    """Return pyarrow's file system of `uri` and the path in it, made once in each process.
+
+    With `delayed`, S3 is asked for nothing before a stream is closed, so that one request can do.
+
+    Raises
+    ------
+    InvalidUsageError
+        If pyarrow does not understand the location.
+    """
+    key = (os.getpid(), uri, delayed)
+    found = _FILE_SYSTEMS.get(key)
+    if found is None:
+        try:
+            system, path = _connect_to_s3(uri, delayed=delayed) if _is_s3(uri) else _connect(uri)
+        except pa.ArrowInvalid as error:
+            raise InvalidUsageError(
+                "pyarrow does not understand this location",
+                location=shown(uri),
+                reason=_reason(error, uri),
+                hint="see pyarrow.fs.FileSystem.from_uri",
+            ) from None
+        if not _FILE_SYSTEMS:
+            # Registered after pyarrow's own, hence called before S3 is shut down.
+            atexit.register(_FILE_SYSTEMS.clear)
+        found = _FILE_SYSTEMS[key] = system, path.rstrip("/")
+    return found
+
+
+def _is_s3(uri: str) -> bool:
+    return uri.lower().startswith("s3:")
+
+
+def _connect_to_s3(uri: str, *, delayed: bool) -> tuple[Any, str]:
+    address, _, query = uri.partition("?")
+    parameters = [text for text in query.split("&") if text and not text.startswith(f"{_DELAYED}=")]
+    if delayed:
+        parameters.append(f"{_DELAYED}=true")
+    return _connect("?".join([address, "&".join(parameters)] if parameters else [address]))
+
+
+def _connect(uri: str) -> tuple[Any, str]:
+    from pyarrow import fs
+
+    return fs.FileSystem.from_uri(uri)
+
+
+def is_registered(uri: str) -> bool:
+    """Say whether pyarrow takes a URI of an uncommon scheme, for which a factory may be registered."""
+    try:
+        _connect(uri)
+    except pa.ArrowInvalid:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def shown(uri: str) -> str:
+    """Return `uri` as it may be seen: without passwords and without parameters that could be secrets."""
+    address, _, query = uri.partition("?")
+    begin, mark, end = address.rpartition("@")
+    if mark:
+        scheme, _, user = begin.partition("://")
+        # Also where a slash in the password, which must be encoded, was not.
+        address = f"{scheme}://{'***' if ':' in user else user}@{end}"
+    pairs = [text.partition("=") for text in query.split("&") if text]
+    telling = "&".join(f"{key}={value if key in _TELLING else '***'}" for key, _, value in pairs)
+    return f"{address}?{telling}" if telling else address
+
+
+def _reason(error: Exception, uri: str = "") -> str:
+    """Return what a file system says, in one line, without the secrets of `uri`."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    line = text.splitlines()[0]
+    return line if shown(uri) == uri or "://" not in line else "see the location"
+
+
+@contextlib.contextmanager
+def refusals(fact: str, file: str, uri: str = "") -> Iterator[None]:
+    """Turn what a file system raises into `UnavailableError`; `FileNotFoundError` of ours passes."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if error.filename == file:
+            raise
+        raise UnavailableError(fact, file=file, reason=_reason(error, uri)) from None
+    except (OSError, pa.ArrowException) as error:
+        raise UnavailableError(
+            fact,
+            file=file,
+            reason=_reason(error, uri),
+            hint="check the location, its permissions and whether the service answers",
+        ) from None

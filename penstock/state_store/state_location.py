@@ -1,0 +1,119 @@
+"""Whose state lies in a state location.
+
+State lies in ``<location>/<query id>/<operator>/<bucket>/``. `find_operators` takes a directory at any of
+these levels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from penstock.checkpointing import decode
+from penstock.checkpointing.files import FileFacts, Files
+from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.state_store.bucket_store import number_of
+
+__all__ = ["Damage", "Operator", "find_operators", "names_in"]
+
+_BUCKET = re.compile("[0-9]{5,}")
+_SUFFIX = ".punit"
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A file that cannot be read, and what is wrong with it."""
+
+    file: str
+    fact: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator's part of a state location.
+
+    Attributes
+    ----------
+    location : str
+        Its directory, for messages.
+    query, name : str
+        The last two names of that directory.
+    files : Files or None
+        Its directory; None if the survey began at one of its buckets.
+    buckets : tuple of Files
+        The directories of its buckets, by name.
+    damage : tuple of Damage
+        Of the files that all buckets share.
+    """
+
+    location: str
+    query: str
+    name: str
+    files: Files | None
+    buckets: tuple[Files, ...]
+    damage: tuple[Damage, ...] = ()
+
+
+def find_operators(place: Files) -> list[Operator]:
+    """Return the operators whose state lies in `place`, in the order of their names.
+
+    Parameters
+    ----------
+    place : Files
+        A state location, or the directory of a query, an operator or a bucket in one.
+
+    Raises
+    ------
+    InvalidUsageError
+        If no state lies there.
+    UnavailableError
+        If the file system refuses.
+    """
+    entries = place.list()
+    if _is_bucket(entries):
+        *above, query, name, _ = ["", "", *names_in(place.location)]
+        return [Operator("/".join([*above[2:], query, name]), query, name, None, (place,))]
+    found = list(_operators(place, entries, 2))
+    if not found:
+        raise InvalidUsageError(
+            "there is no state at this location",
+            location=place.location,
+            hint="give a state_location, of a pipeline CHECKPOINT/penstock unless it names another, or the "
+            "directory of a query, an operator or a bucket in one",
+        )
+    return found
+
+
+def _is_bucket(entries: Sequence[FileFacts]) -> bool:
+    return any(not facts.is_directory and number_of(facts.name) is not None for facts in entries)
+
+
+def _operators(place: Files, entries: Sequence[FileFacts], depth: int) -> Iterator[Operator]:
+    """Yield the operators in `place` and up to `depth` levels below it."""
+    directories = [facts.name for facts in entries if facts.is_directory]
+    buckets = tuple(place.child(name) for name in directories if _BUCKET.fullmatch(name))
+    if any(_is_bucket(bucket.list()) for bucket in buckets):
+        query, name = ["", "", *names_in(place.location)][-2:]
+        yield Operator(place.location, query, name, place, buckets, tuple(_damage_in(place, entries)))
+    elif depth:
+        for name in directories:
+            child = place.child(name)
+            yield from _operators(child, child.list(), depth - 1)
+
+
+def _damage_in(place: Files, entries: Sequence[FileFacts]) -> Iterator[Damage]:
+    for facts in entries:
+        if facts.is_directory or facts.is_unfinished or not facts.name.endswith(_SUFFIX):
+            continue
+        try:
+            decode(place.read(facts.name), place.path_of(facts.name))
+        except CorruptDataError as error:
+            yield Damage(place.path_of(facts.name), error.fact)
+        except FileNotFoundError:
+            continue
+
+
+def names_in(location: str) -> list[str]:
+    """Return the parts of a location between its slashes."""
+    return location.partition("?")[0].split("/")

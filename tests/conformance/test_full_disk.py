@@ -1,0 +1,98 @@
+"""A disk that is really full: what was there stays, the error is clear, and it goes on once there is room."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.checkpointing.files import FileFacts, open_files
+from penstock.errors import UnavailableError
+from penstock.state_store import rocksdb_table
+from penstock.state_store.bucket_store import BucketStore, Handle
+from penstock.state_store.memory_table import MemoryTable
+
+SCHEMA = pa.schema([("k", pa.int64()), ("value", pa.binary())])
+
+
+def _table() -> MemoryTable:
+    return MemoryTable(SCHEMA, ("k",))
+
+
+def _random_rows(count: int) -> pa.RecordBatch:
+    """Return rows that nothing compresses, always with the same keys."""
+    values = [os.urandom(40) for _ in range(count)]
+    return pa.RecordBatch.from_pydict({"k": list(range(count)), "value": values}, schema=SCHEMA)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Return a file system of one MiB."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("only root can mount a small file system to fill up")
+    mounted = tmp_path / "disk"
+    mounted.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mounted],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
+    yield mounted
+    subprocess.run(["umount", mounted], check=True)
+
+
+def test_a_full_disk_is_named_and_harms_no_earlier_file(small_disk: Path) -> None:
+    directory = open_files(small_disk / "state")
+    before = os.urandom(300_000)
+    directory.publish("before", before)
+    with pytest.raises(UnavailableError) as caught:
+        directory.publish("f", bytes(2_000_000))
+    assert str(caught.value.context["file"]) == directory.path_of("f")
+    assert caught.value.context["reason"] == "No space left on device"
+    assert directory.list() == [FileFacts("before", len(before))]
+    assert bytes(directory.read("before")) == before
+    directory.publish("f", bytes(300_000))
+
+
+def test_a_commit_on_a_full_disk_leaves_the_version_before(small_disk: Path) -> None:
+    store, table, handle = BucketStore(open_files(small_disk / "state")), _table(), Handle()
+    for _ in range(2):
+        table.put(_random_rows(5_000))
+        handle = store.commit(table, handle)
+    before = store.files.list()
+    filler = small_disk / "filler"
+    descriptor = os.open(filler, os.O_WRONLY | os.O_CREAT)
+    with contextlib.suppress(OSError):
+        while os.write(descriptor, bytes(4096)):
+            pass
+    os.close(descriptor)
+    table.put(_random_rows(5_000))
+    with pytest.raises(UnavailableError, match="No space left on device") as caught:
+        store.commit(table, handle)
+    assert str(caught.value.context["file"]).startswith(f"{store.files.location}/000000000003-")
+    assert store.files.list() == before
+    filler.unlink()
+    again = _table()
+    held = store.load(handle.links[-1].pointer, again)
+    assert len(again) == 5_000
+    again.put(_random_rows(1))
+    assert len(store.commit(again, held).links) == 3
+
+
+def test_a_full_disk_under_a_working_copy_is_named_and_nothing_stays(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rocksdb_table, "_MEMTABLE_BYTES", 1 << 16)
+    table = rocksdb_table.RocksdbTable(SCHEMA, ("k",), scratch=small_disk)
+    with pytest.raises(UnavailableError, match="No space left on device"):
+        for _ in range(1_000):
+            table.put(_random_rows(2_000))
+    table.close()
+    assert list(small_disk.iterdir()) == []

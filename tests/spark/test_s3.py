@@ -1,0 +1,53 @@
+"""A query whose state lies in an object store: it fails for a moment, stops, starts anew and is looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock
+from penstock.checkpointing.files import open_files
+from penstock.state_store.state_location import find_operators
+from penstock.state_store.survey import survey
+from tests.s3 import Request, S3Server
+from tests.spark.queries import Place, fresh_workers, quotes
+
+pytestmark = pytest.mark.spark
+
+
+def test_state_on_s3_outlives_refusals_and_workers_and_can_be_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    place = Place(tmp_path)
+    batches = [[(f"k{key}", 10 * batch + key, float(batch)) for key in range(8)] for batch in range(4)]
+    with S3Server() as server:
+        location = server.uri("state")
+        queue = place.queue(spark, buckets=2, state_location=location)
+        place.input.add(*map(quotes, batches[:2]))
+        place.run(queue)
+        refused: list[Request] = []
+
+        def refuse(request: Request) -> int | None:
+            if request.operation != "PUT" or refused:
+                return None
+            refused.append(request)
+            return 503
+
+        server.refuse = refuse
+        place.input.add(*map(quotes, batches[2:]))
+        with fresh_workers(spark):
+            metrics = penstock.metrics(place.run(place.queue(spark, buckets=2, state_location=location)))
+        assert refused
+        assert metrics[0]["loads"] == 2
+        assert [row for rows in place.rows().values() for row in sorted(rows)] == [
+            row for rows in batches for row in rows
+        ]
+        state = penstock.read_state(spark, location, checkpoint=place.checkpoint)
+        assert {(row.k, row.emitted, row.waiting) for row in state.collect()} == {
+            (key, time, False) for key, time, _ in batches[-1]
+        }
+        (operator,) = find_operators(open_files(location))
+        found = [survey(bucket) for bucket in operator.buckets]
+        assert [(one.damage, [pointer.version for pointer in one.newest]) for one in found] == [((), [4])] * 2
