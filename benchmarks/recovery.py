@@ -1,6 +1,6 @@
 """How a graph recovers from a kill (Scabbard, Fig. 10): throughput before, during and after it.
 
-    python -m benchmarks.recovery [--gigabytes 1] [--keys 1000000] [--seconds 40] [--plot FILE.svg]
+    python -m benchmarks.recovery [--gigabytes 1] [--keys 1000000] [--seconds 60] [--plot FILE.svg]
 
 A process appends to a p-stream, at half of the rate that the graph can sustain, which is measured first; the
 graph's update queue passes the newest tuple of each key on to another p-stream. In the middle of the run the
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -78,6 +79,7 @@ def feed(place: Path, first: int, rate: float, keys: int) -> None:
 def work(place: Path) -> None:
     """Run the graph until the process is killed; print what happens."""
     import penstock
+    from penstock.spark_ext.metrics import batch_metrics
 
     def tell(event: str, **facts: Any) -> None:
         print(json.dumps({"event": event, "at": time.time(), **facts}), flush=True)
@@ -97,11 +99,17 @@ def work(place: Path) -> None:
     with running:
         told = -1
         while running.state == "running":
-            for batch in penstock.metrics(running.queries["results"]):
-                if batch["batch_id"] > told and batch["rows_in"]:
-                    told = batch["batch_id"]
+            for batch in running.queries["results"].recentProgress:
+                metrics = batch_metrics(batch)
+                if batch.batchId > told and metrics:
+                    told = batch.batchId
                     recovery = running.recovery
-                    tell("batch", metrics=batch, phases=recovery and recovery.phases_s)
+                    tell(
+                        "batch",
+                        offset=json.loads(batch.sources[0].endOffset)["offset"],
+                        metrics=metrics[0],
+                        phases=recovery and recovery.phases_s,
+                    )
             time.sleep(_STEPS_S / 2)  # polls: progress is asked
 
 
@@ -144,17 +152,16 @@ def measure(place: Path, gigabytes: float, keys: int, seconds: float) -> dict[st
     print(f"{filled:,} rows in {size / 1e9:.2f} GB", flush=True)
     job = Job(place)
     source, sink = place / "rows", place / "sink"
-    while not (sink / "log").exists() or _done(job) < filled:
+    while not job.batches() or job.batches()[-1]["offset"] < filled:
         if job.process.poll() is not None:
             raise SystemExit("the graph ended")
         time.sleep(_STEPS_S)  # polls: another process works
-    rates = [
-        one["metrics"]["rows_in"] / (one["at"] - before["at"])
-        for before, one in zip(job.batches(), job.batches()[1:], strict=False)
-        if one["metrics"]["rows_in"] == _BATCH_ROWS
-    ]
-    sustained = median(rates)
-    state_bytes = job.batches()[-1]["metrics"]["state_bytes"]
+    batches = job.batches()
+    # The first is slower, and the last may be smaller.
+    sustained = median(
+        [(b["offset"] - a["offset"]) / (b["at"] - a["at"]) for a, b in pairwise(batches[1:-1])]
+    )
+    state_bytes = batches[-1]["metrics"]["state_bytes"]
     feeder = _run(
         "--feed", str(place), "--first", str(filled), "--rate", str(sustained / 2), "--keys", str(keys)
     )
@@ -175,7 +182,8 @@ def measure(place: Path, gigabytes: float, keys: int, seconds: float) -> dict[st
             for pid in descendants(one.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-    assert again is not None and killed is not None
+    if again is None or killed is None or not again.batches():
+        raise SystemExit("no results came after the kill; give it more --seconds")
     return {
         "sustained": sustained,
         "fed": lag,
@@ -186,10 +194,6 @@ def measure(place: Path, gigabytes: float, keys: int, seconds: float) -> dict[st
         "first": again.batches()[0],
         "batch": [one["metrics"]["duration_ms"] for one in again.batches()[-3:]],
     }
-
-
-def _done(job: Job) -> int:
-    return sum(int(one["metrics"]["rows_in"]) for one in job.batches())
 
 
 def report(found: dict[str, Any]) -> None:
@@ -244,7 +248,7 @@ def main() -> None:
     )
     parser.add_argument("--gigabytes", type=float, default=1.0, help="of the p-stream")
     parser.add_argument("--keys", type=int, default=1_000_000, help="in the state")
-    parser.add_argument("--seconds", type=float, default=40.0, help="of the run; the kill is in the middle")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the run; the kill is in the middle")
     parser.add_argument("--plot", type=Path)
     for name, kind in (("--work", Path), ("--feed", Path), ("--first", int), ("--rate", float)):
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)

@@ -125,4 +125,4 @@ def why(job: subprocess.Popen[str], directory: Path) -> str:
     kill_all(job)
     assert job.stdout is not None
     tail = (directory / "job.log").read_text()[-2000:]
-    return f"the job ended by itself: {job.stdout.read()[-3000:]}\n{tail}"
+    return f"it said: {job.stdout.read()[-3000:]}\n{tail}"

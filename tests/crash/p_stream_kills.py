@@ -52,6 +52,10 @@ class Chain:
         for program, (job, _) in self._running.items():
             assert self.is_alive(program), f"{program}: {why(job, self.directory)}"
 
+    def stuck(self) -> str:
+        """Return what a driver that makes no progress has said."""
+        return f"no progress: {why(self._running[_DRIVER][0], self.directory)}"
+
     def kill(self, kind: str, draw: random.Random) -> int:
         """Kill one, or for a driver all that it started; return how many processes that was."""
         program = _WRITER if kind == "writer" else _DRIVER
@@ -80,7 +84,7 @@ class Chain:
 
     def committed(self) -> int:
         """Return how many micro-batches Spark has committed."""
-        return len(list((self.directory / "checkpoint" / "commits").glob("[0-9]*")))
+        return len(list((self.directory / "checkpoint" / "queries" / "results" / "commits").glob("[0-9]*")))
 
     def has_committed(self, goal: int) -> bool:
         return self.committed() >= goal
@@ -93,7 +97,8 @@ def _has_ended(job: subprocess.Popen[str]) -> bool:
 def is_worker(process: int) -> bool:
     """Say whether a process is a Python worker of Spark."""
     with contextlib.suppress(OSError):
-        return b"pyspark.daemon" in Path(f"/proc/{process}/cmdline").read_bytes()
+        # Those of data sources have PySpark's own daemon, the others ours.
+        return b".daemon\0pyspark." in Path(f"/proc/{process}/cmdline").read_bytes()
     return False
 
 
@@ -111,7 +116,7 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
     with Chain(directory) as chain:
         for kill, kind in enumerate(kinds, 1):
             goal = chain.committed() + draw.choice([0, 1, 1, 2])
-            assert until(partial(chain.has_committed, goal), _PATIENCE_S), "no progress"
+            assert until(partial(chain.has_committed, goal), _PATIENCE_S), chain.stuck()
             time.sleep(draw.uniform(0.0, 1.0))  # the random moment is what is tested; nothing is waited for
             chain.check()
             begin = time.monotonic()

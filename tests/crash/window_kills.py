@@ -69,7 +69,8 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
             before = len(list(commits.glob("[0-9]*")))
             source.add(*pieces[3 * kill : 3 * kill + 2])
             goal = before + draw.choice([0, 1, 1, 2])
-            assert until(lambda goal=goal: has_committed(goal), _PATIENCE_S), "no progress"  # type: ignore[misc]
+            progress = until(lambda goal=goal: has_committed(goal), _PATIENCE_S)  # type: ignore[misc]
+            assert progress, f"no progress: {why(job, directory)}"
             # The random moment is what is tested; nothing is waited for.
             time.sleep(draw.uniform(0.0, 1.0))
             assert job.poll() is None, why(job, directory)
