@@ -93,9 +93,9 @@ class SegmentRows:
 def _coder(goal: str, location: str, schema: pa.Schema) -> Coder:
     """Return what codes a p-stream's rows in this worker, which remembers what suits its columns.
 
-    Another thread would compete with other tasks for the same cores.
+    Few groups make tasks of very different length, and while the longest writes, other cores are idle.
     """
-    return Coder(goal, threads=1)
+    return Coder(goal, threads=2)
 
 
 @dataclass(frozen=True)
