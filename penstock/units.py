@@ -74,7 +74,7 @@ def parse_duration_us(duration: str | timedelta) -> int:
     if parse_rows(duration) is not None:
         raise InvalidUsageError(
             f"{duration!r} is no duration but a number of rows",
-            hint="windows of so many rows are made by penstock.update_window, and by nothing else",
+            hint="only the size and the slide of windows may be in rows",
         )
     match = _DURATION.fullmatch(duration.lower())
     if match is None:

@@ -25,13 +25,13 @@ from penstock.operators.key_queue import Policy
 from penstock.operators.partials import Decomposition, decompose, pane_ms
 from penstock.operators.scan import WEIGHT, Fragments, Partial, TimeUnit
 from penstock.operators.windows.results import WindowMode
+from penstock.operators.windows.spec import rows_of
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.row_windows import (
     RowOrderPacker,
     RowWindowPlan,
     arriving_rows,
     row_fragments,
-    rows_of,
 )
 from penstock.spark_ext.stateful import Stateful, arrow_schema, check_streaming, columns_of, key_columns
 from penstock.spark_ext.window_packing import RowPacker, row_fragmenter
@@ -186,14 +186,7 @@ def windowed(
         raise InvalidUsageError("nothing is aggregated", hint="such as aggs={'load': 'avg(value)'}")
     keys = key_columns(key)
     at, unit = _time(df, time, unit)
-    split = decompose(aggs, time, keys, sets=True)
-    if split is None:
-        raise InvalidUsageError(
-            "an aggregate cannot be made of panes",
-            hint="count, count(DISTINCT x), approx_count_distinct(x), sum, avg, min, max, first, last and "
-            "stddev can, and what is computed from them",
-        )
-    split = split.counted(keys)
+    split = decompose(aggs, time, keys).counted(keys)
     rows, partials = _rows(df, keys, at, split)
     schema = arrow_schema(rows.schema, large=False)
     output, delay_ms = _output(df, keys, time, aggs), _delay_ms(df, time, delay)
