@@ -24,8 +24,7 @@ from penstock.conf.sections import (
 )
 from penstock.conf.values import choice
 from penstock.errors import InvalidUsageError
-from penstock.operators.windows.spec import rows_of
-from penstock.units import parse_duration_us
+from penstock.units import parse_duration_us, window_rows
 
 if TYPE_CHECKING:
     from penstock.conf.pipeline import Pipeline
@@ -119,7 +118,7 @@ def _length_problems(pipeline: Pipeline, window: WindowSection) -> Iterator[Prob
     """Yield what is wrong with sizes and slide."""
     other = pipeline.window_join
     try:
-        in_rows = rows_of(window.size, window.slide)
+        in_rows = window_rows(window.size, window.slide)
     except InvalidUsageError as error:
         field = "size" if window.slide is None else "slide"
         yield ("window", field), error.fact, "write both in rows, the slide at most the size; or both in time"

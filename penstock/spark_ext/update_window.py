@@ -25,7 +25,6 @@ from penstock.operators.key_queue import Policy
 from penstock.operators.partials import Decomposition, decompose, pane_ms
 from penstock.operators.scan import WEIGHT, Fragments, Partial, TimeUnit
 from penstock.operators.windows.results import WindowMode
-from penstock.operators.windows.spec import rows_of
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.row_windows import (
     RowOrderPacker,
@@ -37,7 +36,7 @@ from penstock.spark_ext.stateful import Stateful, arrow_schema, check_streaming,
 from penstock.spark_ext.window_packing import RowPacker, row_fragmenter
 from penstock.spark_ext.window_plan import WINDOW, Service, Windowed, WindowPlan, quoted, value_columns
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
-from penstock.units import parse_duration_us
+from penstock.units import parse_duration_us, window_rows
 
 __all__ = ["service_of", "update_window", "windowed"]
 
@@ -192,7 +191,7 @@ def windowed(
     output, delay_ms = _output(df, keys, time, aggs), _delay_ms(df, time, delay)
     local = isinstance(df.schema[time].dataType, TimestampNTZType)
     packer: RowPacker | RowOrderPacker
-    if (in_rows := rows_of(size, slide)) is not None:
+    if (in_rows := window_rows(size, slide)) is not None:
         arriving, fragments = arriving_rows(schema, _TIME, keys), row_fragments(unit, keys, partials)
         plan: WindowPlan = RowWindowPlan(
             fragments=fragments,

@@ -330,7 +330,9 @@ def test_windows_of_rows_come_out_of_a_graph_also_after_a_restart(
         made = made.agg(first="min(t)", total="sum(v)", kinds="count(DISTINCT v % 2)", newest="last(v)")
         return made.where(kept).select("k", "first", "total", "newest").sink("pstream")
 
-    serving = {} if mode == "append" else {"mode": mode, "budget": 2, "policy": "fifo", "weight": "w"}
+    serving: dict[str, Any] = (
+        {} if mode == "append" else {"mode": mode, "budget": 2, "policy": "fifo", "weight": "w"}
+    )
     source = Input(tmp_path / "in")
     for some in (ROWS[29::-1], [("last", 1000, 0.0), *ROWS[:29:-1]]):
         source.add(quotes(some))

@@ -1,13 +1,12 @@
-"""Windows in panes: which there are, and which of them a pane is in; windows in rows."""
+"""Windows in panes: which there are, and which of them a pane is in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from penstock.errors import InvalidUsageError
-from penstock.units import parse_rows
 
-__all__ = ["WindowSpec", "rows_of"]
+__all__ = ["WindowSpec"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +47,3 @@ class WindowSpec:
     def start(self, window: int) -> int:
         """Return a window's first pane."""
         return window * self.slide
-
-
-def rows_of(size: object, slide: object | None) -> tuple[int, int] | None:
-    """Return size and slide of windows in rows; None if they are of time.
-
-    Raises
-    ------
-    InvalidUsageError
-        If only one of them is in rows, or they are out of their range.
-    """
-    size_rows = parse_rows(size)
-    slide_rows = size_rows if slide is None else parse_rows(slide)
-    if size_rows is None and slide_rows is None:
-        return None
-    if size_rows is None or slide_rows is None:
-        raise InvalidUsageError(
-            "of size and slide one is of rows, the other of time", size=str(size), slide=str(slide)
-        )
-    if not 1 <= slide_rows <= size_rows:
-        raise InvalidUsageError(
-            "the slide of windows is not from 1 row to their size", size_rows=size_rows, slide_rows=slide_rows
-        )
-    return size_rows, slide_rows

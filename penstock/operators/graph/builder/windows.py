@@ -14,7 +14,7 @@ from penstock.operators.expression import Expression, column
 from penstock.operators.graph.builder.written import Written, milliseconds
 from penstock.operators.graph.nodes import Aggregate, RowWindow, Select, Window, WindowJoin
 from penstock.operators.scan import WEIGHT, TimeUnit
-from penstock.operators.windows.spec import rows_of
+from penstock.units import window_rows
 
 __all__ = ["Windows"]
 
@@ -91,7 +91,7 @@ class Windows(Written):
         served: dict[str, Any] = {"mode": mode, "policy": policy, "budget": budget}
         served |= {"cost": cost, "weight": weight}
         above = (own, (self.root,), time, found)
-        if (rows := rows_of(size, slide)) is not None:
+        if (rows := window_rows(size, slide)) is not None:
             size_rows, slide_rows = rows
             return self._with(
                 RowWindow(*above, delay_ms=delay_ms, size_rows=size_rows, slide_rows=slide_rows, **served)

@@ -14,7 +14,7 @@ from penstock.operators.graph.nodes.service import POLICIES, check_service
 from penstock.operators.graph.types import UNKNOWN, aggregate_type, partial_type
 from penstock.operators.partials import Decomposition, decompose, pane_ms
 from penstock.operators.scan import PANE, WEIGHT, Partial, TimeUnit
-from penstock.operators.windows.spec import rows_of
+from penstock.units import window_rows
 
 __all__ = ["WINDOW", "Aggregate", "Assemble", "RowWindow", "Window", "window_apart", "window_by_key"]
 
@@ -134,7 +134,7 @@ class RowWindow(Window):
     slide_rows: int
 
     def _check_lengths(self) -> None:
-        rows_of(*self.lengths)
+        window_rows(*self.lengths)
 
     @property
     def together(self) -> bool:
