@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["parse_duration_us", "parse_rows"]
+__all__ = ["parse_duration_us", "parse_rows", "window_rows"]
 
 _UNITS_US = {
     "us": 1,
@@ -74,7 +74,7 @@ def parse_duration_us(duration: str | timedelta) -> int:
     if parse_rows(duration) is not None:
         raise InvalidUsageError(
             f"{duration!r} is no duration but a number of rows",
-            hint="windows of so many rows are made by penstock.update_window, and by nothing else",
+            hint="only the size and the slide of windows may be in rows",
         )
     match = _DURATION.fullmatch(duration.lower())
     if match is None:
@@ -116,3 +116,26 @@ def parse_rows(text: object) -> int | None:
     """
     match = _ROWS.fullmatch(text.lower()) if isinstance(text, str) else None
     return None if match is None else int(match["number"])
+
+
+def window_rows(size: object, slide: object | None) -> tuple[int, int] | None:
+    """Return size and slide of windows in rows; None if they are of time.
+
+    Raises
+    ------
+    InvalidUsageError
+        If only one of them is in rows, or they are out of their range.
+    """
+    size_rows = parse_rows(size)
+    slide_rows = size_rows if slide is None else parse_rows(slide)
+    if size_rows is None and slide_rows is None:
+        return None
+    if size_rows is None or slide_rows is None:
+        raise InvalidUsageError(
+            "of size and slide one is of rows, the other of time", size=str(size), slide=str(slide)
+        )
+    if not 1 <= slide_rows <= size_rows:
+        raise InvalidUsageError(
+            "the slide of windows is not from 1 row to their size", size_rows=size_rows, slide_rows=slide_rows
+        )
+    return size_rows, slide_rows

@@ -18,6 +18,7 @@ from penstock.operators.graph.nodes import (
     Fused,
     Node,
     PStream,
+    RowWindow,
     Select,
     Sink,
     Source,
@@ -105,13 +106,27 @@ class Oracle:
     def _windows(self, node: Aggregate, above: str) -> str:
         window = node.inputs[0]
         assert isinstance(window, Window)
-        starts = _starts(_quoted(window.time), window)
         made = ", ".join(
             f"{duck_sql(_timed(one.text, window.time))} AS {_quoted(name)}" for name, one in node.aggregates
         )
+        if isinstance(window, RowWindow):
+            return self._row_windows(node, window, made, above)
         groups = _list([*node.group_by, "window"])
+        starts = _starts(_quoted(window.time), window)
         opened = f'SELECT *, unnest({starts}) AS "window" FROM {above}'
         return f"SELECT {groups}, {made} FROM ({opened}) AS w GROUP BY {groups}"
+
+    def _row_windows(self, node: Aggregate, window: RowWindow, made: str, above: str) -> str:
+        """Return windows by the time of their first row; rows of one time differ in nothing but `c`."""
+        groups, size, slide = _list(node.group_by), window.size_rows, window.slide_rows
+        order = _list(name for name in (window.time, "c") if name in window.schema.names)
+        parts = f"PARTITION BY {groups} " if groups else ""
+        numbered = f"SELECT *, row_number() OVER ({parts}ORDER BY {order}) - 1 AS i FROM {above}"
+        numbers = f"[w FOR w IN range(0, i // {slide} + 1) IF w * {slide} + {size} > i]"
+        opened = f"SELECT *, unnest({numbers}) AS number FROM ({numbered}) AS n"
+        columns = ", ".join([*([groups] if groups else []), f'min({_quoted(window.time)}) AS "window"', made])
+        by = ", ".join([*([groups] if groups else []), "number"])
+        return f"SELECT {columns} FROM ({opened}) AS w GROUP BY {by} HAVING count(*) = {size}"
 
     def _assemble(self, node: Assemble, above: str) -> str:
         times = node.decomposition.times
@@ -152,6 +167,8 @@ def _partial(partial: Partial, time: str) -> str:
     text = partial.expression if partial.expression == "*" else duck_sql(partial.expression)
     if partial.kind == "sum_of_squares":
         return f"sum(CAST({text} AS DOUBLE) * ({text}))"
+    if partial.kind == "distinct":
+        return f"coalesce(list(DISTINCT {text}), [])"
     if partial.kind in ("first", "last"):
         return f"{partial.kind}({text} ORDER BY {_quoted(time)})"
     return f"{partial.kind}({text})"
@@ -161,6 +178,8 @@ def _combined(partial: Partial, times: Mapping[str, str]) -> str:
     name = _quoted(partial.name)
     if partial.kind in ("first", "last"):
         return f"{partial.kind}({name} ORDER BY {_quoted(times[partial.name])})"
+    if partial.kind == "distinct":
+        return f"len(list_distinct(flatten(list({name}))))"
     return f"{partial.kind if partial.kind in ('min', 'max') else 'sum'}({name})"
 
 

@@ -23,7 +23,8 @@ from penstock.conf.sections import (
     WindowSection,
 )
 from penstock.conf.values import choice
-from penstock.units import parse_duration_us
+from penstock.errors import InvalidUsageError
+from penstock.units import parse_duration_us, window_rows
 
 if TYPE_CHECKING:
     from penstock.conf.pipeline import Pipeline
@@ -109,7 +110,29 @@ def _window_problems(pipeline: Pipeline) -> Iterator[Problem]:
     other = pipeline.window_join
     if other is not None:
         yield from _join_problems(other)
-    if window is not None and other is not None and other.window is not None:
+    if window is not None:
+        yield from _length_problems(pipeline, window)
+
+
+def _length_problems(pipeline: Pipeline, window: WindowSection) -> Iterator[Problem]:
+    """Yield what is wrong with sizes and slide."""
+    other = pipeline.window_join
+    try:
+        in_rows = window_rows(window.size, window.slide)
+    except InvalidUsageError as error:
+        field = "size" if window.slide is None else "slide"
+        yield ("window", field), error.fact, "write both in rows, the slide at most the size; or both in time"
+        return
+    if in_rows is not None:
+        for name in ("window_join", "by_window"):
+            if getattr(pipeline, name) is not None:
+                yield (
+                    (name,),
+                    f"needs windows that end together, and those of {window.size} end as their group does",
+                    "write a size of time, such as 60 s",
+                )
+        return
+    if other is not None and other.window is not None:
         slide_us = parse_duration_us(window.slide or window.size)
         sizes_us = [parse_duration_us(size) for size in (window.size, other.window.size)]
         if slide_us > sizes_us[1]:
@@ -124,7 +147,7 @@ def _window_problems(pipeline: Pipeline) -> Iterator[Problem]:
                 f"windows of {other.window.size!r} never end with those of {window.size!r}",
                 f"let the sizes differ by a multiple of the slide {window.slide or window.size!r}",
             )
-    if window is not None and window.slide is not None:
+    if window.slide is not None:
         size_us, slide_us = parse_duration_us(window.size), parse_duration_us(window.slide)
         if slide_us > size_us:
             yield (

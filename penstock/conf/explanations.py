@@ -108,7 +108,9 @@ def _missing(path: FieldPath) -> str | None:
         return "name the column, or the columns, of stream and table"
     if path[-1] == "aggregates":
         return "write a name and an expression for each, such as load: avg(value)"
-    if path in (("window", "size"), ("window_join", "window", "size")):
+    if path == ("window", "size"):
+        return "write a duration, such as '60 s', or a number of rows, such as '100 rows'"
+    if path == ("window_join", "window", "size"):
         return "write a duration, such as '60 s'"
     return None
 

@@ -21,6 +21,7 @@ from penstock.conf.values import (
     trigger_of,
     weight_of,
     window_duration,
+    window_length,
 )
 
 
@@ -183,7 +184,7 @@ class ResultsSection(Section):
 
 
 class WindowSection(Section):
-    """Windows of time, to aggregate in; `unit` is that of a time in whole numbers.
+    """Windows, of time or of so many rows, to aggregate in; `unit` is that of a time in whole numbers.
 
     Mode, budget, policy, cost and weight are those of `penstock.update_window`; those in `SERVING` are for
     lazy and eager mode.
@@ -192,8 +193,8 @@ class WindowSection(Section):
     SERVING: ClassVar = ("budget", "policy", "cost", "weight")
 
     time: Text
-    size: Annotated[str, BeforeValidator(window_duration)]
-    slide: Annotated[str | None, BeforeValidator(window_duration)] = None
+    size: Annotated[str, BeforeValidator(window_length)]
+    slide: Annotated[str | None, BeforeValidator(window_length)] = None
     unit: Literal["s", "ms", "us", "ns"] | None = None
     delay: Annotated[str | None, BeforeValidator(delay_of)] = None
     mode: Literal["append", "lazy", "eager"] = "append"

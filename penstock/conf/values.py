@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from penstock.errors import InvalidUsageError
-from penstock.units import parse_duration_us
+from penstock.units import parse_duration_us, parse_rows
 
 
 def wrong(fact: str, hint: str | None = None) -> PydanticCustomError:
@@ -90,8 +90,17 @@ def aggregates_of(value: Any) -> Any:
     return value
 
 
+def window_length(value: Any) -> str | None:
+    """Check a duration of at least a millisecond, or a number of rows, if there is one."""
+    if value is None or parse_rows(value) is not None:
+        return value
+    return duration_of(value, least_us=1_000)
+
+
 def window_duration(value: Any) -> str | None:
     """Check a duration of at least a millisecond, if there is one."""
+    if parse_rows(value) is not None:
+        raise wrong(f"windows of {value} do not end with others", "write a duration, such as '60 s'")
     return None if value is None else duration_of(value, least_us=1_000)
 
 

@@ -18,16 +18,7 @@ from penstock.operators.sketches import log2_size_of
 if TYPE_CHECKING:
     from sqlglot import exp
 
-__all__ = [
-    "Decomposition",
-    "Distinct",
-    "counted_values",
-    "decompose",
-    "deviation",
-    "is_aggregate",
-    "pane_ms",
-    "split_distinct",
-]
+__all__ = ["Decomposition", "decompose", "deviation", "is_aggregate", "pane_ms"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,34 +78,24 @@ def pane_ms(size_ms: int, slide_ms: int) -> int:
     return math.gcd(size_ms, slide_ms)
 
 
-def decompose(
-    aggregates: Mapping[str, str], time: str, group_by: Iterable[str] = (), *, sets: bool = False
-) -> Decomposition | None:
+def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] = ()) -> Decomposition:
     """Split aggregates into partials and assembly.
 
     Parameters
     ----------
     aggregates : mapping of str to str
-        Names and Spark SQL: ``count``, ``sum``, ``avg``, ``min``, ``max``, ``first``, ``last``, ``stddev``,
-        and what is computed from them, such as ``sum(price * volume) / sum(volume)``.
+        Names and Spark SQL: ``count``, ``count(DISTINCT x)``, ``approx_count_distinct(x)``, ``sum``, ``avg``,
+        ``min``, ``max``, ``first``, ``last``, ``stddev``, and what is computed from them, such as
+        ``sum(price * volume) / sum(volume)``.
     time : str
         The column of the window's time, by which ``first`` and ``last`` are meant.
     group_by : iterable of str
         The columns of the group, which may also stand outside of aggregates.
-    sets : bool
-        Whether partials may grow with the values in them, for ``count(DISTINCT x)`` and
-        ``approx_count_distinct(x)``.
-
-    Returns
-    -------
-    Decomposition or None
-        None where an aggregate has no such partial: a median, and without `sets` ``count(DISTINCT x)``; see
-        `split_distinct`.
 
     Raises
     ------
     InvalidUsageError
-        If one has no aggregate in it, or reads a column outside of aggregates.
+        If one has no aggregate in it, reads a column outside of aggregates, or has no partials, as a median.
 
     Notes
     -----
@@ -125,7 +106,7 @@ def decompose(
     from sqlglot import exp
 
     group = tuple(group_by)
-    found = _Partials(time, group, sets=sets)
+    found = _Partials(time, group)
     assembly: dict[str, str] = {}
     for name, text in aggregates.items():
         tree = Expression.parse(text).tree
@@ -140,7 +121,13 @@ def decompose(
                 raise InvalidUsageError("an aggregate of an aggregate", name=name, expression=text)
             made = found.split(call)
             if made is None:
-                return None
+                raise InvalidUsageError(
+                    "an aggregate cannot be made of panes",
+                    hint="count, count(DISTINCT x), approx_count_distinct(x), sum, avg, min, max, first, "
+                    "last and stddev can, and what is computed from them",
+                    name=name,
+                    expression=text,
+                )
             call.replace(made)
         rest = Expression.of(holder.this)
         outside = sorted(set(rest.columns) - found.names - set(group))
@@ -156,120 +143,12 @@ def decompose(
     return Decomposition(tuple(found.made), MappingProxyType(assembly), MappingProxyType(found.times))
 
 
-@dataclass(frozen=True, slots=True)
-class Distinct:
-    """Aggregates with a count of distinct values, as aggregates of each value and aggregates of these.
-
-    Parameters
-    ----------
-    value : str
-        Whose values are counted.
-    inner : mapping of str to str
-        Aggregates of each group and value.
-    outer : mapping of str to str
-        Aggregates of these of each group, by the names of the whole.
-    """
-
-    value: str
-    inner: Mapping[str, str]
-    outer: Mapping[str, str]
-
-
-def split_distinct(
-    aggregates: Mapping[str, str], column_name: str, time: str, group_by: Iterable[str] = ()
-) -> Distinct | None:
-    """Split aggregates of which one is a ``count(DISTINCT x)``; None if none is.
-
-    Parameters
-    ----------
-    aggregates : mapping of str to str
-        Names and Spark SQL.
-    column_name : str
-        The column that holds the values.
-    time, group_by
-        As for `decompose`.
-
-    Raises
-    ------
-    InvalidUsageError
-        If values of several expressions are counted, or another aggregate has no partials that can be added.
-    """
-    from sqlglot import exp
-
-    trees = {name: exp.Paren(this=Expression.parse(text).tree) for name, text in aggregates.items()}
-    counted = counted_values(aggregates.values())
-    if not counted:
-        return None
-    if len(counted) > 1:
-        raise InvalidUsageError(
-            "one aggregate counts the distinct values of one expression",
-            hint="count each in an aggregate of its own, and join them with join_windows",
-            expressions=" and ".join(counted),
-        )
-    found = _Partials(time, (column_name, *group_by))
-    outer: dict[str, str] = {}
-    for name, tree in trees.items():
-        for call in [node for node in tree.walk() if is_aggregate(node)]:
-            if _counts_distinct(call):
-                call.replace(exp.Count(this=exp.column(column_name)))
-                continue
-            made = found.split(call)
-            if made is None or found.times:
-                raise InvalidUsageError(
-                    "this aggregate cannot stand beside a count of distinct values",
-                    hint="count, sum, avg, min, max and stddev can",
-                    name=name,
-                    expression=aggregates[name],
-                )
-            call.replace(_combined(made, found.made))
-        outer[name] = Expression.of(tree.this).text
-    if not found.made:
-        found.split(exp.Count(this=exp.Star()))
-    inner = {one.name: _BY_KIND[one.kind].format(one.expression) for one in found.made}
-    return Distinct(counted[0], inner, outer)
-
-
-def counted_values(aggregates: Iterable[str]) -> tuple[str, ...]:
-    """Return the expressions of which aggregates, as Spark SQL, count the distinct values."""
-    from sqlglot import exp
-
-    found = {
-        Expression.of(call.this.expressions[0]).text: None
-        for text in aggregates
-        for call in Expression.parse(text).tree.find_all(exp.Count)
-        if _counts_distinct(call) and not isinstance(call.parent, exp.Filter)
-    }
-    return tuple(found)
-
-
 def _counts_distinct(call: exp.Expr) -> bool:
     from sqlglot import exp
 
     if not isinstance(call, exp.Count) or not isinstance(call.this, exp.Distinct):
         return False
     return len(call.this.expressions) == 1
-
-
-def _combined(assembly: exp.Expr, partials: Iterable[Partial]) -> exp.Expr:
-    """Return an assembly whose partials are combined from those of several groups."""
-    from sqlglot import exp
-
-    kinds = {one.name: one.kind for one in partials}
-    holder = exp.Paren(this=assembly)
-    for node in list(holder.find_all(exp.Column)):
-        combine = {"min": exp.Min, "max": exp.Max}.get(kinds[node.name], exp.Sum)
-        node.replace(combine(this=node.copy()))
-    return holder
-
-
-_BY_KIND: Final[dict[str, str]] = {
-    "count": "count({})",
-    "sum": "sum({})",
-    "sum_of_squares": "sum(cast({0} AS DOUBLE) * ({0}))",
-    "min": "min({})",
-    "max": "max({})",
-}
-"""Partials that can be combined, as aggregates."""
 
 
 def is_aggregate(node: exp.Expr) -> bool:
@@ -292,9 +171,8 @@ def deviation(n: str, s: str, q: str) -> exp.Expr:
 class _Partials:
     """Collects the partials of aggregates, each once."""
 
-    def __init__(self, time: str, group_by: tuple[str, ...], *, sets: bool = False) -> None:
+    def __init__(self, time: str, group_by: tuple[str, ...]) -> None:
         self._time = column(time).text
-        self._sets = sets
         self._taken = {PANE, *group_by}
         self.made: list[Partial] = []
         self.times: dict[str, str] = {}
@@ -330,9 +208,9 @@ class _Partials:
                 return None
             call = exp.Avg(this=call.expressions[0])
         if isinstance(call, exp.ApproxDistinct):
-            return self._sketch(call, condition) if self._sets else None
+            return self._sketch(call, condition)
         argument = call.this
-        distinct = self._sets and _counts_distinct(call)
+        distinct = _counts_distinct(call)
         if distinct:
             argument = argument.expressions[0]
         if isinstance(argument, exp.Distinct) or call.expressions or call.args.get("expression") is not None:

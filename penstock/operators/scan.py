@@ -64,7 +64,7 @@ def _need_names(names: object, what: str) -> None:
 class Partial:
     """A partial aggregate of a pane and group, which others of its kind can be added to.
 
-    Of fixed size are all but ``distinct``, ``union`` and ``sketch``, which graphs' planner does not make.
+    Of fixed size are all but ``distinct``, ``union`` and ``sketch``, which grow with the values in them.
 
     Parameters
     ----------

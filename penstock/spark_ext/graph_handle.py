@@ -127,16 +127,19 @@ class _Run:
         return new[-1]
 
 
-def is_last(batch: StreamingQueryProgress, *, drain: bool) -> bool:
+def is_last(batch: StreamingQueryProgress, *, drain: bool, first: bool) -> bool:
     """Whether a query that takes what is there now has done what it should, by a batch's report.
 
     Parameters
     ----------
     drain : bool
         Whether that is only when nothing waits.
+    first : bool
+        Whether it is the first batch of a start. Without input it is one that an earlier start planned, which
+        says nothing of what is there now; another one follows.
     """
     waits = any(served["waiting_keys"] for served in batch_metrics(batch))
-    return not had_input(batch) and not (drain and waits)
+    return not first and not had_input(batch) and not (drain and waits)
 
 
 class RunningGraph:
@@ -230,7 +233,9 @@ class RunningGraph:
             if error is not None:
                 self._fail(self._told("a query of the graph failed", error, query=name))
                 return
-            if last is not None and self._in_turn and run.holds_back and is_last(last, drain=self._drain):
+            if last is None or not self._in_turn or not run.holds_back:
+                continue
+            if is_last(last, drain=self._drain, first=run.metrics.batches == 1):
                 # The next batch may have begun, and ends before the query stops.
                 stop_between_batches(run.query, self._spark)
         self._start_ready()

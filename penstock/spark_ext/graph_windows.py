@@ -10,12 +10,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import NullType, StructType
 
-from penstock.errors import InternalError, InvalidUsageError
+from penstock.errors import InternalError
 from penstock.operators.conform import conform
 from penstock.operators.graph.nodes import Aggregate, Assemble, Fused, Node, Window
 from penstock.operators.graph.types import scan_schema
 from penstock.operators.scan import PANE, Fragments
 from penstock.operators.stream import RESERVED_PREFIX
+from penstock.operators.windows.sliding import in_windows
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.update_window import service_of, windowed
@@ -97,8 +98,7 @@ def of_rows(node: Aggregate, rows: DataFrame, buckets: int) -> Windowed:
         rows,
         node.group_by,
         window.time,
-        f"{window.size_ms} ms",
-        f"{window.slide_ms} ms",
+        *window.lengths,
         {name: expression.text for name, expression in node.aggregates},
         delay=f"{window.delay_ms} ms",
         unit=None if pa.types.is_timestamp(window.schema.field(window.time).type) else window.time_unit,
@@ -155,19 +155,8 @@ class ByWindow:
 
     @classmethod
     def of(cls, node: Aggregate) -> ByWindow:
-        """Return the steps of an aggregate.
-
-        Raises
-        ------
-        InvalidUsageError
-            If it has no partials of fixed size.
-        """
-        split = node.decomposition
-        if split is None:
-            raise InvalidUsageError(
-                "an aggregate of windows that has no partials of fixed size cannot run", node=node.name
-            )
-        split = split.counted(node.group_by)
+        """Return the steps of an aggregate."""
+        split = node.decomposition.counted(node.group_by)
         groups = tuple(name for name in node.group_by if name != WINDOW)
         start = sf.unix_micros(sf.col(f"{WINDOW}.start"))
         size = sf.unix_micros(sf.col(f"{WINDOW}.end")) - start
@@ -178,7 +167,8 @@ class ByWindow:
 
     def folded(self, schema: pa.Schema) -> StructType:
         """Return the columns of what is folded of values of a schema."""
-        return spark_schema(row_fragmenter(schema, self.fragments).schema)
+        made = row_fragmenter(schema, self.fragments)
+        return spark_schema(in_windows(self.fragments.partials, made.finish()).schema)
 
     def computed(self, node: Aggregate) -> list[Column]:
         """Return groups, window and aggregates as Spark computes them of what was folded."""
@@ -205,4 +195,4 @@ class _Fold:
         fragmenter = row_fragmenter(self.rows, self.fragments)
         for batch in batches:
             add_rows(fragmenter, self.fragments, conform(batch, self.rows))
-        yield conform(fragmenter.finish(), self.made)
+        yield conform(in_windows(self.fragments.partials, fragmenter.finish()), self.made)

@@ -12,7 +12,6 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as sf
 
-from penstock.errors import InvalidUsageError
 from penstock.operators.conform import conform
 from penstock.operators.fragments.keys import integers_of
 from penstock.operators.scan import PANE, Fragments, Partial, TimeUnit
@@ -21,35 +20,11 @@ from penstock.operators.windows.layout import ENTRY_PANE, RowLayout
 from penstock.operators.windows.spec import WindowSpec
 from penstock.spark_ext.window_packing import EntryPacker, without_time
 from penstock.spark_ext.window_plan import WindowPlan, quoted
-from penstock.units import parse_rows
 
-__all__ = ["RowOrderPacker", "RowWindowPlan", "arriving_rows", "row_fragments", "rows_of"]
+__all__ = ["RowOrderPacker", "RowWindowPlan", "arriving_rows", "row_fragments"]
 
 _FIRST, _LAST = f"{RESERVED_PREFIX}first_time", f"{RESERVED_PREFIX}last_time"
 _CHUNK_ROWS = 1 << 20
-
-
-def rows_of(size: object, slide: object | None) -> tuple[int, int] | None:
-    """Return size and slide of windows in rows; None if they are of time.
-
-    Raises
-    ------
-    InvalidUsageError
-        If only one of them is in rows, or they are out of their range.
-    """
-    size_rows = parse_rows(size)
-    slide_rows = size_rows if slide is None else parse_rows(slide)
-    if size_rows is None and slide_rows is None:
-        return None
-    if size_rows is None or slide_rows is None:
-        raise InvalidUsageError(
-            "of size and slide one is of rows, the other of time", size=str(size), slide=str(slide)
-        )
-    if not 1 <= slide_rows <= size_rows:
-        raise InvalidUsageError(
-            "the slide of windows is not from 1 row to their size", size_rows=size_rows, slide_rows=slide_rows
-        )
-    return size_rows, slide_rows
 
 
 def arriving_rows(rows: pa.Schema, time: str, keys: tuple[str, ...]) -> pa.Schema:

@@ -31,13 +31,12 @@ from penstock.spark_ext.row_windows import (
     RowWindowPlan,
     arriving_rows,
     row_fragments,
-    rows_of,
 )
 from penstock.spark_ext.stateful import Stateful, arrow_schema, check_streaming, columns_of, key_columns
 from penstock.spark_ext.window_packing import RowPacker, row_fragmenter
 from penstock.spark_ext.window_plan import WINDOW, Service, Windowed, WindowPlan, quoted, value_columns
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
-from penstock.units import parse_duration_us
+from penstock.units import parse_duration_us, window_rows
 
 __all__ = ["service_of", "update_window", "windowed"]
 
@@ -186,20 +185,13 @@ def windowed(
         raise InvalidUsageError("nothing is aggregated", hint="such as aggs={'load': 'avg(value)'}")
     keys = key_columns(key)
     at, unit = _time(df, time, unit)
-    split = decompose(aggs, time, keys, sets=True)
-    if split is None:
-        raise InvalidUsageError(
-            "an aggregate cannot be made of panes",
-            hint="count, count(DISTINCT x), approx_count_distinct(x), sum, avg, min, max, first, last and "
-            "stddev can, and what is computed from them",
-        )
-    split = split.counted(keys)
+    split = decompose(aggs, time, keys).counted(keys)
     rows, partials = _rows(df, keys, at, split)
     schema = arrow_schema(rows.schema, large=False)
     output, delay_ms = _output(df, keys, time, aggs), _delay_ms(df, time, delay)
     local = isinstance(df.schema[time].dataType, TimestampNTZType)
     packer: RowPacker | RowOrderPacker
-    if (in_rows := rows_of(size, slide)) is not None:
+    if (in_rows := window_rows(size, slide)) is not None:
         arriving, fragments = arriving_rows(schema, _TIME, keys), row_fragments(unit, keys, partials)
         plan: WindowPlan = RowWindowPlan(
             fragments=fragments,

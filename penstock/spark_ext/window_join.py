@@ -34,6 +34,7 @@ from penstock.operators.scan import PANE, Fragments
 from penstock.operators.stream import RESERVED_PREFIX
 from penstock.operators.windows.layout import WindowLayout
 from penstock.operators.windows.several import SeveralPanes
+from penstock.operators.windows.sliding import in_windows
 from penstock.spark_ext.bucket_task import Parcel, Turn
 from penstock.spark_ext.graph_windows import ByWindow
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, spark_schema
@@ -282,7 +283,7 @@ class _Fold:
             nulls = pa.nulls(others.num_rows, self.output.field(place).type)
             kept = [nulls if at == place else column for at, column in enumerate(others.columns)]
             yield pa.RecordBatch.from_arrays(kept, schema=self.output)
-        made = fragmenter.finish()
+        made = in_windows(self.fragments.partials, fragmenter.finish())
         kind = self.output.field(place).type
         fields = pa.schema([kind.field(number) for number in range(kind.num_fields)])
         struct = pa.StructArray.from_arrays(conform(made, fields).columns, fields=list(fields))

@@ -56,6 +56,7 @@ _CONDITIONS = {
 }
 _COMPUTED = {"n": ["n + 1", "abs(n) * 2", "CASE WHEN n > 0 THEN n END"], "x": ["x * 2", "x / 4 + 1"]}
 _AGGREGATES = ["count(*)", "count({})", "sum({})", "avg({})", "min({})", "max({})", "first({})", "last({})"]
+_AGGREGATES += ["count(DISTINCT {})", "count(DISTINCT {}) FILTER (WHERE k > 0)"]
 
 
 @st.composite
@@ -98,9 +99,10 @@ def _graphs(draw: st.DrawFn) -> Graph:
         values = [name for name in here.schema.names if name in ("n", "x", "y", "k")]
         texts = draw(st.lists(st.sampled_from(_AGGREGATES), min_size=1, max_size=3))
         groups = [name for name in here.schema.names if name in ("g", "c") and draw(st.booleans())]
-        size, slide = draw(st.sampled_from([(10, 10), (10, 4), (12, 3)]))
+        size, slide, unit = draw(st.sampled_from([(10, 10, "s"), (10, 4, "s"), (12, 3, "s"), (3, 2, "rows")]))
         made = {f"a{at}": text.format(draw(st.sampled_from(values))) for at, text in enumerate(texts)}
-        here = here.window("t", size=f"{size} s", slide=f"{slide} s", unit="s").group_by(*groups).agg(made)
+        windows = here.window("t", size=f"{size} {unit}", slide=f"{slide} {unit}", unit="s")
+        here = windows.group_by(*groups).agg(made)
         if draw(st.booleans()):
             here = here.where("a0 > 0").select("*", more="a0 * 2")
     return here.sink("memory")

@@ -295,8 +295,7 @@ def test_the_output_of_an_operator_is_persisted(spark: SparkSession, tmp_path: P
 def test_windows_come_out_of_a_graph(spark: SparkSession, tmp_path: Path, persist: str) -> None:
     source = Input(tmp_path / "in")
     source.add(quotes(ROWS[:30]), quotes(ROWS[30:]), quotes([("last", 1000, 0.0)]))
-    # A p-stream's reader makes no sketches.
-    about = {"about": "approx_count_distinct(v)"} if persist == "never" else {}
+    about = {"about": "approx_count_distinct(v)", "exactly": "count(DISTINCT v) FILTER (WHERE v > -1)"}
     graph = (
         penstock.graph("sums")
         .source("quotes", QUOTES)
@@ -319,6 +318,35 @@ def test_windows_come_out_of_a_graph(spark: SparkSession, tmp_path: Path, persis
         for key, vs in wanted.items()
         if sum(vs) > 3
     }
+
+
+@pytest.mark.parametrize(("mode", "persist"), [("append", "always"), ("lazy", "never")])
+def test_windows_of_rows_come_out_of_a_graph_also_after_a_restart(
+    spark: SparkSession, tmp_path: Path, mode: str, persist: Any
+) -> None:
+    def windows(kept: str = "kinds > 1 OR k = 'key 1'", **serving: Any) -> Graph:
+        read = penstock.graph("rows").source("quotes", QUOTES).where("v <> 3").select("*", w="v + 1")
+        made = read.window("t", size="4 rows", slide="2 rows", unit="s", delay="2 s", **serving).group_by("k")
+        made = made.agg(first="min(t)", total="sum(v)", kinds="count(DISTINCT v % 2)", newest="last(v)")
+        return made.where(kept).select("k", "first", "total", "newest").sink("pstream")
+
+    serving: dict[str, Any] = (
+        {} if mode == "append" else {"mode": mode, "budget": 2, "policy": "fifo", "weight": "w"}
+    )
+    source = Input(tmp_path / "in")
+    for some in (ROWS[29::-1], [("last", 1000, 0.0), *ROWS[:29:-1]]):
+        source.add(quotes(some))
+        frame = source.frame(spark)
+        run(windows(**serving), spark, tmp_path, sources={"quotes": frame}, persist=persist)
+    if mode == "append":
+        assert same(tmp_path / "out", windows(), quotes=quotes(ROWS))
+        return
+    found = [tuple(map(rounded, row)) for row in rows_in(tmp_path / "out")]
+    complete = set(rows_of(windows().root, {"quotes": quotes(ROWS)}))
+    assert set(found) < complete, "windows are neither cut nor mixed, and some were disregarded"
+    in_order = sorted(rows_of(windows("true").root, {"quotes": quotes(ROWS)}), key=lambda row: float(row[1]))
+    newest = {k: (k, *row) for k, *row in in_order}
+    assert complete.intersection(newest.values()) <= set(found)
 
 
 @pytest.mark.parametrize("persist", ["always", "never"])

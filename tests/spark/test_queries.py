@@ -116,6 +116,8 @@ def test_distinct_values_are_counted_exactly(spark: SparkSession, tmp_path: Path
         .group_by(half="auction % 2")
         .agg(
             bidders="count(DISTINCT bidder % 100)",
+            rich="count(DISTINCT auction) FILTER (WHERE price > 1000)",
+            dearest="last(price) * 0 + max(price)",
             bids="count(*)",
             mean="avg(price)",
             spread="max(price) - min(price)",
@@ -135,7 +137,8 @@ def test_distinct_values_are_counted_exactly(spark: SparkSession, tmp_path: Path
     with running:
         assert running.await_termination(PATIENCE_S), running.status()
     wanted = Windows("epoch_us(date_time)", 15, 5, "FROM nexmark").sql(
-        """SELECT start, auction % 2 AS half, count(DISTINCT bidder % 100) AS bidders, count(*) AS bids,
+        """SELECT start, auction % 2 AS half, count(DISTINCT bidder % 100) AS bidders,
+        count(DISTINCT auction) FILTER (WHERE price > 1000) AS rich, max(price) AS dearest, count(*) AS bids,
         avg(price) AS mean, max(price) - min(price) AS spread FROM closed GROUP BY ALL"""
     )
     same(found(tmp_path / "out"), rows_of(wanted, {"nexmark": table}))

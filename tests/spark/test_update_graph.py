@@ -141,8 +141,8 @@ def test_fragments_of_views_are_looked_up_once_for_each_advertisement(
         .lookup("campaigns", CAMPAIGNS, on="ad")
         .window("t", size="10 s", unit="s")
         .group_by("campaign")
-        .agg(views="count(*)")
-        .select("campaign", "views", begin="window.start")
+        .agg(views="count(*)", times="count(DISTINCT t)")
+        .select("campaign", "views", "times", begin="window.start")
         .sink("pstream")
     )
     assert any("before the lookup" in note for _, note in graph.plan(persist="always").changes)
@@ -155,12 +155,13 @@ def test_fragments_of_views_are_looked_up_once_for_each_advertisement(
         tables={"campaigns": spark.createDataFrame(table.to_pandas(), "ad int, campaign string")},
         persist="always",
     )
-    found = [(begin.timestamp(), campaign, views) for campaign, views, begin in made]
+    found = [(begin.timestamp(), campaign, *counts) for campaign, *counts, begin in made]
     with duckdb.connect(config={"threads": 1}) as database:
         database.register("views", views)
         database.register("campaigns", table)
         wanted = database.sql(
-            "select t // 10 * 10 as pane, campaign, count(*) from views join campaigns using (ad) "
+            "select t // 10 * 10 as pane, campaign, count(*), count(distinct t) "
+            "from views join campaigns using (ad) "
             "where kind = 'view' and t < 60 group by all order by all"
         ).fetchall()
     assert sorted(found) == wanted, "of the windows that are complete"

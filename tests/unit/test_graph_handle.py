@@ -25,4 +25,5 @@ def test_a_batch_without_input_is_the_last_one_unless_what_waits_is_to_be_served
         sources=sources, observedMetrics={"penstock.queue": {"metrics": told}},
         name="g", id=1, batchId=2, timestamp="", durationMs={},
     )  # fmt: skip
-    assert is_last(report, drain=drain) is (not new and not (drain and waiting))
+    assert is_last(report, drain=drain, first=False) is (not new and not (drain and waiting))
+    assert not is_last(report, drain=drain, first=True), "it may be one that an earlier start planned"

@@ -9,7 +9,7 @@ import pytest
 from penstock.conf.document import PipelineError
 from penstock.conf.pipeline import load_pipeline
 from penstock.jobs.explain import graph_of, plan_file
-from penstock.operators.graph.nodes import Aggregate, Window, WindowJoin, topological
+from penstock.operators.graph.nodes import Aggregate, RowWindow, Window, WindowJoin, topological
 
 _FILE = """\
 source: {type: files, format: json, path: in, schema: "second BIGINT, plug INT, load DOUBLE"}
@@ -68,6 +68,12 @@ def test_windows_are_joined_and_aggregated_by_window(tmp_path: Path) -> None:
         ),
         ("{size: 3600 s}", "{size: 1500 ms}", "6: window_join.window.size: windows of '1500 ms' never end"),
         ("{size: 3600 s}", "{}", "window_join.window.size: is required. Hint: write a duration"),
+        ("{size: 3600 s}", "{size: 9 rows}", "6: window_join.window.size: windows of 9 rows do not end with"),
+        ("size: 60 s, slide: 1 s", "size: 60 rows, slide: 1 s", "2: window.slide: of size and slide one is"),
+        ("size: 60 s, slide: 1 s", "size: 6 rows, slide: 9 rows", "2: window.slide: the slide of windows is"),
+        ("size: 60 s, slide: 1 s", "size: 0 rows", "2: window.size: the slide of windows is not from 1"),
+        ("size: 60 s, slide: 1 s", "size: 60 rows", "5: window_join: needs windows that end together, and"),
+        ("size: 60 s, slide: 1 s", "size: 60 rows", "10: by_window: needs windows that end together, and"),
         ("  window: {size: 3600 s}\n", "", "window_join.window: is required, or by_window. Hint: write"),
         ("  aggregates: {whole: avg(load)}\n", "", "window_join.aggregates: is required with window"),
         (
@@ -134,6 +140,18 @@ def test_windows_may_be_served_key_by_key(tmp_path: Path) -> None:
         "5: window_join: needs windows that come out together",
         "10: by_window: needs windows that come out together",
     ]
+
+
+def test_windows_may_be_of_rows(tmp_path: Path) -> None:
+    text = _FILE[: _FILE.index("window_join:")] + _FILE[_FILE.index("sink:") :]
+    for mode, serving in (("append", ""), ("lazy", ", budget: 9, policy: fifo"), ("eager", ", weight: load")):
+        of = f"size: 60 rows, slide: 10 rows, unit: s, delay: 5 s, mode: {mode}{serving}"
+        plan = plan_file(
+            written(tmp_path, text.replace("size: 60 s, slide: 1 s, unit: s, delay: 5 s, mode: append", of))
+        )
+        (window,) = [node for node in topological(plan.root) if isinstance(node, RowWindow)]
+        assert (window.size_rows, window.slide_rows, window.mode) == (60, 10, mode)
+        assert "60 rows by 10 rows of each group in the order of second" in plan.explain()
 
 
 def test_they_are_for_windows(tmp_path: Path) -> None:

@@ -231,7 +231,8 @@ def test_a_queue_leaves_conflation_to_the_reader() -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        lambda here: here.window("t", size="9 s", unit="s").agg(m="median(n)"),
+        lambda here: here.window("t", size="9 s", unit="s").agg(m="approx_count_distinct(n)"),
+        lambda here: here.window("t", size="9 rows", unit="s").agg(m="sum(n)"),
         lambda here: here.window("t", size="9 s", unit="s").agg(m="sum(my_udf(n))"),
         lambda here: here.window("t", size="1500 ms", slide="500 ms", unit="s").agg(m="sum(n)"),
         lambda here: here.select("t", m="my_udf(n)").window("t", size="9 s", unit="s").agg(m="max(m)"),

@@ -16,6 +16,7 @@ from penstock.operators.graph.nodes import (
     Fused,
     Node,
     PStream,
+    RowWindow,
     Select,
     Source,
     StreamTableJoin,
@@ -199,7 +200,7 @@ def _narrowed(columns: tuple[str, ...], where: str | None, select: dict[str, Exp
 def _fragmented(node: Aggregate, window: Window) -> Assemble | None:
     lookup, above = _behind_lookup(window.inputs[0])
     scan = _scan(above)
-    if scan is None or (window.time_unit == "s" and window.pane_ms % 1000):
+    if isinstance(window, RowWindow) or scan is None or (window.time_unit == "s" and window.pane_ms % 1000):
         return None
     here = set(above.schema.names)
     group_by = tuple(name for name in node.group_by if name in here)
@@ -210,10 +211,7 @@ def _fragmented(node: Aggregate, window: Window) -> Assemble | None:
     if lookup is not None:
         group_by += tuple(name for name in lookup.on if name not in group_by)
     taken = (*group_by, *(() if lookup is None else lookup.columns.names))
-    split = decompose(texts, window.time, taken)
-    if split is None:
-        return None
-    split = split.counted(taken)
+    split = decompose(texts, window.time, taken).counted(taken)
     needed = {*group_by, window.time}
     for partial in split.partials:
         needed |= set() if partial.expression == "*" else set(Expression.parse(partial.expression).columns)

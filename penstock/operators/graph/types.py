@@ -82,6 +82,12 @@ def partial_type(partial: Partial, schema: pa.Schema) -> pa.DataType:
     if partial.kind == "sum_of_squares":
         return pa.float64()
     kind = expression_type(Expression.parse(partial.expression), schema)
+    if kind == UNKNOWN:
+        return UNKNOWN
+    if partial.kind == "distinct":
+        return pa.list_(kind)
+    if partial.kind == "sketch":
+        return pa.binary()
     return _sum_type(kind) if partial.kind == "sum" else kind
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.operators.fragments.folds import fold_of
 from penstock.operators.fragments.keys import as_integers, integers_of
@@ -19,7 +20,7 @@ from penstock.operators.windows import sliding_kernels as kernels
 from penstock.state_store.key_index import KeyIndex
 from penstock.state_store.keys import KeyCodec
 
-__all__ = ["slide", "type_in_windows"]
+__all__ = ["in_windows", "slide", "type_in_windows"]
 
 _Column: TypeAlias = "pa.Array[Any]"
 
@@ -84,6 +85,30 @@ def slide(
                 pick(panes, when, low, high, at)
                 columns.append(column.take(pa.array(at)))
     return pa.RecordBatch.from_arrays(columns, [partial.name for partial in partials])
+
+
+def in_windows(partials: Sequence[Partial], entries: pa.RecordBatch) -> pa.RecordBatch:
+    """Return entries, each of which is all of a window, with a number for each set and sketch.
+
+    Parameters
+    ----------
+    partials : sequence of Partial
+        What the entries hold, beside other columns.
+    entries : pyarrow.RecordBatch
+        A window in each row.
+    """
+    kinds = {partial.name: partial for partial in partials if partial.kind in ("distinct", "sketch")}
+    each = np.arange(entries.num_rows)
+    columns = []
+    for name, column in zip(entries.schema.names, entries.columns, strict=True):
+        partial = kinds.get(name)
+        if partial is None:
+            columns.append(column)
+        elif partial.kind == "distinct":
+            columns.append(pc.list_value_length(column).cast(pa.int64()))
+        else:
+            columns.append(pa.array(estimates(column, each, each + 1, partial.log2_size)))
+    return pa.RecordBatch.from_arrays(columns, entries.schema.names)
 
 
 def type_in_windows(partial: Partial, kind: pa.DataType) -> pa.DataType:

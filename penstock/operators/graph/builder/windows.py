@@ -12,9 +12,9 @@ import pyarrow as pa
 from penstock.errors import InvalidUsageError
 from penstock.operators.expression import Expression, column
 from penstock.operators.graph.builder.written import Written, milliseconds
-from penstock.operators.graph.nodes import WINDOW, Aggregate, Select, Window, WindowJoin
-from penstock.operators.partials import counted_values, split_distinct
+from penstock.operators.graph.nodes import Aggregate, RowWindow, Select, Window, WindowJoin
 from penstock.operators.scan import WEIGHT, TimeUnit
+from penstock.units import window_rows
 
 __all__ = ["Windows"]
 
@@ -38,18 +38,19 @@ class Windows(Written):
         weight: str | Mapping[Any, float] | None = None,
         name: str | None = None,
     ) -> Self:
-        """Say into which windows of time the aggregate that follows puts tuples.
+        """Say into which windows, of time or of so many tuples, the aggregate that follows puts tuples.
 
         In lazy and eager mode what the aggregate makes is an update stream, whose key are the groups: of each
         the most recent window, served group by group. Windows of several groups do not come out together
-        then, so they are neither joined nor aggregated by window.
+        then, and those of rows never do, so they are neither joined nor aggregated by window.
 
         Parameters
         ----------
         time : str
             A column of timestamps, or of integers with a `unit`.
         size, slide : str or timedelta
-            Such as ``"60 s"``; without a slide, windows do not overlap.
+            Such as ``"60 s"``; without a slide, windows do not overlap. Or both in rows, such as
+            ``"100 rows"``: of so many tuples of a group, as of `penstock.update_window`.
         unit : str, optional
             Of integers: ``s``, ``ms``, ``us`` or ``ns`` since 1970-01-01T00:00:00Z.
         delay : str or timedelta, optional
@@ -73,8 +74,6 @@ class Windows(Written):
         """
         own = self._open("window", name)
         time = self._column(time, own)
-        size_ms = milliseconds(size)
-        slide_ms = size_ms if slide is None else milliseconds(slide)
         found = _unit(self.schema.field(time).type)
         if found is not None and unit not in (None, found):
             raise InvalidUsageError("the time has another unit", unit=unit, type=self.schema.field(time).type)
@@ -89,12 +88,17 @@ class Windows(Written):
             )
         delay_ms = 0 if delay is None else milliseconds(delay, least_us=0)
         weight = self._column(weight, own) if isinstance(weight, str) else weight
-        return self._with(
-            Window(
-                *(own, (self.root,), time, found, size_ms, slide_ms, delay_ms),
-                mode=mode, policy=policy, budget=budget, cost=cost, weight=weight,
+        served: dict[str, Any] = {"mode": mode, "policy": policy, "budget": budget}
+        served |= {"cost": cost, "weight": weight}
+        above = (own, (self.root,), time, found)
+        if (rows := window_rows(size, slide)) is not None:
+            size_rows, slide_rows = rows
+            return self._with(
+                RowWindow(*above, delay_ms=delay_ms, size_rows=size_rows, slide_rows=slide_rows, **served)
             )
-        )  # fmt: skip
+        size_ms = milliseconds(size)
+        slide_ms = size_ms if slide is None else milliseconds(slide)
+        return self._with(Window(*above, size_ms, slide_ms, delay_ms, **served))
 
     def group_by(self, *columns: str, **expressions: str) -> Self:
         """Group the aggregate that follows by columns, and by expressions that get a name.
@@ -125,43 +129,21 @@ class Windows(Written):
     def agg(self, aggs: Mapping[str, str] | None = None, /, *, name: str | None = None, **more: str) -> Self:
         """Aggregate each group of each window: ``agg(load="avg(value)", n="count(*)")``.
 
-        The output has the group's columns, ``window`` (``start`` and ``end``), and the aggregates. With a
-        ``count(DISTINCT x)``, windows are made of each value of x first, and then aggregated by window.
+        The output has the group's columns, ``window`` (``start`` and ``end``; of windows of rows, the times
+        of the first and the last one), and the aggregates.
 
         Raises
         ------
         InvalidUsageError
-            If there is no window, or an expression is no aggregate over the columns.
+            If there is no window, or an expression is no aggregate over the columns that panes can make.
         """
         own = self._named("aggregate", name)
         texts = {**(aggs or {}), **more}
         made = tuple((label, self._expression(text, own)) for label, text in texts.items())
         at = self.root
-        if isinstance(at, Window) and at.by_key and counted_values(one.text for _, one in made):
-            raise InvalidUsageError(
-                "count(DISTINCT x) is of all windows, and not all that are served by key come out",
-                hint="mode='append' has all windows",
-                mode=at.mode,
-                node=own,
-            )
-        column_name = _free("value", (*self.schema.names, *texts))
-        distinct = split_distinct(
-            {label: one.text for label, one in made},
-            column_name,
-            at.time if isinstance(at, Window) else WINDOW,
-            self.groups or (),
-        )
-        if distinct is None:
-            if isinstance(at, Window) and isinstance(at.weight, str):
-                made = (*made, (WEIGHT, self._expression(f"last({column(at.weight).text})", own)))
-            return self._with(Aggregate(own, (at,), self.groups or (), made))
-        # Each value is a group of its own first; then those of a window are counted, which needs no state.
-        each = replace(self, groups=None)._beneath({column_name: distinct.value})
-        groups = (*(self.groups or ()), column_name)
-        inner = replace(each, groups=groups).agg(distinct.inner, name=f"{own}.distinct")
-        outer = self.groups or ()
-        outer = outer if WINDOW in outer else (*outer, WINDOW)
-        return replace(inner, groups=outer).agg(distinct.outer, name=own)
+        if isinstance(at, Window) and isinstance(at.weight, str):
+            made = (*made, (WEIGHT, self._expression(f"last({column(at.weight).text})", own)))
+        return self._with(Aggregate(own, (at,), self.groups or (), made))
 
     def join_windows(
         self,
@@ -208,11 +190,3 @@ def _unit(kind: pa.DataType) -> TimeUnit | None:
 
 def _countable(kind: pa.DataType) -> bool:
     return pa.types.is_timestamp(kind) or pa.types.is_integer(kind)
-
-
-def _free(name: str, taken: Sequence[str]) -> str:
-    """Return a name that is not taken."""
-    number, free = 2, name
-    while free in taken:
-        number, free = number + 1, f"{name}_{number}"
-    return free

@@ -5,18 +5,8 @@ rule that rewrites it. A column whose type only Spark knows has the type `UNKNOW
 """
 
 from penstock.operators.graph.nodes.base import Node, rebuild, topological
-from penstock.operators.graph.nodes.stateful import (
-    POLICIES,
-    WINDOW,
-    Aggregate,
-    Assemble,
-    Join,
-    UpdateQueue,
-    UpdateUnion,
-    Window,
-    update_time,
-    window_by_key,
-)
+from penstock.operators.graph.nodes.service import POLICIES
+from penstock.operators.graph.nodes.stateful import Join, UpdateQueue, UpdateUnion, update_time
 from penstock.operators.graph.nodes.stateless import (
     Fused,
     PStream,
@@ -27,6 +17,15 @@ from penstock.operators.graph.nodes.stateless import (
     StreamTableJoin,
     Union,
     Where,
+)
+from penstock.operators.graph.nodes.window import (
+    WINDOW,
+    Aggregate,
+    Assemble,
+    RowWindow,
+    Window,
+    window_apart,
+    window_by_key,
 )
 from penstock.operators.graph.nodes.window_join import WindowJoin
 from penstock.operators.graph.nodes.window_union import WindowUnion, has_all_windows
@@ -40,6 +39,7 @@ __all__ = [
     "Join",
     "Node",
     "PStream",
+    "RowWindow",
     "Select",
     "Sink",
     "Source",
@@ -56,5 +56,6 @@ __all__ = [
     "rebuild",
     "topological",
     "update_time",
+    "window_apart",
     "window_by_key",
 ]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.arguments import budget_of, check_by_key, check_weight, cost_of, weight_of
 from penstock.operators.graph.nodes.base import Node
 from penstock.operators.graph.types import UNKNOWN
 
-__all__ = ["check_service"]
+__all__ = ["POLICIES", "check_service"]
+
+POLICIES: Final = ("fifo", "in_place", "linecutting")
+"""The names of key schedulers (`penstock.operators.key_queue.Policy`)."""
 
 
 def check_service(

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from penstock.operators.expression import Expression
 from penstock.operators.graph.nodes.base import Node, distinct, duration, infer, known
-from penstock.operators.graph.nodes.stateful import WINDOW, Aggregate, Assemble, Window
 from penstock.operators.graph.nodes.stateless import Select, Where
+from penstock.operators.graph.nodes.window import WINDOW, Aggregate, Assemble, RowWindow, Window
 
 __all__ = ["WindowJoin"]
 
@@ -34,6 +34,12 @@ class WindowJoin(Node):
         left, right = (above.schema for above in self.inputs)
         one, other = (self.window_of(above) for above in self.inputs)
         for side in (one, other):
+            if isinstance(side, RowWindow):
+                raise self.wrong(
+                    "windows of rows do not end together, so nothing can be joined",
+                    "join windows of time",
+                    window=side.describe(),
+                )
             if side.by_key:
                 raise self.wrong(
                     "windows that are served by key do not come out together",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.operators.graph.nodes.base import Node
-from penstock.operators.graph.nodes.stateful import Aggregate, Assemble, window_by_key
 from penstock.operators.graph.nodes.stateless import PStream, Select, StreamTableJoin, Union, Where
+from penstock.operators.graph.nodes.window import Aggregate, Assemble, window_by_key
 from penstock.operators.graph.nodes.window_join import WindowJoin
 
 __all__ = ["WindowUnion", "has_all_windows"]

@@ -1,0 +1,321 @@
+"""Windows and their aggregates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final
+
+import pyarrow as pa
+
+from penstock.operators.expression import Expression
+from penstock.operators.graph.nodes.base import Node, distinct, duration, known
+from penstock.operators.graph.nodes.service import POLICIES, check_service
+from penstock.operators.graph.types import UNKNOWN, aggregate_type, partial_type
+from penstock.operators.partials import Decomposition, decompose, pane_ms
+from penstock.operators.scan import PANE, WEIGHT, Partial, TimeUnit
+from penstock.units import window_rows
+
+__all__ = ["WINDOW", "Aggregate", "Assemble", "RowWindow", "Window", "window_apart", "window_by_key"]
+
+WINDOW: Final = "window"
+"""The column of an aggregate that says of which window it is: a struct of ``start`` and ``end``."""
+
+_MODES: Final = ("append", "lazy", "eager")
+_INSTANT: Final = pa.timestamp("us", "UTC")
+_WINDOW_TYPE: Final = pa.struct({"start": _INSTANT, "end": _INSTANT})
+
+
+@dataclass(frozen=True, slots=True)
+class Window(Node):
+    """Says into which windows of time the aggregate after it puts tuples; ``[start, end)``, as Spark's.
+
+    Parameters
+    ----------
+    time, time_unit, size_ms, slide_ms, delay_ms
+        As of `Graph.window`.
+    mode : str
+        ``append``: all windows come out, those of all groups that end together in one micro-batch. ``lazy``,
+        ``eager``: of each group the most recent one, served group by group (UpStream §6).
+    policy, budget, cost, weight
+        As of `penstock.update_window`; None if the mode is ``append``.
+    """
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "window"
+
+    time: str
+    time_unit: TimeUnit
+    size_ms: int
+    slide_ms: int
+    delay_ms: int = 0
+    mode: str = "append"
+    policy: str | None = None
+    budget: int | str | None = None
+    cost: str | None = None
+    weight: str | Mapping[Any, float] | None = None
+
+    def _schema(self) -> pa.Schema:
+        for name in (self.time, *((self.weight,) if isinstance(self.weight, str) else ())):
+            known(self, name, self.inputs[0].schema)
+        self._check_lengths()
+        if self.mode not in _MODES:
+            raise self.wrong("there is no such mode", mode=self.mode, known=", ".join(_MODES))
+        if self.policy not in (None, *POLICIES):
+            raise self.wrong("there is no such policy", policy=self.policy, known=", ".join(POLICIES))
+        for option in ("budget", "policy", "cost", "weight"):
+            if getattr(self, option) is not None and not self.by_key:
+                raise self.wrong(
+                    "windows in append mode are all emitted at once",
+                    "mode='lazy' or mode='eager' serves key by key",
+                    option=option,
+                )
+        check_service(self, budget=self.budget, cost=self.cost, weight=self.weight)
+        return self.inputs[0].schema
+
+    def _check_lengths(self) -> None:
+        pane_ms(self.size_ms, self.slide_ms)
+
+    @property
+    def by_key(self) -> bool:
+        """Whether of each group only the most recent window is served, in the order of a policy."""
+        return self.mode != "append"
+
+    @property
+    def together(self) -> bool:
+        """Whether windows of all groups that end together come out together."""
+        return not self.by_key
+
+    @property
+    def lengths(self) -> tuple[str, str]:
+        """Size and slide, as they are written."""
+        return duration(self.size_ms), duration(self.slide_ms)
+
+    @property
+    def pane_ms(self) -> int:
+        """The length of its panes."""
+        return pane_ms(self.size_ms, self.slide_ms)
+
+    def _over(self) -> str:
+        return f"over {self.time}"
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Add the time."""
+        return (required | {self.time},)
+
+    def describe(self) -> str:
+        """Return size, slide and time; of windows that are served by key also how."""
+        late = f", {duration(self.delay_ms)} late" if self.delay_ms else ""
+        served = ""
+        if self.by_key:
+            served = f", {self.mode}, {self.policy or 'in_place'}"
+            served += "" if self.budget is None else f", budget {self.budget}"
+            if self.weight is not None:
+                served += f", weight {self.weight}" if isinstance(self.weight, str) else ", weights by key"
+        size, slide = self.lengths
+        return f"{size} by {slide} {self._over()}{late}{served}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowWindow(Window):
+    """Says of how many tuples of a group, in the order of their times, windows of the aggregate after it are.
+
+    Only the bucket of a group can count its tuples, so no reader makes fragments of them.
+
+    Parameters
+    ----------
+    size_rows, slide_rows : int
+        Of the windows; what `Window` has of lengths of time is without use here.
+    """
+
+    size_ms: int = field(default=0, init=False)
+    slide_ms: int = field(default=0, init=False)
+    size_rows: int
+    slide_rows: int
+
+    def _check_lengths(self) -> None:
+        window_rows(*self.lengths)
+
+    @property
+    def together(self) -> bool:
+        """See `Window.together`: each group's end at times of their own."""
+        return False
+
+    @property
+    def lengths(self) -> tuple[str, str]:
+        """See `Window.lengths`."""
+        return f"{self.size_rows} rows", f"{self.slide_rows} rows"
+
+    def _over(self) -> str:
+        return f"of each group in the order of {self.time}, counted in its bucket"
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate(Node):
+    """Aggregates each group: of a window, or of the `WINDOW` of an aggregate before it.
+
+    The output has the group's columns, `WINDOW`, and the aggregates but for `WEIGHT`. Windows over an update
+    stream, and those that are served by key, are updates of their groups, so these are its key (UpStream
+    §3.2).
+    """
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "aggregate"
+
+    group_by: tuple[str, ...]
+    aggregates: tuple[tuple[str, Expression], ...]
+
+    def _schema(self) -> pa.Schema:
+        above = self.inputs[0]
+        schema = above.schema
+        if not self.aggregates:
+            raise self.wrong("nothing is aggregated", "such as agg(load='avg(value)')")
+        windowed = isinstance(above, Window)
+        if isinstance(above, Window):
+            check_service(self, weight=above.weight, key=self.group_by)
+        if not windowed and WINDOW not in self.group_by:
+            raise self.wrong("an aggregate over a stream needs a window", "call window(...) before group_by")
+        apart = None if windowed else window_apart(above)
+        if isinstance(apart, RowWindow):
+            raise self.wrong(
+                "windows of rows are not aggregated by window",
+                "each group's end at times of their own; windows of time end together",
+                window=apart.describe(),
+            )
+        if apart is not None:
+            raise self.wrong(
+                "windows that are served by key are not aggregated by window",
+                "their groups do not close together; mode='append' has all windows",
+                mode=apart.mode,
+            )
+        fields = [known(self, name, schema) for name in self.group_by]
+        if windowed:
+            fields.append(pa.field(WINDOW, _WINDOW_TYPE))
+        for name, expression in self.aggregates:
+            for used in expression.columns:
+                known(self, used, schema, expression)
+            if name != WEIGHT:
+                fields.append(pa.field(name, aggregate_type(expression, schema)))
+        for partial in self.decomposition.partials:
+            self._check_fold(partial, schema)
+        return distinct(self, pa.schema(fields))
+
+    def _check_fold(self, partial: Partial, schema: pa.Schema) -> None:
+        """Refuse what is surely no number and no time, of which partials cannot be made."""
+        if partial.kind in ("count", "first", "last", "sketch"):
+            return
+        kind = partial_type(replace(partial, kind="min"), schema)
+        if partial.kind == "distinct":
+            if pa.types.is_nested(kind):
+                raise self.wrong(
+                    "values of a nested type are not counted",
+                    "count(DISTINCT x) is of plain types",
+                    expression=partial.expression,
+                    type=kind,
+                )
+            return
+        if kind != UNKNOWN and not (_is_number(kind) or pa.types.is_temporal(kind)):
+            raise self.wrong(
+                f"windows have no {partial.kind} of this type",
+                "min, max and sum are of integers, floats, dates and times; first and last of any type",
+                expression=partial.expression,
+                type=kind,
+            )
+
+    def _key(self) -> tuple[str, ...]:
+        above = self.inputs[0]
+        if not isinstance(above, Window):
+            # What closes together is aggregated over groups, whatever they are keys of.
+            return tuple(name for name in self.group_by if name in above.key)
+        lost = [name for name in above.key if name not in self.group_by]
+        if lost:
+            raise self.wrong(
+                "an update stream would lose its key",
+                f"group by {', '.join(above.key)}; group_by('window') behind that aggregates all groups",
+                column=lost[0],
+            )
+        return self.group_by if above.key or above.by_key else ()
+
+    @property
+    def decomposition(self) -> Decomposition:
+        """The aggregates as partials."""
+        window = self.inputs[0]
+        time = window.time if isinstance(window, Window) else WINDOW
+        texts = {name: expression.text for name, expression in self.aggregates}
+        return decompose(texts, time, self.group_by)
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Return the group's columns and what is aggregated."""
+        used = {name for _, expression in self.aggregates for name in expression.columns}
+        return (frozenset(used | set(self.group_by)),)
+
+    def describe(self) -> str:
+        """Return groups and aggregates."""
+        made = ", ".join(f"{one.text} AS {name}" for name, one in self.aggregates if name != WEIGHT)
+        return f"{made} by {', '.join(self.group_by)}" if self.group_by else made
+
+
+@dataclass(frozen=True, slots=True)
+class Assemble(Node):
+    """The assembly function of an aggregate whose fragments a reader makes (Scabbard §2.3).
+
+    It adds partials of the same pane and group, makes windows of panes, and computes the aggregates.
+    """
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "assemble"
+
+    aggregate: Aggregate
+    decomposition: Decomposition
+
+    def _schema(self) -> pa.Schema:
+        return self.aggregate.schema
+
+    def _key(self) -> tuple[str, ...]:
+        return self.aggregate.key
+
+    @property
+    def window(self) -> Window:
+        """The windows that it makes."""
+        found = self.aggregate.inputs[0]
+        assert isinstance(found, Window)  # noqa: S101  # an aggregate without a window has no panes
+        return found
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Return panes, groups and partials."""
+        partials = {partial.name for partial in self.decomposition.partials}
+        return (frozenset({PANE, *self.aggregate.group_by} | partials),)
+
+    def describe(self) -> str:
+        """Return windows, aggregates and groups."""
+        assembly = self.decomposition.assembly.items()
+        made = ", ".join(f"{text} AS {name}" for name, text in assembly if name != WEIGHT)
+        groups = f" by {', '.join(self.aggregate.group_by)}" if self.aggregate.group_by else ""
+        return f"{self.window.describe()}: {made}{groups}"
+
+
+def window_by_key(node: Node) -> Window | None:
+    """Return windows that are served by key, if what reaches a node is made of their results."""
+    return _window(node, lambda window: window.by_key)
+
+
+def window_apart(node: Node) -> Window | None:
+    """Return windows of which those of different groups do not come out together, if a node gets any."""
+    return _window(node, lambda window: not window.together)
+
+
+def _window(node: Node, wanted: Callable[[Window], bool]) -> Window | None:
+    waiting = [node]
+    while waiting:
+        at = waiting.pop()
+        window = at.window if isinstance(at, Assemble) else at.inputs[0] if at.inputs else None
+        if isinstance(at, Aggregate | Assemble) and isinstance(window, Window):
+            if wanted(window):
+                return window
+        else:
+            waiting += at.inputs
+    return None
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
