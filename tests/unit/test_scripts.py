@@ -540,6 +540,11 @@ def test_tests_compile_every_kernel_first_and_run_if_that_fails(machine: Machine
     assert "setup: the tests compile what they need" in result.err
 
 
+def test_the_processes_of_tests_keep_bytecode(machine: Machine) -> None:
+    assert machine.run("test", PYTHONDONTWRITEBYTECODE="1").code == 0
+    assert "PYTHONDONTWRITEBYTECODE" not in (machine.project / ".venv" / "warm-up.log").read_text()
+
+
 @pytest.mark.parametrize("code", ["1", "2", "5"])
 def test_the_exit_code_of_pytest_is_that_of_test(machine: Machine, code: str) -> None:
     assert machine.run("test", FAKE_PYTEST=code).code == int(code)
