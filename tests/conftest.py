@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from penstock.jobs.warm_up import class_archive, option
+
+if TYPE_CHECKING:
+    from tests.spark.conftest import Sessions
 
 # Also for the processes that tests start, which live too short for the JVM's second compiler to pay. The
 # archive is that of script/test.
@@ -33,3 +38,13 @@ settings.load_profile(os.environ.get("PENSTOCK_HYPOTHESIS_PROFILE", "default"))
 def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let syncs be forgotten: for tests of many files that do not ask what is durable."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture(scope="session")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
+    """Give what makes the Spark sessions of all modules of tests."""
+    from tests.spark.conftest import Sessions
+
+    made = Sessions(tmp_path_factory.mktemp("spark"))
+    yield made
+    made.stop()

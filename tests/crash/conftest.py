@@ -8,14 +8,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.crash.harness import ROOT
-from tests.spark.conftest import lean_session
+from tests.spark.conftest import Sessions
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(sessions: Sessions) -> Iterator[SparkSession]:
     """Give a session in which the first failure of a task fails the query."""
-    directory = tmp_path_factory.mktemp("spark")
-    session = lean_session(directory, spark__python__daemon__module="tests.crash.known_bad")
-    session.sparkContext.environment["PYTHONPATH"] = str(ROOT)
-    yield session
-    session.stop()
+    with sessions.session(spark__python__daemon__module="tests.crash.known_bad") as session:
+        session.sparkContext.environment["PYTHONPATH"] = str(ROOT)
+        yield session

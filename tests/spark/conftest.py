@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
@@ -58,9 +60,50 @@ def lean_session(
     return session
 
 
+class Sessions:
+    """Sessions one after the other, which share a Spark application as long as they want the same one.
+
+    Each has settings, views, data sources and queries of its own. The JVM and what it has loaded, and the
+    Python workers with their imports, stay from one module of tests to the next.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._context: SparkContext | None = None
+        self._options: tuple[str, dict[str, str]] = ("", {})
+
+    @contextlib.contextmanager
+    def session(self, master: str = "local[2]", **options: str) -> Iterator[SparkSession]:
+        """Give a new session; `options` are those of `lean_session`."""
+        if self._options != (master, options):
+            self.stop()
+        session = lean_session(self._directory, master, as_users=False, **options)
+        self._context, self._options = session.sparkContext, (master, options)
+        environment = dict(self._context.environment)
+        yield session
+        for query in session.streams.active:
+            query.stop()
+        self._context.environment.clear()
+        self._context.environment.update(environment)
+        _forget(session)
+
+    def stop(self) -> None:
+        """Stop the application."""
+        if self._context is not None:
+            self._context.stop()
+            self._context = None
+
+
+def _forget(session: SparkSession) -> None:
+    """Let the next session be a new one, as `SparkSession.stop` does, but not stop the application."""
+    jvm_sessions = SparkSession._get_j_spark_session_class(session._jvm)
+    jvm_sessions.clearDefaultSession()
+    jvm_sessions.clearActiveSession()
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+
+
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(sessions: Sessions) -> Iterator[SparkSession]:
     """Give a Spark session with two cores, for one module of tests."""
-    session = lean_session(tmp_path_factory.mktemp("spark"))
-    yield session
-    session.stop()
+    with sessions.session() as session:
+        yield session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,12 @@ from penstock.errors import InvalidUsageError, PenstockError
 from penstock.operators.graph import Graph
 from penstock.spark_ext.graph_handle import RunningGraph
 from tests.graphs import rounded, rows_of
-from tests.spark.conftest import lean_session
 from tests.spark.queries import PATIENCE_S, SCHEMA, Input, quotes
 
 pytestmark = pytest.mark.spark
 
 QUOTES = quotes([]).schema
 ROWS = [(f"key {n % 7}", n, float(n * 37 % 11)) for n in range(60)]
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Give a session for all tests of the module."""
-    session = lean_session(tmp_path_factory.mktemp("spark"))
-    yield session
-    session.stop()
 
 
 def filtered(name: str = "quotes") -> Graph:

@@ -22,7 +22,6 @@ from penstock.checkpointing.p_stream import PStream, PStreamWriter, Unit
 from penstock.checkpointing.p_stream.segments import pieces
 from penstock.cli import app
 from penstock.spark_ext import p_stream_source
-from tests.spark.conftest import lean_session
 from tests.spark.p_streams import (
     SCHEMA,
     append,
@@ -40,12 +39,10 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(spark: SparkSession) -> SparkSession:
     """Give a session that knows the data source."""
-    session = lean_session(tmp_path_factory.mktemp("spark"))
-    penstock.register(session)
-    yield session
-    session.stop()
+    penstock.register(spark)
+    return spark
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +14,6 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark
-from tests.spark.conftest import lean_session
 from tests.spark.p_streams import run, stream
 from tests.spark.queries import PATIENCE_S, settings
 from tests.spark.test_types import typed
@@ -35,12 +34,10 @@ _UNUSUAL = {
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(spark: SparkSession) -> SparkSession:
     """Give a session that knows the data source."""
-    session = lean_session(tmp_path_factory.mktemp("spark"))
-    penstock.register(session)
-    yield session
-    session.stop()
+    penstock.register(spark)
+    return spark
 
 
 def _rows(spark: SparkSession) -> DataFrame:

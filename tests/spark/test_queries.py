@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.conf.pipeline import load_pipeline
 from penstock.jobs.run import run_to_end
 from penstock.spark_ext.p_stream_types import spark_schema
-from tests.spark.conftest import lean_session
 from tests.spark.queries import PATIENCE_S, Input
 from tests.table3 import (
     Windows,
@@ -37,14 +35,6 @@ from tests.table3 import (
 )
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Give a session for all tests of the module."""
-    session = lean_session(tmp_path_factory.mktemp("spark"))
-    yield session
-    session.stop()
 
 
 CASES = [

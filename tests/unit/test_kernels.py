@@ -186,105 +186,11 @@ def test_every_kernel_is_cached_frees_the_gil_and_has_no_object_mode() -> None:
         assert type(function._cache).__name__ == "FunctionCache", name
 
 
-# Every kernel of the library is called here at least once.
-WORKLOAD = """
+EVERY_KERNEL = """
 import json, sys
+from tests.every_kernel import use_every_kernel
 from tests.unit.test_kernels import _compiled
-from tests.streams import *
-from penstock.operators.key_queue import Policy
-from penstock.operators.update_queue import UpdateQueue
-from penstock.operators.stream import UpdateStream
-from penstock.operators.arrivals import Arrivals
-from penstock.state_store.key_set import KeySet
-from penstock.state_store.memory_table import MemoryTable
-from tests.naive import Update
-import pyarrow as pa
-
-for policy in Policy:
-    queue = UpdateQueue(ARRIVAL_STREAM, policy, cost_us=1.0)
-    for now_us in (1000, 2000):
-        enqueue(queue, [Update(k, now_us, k, now_us - k) for k in range(100)], now_us)
-        served_of(queue, 70, now_us + 10)
-        queue.settle(now_us + 20)
-    UpdateQueue(ARRIVAL_STREAM, policy).restore([through_bytes(next(queue.snapshot()))])
-    queue = UpdateQueue(WEIGHTED_STREAM, policy, cost_us=1.0)
-    enqueue(queue, [Update(k, 1000, k) for k in range(100)], 1000)
-    served_of(queue, 70, 2000)
-schema = pa.schema([("s", pa.string()), ("i", pa.int64()), ("t", pa.int64())])
-stream = UpdateStream(schema, ("s", "i"), "t")
-rows = pa.RecordBatch.from_arrays([pa.array(["a", "bb"]), pa.array([1, 2]), pa.array([1, 2])], schema=schema)
-queue = UpdateQueue(stream, Policy.IN_PLACE)
-queue.enqueue(Arrivals.of(stream, rows), 5)
-queue.dequeue(2, 6)
-queue.numbers_of(stream.keys(rows))
-schema = pa.schema([("k", pa.int64()), ("s", pa.string()), ("l", pa.list_(pa.int8()))])
-table = MemoryTable(schema, ("k",))
-columns = [pa.array(range(3000)), pa.array(["x"] * 3000), pa.array([[1]] * 3000, schema.field("l").type)]
-rows = pa.RecordBatch.from_arrays(columns, schema=schema)
-for batch in (rows, rows.take(pa.array([3, 1, 3]))):
-    table.put(batch)
-list(table.scan())
-table.delete(rows.slice(5))
-table.delta()
-for known in (KeySet(one_word=True), KeySet(one_word=False)):
-    some = stream.keys(pa.RecordBatch.from_arrays([pa.array(["a"]), pa.array([1])], ["s", "i"]))
-    known.add(some)
-    known.contains(some)
-    known.remove(some)
-from penstock.operators.windows.queue import WindowQueue
-from penstock.operators.windows.results import WindowMode
-import numpy as np
-ids, panes, none = np.array([0, 0, 0, 1, 1]), np.array([0, 3, 6, 0, 1]), np.zeros(0, np.int64)
-for mode in (WindowMode.LAZY, WindowMode.EAGER):
-    for by_tuple in (False, True):
-        queue = WindowQueue(mode, 2, 2, pa.schema([("v", pa.int64())]), Policy.IN_PLACE, by_tuple=by_tuple)
-        for i in range(3):
-            rows = pa.RecordBatch.from_arrays([pa.array(panes)], ["v"])
-            queue.enqueue(ids, panes + 10 * i, rows, i)
-            taken = [queue.take(i) for _ in range(2)] if by_tuple else queue.dequeue(2, i)
-        queue.enqueue(none, none, rows.slice(0, 0), 4, watermark=100)
-        if not by_tuple:
-            queue.dequeue(9, 5)
-            WindowQueue(mode, 2, 2, rows.schema, Policy.IN_PLACE).restore(queue.snapshot())
-            queue.enqueue(ids, panes + 200, rows, 6)
-            WindowQueue(mode, 2, 2, rows.schema, Policy.IN_PLACE).restore(queue.snapshot())
-from tests.property.test_panes import *
-state = Panes(layout_of(4, 2))
-state.run([entries_of([Row("a", pane, 1.0) for pane in range(2000)] * 2, layout_of(4, 2))], 30)
-state.delta()
-state.run([entries_of([Row("a", pane, 1.0) for pane in range(1000, 1100)], layout_of(4, 2))], 40)
-from penstock.operators.windows import sliding_kernels
-sliding_kernels.slide_distinct(ids, ids[:1], ids[-1:], ids.copy(), ids.copy())
-from penstock.compression import Block, decode, encode, sum_where
-numbers = pa.array(range(3000))
-for kind in ("i1", "i2", "i4", "i8"):
-    values = pa.array((numbers.to_numpy() % 100).astype(kind))
-    for codec in ("patched_ns", "run_length", "dictionary", "simple8b", "variable_byte"):
-        decode(encode(values, codec))
-    for codec in ("multiple", "delta", "xor"):
-        decode(encode(values, codec))
-    sum_where(Block(encode(values, "ns")), Block(encode(values, "ns")), 0, 9)
-for codec in ("base_delta>ns", "dictionary>base_delta>ns"):
-    decode(encode(pa.array(["a", "b", "a", "nine bytes", "nine bytes"]), codec))
-from penstock.operators.fragments import Fragmenter
-from penstock.operators.scan import Fragments, Partial
-kinds = ("count", "sum", "sum_of_squares", "min", "max", "last")
-for keys in ((), ("k",), ("k", "l")):
-    folding = Fragmenter(
-        Fragments(1000, "t", "s", keys, tuple(Partial(kind, "v", kind) for kind in kinds)),
-        dict.fromkeys(("t", "k", "l", *kinds), pa.int64()),
-    )
-    for values in (numbers, pa.array([None, *range(2999)])):
-        folding.add(pa.array([7] * 3000), [numbers for _ in keys], [values for _ in kinds])
-    folding.finish()
-from penstock.operators.join import UpdateJoin
-from penstock.operators.joined import JoinedStream
-stream = UpdateStream(pa.schema([("k", pa.int64()), ("t", pa.int64())]), ("k",), "t")
-side = Arrivals.of(stream, pa.record_batch([pa.array([1, 2]), pa.array([1, 2])], ["k", "t"]))
-UpdateJoin(JoinedStream(stream, stream, 5, 5)).join(side, side)
-for kind in ("f4", "f8"):
-    for codec in ("decimal", "quantized_0.5", "auto"):
-        decode(encode(pa.array(numbers.to_numpy().astype(kind) / 4), codec))
+use_every_kernel()
 stats = {name: [sum(f.stats.cache_hits.values()), sum(f.stats.cache_misses.values()), len(f.signatures)]
          for name, f in _compiled().items()}
 json.dump(stats, sys.stdout)
@@ -305,8 +211,8 @@ def _python(program: str, **environment: str) -> str:
 
 
 def test_a_second_process_compiles_nothing() -> None:
-    _python(WORKLOAD)
-    stats = json.loads(_python(WORKLOAD))
+    _python(EVERY_KERNEL)
+    stats = json.loads(_python(EVERY_KERNEL))
     assert len(stats) == sum(map(len, KERNELS.values()))
     assert {name: compiled for name, (_, compiled, _) in stats.items() if compiled} == {}
     inner = {

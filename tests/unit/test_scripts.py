@@ -38,6 +38,7 @@ case "$1 $2" in
     exit ;;
 '-m pytest') shift 2; echo "pytest $*"; exit "${FAKE_PYTEST:-0}" ;;
 '-m ruff' | '-m mypy') exit "${FAKE_LINT:-0}" ;;
+'-m tests.every_kernel') echo "kernels"; exit "${FAKE_KERNELS:-0}" ;;
 esac
 case "$2" in
 *'version_info <'*) exit "${FAKE_PYTHON_OLD:-0}" ;;
@@ -529,6 +530,19 @@ def test_tests_make_the_archive_of_classes_that_they_use(machine: Machine) -> No
     said = (machine.project / ".venv" / "warm-up.log").read_text().splitlines()
     assert [line for line in said if "argument" in line] == ["argument <warm-up>", "argument <--if-missing>"]
     assert f"XDG_CACHE_HOME={machine.project}/.venv/cache" in said
+
+
+def test_tests_compile_every_kernel_first_and_run_if_that_fails(machine: Machine) -> None:
+    assert machine.run("test").code == 0
+    assert (machine.project / ".venv" / "kernels.log").read_text() == "kernels\n"
+    result = machine.run("test", FAKE_KERNELS="1")
+    assert (result.code, last_line(result.out)) == (0, ALL_TESTS)
+    assert "setup: the tests compile what they need" in result.err
+
+
+def test_the_processes_of_tests_keep_bytecode(machine: Machine) -> None:
+    assert machine.run("test", PYTHONDONTWRITEBYTECODE="1").code == 0
+    assert "PYTHONDONTWRITEBYTECODE" not in (machine.project / ".venv" / "warm-up.log").read_text()
 
 
 @pytest.mark.parametrize("code", ["1", "2", "5"])

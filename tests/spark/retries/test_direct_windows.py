@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from penstock.spark_ext.p_stream_options import WriteOptions
 from penstock.spark_ext.p_stream_rows import DESCRIPTORS, described, segments_in
 from penstock.spark_ext.p_stream_sink import BatchWriter, StreamWriter
 from penstock.spark_ext.p_stream_types import spark_schema
-from tests.spark.conftest import lean_session
 from tests.spark.queries import PATIENCE_S, fresh_workers, quotes
 
 pytestmark = pytest.mark.spark
@@ -27,14 +25,6 @@ pytestmark = pytest.mark.spark
 QUOTES = quotes([]).schema
 ROWS = [(f"key {n % 7}" if n % 11 else None, n, float(n * 37 % 11) if n % 5 else None) for n in range(80)]
 LAST: list[tuple[str | None, int | None, float | None]] = [("last", 1000, 0.0)]
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Give a session in which a task is tried up to four times."""
-    session = lean_session(tmp_path_factory.mktemp("spark"), master="local[2,4]")
-    yield session
-    session.stop()
 
 
 def windows(**more: str) -> Graph:

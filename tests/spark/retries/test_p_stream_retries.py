@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,19 +9,10 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.checkpointing.p_stream import PStream
-from tests.spark.conftest import lean_session
 from tests.spark.p_streams import append, numbers, run, stream
 from tests.spark.queries import fresh_workers
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Give a session in which a task is tried up to four times."""
-    session = lean_session(tmp_path_factory.mktemp("spark"), master="local[2,4]")
-    yield session
-    session.stop()
 
 
 @pytest.mark.parametrize("action", ["error", "kill"])

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 import penstock
-from tests.spark.conftest import lean_session
 from tests.spark.model import LONGS, Model, random_batches, updates_table
 from tests.spark.queries import Place, fresh_workers
 
 pytestmark = pytest.mark.spark
 
 _COUNTED = ("batch_id", "rows_in", "conflated", "late", "emitted", "waiting_keys", "buckets")
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Give a session in which a task is tried up to four times."""
-    session = lean_session(tmp_path_factory.mktemp("spark"), master="local[2,4]")
-    yield session
-    session.stop()
 
 
 def test_a_task_that_fails_after_its_commit_leaves_at_most_an_orphan_file(

@@ -1,0 +1,134 @@
+"""Calls every kernel of the library: ``python -m tests.every_kernel`` compiles them, once for all tests."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.compression import Block, decode, encode, sum_where
+from penstock.operators.arrivals import Arrivals
+from penstock.operators.fragments import Fragmenter
+from penstock.operators.join import UpdateJoin
+from penstock.operators.joined import JoinedStream
+from penstock.operators.key_queue import Policy
+from penstock.operators.scan import Fragments, Partial, PartialKind
+from penstock.operators.stream import UpdateStream
+from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.windows import sliding_kernels
+from penstock.operators.windows.panes import Panes
+from penstock.operators.windows.queue import WindowQueue
+from penstock.operators.windows.results import WindowMode
+from penstock.state_store.key_set import KeySet
+from penstock.state_store.memory_table import MemoryTable
+from tests.naive import Update
+from tests.naive_panes import Row
+from tests.property.test_panes import entries_of, layout_of
+from tests.streams import ARRIVAL_STREAM, WEIGHTED_STREAM, enqueue, served_of, through_bytes
+
+NUMBERS = pa.array(range(3000))
+
+
+def use_every_kernel() -> None:
+    """Call every kernel at least once."""
+    _queues()
+    _state()
+    _windows()
+    _codecs()
+    _fragments_and_joins()
+
+
+def _queues() -> None:
+    for policy in Policy:
+        queue = UpdateQueue(ARRIVAL_STREAM, policy, cost_us=1.0)
+        for now_us in (1000, 2000):
+            enqueue(queue, [Update(k, now_us, k, now_us - k) for k in range(100)], now_us)
+            served_of(queue, 70, now_us + 10)
+            queue.settle(now_us + 20)
+        UpdateQueue(ARRIVAL_STREAM, policy).restore([through_bytes(next(queue.snapshot()))])
+        queue = UpdateQueue(WEIGHTED_STREAM, policy, cost_us=1.0)
+        enqueue(queue, [Update(k, 1000, k) for k in range(100)], 1000)
+        served_of(queue, 70, 2000)
+    stream = UpdateStream(pa.schema({"s": pa.string(), "i": pa.int64(), "t": pa.int64()}), ("s", "i"), "t")
+    rows = pa.record_batch([["a", "bb"], [1, 2], [1, 2]], schema=stream.schema)
+    queue = UpdateQueue(stream, Policy.IN_PLACE)
+    queue.enqueue(Arrivals.of(stream, rows), 5)
+    queue.dequeue(2, 6)
+    queue.numbers_of(stream.keys(rows))
+    for known in (KeySet(one_word=True), KeySet(one_word=False)):
+        some = stream.keys(pa.record_batch([["a"], [1]], ["s", "i"]))
+        known.add(some)
+        known.contains(some)
+        known.remove(some)
+
+
+def _state() -> None:
+    schema = pa.schema({"k": pa.int64(), "s": pa.string(), "l": pa.list_(pa.int8())})
+    table = MemoryTable(schema, ("k",))
+    rows = pa.record_batch([NUMBERS, ["x"] * 3000, [[1]] * 3000], schema=schema)
+    for batch in (rows, rows.take(pa.array([3, 1, 3]))):
+        table.put(batch)
+    list(table.scan())
+    table.delete(rows.slice(5))
+    table.delta()
+
+
+def _windows() -> None:
+    ids, panes, none = np.array([0, 0, 0, 1, 1]), np.array([0, 3, 6, 0, 1]), np.zeros(0, np.int64)
+    rows = pa.record_batch([panes], ["v"])
+    for mode in (WindowMode.LAZY, WindowMode.EAGER):
+        for by_tuple in (False, True):
+            queue = WindowQueue(mode, 2, 2, rows.schema, Policy.IN_PLACE, by_tuple=by_tuple)
+            for i in range(3):
+                queue.enqueue(ids, panes + 10 * i, rows, i)
+                if by_tuple:
+                    queue.take(i)
+                    queue.take(i)
+                else:
+                    queue.dequeue(2, i)
+            queue.enqueue(none, none, rows.slice(0, 0), 4, watermark=100)
+            if not by_tuple:
+                queue.dequeue(9, 5)
+                WindowQueue(mode, 2, 2, rows.schema, Policy.IN_PLACE).restore(queue.snapshot())
+                queue.enqueue(ids, panes + 200, rows, 6)
+                WindowQueue(mode, 2, 2, rows.schema, Policy.IN_PLACE).restore(queue.snapshot())
+    layout = layout_of(4, 2)
+    state = Panes(layout)
+    state.run([entries_of([Row("a", pane, 1.0) for pane in range(2000)] * 2, layout)], 30)
+    state.delta()
+    state.run([entries_of([Row("a", pane, 1.0) for pane in range(1000, 1100)], layout)], 40)
+    sliding_kernels.slide_distinct(ids, ids[:1], ids[-1:], ids.copy(), ids.copy())
+
+
+def _codecs() -> None:
+    numbers = NUMBERS.to_numpy()
+    for kind in ("i1", "i2", "i4", "i8"):
+        values = pa.array((numbers % 100).astype(kind))
+        for codec in ("patched_ns", "run_length", "dictionary", "simple8b", "variable_byte"):
+            decode(encode(values, codec))
+        for codec in ("multiple", "delta", "xor"):
+            decode(encode(values, codec))
+        sum_where(Block(encode(values, "ns")), Block(encode(values, "ns")), 0, 9)
+    for codec in ("base_delta>ns", "dictionary>base_delta>ns"):
+        decode(encode(pa.array(["a", "b", "a", "nine bytes", "nine bytes"]), codec))
+    for kind in ("f4", "f8"):
+        for codec in ("decimal", "quantized_0.5", "auto"):
+            decode(encode(pa.array(numbers.astype(kind) / 4), codec))
+
+
+def _fragments_and_joins() -> None:
+    kinds: tuple[PartialKind, ...] = ("count", "sum", "sum_of_squares", "min", "max", "last")
+    for keys in ((), ("k",), ("k", "l")):
+        folding = Fragmenter(
+            Fragments(1000, "t", "s", keys, tuple(Partial(kind, "v", kind) for kind in kinds)),
+            dict.fromkeys(("t", "k", "l", *kinds), pa.int64()),
+        )
+        for values in (NUMBERS, pa.array([None, *range(2999)])):
+            folding.add(pa.array([7] * 3000), [NUMBERS for _ in keys], [values for _ in kinds])
+        folding.finish()
+    stream = UpdateStream(pa.schema({"k": pa.int64(), "t": pa.int64()}), ("k",), "t")
+    side = Arrivals.of(stream, pa.record_batch([[1, 2], [1, 2]], ["k", "t"]))
+    UpdateJoin(JoinedStream(stream, stream, 5, 5)).join(side, side)
+
+
+if __name__ == "__main__":
+    use_every_kernel()
