@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -84,7 +85,7 @@ def work(place: Path) -> None:
     def tell(event: str, **facts: Any) -> None:
         print(json.dumps({"event": event, "at": time.time(), **facts}), flush=True)
 
-    spark = session()
+    spark = session(**{"spark.ui.showConsoleProgress": "false"})
     tell("spark")
     newest = (
         penstock.graph("recovery")
@@ -103,13 +104,9 @@ def work(place: Path) -> None:
                 metrics = batch_metrics(batch)
                 if batch.batchId > told and metrics:
                     told = batch.batchId
-                    recovery = running.recovery
-                    tell(
-                        "batch",
-                        offset=json.loads(batch.sources[0].endOffset)["offset"],
-                        metrics=metrics[0],
-                        phases=recovery and recovery.phases_s,
-                    )
+                    offset = json.loads(batch.sources[0].endOffset)["offset"]
+                    phases = running.recovery and asdict(running.recovery)
+                    tell("batch", offset=offset, metrics=metrics[0], recovery=phases)
             time.sleep(_STEPS_S / 2)  # polls: progress is asked
 
 
@@ -200,7 +197,7 @@ def report(found: dict[str, Any]) -> None:
     """Print where the time between the kill and the first results went."""
     events, first = found["events"], found["first"]
     load = first["metrics"]["duration_ms"]["load"] / 1000
-    phases = first["phases"] or {}
+    phases = {name: took for name, took in (first["recovery"] or {}).items() if name.endswith("_s")}
     ours = sum(phases.values()) + load
     before, after = (_rate(found, *part) for part in _parts(found))
     print(f"sustained {found['sustained'] / 1e6:.2f} M rows/s; state {found['state MB']:.0f} MB")
@@ -211,7 +208,7 @@ def report(found: dict[str, Any]) -> None:
     print(f"  {'results of the first micro-batch':42}{events['batch']:8.2f}")
     print(f"{'of this ours, s':44}{ours:8.3f}")
     for name, took in phases.items():
-        print(f"  {name:42}{took:8.3f}")
+        print(f"  {name.removesuffix('_s').replace('_', ' '):42}{took:8.3f}")
     print(f"  {'load of the state (both buckets)':42}{load:8.3f}")
 
 
