@@ -6,6 +6,7 @@ import atexit
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from pyspark.errors import StreamingQueryException
@@ -18,7 +19,7 @@ from penstock.jobs.build import start, start_graph, writer
 from penstock.jobs.session import open_session
 from penstock.jobs.signals import StopSignals
 from penstock.spark_ext.graph_handle import RESULTS, RunningGraph
-from penstock.spark_ext.metrics import ProgressReader, batch_metrics, had_input
+from penstock.spark_ext.metrics import ProgressReader, batch_metrics, had_input, is_last
 from penstock.spark_ext.register import register
 from penstock.spark_ext.stopping import stop_between_batches
 
@@ -165,7 +166,7 @@ def follow(
     spark: SparkSession,
     on_batch: Callable[[Batch], None],
     signals: StopSignals,
-    ends: Callable[[Batch], bool] = lambda batch: False,
+    ends: Callable[[Batch, bool], bool] = lambda batch, first: False,
 ) -> Totals:
     """Wait for a query to end, and tell of each of its batches.
 
@@ -183,7 +184,8 @@ def follow(
     signals : StopSignals
         Asked whether to stop.
     ends : callable
-        Says of each batch whether it was the last one wanted; the query is then stopped.
+        Says of each batch, and whether it was the first, if it was the last one wanted; the query is then
+        stopped.
 
     Raises
     ------
@@ -205,7 +207,7 @@ def follow(
         for batch in _new_batches(reader):
             totals = totals.plus(batch)
             on_batch(batch)
-            if ends(batch) and not ended:
+            if not ended and ends(batch, totals.batches == 1):
                 # The next batch may have begun, and ends before the query stops.
                 stop_between_batches(query, spark)
                 ended = True
@@ -248,14 +250,10 @@ def _follow_graph(
     return replace(totals, signal=signals.received)
 
 
-def _is_last(query: Query, batch: Batch) -> bool:
-    """Whether a run with the trigger available_now has done what it should.
-
-    Spark does not end such a query by itself when its queue has a budget: a queue that may hold keys back
-    asks for timeouts, and as long as a query may have timeouts Spark runs batches without input.
-    """
-    done = query.trigger == "available_now" and not batch.new_input
-    return done and (batch.waiting_keys == 0 or not query.drain)
+def _ends(query: Query, batch: Batch, first: bool) -> bool:
+    return query.trigger == "available_now" and is_last(
+        new_input=batch.new_input, waits=batch.waiting_keys > 0, drain=query.drain, first=first
+    )
 
 
 def run_to_end(
@@ -302,7 +300,7 @@ def run_to_end(
                     return _follow_graph(graph, on_batch, signals)
             running = _start(pipeline, spark)
             try:
-                return follow(running, spark, on_batch, signals, lambda batch: _is_last(query, batch))
+                return follow(running, spark, on_batch, signals, partial(_ends, query))
             except BaseException:
                 running.stop()
                 raise

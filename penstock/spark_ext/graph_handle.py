@@ -24,10 +24,10 @@ from penstock.errors import PenstockError
 from penstock.operators.graph import PhysicalPlan
 from penstock.spark_ext.failure import kind_of, root_cause
 from penstock.spark_ext.graph_recovery import GraphRecovery
-from penstock.spark_ext.metrics import ProgressReader, batch_metrics, had_input
+from penstock.spark_ext.metrics import ProgressReader, batch_metrics, had_input, is_last
 from penstock.spark_ext.stopping import stop_between_batches
 
-__all__ = ["RESULTS", "GraphMetrics", "GraphState", "QueryMetrics", "RunningGraph", "Stage", "is_last"]
+__all__ = ["RESULTS", "GraphMetrics", "GraphState", "QueryMetrics", "RunningGraph", "Stage"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -127,21 +127,6 @@ class _Run:
         return new[-1]
 
 
-def is_last(batch: StreamingQueryProgress, *, drain: bool, first: bool) -> bool:
-    """Whether a query that takes what is there now has done what it should, by a batch's report.
-
-    Parameters
-    ----------
-    drain : bool
-        Whether that is only when nothing waits.
-    first : bool
-        Whether it is the first batch of a start. Without input it is one that an earlier start planned, which
-        says nothing of what is there now; another one follows.
-    """
-    waits = any(served["waiting_keys"] for served in batch_metrics(batch))
-    return not first and not had_input(batch) and not (drain and waits)
-
-
 class RunningGraph:
     """The queries of a graph that was started, as one.
 
@@ -235,7 +220,9 @@ class RunningGraph:
                 return
             if last is None or not self._in_turn or not run.holds_back:
                 continue
-            if is_last(last, drain=self._drain, first=run.metrics.batches == 1):
+            waits = any(served["waiting_keys"] for served in batch_metrics(last))
+            first = run.metrics.batches == 1
+            if is_last(new_input=had_input(last), waits=waits, drain=self._drain, first=first):
                 # The next batch may have begun, and ends before the query stops.
                 stop_between_batches(run.query, self._spark)
         self._start_ready()

@@ -22,7 +22,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.operators.metrics import BatchMetrics
 
-__all__ = ["OBSERVATION_PREFIX", "MetricsFile", "ProgressReader", "batch_metrics", "had_input", "metrics"]
+__all__ = [
+    "OBSERVATION_PREFIX",
+    "MetricsFile",
+    "ProgressReader",
+    "batch_metrics",
+    "had_input",
+    "is_last",
+    "metrics",
+]
 
 OBSERVATION_PREFIX = "penstock."
 """An update queue's metrics are observed under this prefix and its name."""
@@ -69,6 +77,25 @@ def batch_metrics(progress: StreamingQueryProgress) -> list[dict[str, Any]]:
 def had_input(progress: StreamingQueryProgress) -> bool:
     """Whether any source had something new for a batch; one without only serves what waits."""
     return any(source.startOffset != source.endOffset for source in progress.sources)
+
+
+def is_last(*, new_input: bool, waits: bool, drain: bool, first: bool) -> bool:
+    """Whether a query with the trigger available_now has done what it should.
+
+    Spark does not end such a query by itself when keys may be held back: that asks for timeouts, and as long
+    as a query may have timeouts Spark runs batches without input.
+
+    Parameters
+    ----------
+    new_input, waits : bool
+        Whether any source had something new for the batch that ended, and whether keys wait after it.
+    drain : bool
+        Whether the query goes on until nothing waits.
+    first : bool
+        Whether it is the first batch of a start. Without input it is one that an earlier start planned, which
+        says nothing of what is there now; another one follows.
+    """
+    return not first and not new_input and not (drain and waits)
 
 
 class ProgressReader:
