@@ -32,6 +32,7 @@ _DURATION = re.compile(r"\s*(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))\s*
 _ROWS = re.compile(r"\s*(?P<number>[0-9]+)\s*rows?\s*")
 _EXAMPLES = "'800ms', '2s', '1.5 s' or '5 minutes'"
 _LARGEST_US = 2**63 - 1
+_MOST_ROWS = 2**40
 
 
 def parse_duration_us(duration: str | timedelta) -> int:
@@ -138,4 +139,6 @@ def window_rows(size: object, slide: object | None) -> tuple[int, int] | None:
         raise InvalidUsageError(
             "the slide of windows is not from 1 row to their size", size_rows=size_rows, slide_rows=slide_rows
         )
+    if size_rows > _MOST_ROWS:
+        raise InvalidUsageError("the windows are too large", size_rows=size_rows, most=_MOST_ROWS)
     return size_rows, slide_rows

@@ -213,6 +213,8 @@ class _Partials:
         distinct = _counts_distinct(call)
         if distinct:
             argument = argument.expressions[0]
+            if isinstance(argument, exp.Star):
+                return None
         if isinstance(argument, exp.Distinct) or call.expressions or call.args.get("expression") is not None:
             return None
         if isinstance(argument, exp.IgnoreNulls | exp.RespectNulls):

@@ -167,8 +167,6 @@ class BucketTask(Generic[S]):
             If the state is damaged or missing.
         UnavailableError
             If the state cannot be read or written.
-        ConflictError
-            If the operator follows the clock, and another attempt was faster.
         """
         begin = monotonic_s()
         files = open_files(self.state_location).child(query_id).child(self.name)
@@ -183,9 +181,12 @@ class BucketTask(Generic[S]):
             # Whoever had the bucket before may have died and left something.
             store.sweep_later(found.handle)
         loaded = monotonic_s()
-        state: S = found.state
         turn = Turn(bucket, self.buckets, batch_id, self.parallel)
-        batches, metrics = self._run_on_record(store, found, parcels, turn, clock)
+        if self.operator.follows_clock:
+            found, batches, metrics = self._on_record(store, found, parcels, turn, clock)
+        else:
+            batches, metrics = self.operator.run(found.state, parcels, turn, clock)
+        state: S = found.state
         served = monotonic_s()
         handle = store.commit(state, found.handle)
         failpoint("operator.after_commit")
@@ -197,20 +198,26 @@ class BucketTask(Generic[S]):
         metrics.hits, metrics.catch_ups, metrics.loads = found.hits, found.catch_ups, found.loads
         return handle.pointer, batches, metrics
 
-    def _run_on_record(
+    def _on_record(
         self, store: BucketStore, found: Found[S], parcels: Iterable[Parcel], turn: Turn, clock: Clock
-    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
-        """Run the operator: one that follows the clock as the attempt did that is on record, if any is."""
-        if not self.operator.follows_clock:
-            return self.operator.run(found.state, parcels, turn, clock)
+    ) -> tuple[Found[S], list[pa.RecordBatch], BatchMetrics]:
+        """Run an operator that follows the clock, as the attempt did that is on record, if one is."""
         record = ClockRecord(store.files, found.handle)
         record.forget_last()
+        parcels = list(parcels)  # for a second run
         recorded = record.read()
         heard = RecordedClock(clock, recorded or [])
-        done = self.operator.run(found.state, parcels, turn, heard)
+        batches, metrics = self.operator.run(found.state, parcels, turn, heard)
         if recorded is None:
-            record.publish(heard.readings)
-        return done
+            try:
+                record.publish(heard.readings)
+            except ConflictError:
+                # Another attempt was faster, and what it served may have been seen.
+                found.state.close()
+                found = _CACHE.take(store, found.handle.pointer, self.operator.new_state)
+                heard = RecordedClock(clock, record.read() or [])
+                batches, metrics = self.operator.run(found.state, parcels, turn, heard)
+        return found, batches, metrics
 
     def specification(self) -> dict[str, Any]:
         """Return what must not change while a checkpoint lives."""

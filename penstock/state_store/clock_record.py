@@ -2,9 +2,9 @@
 
 With a budget of time, or linecutting, what an operator serves follows the clock. A micro-batch may run
 again after a sink has taken what an earlier attempt served, and a sink that skips what it has would miss
-what only the later attempt serves. But an operator is a function of its state, of what arrives and of what
-the clock says; so an attempt records the last, before anything of it can be seen, and one that finds a
-record hears the same times.
+what only the later attempt serves. But an operator is a function of its state, of what arrives (in its
+order) and of what the clock says; so an attempt records the last, before anything of it can be seen, and
+one that finds a record hears the same times.
 
 A record lies beside the versions of a bucket, as ``<number>-<file id of the parent>.clock``: its number is
 that of the version that an attempt upon this parent would commit. It is a p-unit, and garbage by the
@@ -14,17 +14,20 @@ is taken, attempts that run at once may differ; those that follow one another do
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from penstock._clock import Clock
 from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import Files
-from penstock.errors import ConflictError, CorruptDataError
+from penstock.errors import ConflictError, CorruptDataError, PenstockError
 from penstock.state_store.bucket_store import CLOCK_SUFFIX, Handle, Pointer
 
 __all__ = ["ClockRecord", "RecordedClock"]
 
 _KIND = "clock"
+
+_log = logging.getLogger(__name__)
 
 
 class RecordedClock:
@@ -85,9 +88,9 @@ class ClockRecord:
         path = self.files.path_of(name)
         unit = decode(content, path)
         times = unit.meta.get("times_us")
-        if unit.kind != _KIND or not isinstance(times, list):
+        if unit.kind != _KIND or not isinstance(times, list) or any(type(time) is not int for time in times):
             raise CorruptDataError("the file is no record of the clock", file=path)
-        return [int(time) for time in times]
+        return times
 
     def publish(self, readings: list[int]) -> None:
         """Make the record durable; only one attempt can, where the file system can tell.
@@ -100,25 +103,22 @@ class ClockRecord:
             If the file system refuses.
         """
         name = _name(self.held.pointer)
-        try:
-            self.files.publish(name, encode(PUnit(_KIND, {"times_us": readings})))
-        except ConflictError as error:
-            raise ConflictError(
-                "another attempt of this task was faster",
-                file=self.files.path_of(name),
-                hint="Spark runs the task again, which then does what that attempt did",
-            ) from error
+        if self.read() is not None:
+            # Object stores would replace it.
+            raise ConflictError("the turn is on record already", file=self.files.path_of(name))
+        self.files.publish(name, encode(PUnit(_KIND, {"times_us": readings})))
 
     def forget_last(self) -> None:
         """Delete the record of the turn that led here, once the arrival of its pointer has ended it.
 
-        Raises
-        ------
-        UnavailableError
-            If the file system refuses.
+        If that fails, it is garbage for the next sweep.
         """
-        if self.held.pointer is not None:
+        if self.held.pointer is None:
+            return
+        try:
             self.files.delete(_name(self.held.parent))
+        except PenstockError as error:
+            _log.warning("a record of the clock stays [location=%s error=%s]", self.files.location, error)
 
 
 def _name(parent: Pointer | None) -> str:

@@ -77,6 +77,7 @@ def test_a_query_loads_hardly_anything_more(spark: SparkSession, tmp_path: Path)
         Path(seen).write_text("\n".join(sys.modules))
         return table
 
-    place.run(place.queue(spark, apply=note, output_schema="k string, t long, v double"))
+    with fresh_workers(spark):
+        place.run(place.queue(spark, apply=note, output_schema="k string, t long, v double"))
     assert place.newest() == {"a": 3, "b": 2}
     assert len(set(seen.read_text().split()) - before) < 10

@@ -299,6 +299,7 @@ def _queue() -> Graph:
             "one is of rows, the other of time",
         ),
         (lambda: readings().window("time", size="9 rows", slide="10 rows"), "not from 1 row to their size"),
+        (lambda: readings().window("time", size=f"{2**63} rows"), "the windows are too large"),
         (
             lambda: readings().window("time", size="9 rows", delay="5 rows"),
             "no duration but a number of rows",

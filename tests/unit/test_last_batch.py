@@ -1,18 +1,106 @@
-"""When a query over what is there now has done what it should."""
+"""When a query over what is there now has done what it should, and that its runners ask so."""
 
 from __future__ import annotations
 
-import itertools
+import json
+from functools import partial
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
-from penstock.spark_ext.metrics import is_last
+import pytest
+
+from penstock.jobs import run
+from penstock.operators.metrics import BatchMetrics
+from penstock.spark_ext import graph_handle
+from penstock.spark_ext.graph_handle import RunningGraph
+from penstock.spark_ext.metrics import ProgressReader, is_last
 
 
-def test_a_batch_without_input_is_the_last_one_unless_what_waits_is_to_be_served() -> None:
-    for new, waits, drain in itertools.product((False, True), repeat=3):
-        told = is_last(new_input=new, waits=waits, drain=drain, first=False)
-        assert told is (not new and not (drain and waits))
+def report(number: int, *, new: bool, waiting: int | None) -> Any:
+    """Return what Spark reports of a micro-batch; of one in which no bucket ran there are no metrics."""
+    sources = [SimpleNamespace(startOffset="1", endOffset="1")]
+    sources += [SimpleNamespace(startOffset="1", endOffset="2")] if new else []
+    told = None if waiting is None else json.dumps(BatchMetrics(waiting_keys=waiting).to_json())
+    return SimpleNamespace(
+        sources=sources, observedMetrics={"penstock.queue": {"metrics": told}}, name="q", id=1,
+        batchId=number, timestamp="", durationMs={"triggerExecution": 1, "addBatch": 1}, numInputRows=0,
+    )  # fmt: skip
 
 
-def test_the_first_batch_of_a_start_may_be_one_that_an_earlier_start_planned() -> None:
-    for new, waits, drain in itertools.product((False, True), repeat=3):
-        assert not is_last(new_input=new, waits=waits, drain=drain, first=True)
+class Query:
+    """A query of which one micro-batch after the other ends, until it is stopped."""
+
+    def __init__(self, reports: list[Any]) -> None:
+        self.recentProgress: list[Any] = []
+        self.left = list(reports)
+        self.stopped_after: int | None = None
+        self.exception = lambda: None
+
+    @property
+    def lastProgress(self) -> Any:  # noqa: N802 - Spark's name
+        return self.recentProgress[-1] if self.recentProgress else None
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's name
+        return bool(self.left) and self.stopped_after is None
+
+    def awaitTermination(self, seconds: float) -> bool:  # noqa: N802 - Spark's name
+        if self.isActive:
+            self.recentProgress.append(self.left.pop(0))
+        return not self.isActive
+
+    def stop(self) -> None:
+        if self.stopped_after is None:
+            self.stopped_after = len(self.recentProgress)
+
+
+def stop(query: Query, spark: object) -> None:
+    query.stop()
+
+
+# A batch that the start before had planned, then one with input, then nothing new but keys that wait.
+REPORTS = [
+    report(4, new=False, waiting=None),
+    report(5, new=True, waiting=3),
+    report(6, new=False, waiting=2),
+    report(7, new=False, waiting=0),
+    report(8, new=False, waiting=None),
+]
+
+
+@pytest.mark.parametrize(("drain", "last"), [(True, 4), (False, 3)])
+def test_a_pipeline_ends_after_the_batch_in_which_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch, drain: bool, last: int
+) -> None:
+    monkeypatch.setattr(run, "stop_between_batches", stop)
+    query: Any = Query(REPORTS)
+    section: Any = SimpleNamespace(trigger="available_now", drain=drain)
+    signals: Any = SimpleNamespace(received=None)
+    spark: Any = None
+    totals = run.follow(query, spark, lambda batch: None, signals, partial(run._ends, section))
+    assert query.stopped_after == totals.batches == last
+
+
+@pytest.mark.parametrize(("drain", "last"), [(True, 4), (False, 3)])
+def test_a_graph_ends_after_the_batch_in_which_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch, drain: bool, last: int
+) -> None:
+    monkeypatch.setattr(graph_handle, "stop_between_batches", stop)
+    query: Any = Query(REPORTS)
+    results = graph_handle._Run(query, ProgressReader(query), holds_back=True)
+    graph: Any = SimpleNamespace(
+        _runs={"results": results}, _drain=drain, _in_turn=True, _spark=None, _recovery=None, _waiting=[],
+        _ended=Event(), _start_ready=lambda: None, _end=lambda state: None,
+    )  # fmt: skip
+    while query.isActive:
+        query.awaitTermination(0)
+        RunningGraph._look(graph)
+    assert query.stopped_after == last
+
+
+@pytest.mark.parametrize("new", [False, True])
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("drain", [False, True])
+def test_the_first_batch_of_a_start_is_never_the_last(new: bool, waits: bool, drain: bool) -> None:
+    assert not is_last(new_input=new, waits=waits, drain=drain, first=True)
