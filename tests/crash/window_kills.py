@@ -60,17 +60,16 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
     source = Input(directory / "files")
     commits = directory / "checkpoint" / "queries" / "results" / "commits"
 
-    def has_committed(goal: int) -> bool:
-        return len(list(commits.glob("[0-9]*"))) >= goal
+    def committed() -> int:
+        return len(list(commits.glob("[0-9]*")))
 
     source.add(*pieces[:3])
     for kill in range(1, kills + 1):
         with started(directory, _JOB) as job:
-            before = len(list(commits.glob("[0-9]*")))
+            goal = committed() + draw.choice([0, 1, 1, 2])
             source.add(*pieces[3 * kill : 3 * kill + 2])
-            goal = before + draw.choice([0, 1, 1, 2])
-            progress = until(lambda goal=goal: has_committed(goal), _PATIENCE_S)  # type: ignore[misc]
-            assert progress, f"no progress: {why(job, directory)}"
+            until(lambda job=job, goal=goal: committed() >= goal or job.poll() is not None, _PATIENCE_S)  # type: ignore[misc]
+            assert committed() >= goal, f"no progress: {why(job, directory)}"
             # The random moment is what is tested; nothing is waited for.
             time.sleep(draw.uniform(0.0, 1.0))
             assert job.poll() is None, why(job, directory)
@@ -80,8 +79,7 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
             killed = kill_all(job)
             assert job.returncode == -signal.SIGKILL
         source.add(pieces[3 * kill + 2])
-        batches = len(list(commits.glob("[0-9]*")))
-        say(f"kill {kill} of {kills}: {len(killed)} processes after {batches} micro-batches")
+        say(f"kill {kill} of {kills}: {len(killed)} processes after {committed()} micro-batches")
     with started(directory, _JOB) as job:
         (directory / "finished").touch()
         assert until(lambda: job.poll() is not None, _PATIENCE_S), f"no end: {why(job, directory)}"
