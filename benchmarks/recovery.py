@@ -74,7 +74,7 @@ def feed(place: Path, first: int, rate: float, keys: int) -> None:
             if due > sent:
                 writer.append(rows(first + sent, due - sent, keys))
                 sent = due
-            time.sleep(_STEPS_S)  # the pace
+            time.sleep(_STEPS_S)  # the pace of a source; nothing is waited for
 
 
 def work(place: Path) -> None:
@@ -99,7 +99,7 @@ def work(place: Path) -> None:
     tell("started")
     with running:
         told = -1
-        while running.state == "running":
+        while not running.await_termination(_STEPS_S / 2):
             for batch in running.queries["results"].recentProgress:
                 metrics = batch_metrics(batch)
                 if batch.batchId > told and metrics:
@@ -107,34 +107,49 @@ def work(place: Path) -> None:
                     offset = json.loads(batch.sources[0].endOffset)["offset"]
                     phases = running.recovery and asdict(running.recovery)
                     tell("batch", offset=offset, metrics=metrics[0], recovery=phases)
-            time.sleep(_STEPS_S / 2)  # polls: progress is asked
 
 
 class Job:
     """The graph's process, and what it has told."""
 
     def __init__(self, place: Path) -> None:
-        self.begin = time.time()
         self.told: list[dict[str, Any]] = []
+        self._news = threading.Condition()
+        self._ended = False
         self.process = _run("--work", str(place))
-        self._thread = threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True).start()
 
     def _listen(self, out: IO[str]) -> None:
         for line in out:
-            self.told.append(json.loads(line))
+            with self._news:
+                self.told.append(json.loads(line))
+                self._news.notify_all()
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
 
     def batches(self) -> list[dict[str, Any]]:
         """Return what was told of micro-batches."""
         return [one for one in self.told if one["event"] == "batch"]
 
-    def kill(self) -> None:
-        """Kill it and all below it."""
-        for pid in descendants(self.process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
-        self._thread.join()
+    def wait_for(self, offset: int) -> None:
+        """Wait until the graph has read its source up to an offset."""
+
+        def has_read() -> bool:
+            return any(batch["offset"] >= offset for batch in self.batches())
+
+        with self._news:
+            self._news.wait_for(lambda: self._ended or has_read())
+        if not has_read():
+            raise SystemExit("the graph ended by itself")
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Kill a process and all below it."""
+    for pid in descendants(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
 
 
 def _run(*arguments: str) -> subprocess.Popen[str]:
@@ -148,12 +163,8 @@ def measure(place: Path, gigabytes: float, keys: int, seconds: float) -> dict[st
     size = sum(path.stat().st_size for path in (place / "rows").rglob("*.segment"))
     print(f"{filled:,} rows in {size / 1e9:.2f} GB", flush=True)
     job = Job(place)
-    source, sink = place / "rows", place / "sink"
-    while not job.batches() or job.batches()[-1]["offset"] < filled:
-        if job.process.poll() is not None:
-            raise SystemExit("the graph ended")
-        time.sleep(_STEPS_S)  # polls: another process works
-    batches = job.batches()
+    job.wait_for(filled)
+    batches, sink = job.batches(), place / "sink"
     # The first is slower, and the last may be smaller.
     sustained = median(
         [(b["offset"] - a["offset"]) / (b["at"] - a["at"]) for a, b in pairwise(batches[1:-1])]
@@ -169,28 +180,23 @@ def measure(place: Path, gigabytes: float, keys: int, seconds: float) -> dict[st
         while (now := time.time()) < begin + seconds:
             samples.append((now - begin, PStream(sink).end))
             if again is None and now > begin + seconds / 2:
-                job.kill()
+                _kill(job.process)
                 killed = time.time()
                 again = Job(place)
-            time.sleep(max(0.0, _STEPS_S - (time.time() - now)))  # samples
-        lag = PStream(source).end - filled
+            time.sleep(max(0.0, _STEPS_S - (time.time() - now)))  # the pace of samples; nothing is waited for
     finally:
-        for one in (feeder, job.process, *((again.process,) if again else ())):
-            for pid in descendants(one.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        for process in (feeder, job.process, *([again.process] if again else [])):
+            _kill(process)
     if again is None or killed is None or not again.batches():
         raise SystemExit("no results came after the kill; give it more --seconds")
     return {
         "sustained": sustained,
-        "fed": lag,
         "state MB": state_bytes / 1e6,
         "killed": killed - begin,
         "samples": samples,
         "events": {one["event"]: one["at"] - killed for one in reversed(again.told)},
         "first": again.batches()[0],
         "recovery": again.batches()[-1]["recovery"],
-        "batch": [one["metrics"]["duration_ms"] for one in again.batches()[-3:]],
     }
 
 

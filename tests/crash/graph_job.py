@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,11 +32,11 @@ def run(start: Callable[[SparkSession, Path], RunningGraph]) -> int:
                 if finished:
                     running.process_all_available()
                     return 0
+                # The file is made by another process, which tells nobody: it is looked for as often.
                 running.await_termination(0.05)
             except PenstockError as error:
                 print(f"failed: {error}", file=sys.stderr, flush=True)
                 running.stop()
                 running = start(spark, directory)
-            time.sleep(0.05)  # polls: the file is made by another process
     finally:
         running.stop()

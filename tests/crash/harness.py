@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -35,13 +36,24 @@ def kill_all(job: subprocess.Popen[str]) -> list[int]:
     """Kill everything that `job` started, at once; return what was killed."""
     killed: set[int] = set()
     while alive := processes_of(job.pid):
-        for process in alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        _kill(alive)
         killed.update(alive)
-        time.sleep(0.01)  # polls: killed processes that are not our children tell nobody
     job.wait()
     return sorted(killed)
+
+
+def _kill(processes: list[int]) -> None:
+    """Kill processes, whosever children they are, all before waiting until they have ended."""
+    with contextlib.ExitStack() as stack:
+        handles = []
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                handle = os.pidfd_open(process)
+                stack.callback(os.close, handle)
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                handles.append(handle)
+        for handle in handles:
+            select.select([handle], [], [])  # readable once it has ended
 
 
 @contextlib.contextmanager

@@ -180,16 +180,24 @@ class Overtaken(QueueOperator):
         return done
 
 
+@pytest.mark.parametrize("replaces", [False, True], ids=["a disk", "an object store"])
 def test_an_attempt_that_was_overtaken_does_what_the_faster_one_did(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaces: bool
 ) -> None:
     fast = queue_task(tmp_path, Policy.FIFO, TIMED)
     begin, _, _ = fast.run("q", 0, 0, None, parcel(UPDATES), Ticking(MS))
+    more = [Update(key, 9, key) for key in range(100, 140)]
     seen: list[list[dict[str, Any]]] = []
+    if replaces:
+        # Other than a disk, it does not say that a name is taken.
+        def put(self: LocalFiles, name: str, content: bytes) -> None:
+            Path(self.path_of(name)).write_bytes(content)
+
+        monkeypatch.setattr(LocalFiles, "publish", put)
 
     def overtake() -> None:
         forget(monkeypatch)
-        seen.append(rows(fast.run("q", 1, 0, begin, [], Ticking(2 * MS))[1]))
+        seen.append(rows(fast.run("q", 1, 0, begin, iter(parcel(more)), Ticking(2 * MS))[1]))
 
     given = {name: getattr(fast.operator, name) for name in QueueOperator.__dataclass_fields__}
     operator = Overtaken(**given)
@@ -197,11 +205,12 @@ def test_an_attempt_that_was_overtaken_does_what_the_faster_one_did(
     object.__setattr__(operator, "done", [])
     slow = BucketTask("queue", str(tmp_path), operator, buckets=1, parallel=1)
     forget(monkeypatch)
-    pointer, batches, _ = slow.run("q", 1, 0, begin, [], Ticking(9 * MS))
+    pointer, batches, metrics = slow.run("q", 1, 0, begin, iter(parcel(more)), Ticking(9 * MS))
     assert rows(batches) == seen[0]
+    assert metrics.rows_in == len(more), "they came in once"
     assert pointer is not None and pointer.version == 2
     forget(monkeypatch)
-    assert rows(fast.run("q", 1, 0, begin, [], Ticking(9 * MS))[1]) == seen[0]
+    assert rows(fast.run("q", 1, 0, begin, iter(parcel(more)), Ticking(9 * MS))[1]) == seen[0]
 
 
 def test_a_damaged_record_is_an_error_that_names_it(tmp_path: Path) -> None:
