@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from penstock._lazy import lazily
 from penstock._version import __version__
 
 if TYPE_CHECKING:
@@ -34,23 +34,19 @@ __all__ = [
     "update_window",
 ]
 
-_LAZY = {
-    "PStreamReader": "penstock.checkpointing.p_stream",
-    "PStreamWriter": "penstock.checkpointing.p_stream",
-    "graph": "penstock.operators.graph",
-    "metrics": "penstock.spark_ext.metrics",
-    "read_state": "penstock.spark_ext.read_state",
-    "register": "penstock.spark_ext.register",
-    "start": "penstock.spark_ext.graph_runner",
-    "update_join": "penstock.spark_ext.update_join",
-    "update_queue": "penstock.spark_ext.update_queue",
-    "update_union": "penstock.spark_ext.update_union",
-    "update_window": "penstock.spark_ext.update_window",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import what is heavy only when it is used, so that ``import penstock`` stays light."""
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+__getattr__ = lazily(
+    __name__,
+    {
+        "PStreamReader": "penstock.checkpointing.p_stream",
+        "PStreamWriter": "penstock.checkpointing.p_stream",
+        "graph": "penstock.operators.graph",
+        "metrics": "penstock.spark_ext.metrics",
+        "read_state": "penstock.spark_ext.read_state",
+        "register": "penstock.spark_ext.register",
+        "start": "penstock.spark_ext.graph_runner",
+        "update_join": "penstock.spark_ext.update_join",
+        "update_queue": "penstock.spark_ext.update_queue",
+        "update_union": "penstock.spark_ext.update_union",
+        "update_window": "penstock.spark_ext.update_window",
+    },
+)

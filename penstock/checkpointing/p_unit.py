@@ -26,14 +26,17 @@ import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import xxhash
 
-from penstock.compression import TableBlock, encode_table
 from penstock.compression.abc import check_version
 from penstock.errors import CorruptDataError, InvalidUsageError
+
+if TYPE_CHECKING:
+    # Logs have units without blocks; their readers need not load what codes blocks.
+    from penstock.compression import TableBlock
 
 __all__ = ["CODEC", "FORMAT_VERSION", "PUnit", "decode", "encode", "encode_blocks", "tables"]
 
@@ -62,6 +65,10 @@ class PUnit:
 
 def encode_blocks(blocks: Mapping[str, pa.RecordBatch]) -> dict[str, bytes]:
     """Return the bytes of each block of a p-unit, its columns coded with `CODEC`."""
+    if not blocks:
+        return {}
+    from penstock.compression import encode_table
+
     return {
         name: encode_table(batch, codecs=dict.fromkeys(batch.schema.names, CODEC))
         for name, batch in blocks.items()
@@ -127,6 +134,8 @@ def tables(content: bytes | memoryview, file: object) -> dict[str, TableBlock]:
 
 
 def _table(stream: memoryview, file: object, at: int) -> TableBlock:
+    from penstock.compression import TableBlock
+
     return TableBlock(stream, file=file, offset=at, max_bytes=_MAX_COLUMN_BYTES)
 
 

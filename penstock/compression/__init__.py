@@ -1,10 +1,16 @@
 """Per-column compression: codecs, statistics, the chooser, and blocks of columns and tables."""
 
-from penstock.compression.chooser import GOALS, Chooser, Decision, Goal, Plan
-from penstock.compression.column import FORMAT_VERSION, MAX_BYTES, Block, decode, encode
-from penstock.compression.fused import sum_where
-from penstock.compression.statistics import ColumnStats, column_stats
-from penstock.compression.table import BlockReader, BlockWriter, TableBlock, encode_table
+from typing import TYPE_CHECKING
+
+from penstock._lazy import lazily
+
+if TYPE_CHECKING:
+    from penstock.compression.chooser import Chooser, Decision, Plan
+    from penstock.compression.column import FORMAT_VERSION, MAX_BYTES, Block, decode, encode
+    from penstock.compression.fused import sum_where
+    from penstock.compression.goals import GOALS, Goal
+    from penstock.compression.statistics import ColumnStats, column_stats
+    from penstock.compression.table import BlockReader, BlockWriter, TableBlock, encode_table
 
 __all__ = [
     "FORMAT_VERSION",
@@ -25,3 +31,27 @@ __all__ = [
     "encode_table",
     "sum_where",
 ]
+
+# Whoever plans what others read needs none of it, and Numba takes a quarter of a second to load.
+__getattr__ = lazily(
+    __name__,
+    {
+        "Block": "penstock.compression.column",
+        "BlockReader": "penstock.compression.table",
+        "BlockWriter": "penstock.compression.table",
+        "Chooser": "penstock.compression.chooser",
+        "ColumnStats": "penstock.compression.statistics",
+        "Decision": "penstock.compression.chooser",
+        "FORMAT_VERSION": "penstock.compression.column",
+        "GOALS": "penstock.compression.goals",
+        "Goal": "penstock.compression.goals",
+        "MAX_BYTES": "penstock.compression.column",
+        "Plan": "penstock.compression.chooser",
+        "TableBlock": "penstock.compression.table",
+        "column_stats": "penstock.compression.statistics",
+        "decode": "penstock.compression.column",
+        "encode": "penstock.compression.column",
+        "encode_table": "penstock.compression.table",
+        "sum_where": "penstock.compression.fused",
+    },
+)

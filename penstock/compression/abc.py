@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from penstock.compression.bits import Ints
-from penstock.compression.node import Node
 from penstock.errors import CorruptDataError
+
+if TYPE_CHECKING:
+    from penstock.compression.bits import Ints
+    from penstock.compression.node import Node
 
 __all__ = ["Cascade", "Codec", "Transform", "UnfitError", "check", "check_version"]
 

@@ -23,11 +23,12 @@ from penstock.compression.codecs import CODECS, encode_stream
 from penstock.compression.codecs.agnostic import Pcodec
 from penstock.compression.codecs.dictionary import MAX_DISTINCT
 from penstock.compression.codecs.registry import DEFAULT, head_of
-from penstock.compression.costs import GOALS, Goal, cost, goal_of, least_cost
+from penstock.compression.costs import cost, least_cost
+from penstock.compression.goals import Goal, goal_of
 from penstock.compression.node import Node
 from penstock.compression.statistics import ColumnStats, sample_of, stream_stats
 
-__all__ = ["GOALS", "Choice", "Chooser", "Decision", "Goal", "Plan", "choose", "goal_of", "rank"]
+__all__ = ["Choice", "Chooser", "Decision", "Plan", "choose", "rank"]
 
 DECIDING_SHARE = 1 / 40
 """The most of the time that passes which decisions about all columns may take together."""

@@ -14,8 +14,9 @@ from rich.text import Text
 
 from penstock.checkpointing.p_unit import tables
 from penstock.compression.arrow import Layout, is_float, to_streams
-from penstock.compression.chooser import goal_of, rank
+from penstock.compression.chooser import rank
 from penstock.compression.column import Block
+from penstock.compression.goals import goal_of
 from penstock.compression.statistics import column_stats, sample_of
 from penstock.compression.table import BlockReader
 from penstock.errors import InvalidUsageError

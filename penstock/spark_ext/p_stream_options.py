@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from penstock.checkpointing.p_stream import EARLIEST, LATEST, PStream
 from penstock.checkpointing.p_stream.segments import UNIT_ROWS
 from penstock.checkpointing.p_stream.stream import checked_name
+from penstock.compression.goals import goal_of
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan import Scan
 
@@ -212,11 +213,13 @@ class WriteOptions:
             If one is unknown or wrong.
         """
         given = _known(options, _WRITE)
+        goal = given.get("goal", "balanced")
+        goal_of(goal)  # one that cannot be is refused here
         return cls(
             path=path_in(options),
             writer=_name(given, "writer"),
             batch=_count(given, "batch", least=0),
-            goal=given.get("goal", "balanced"),
+            goal=goal,
             unit_rows=_count(given, "unitRows") or UNIT_ROWS,
             descriptors=_flag(given, "descriptors"),
         )

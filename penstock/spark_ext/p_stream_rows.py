@@ -69,7 +69,6 @@ class SegmentRows:
     """Writes a task's rows. Made on the driver, used by one task after the other in workers."""
 
     def __init__(self, options: WriteOptions, stream: PStream) -> None:
-        Coder(options.goal, threads=1)  # a goal that cannot be is refused here
         self._goal = options.goal
         self._unit_rows = options.unit_rows
         self._schema: pa.Schema = stream.schema

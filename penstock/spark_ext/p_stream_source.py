@@ -27,7 +27,6 @@ from pyspark.sql.types import StructType
 
 from penstock.checkpointing.files import Files
 from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
-from penstock.compression import TableBlock
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.scan import Scan
 from penstock.spark_ext.p_stream_options import ReadOptions, WriteOptions
@@ -36,6 +35,7 @@ from penstock.spark_ext.p_stream_types import as_arrow_of_spark, check_same, con
 from penstock.spark_ext.parcels import PARCELS
 
 if TYPE_CHECKING:
+    from penstock.compression import TableBlock
     from penstock.operators.scanner import Scanner
 
 __all__ = ["PStreamDataSource", "p_stream_source"]
@@ -125,11 +125,9 @@ class PStreamDataSource(DataSource):
     def _plan(self, schema: StructType) -> _Plan:
         options = ReadOptions.parse(self.options)
         stream = PStream(options.path)
-        scan = _scan_of(options, stream.schema, options.columns or tuple(schema.names))
-        check_same(schema, scan.spark, stream.files.location)
-        # A schema that was given to Spark may say otherwise what can be null.
-        scan = replace(scan, spark=schema)
-        return _Plan(options, options.partitions or self.parallelism, stream, scan)
+        return _Plan(
+            options, options.partitions or self.parallelism, stream, _planned(options, stream, schema)
+        )
 
 
 def p_stream_source(parallelism: int) -> type[PStreamDataSource]:
@@ -261,6 +259,17 @@ def _scan_of(options: ReadOptions, stored: pa.Schema, columns: Sequence[str] | N
     if options.scan:
         return Pushed.of(stored, options.scan, options.buckets)
     return Columns.of(stored, columns)
+
+
+def _planned(options: ReadOptions, stream: PStream, schema: StructType) -> Columns | Pushed:
+    """Return what the readers do, whose rows Spark takes for those of `schema`."""
+    if options.scan:
+        # What runs scans takes long to load and made this schema in `PStreamDataSource.schema`.
+        return Pushed(options.scan, stream.schema, schema, options.buckets)
+    scan = Columns.of(stream.schema, options.columns or tuple(schema.names))
+    check_same(schema, scan.spark, stream.files.location)
+    # A schema that was given to Spark may say otherwise what can be null.
+    return replace(scan, spark=schema)
 
 
 class _Pieces(InputPartition):

@@ -26,7 +26,6 @@ from collections.abc import Sequence
 from itertools import starmap
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.errors import PySparkTypeError, UnsupportedOperationException
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
@@ -241,6 +240,8 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """
     types, was = pa.types, array.type
     if types.is_run_end_encoded(was):
+        import pyarrow.compute as pc
+
         array = pc.run_end_decode(array)
     elif types.is_struct(was) and types.is_struct(kind) and was.names == kind.names:
         parts = [_cast(array.field(i), field.type) for i, field in enumerate(kind)]

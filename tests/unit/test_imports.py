@@ -66,6 +66,31 @@ def test_the_layers_below_spark_do_not_load_it() -> None:
     assert not {"pyspark", "py4j", "pandas"} & set(loaded.stdout.split())
 
 
+def test_who_plans_and_commits_for_spark_loads_no_compiler(tmp_path: Path) -> None:
+    # Spark starts a process for each query of a p-stream, and one for each micro-batch that goes into one.
+    program = """
+import sys
+from pathlib import Path
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import LongType, StructType
+from penstock.spark_ext.p_stream_source import PStreamDataSource
+path, schema = Path(sys.argv[1], "p"), StructType().add("v", LongType())
+source = PStreamDataSource({"path": str(path), "writer": "w"})
+source.streamWriter(schema, overwrite=False).commit([], 0)
+reader = PStreamDataSource({"path": str(path), "reader": "r"}).streamReader(schema)
+start = reader.initialOffset()
+stop = reader.latestOffset(start, ReadAllAvailable())
+assert reader.partitions(start, stop) == [], "nothing was written"
+reader.commit(stop)
+print(*sys.modules)
+"""
+    loaded = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], check=True, capture_output=True, text=True
+    )
+    assert "penstock.checkpointing.p_stream.log" in loaded.stdout.split()
+    assert not {"numba", "pandas", "pyarrow.compute"} & set(loaded.stdout.split())
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_go_one_way(path: Path) -> None:
     own = _package_of(path)

@@ -2,6 +2,8 @@
 
 A segment is what `penstock.compression.BlockWriter` writes: the blocks of its p-units, one after the
 other. It is immutable, has a name of its own, and is seen by nobody before a commit names it.
+
+What codes p-units is loaded by those who read or write rows, not by those who plan it.
 """
 
 from __future__ import annotations
@@ -19,12 +21,11 @@ import pyarrow as pa
 
 from penstock._clock import new_id
 from penstock.checkpointing.p_stream.entry import Commit, Segment, Unit
-from penstock.compression import Chooser, TableBlock, encode_table
 from penstock.errors import CorruptDataError
 
 if TYPE_CHECKING:
     from penstock.checkpointing.files import Files
-    from penstock.compression import Goal
+    from penstock.compression import Chooser, Goal, TableBlock
 
 __all__ = ["UNIT_ROWS", "Coder", "Piece", "SegmentWriter", "pieces", "read_blocks", "writer_of"]
 
@@ -76,6 +77,8 @@ class Coder:
         self._pool = ThreadPoolExecutor(self.threads, "penstock-coder") if self.threads > 1 else None
 
     def _chooser(self) -> Chooser:
+        from penstock.compression import Chooser
+
         return Chooser(self._goal, error_bounds=self._error_bounds)
 
     def submit(self, table: pa.Table) -> Future[bytes]:
@@ -90,6 +93,8 @@ class Coder:
         return future
 
     def _code(self, table: pa.Table) -> bytes:
+        from penstock.compression import encode_table
+
         chooser = getattr(self._choosers, "chooser", None)
         if chooser is None:
             chooser = self._choosers.chooser = self._chooser()
@@ -243,6 +248,8 @@ def read_blocks(files: Files, wanted: Sequence[Piece]) -> Iterator[tuple[Piece, 
     UnavailableError
         If the file system refuses.
     """
+    from penstock.compression import TableBlock
+
     at = 0
     while at < len(wanted):
         begin = wanted[at]
