@@ -25,6 +25,7 @@ _FEW_PROCESSES = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
 }
 _INTERPRETED = {
     # Compiling a plan takes longer than a few rows do.

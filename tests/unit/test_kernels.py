@@ -254,7 +254,7 @@ def test_the_property_tests_hold_without_the_compiler() -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("-W", "ignore::RuntimeWarning", *files),
+            *("-W", "ignore::RuntimeWarning", "-m", "hypothesis", *files),
         ],
         cwd=ROOT,
         env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PENSTOCK_HYPOTHESIS_PROFILE": "quick"},

@@ -272,7 +272,7 @@ def test_parts_stay_as_long_as_a_version_is_retained_upon_which_they_may_be_adop
 def test_workers_that_take_turns_write_no_more_than_one_that_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
-    """A state of 200 kB changes by 10 kB in each of 100 batches; snapshots are written after each `every`."""
+    """A state of 200 kB changes by 10 kB in each of 60 batches; snapshots are written after each `every`."""
     written: list[int] = []
     publish = LocalFiles.publish
 
@@ -287,7 +287,7 @@ def test_workers_that_take_turns_write_no_more_than_one_that_stays(
         written.clear()
         workers = [Worker(tmp_path / f"{count}-{cache_bytes}", cache_bytes) for _ in range(count)]
         handle = Handle()
-        for batch in range(100):
+        for batch in range(60):
             keys = range(200) if batch == 0 else range(10 * batch % 200, 10 * batch % 200 + 10)
             changes = dict.fromkeys(keys, bytes([batch]) * 1000)
             handle = workers[batch % count].commit(handle.pointer, changes)
@@ -296,4 +296,4 @@ def test_workers_that_take_turns_write_no_more_than_one_that_stays(
                     worker.later.run()
         sums[count, cache_bytes] = sum(written)
     assert len(set(sums.values())) == 1, sums
-    assert sums[4, 0] < 200_000 + 3 * 100 * 10_000
+    assert sums[4, 0] < 200_000 + 3 * 60 * 10_000
