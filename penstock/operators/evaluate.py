@@ -63,7 +63,7 @@ def type_of(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
     """Return the type of an expression over columns of a schema; None if it is not known here."""
     if not expression.deterministic or expression.aggregate:
         return None
-    return _type_of(expression, schema)
+    return _type_of(expression, schema.remove_metadata())  # which some versions of Arrow cannot hash
 
 
 def filter_rows(table: pa.Table, predicate: Expression) -> pa.Table:

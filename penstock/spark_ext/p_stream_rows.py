@@ -71,6 +71,7 @@ class SegmentRows:
     def __init__(self, options: WriteOptions, stream: PStream) -> None:
         self._goal = options.goal
         self._unit_rows = options.unit_rows
+        self._identity = stream.identity
         self._schema: pa.Schema = stream.schema
         self._segments: Files = stream.segments
 
@@ -78,7 +79,7 @@ class SegmentRows:
         self, rows: Iterable[pa.RecordBatch], writer: str, batch: int, partition: int
     ) -> tuple[Segment, ...]:
         """Return the segments of a task's rows, which are durable then; none where there are no rows."""
-        coder = _coder(self._goal, self._segments.location, self._schema)
+        coder = _coder(self._goal, self._identity)
         segments = SegmentWriter(self._segments, coder, writer, batch, partition, unit_rows=self._unit_rows)
         for some in rows:
             if some.num_rows:
@@ -89,8 +90,8 @@ class SegmentRows:
 
 
 @lru_cache(maxsize=4)
-def _coder(goal: str, location: str, schema: pa.Schema) -> Coder:
-    """Return what codes a p-stream's rows in this worker, which remembers what suits its columns.
+def _coder(goal: str, identity: str) -> Coder:
+    """Return what codes the rows of one p-stream in this worker, which remembers what suits its columns.
 
     Few groups make tasks of very different length, and while the longest writes, other cores are idle.
     """

@@ -66,10 +66,11 @@ def by_duckdb(made: Finish, aggregates: dict[str, str], windows: pa.RecordBatch,
     assert split is not None
     texts = ", ".join(f"{text} AS {name}" for name, text in split.assembly.items())
     with duckdb.connect() as connection:
-        connection.register("windows", pa.Table.from_batches([windows]))
+        numbered = pa.Table.from_batches([windows]).append_column("n", [range(windows.num_rows)])
+        connection.register("windows", numbered)
         start = f"{START} * {1000 * PANE_MS}"
-        inner = f"SELECT k, {start} AS start, {start} + {1000 * SIZE_MS} AS stop, {texts} FROM windows"
-        return connection.sql(f"SELECT * FROM ({inner}) {rest}").to_arrow_table()
+        inner = f"SELECT k, {start} AS start, {start} + {1000 * SIZE_MS} AS stop, {texts}, n FROM windows"
+        return connection.sql(f"SELECT * EXCLUDE n FROM ({inner}) {rest} ORDER BY n").to_arrow_table()
 
 
 AGGREGATES = {
