@@ -176,7 +176,10 @@ class UpdateJoin:
     @property
     def watermark(self) -> int | None:
         """Tuples of an earlier time are late from now on; None before the first tuple."""
-        return None if self.newest is None else _clipped(self.newest - self.joined.delay)
+        return self._watermark(self.joined.delay)
+
+    def _watermark(self, delay: int) -> int | None:
+        return None if self.newest is None else _clipped(self.newest - delay)
 
     @property
     def size_bytes(self) -> int:
@@ -203,7 +206,7 @@ class UpdateJoin:
                 touched.append(self._let_in(side, arrivals, watermark, counts))
         ids = np.unique(np.concatenate(touched)) if touched else np.zeros(0, np.int64)
         rows = self._newest_matches(ids)
-        freed = self._free()
+        freed = self._free(self.joined.delay)
         for side in self._sides:
             side.fresh[:] = False
             side.compact()
@@ -279,9 +282,9 @@ class UpdateJoin:
         )
         return self.joined.match(keys, here, there)
 
-    def _free(self) -> int:
+    def _free(self, delay: int) -> int:
         """Let go of the tuples, and of the keys, that no match to come needs; return how many tuples."""
-        watermark = self.watermark
+        watermark = self._watermark(delay)
         keys = len(self._index)
         within = self.joined.within
         oldest = _NEVER if watermark is None else _clipped(watermark - within)
@@ -327,7 +330,7 @@ class UpdateJoin:
     def delta(self) -> PUnit:
         """Return what changed since the last call, to be stored.
 
-        What was freed is not in it: it follows from the newest time and from the last matches.
+        What was freed is not in it: it follows from the newest time, the delay and the last matches.
         """
         dirty = [np.flatnonzero(side.dirty) for side in self._sides]
         changed = self._dirty[: len(self._index)].copy()
@@ -367,7 +370,9 @@ class UpdateJoin:
             blocks[name] = pa.RecordBatch.from_arrays(
                 [cell, *payload.columns], [_CELL, *payload.schema.names]
             )
-        return PUnit(kind, {"rows": self.keys, "held": self.held, "newest": self.newest}, blocks)
+        # The delay may change at a restart; what was freed until then follows from the one before.
+        meta = {"rows": self.keys, "held": self.held, "newest": self.newest, "delay": self.joined.delay}
+        return PUnit(kind, meta, blocks)
 
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply stored `units` in their order: to an empty join, or to catch up."""
@@ -378,7 +383,7 @@ class UpdateJoin:
         if meta is None:
             return
         self.newest = meta["newest"]
-        self._free()
+        self._free(meta.get("delay", self.joined.delay))
         self._mark_stored()
 
     def _apply(self, unit: PUnit) -> None:

@@ -21,9 +21,11 @@ from penstock.operators.windows.spec import WindowSpec
 from penstock.spark_ext.window_packing import EntryPacker, without_time
 from penstock.spark_ext.window_plan import WindowPlan, quoted
 
-__all__ = ["RowOrderPacker", "RowWindowPlan", "arriving_rows", "row_fragments"]
+__all__ = ["FIRST_TIME", "LAST_TIME", "RowOrderPacker", "RowWindowPlan", "arriving_rows", "row_fragments"]
 
-_FIRST, _LAST = f"{RESERVED_PREFIX}first_time", f"{RESERVED_PREFIX}last_time"
+FIRST_TIME, LAST_TIME = f"{RESERVED_PREFIX}first_time", f"{RESERVED_PREFIX}last_time"
+"""The partials of a pane of rows that are the times of its first and its last row."""
+
 _CHUNK_ROWS = 1 << 20
 
 
@@ -35,7 +37,7 @@ def arriving_rows(rows: pa.Schema, time: str, keys: tuple[str, ...]) -> pa.Schem
 
 def row_fragments(unit: TimeUnit, keys: tuple[str, ...], partials: Iterable[Partial]) -> Fragments:
     """Return how panes of rows are made, which know their first and last time."""
-    bounds = (Partial("min", ENTRY_PANE, _FIRST), Partial("max", ENTRY_PANE, _LAST))
+    bounds = (Partial("min", ENTRY_PANE, FIRST_TIME), Partial("max", ENTRY_PANE, LAST_TIME))
     pane_ms = 1000 if unit == "s" else 1
     return Fragments(pane_ms, ENTRY_PANE, unit, keys, (*partials, *bounds))
 
@@ -74,7 +76,7 @@ class RowWindowPlan(WindowPlan):
             rows,
             pane,
             self.arriving,
-            _LAST,
+            LAST_TIME,
         )
 
     def packer(self, buckets: int) -> EntryPacker:
@@ -92,7 +94,7 @@ class RowWindowPlan(WindowPlan):
         return super().settings(columns) | window
 
     def _bounds(self) -> tuple[Column, Column]:
-        first, last = (_micros(name, self.fragments.time_unit) for name in (_FIRST, _LAST))
+        first, last = (_micros(name, self.fragments.time_unit) for name in (FIRST_TIME, LAST_TIME))
         return first, last
 
 

@@ -38,10 +38,11 @@ from penstock.spark_ext.window_plan import WINDOW, Service, Windowed, WindowPlan
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 from penstock.units import parse_duration_us, window_rows
 
-__all__ = ["service_of", "update_window", "windowed"]
+__all__ = ["TIME", "service_of", "update_window", "windowed"]
 
 _NULLS = ("error", "drop")
-_TIME = "__penstock_time"
+TIME = "__penstock_time"
+"""The column of the time of what windows are made of."""
 _DELAY_KEY = "spark.watermarkDelayMs"
 
 
@@ -192,7 +193,7 @@ def windowed(
     local = isinstance(df.schema[time].dataType, TimestampNTZType)
     packer: RowPacker | RowOrderPacker
     if (in_rows := window_rows(size, slide)) is not None:
-        arriving, fragments = arriving_rows(schema, _TIME, keys), row_fragments(unit, keys, partials)
+        arriving, fragments = arriving_rows(schema, TIME, keys), row_fragments(unit, keys, partials)
         plan: WindowPlan = RowWindowPlan(
             fragments=fragments,
             decomposition=split,
@@ -204,11 +205,11 @@ def windowed(
             slide_rows=in_rows[1],
             arriving=arriving,
         )
-        packer = RowOrderPacker(schema, _TIME, plan.packer(buckets), nulls)
+        packer = RowOrderPacker(schema, TIME, plan.packer(buckets), nulls)
     else:
         size_ms = _milliseconds("size", size)
         slide_ms = size_ms if slide is None else _milliseconds("slide", slide)
-        fragments = Fragments(pane_ms(size_ms, slide_ms), _TIME, unit, keys, partials)
+        fragments = Fragments(pane_ms(size_ms, slide_ms), TIME, unit, keys, partials)
         plan = WindowPlan(
             fragments=fragments,
             decomposition=split,
@@ -286,7 +287,7 @@ def _rows(
     for name in keys:
         _check_there(df, "key", name)
     values, partials = value_columns(split)
-    return df.select(at.alias(_TIME), *(sf.col(quoted(name)) for name in keys), *values), partials
+    return df.select(at.alias(TIME), *(sf.col(quoted(name)) for name in keys), *values), partials
 
 
 def _output(df: DataFrame, keys: tuple[str, ...], time: str, aggs: Mapping[str, str]) -> StructType:

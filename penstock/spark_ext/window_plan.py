@@ -39,6 +39,7 @@ __all__ = [
     "spark_windows",
     "typed",
     "value_columns",
+    "value_names",
 ]
 
 WINDOW = "window"
@@ -269,12 +270,17 @@ def typed(made: Column, field: StructField) -> Column:
 
 def value_columns(split: Decomposition) -> tuple[list[Column], tuple[Partial, ...]]:
     """Return what partials are made of as columns, and the partials of these."""
-    texts = dict.fromkeys(one.expression for one in split.partials if one.expression != "*")
-    names = {text: f"{RESERVED_PREFIX}value_{number}" for number, text in enumerate(texts)}
+    names = value_names(split.partials)
     partials = tuple(
         replace(one, expression=names.get(one.expression, one.expression)) for one in split.partials
     )
     return [sf.expr(text).alias(name) for text, name in names.items()], partials
+
+
+def value_names(partials: Iterable[Partial]) -> dict[str, str]:
+    """Return the columns that `value_columns` makes, by what partials are made of."""
+    texts = dict.fromkeys(one.expression for one in partials if one.expression != "*")
+    return {text: f"{RESERVED_PREFIX}value_{number}" for number, text in enumerate(texts)}
 
 
 def spark_windows(layout: WindowLayout) -> StructType:

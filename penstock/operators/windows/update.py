@@ -132,6 +132,10 @@ class UpdateWindows:
         """Return the number of each group, -1 for one that was never seen."""
         return self._panes.numbers_of(keys)
 
+    def groups_of(self, ids: Integers) -> list[pa.Array[Any]]:
+        """Return the columns of groups by their numbers."""
+        return self._panes.groups_of(ids)
+
     def enqueue(self, arrivals: Entering, now_us: int) -> Enqueued:
         """Let entries in; `Enqueued.conflated` counts windows that a newer one made obsolete.
 
