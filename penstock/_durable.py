@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from pathlib import Path
 
 from penstock._clock import new_id
 from penstock._failpoints import failpoint
 from penstock.errors import ConflictError, UnavailableError
 
-__all__ = ["delete", "make_directory", "publish", "read", "replace"]
+__all__ = ["delete", "delete_tree", "make_directory", "publish", "read", "replace"]
 
 
 def publish(path: Path, content: bytes | memoryview) -> None:
@@ -98,6 +99,11 @@ def delete(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise UnavailableError("cannot delete state", file=path, reason=error.strerror) from error
+
+
+def delete_tree(path: Path) -> None:
+    """Remove a directory of scratch with all that is in it, as far as the file system lets it."""
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def make_directory(path: Path) -> None:

@@ -110,10 +110,7 @@ def order_of(queue: UpdateQueue) -> list[int]:
 
 def queue_content(queue: UpdateQueue) -> PUnit:
     """Return the whole state without marking it as stored."""
-    dirty = queue._dirty.copy()
-    unit = next(queue.snapshot())
-    queue._dirty[:] = dirty
-    return unit
+    return next(queue.snapshot())
 
 
 def assert_same_state(left: UpdateQueue, right: UpdateQueue) -> None:
@@ -125,7 +122,7 @@ def assert_same_state(left: UpdateQueue, right: UpdateQueue) -> None:
 
 def assert_invariants(queue: UpdateQueue) -> None:
     """Check what must hold between the parts of a queue."""
-    location = queue._cells["location"][: queue.keys]
+    location = queue._cells["location"][: len(queue._cells)]
     used = location[location >= 0]
     assert len(set(used.tolist())) == len(used) == len(queue) == queue.memory.locations_used
     assert queue.memory.pages_used == len(np.unique(used // queue.memory.page_rows))

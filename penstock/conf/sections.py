@@ -153,6 +153,7 @@ class Queue(Section):
     combine: Literal["auto", True, False] = "auto"
     staleness_column: bool = False
     semantics: Literal["update", "append", "adaptive"] | None = None
+    working_copy: Literal["memory", "rocksdb"] = "memory"
 
 
 class UnionSection(Queue):

@@ -79,6 +79,7 @@ _QUEUE_OPTIONS: Final = (
         "nulls",
         "staleness_column",
         "semantics",
+        "working_copy",
     ),
 )
 

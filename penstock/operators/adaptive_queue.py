@@ -13,9 +13,11 @@ newest one taken in is late under append semantics, too. In a plain append queue
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +27,12 @@ from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
 from penstock.operators.arrivals import Arrivals
 from penstock.operators.key_queue import Policy
+from penstock.operators.results import Enqueued, Served
 from penstock.operators.staleness import Staleness, StalenessMeter
 from penstock.operators.stream import RESERVED_PREFIX, Integers, UpdateStream, concat
-from penstock.operators.update_queue import Enqueued, Served, UpdateQueue
+from penstock.operators.update_queue import UpdateQueue
 from penstock.operators.weights import KeyWeights
+from penstock.state_store.working_copy import TableMaker
 
 __all__ = ["AdaptiveQueue", "Semantics"]
 
@@ -82,8 +86,8 @@ class AdaptiveQueue(UpdateQueue):
 
     Parameters
     ----------
-    stream, policy, cost_us, weights
-        As of `UpdateQueue`; the last three matter under update semantics only.
+    stream, policy, cost_us, weights, table
+        As of `UpdateQueue`; policy, cost and weights matter under update semantics only.
     semantics : Semantics
         APPEND or ADAPTIVE.
 
@@ -101,10 +105,11 @@ class AdaptiveQueue(UpdateQueue):
         *,
         cost_us: float | None = None,
         weights: KeyWeights | None = None,
+        table: TableMaker | None = None,
     ) -> None:
         if semantics is Semantics.UPDATE or stream.source is not None:
             raise InvalidUsageError("only an update queue has these semantics", semantics=str(semantics))
-        super().__init__(stream, policy, cost_us=cost_us, weights=weights)
+        super().__init__(stream, policy, cost_us=cost_us, weights=weights, table=table)
         self.semantics = semantics
         self.appending = True
         self.switches = 0
@@ -164,7 +169,7 @@ class AdaptiveQueue(UpdateQueue):
         booked = cells["application_booked_us"][ids]
         self._book(self._queue_meter, "queue_booked_us", chunk, now_us)
         cells["dequeued_us"][ids] = now_us
-        self._dirty[ids] = True
+        self._cells.dirty[ids] = True
         np.add.at(cells["in_service"], ids, 1)
         self._in_service += len(ids)
         if len(ids):
@@ -181,7 +186,7 @@ class AdaptiveQueue(UpdateQueue):
         chunk = _Chunk(served.rows, ids, served.arrived_us)
         self._book(self._application_meter, "application_booked_us", chunk, now_us)
         cells["delivered_us"][ids] = now_us
-        self._dirty[ids] = True
+        self._cells.dirty[ids] = True
         np.subtract.at(cells["in_service"], ids, 1)
         self._in_service -= len(ids)
 
@@ -202,22 +207,27 @@ class AdaptiveQueue(UpdateQueue):
 
     def delta(self) -> PUnit:
         """Return what changed since the last call, to be stored."""
-        begin = max(self._written, self._head)
+        appended = self._appended(max(self._written, self._head))
         self._written = self._tail
-        return self._with_appended(super().delta(), begin)
+        return _with(super().delta(), appended)
 
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole state of this moment; what was appended is in the first unit."""
-        first, *others = super().snapshot()
-        nothing = [self._with_appended(unit, self._tail) for unit in others]
-        return iter([self._with_appended(first, self._head), *nothing])
+        first, nothing = self._appended(self._head), self._appended(self._tail)
+        units = super().snapshot()
+        return chain([_with(next(units), first)], (_with(unit, nothing) for unit in units))
 
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply stored `units` in their order: to an empty queue, or to catch up."""
-        units = list(units)
-        super().restore(units)
-        for unit in units:
-            meta, block = unit.meta, unit.blocks["appended"]
+        appended: list[tuple[Mapping[str, Any], pa.RecordBatch]] = []
+
+        def passing() -> Iterator[PUnit]:
+            for unit in units:
+                appended.append((unit.meta, unit.blocks["appended"]))
+                yield unit
+
+        super().restore(passing())
+        for meta, block in appended:
             if meta["first"] > self._tail or not self._chunks:
                 self._chunks.clear()
                 self._head = self._tail = meta["first"]
@@ -225,16 +235,27 @@ class AdaptiveQueue(UpdateQueue):
             self._head = max(self._head, meta["head"])
             if block.num_rows:
                 rows = pa.RecordBatch.from_arrays(block.columns[:-1], schema=self.stream.schema)
-                ids = self._index.find_or_add(self.stream.keys(rows))
-                self._make_cells()
+                ids = self._numbered(self.stream.keys(rows))
                 self._chunks.append(_Chunk(rows, ids, block.column(_ARRIVED).to_numpy()))
                 for booked in ("queue_booked_us", "application_booked_us"):
                     self._cells[booked][ids] = self._settled_at or 0
             self._tail = self._written = meta["tail"]
             self.appending, self.switches = meta["appending"], meta["switches"]
 
-    def _with_appended(self, unit: PUnit, begin: int) -> PUnit:
-        """Return `unit` with the appended tuples from number `begin` on."""
+    def _held(self) -> Integers:
+        """Return the keys that have more than what is stored of every key: a tuple that waits."""
+        return np.unique(np.concatenate([super()._held(), *(chunk.ids for chunk in self._chunks)]))
+
+    def _keep(self, ids: Integers) -> None:
+        """Let go of all keys in memory but these."""
+        number = np.full(len(self._cells), _NOWHERE, np.int64)
+        number[ids] = np.arange(len(ids))
+        for chunk in self._chunks:
+            chunk.ids = number[chunk.ids]
+        super()._keep(ids)
+
+    def _appended(self, begin: int) -> tuple[dict[str, Any], pa.RecordBatch]:
+        """Return the appended tuples from number `begin` on, and what is stored of the queue of them."""
         parts, number = [], self._head
         for chunk in self._chunks:
             _, rest = chunk.cut(max(begin - number, 0))
@@ -253,7 +274,7 @@ class AdaptiveQueue(UpdateQueue):
             "appending": self.appending,
             "switches": self.switches,
         }
-        return PUnit(unit.kind, {**unit.meta, **meta}, {**unit.blocks, "appended": block})
+        return meta, block
 
     def _append(self, arrivals: Arrivals, now_us: int) -> Enqueued:
         count = len(arrivals)
@@ -266,8 +287,7 @@ class AdaptiveQueue(UpdateQueue):
             self._birth_us = self._settled_at = int(arrived.min())
         order = np.lexsort((arrivals.first, arrived))
         rows, arrived = arrivals.rows.take(pa.array(order)), arrived[order]
-        ids = self._index.find_or_add(self.stream.keys(rows))
-        self._make_cells()
+        ids = self._numbered(self.stream.keys(rows))
         cells, times = self._cells, self.stream.times(rows)
         newest = np.maximum(
             cells["emitted"], np.where(cells["location"] < 0, cells["emitted"], cells["waiting"])
@@ -276,7 +296,7 @@ class AdaptiveQueue(UpdateQueue):
         if self.semantics is Semantics.APPEND:
             taken[:] = True
         np.maximum.at(cells["emitted"], ids[taken], times[taken])
-        self._dirty[ids] = True
+        self._cells.dirty[ids] = True
         kept = int(np.count_nonzero(taken))
         if kept:
             self._chunks.append(_Chunk(rows.filter(pa.array(taken)), ids[taken], arrived[taken]))
@@ -343,3 +363,8 @@ def _not_behind(ids: Integers, times: Integers, newest: Integers) -> npt.NDArray
     found = np.empty(len(key), np.bool_)
     found[order] = own + lift >= running
     return found
+
+
+def _with(unit: PUnit, appended: tuple[dict[str, Any], pa.RecordBatch]) -> PUnit:
+    meta, block = appended
+    return PUnit(unit.kind, {**unit.meta, **meta}, {**unit.blocks, "appended": block})

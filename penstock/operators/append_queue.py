@@ -21,9 +21,9 @@ import pyarrow as pa
 from penstock.errors import InvalidUsageError
 from penstock.operators.arrivals import Arrivals
 from penstock.operators.draws import draws
+from penstock.operators.results import Served
 from penstock.operators.staleness import Staleness, StalenessMeter
 from penstock.operators.stream import Integers, UpdateStream, concat
-from penstock.operators.update_queue import Served
 from penstock.state_store.key_index import KeyIndex, grown
 
 __all__ = ["Accepted", "AppendQueue"]

@@ -266,3 +266,16 @@ class KeyQueue:
             self._before[sorted_ids] = np.concatenate([[_NONE], sorted_ids[:-1]])
             self._after[sorted_ids] = np.concatenate([sorted_ids[1:], [_NONE]])
             self._rank[ids] = ranks
+
+    def subset(self, numbers: Integers, waits: Any) -> KeyQueue:
+        """Return a queue of the keys with these numbers, which differ; they become 0, 1, 2, ...
+
+        Parameters
+        ----------
+        waits : bool array
+            Which of them wait; others do not.
+        """
+        other = KeyQueue(self.policy)
+        other.reserve(len(numbers))
+        other.rebuild(np.flatnonzero(waits), self._rank[numbers[waits]])
+        return other

@@ -15,9 +15,9 @@ from penstock.errors import InvalidUsageError, PenstockError
 from penstock.operators.arguments import Budget
 from penstock.operators.conform import conform, fits
 from penstock.operators.metrics import BatchMetrics
+from penstock.operators.results import Enqueued, Served
 from penstock.operators.staleness import Staleness
 from penstock.operators.stream import SOURCE_COLUMN, Integers
-from penstock.operators.update_queue import Enqueued, Served
 from penstock.state_store.keys import KeyCodec, Keys
 
 __all__ = ["STALENESS_COLUMN", "Apply", "Budget", "Query", "serve"]

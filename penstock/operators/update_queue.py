@@ -1,6 +1,6 @@
 """The update queue: of each key only the newest tuple waits (UpStream §4.1, §5, §7).
 
-State is three things: a *cell* per key that was ever seen (what was emitted last, how often the key
+State is three things: a *cell* per key that was ever seen (`cells`: what was emitted last, how often the key
 updates), the *queue of keys* that wait (`key_queue`), and their tuples in *paged memory* (`pages`,
 `row_store`). All methods take the time as an argument; nothing here reads a clock.
 """
@@ -8,7 +8,7 @@ updates), the *queue of keys* that wait (`key_queue`), and their tuples in *page
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,18 +18,20 @@ import pyarrow as pa
 from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
 from penstock.operators.arrivals import Arrivals, conflate
+from penstock.operators.cells import cells_of
 from penstock.operators.key_queue import KeyQueue, Policy
 from penstock.operators.pages import PagedMemory
 from penstock.operators.rates import mean_cost, mean_interval
+from penstock.operators.results import Enqueued, Served
 from penstock.operators.staleness import Staleness, StalenessMeter
 from penstock.operators.stream import RESERVED_PREFIX, Integers, UpdateStream, as_int64, as_micros
 from penstock.operators.weighted_queue import WeightedKeyQueue
 from penstock.operators.weights import KeyWeights, column_shares
-from penstock.state_store.key_index import KeyIndex, grown
 from penstock.state_store.keys import Keys
 from penstock.state_store.row_store import RowStore
+from penstock.state_store.working_copy import TableMaker
 
-__all__ = ["Enqueued", "Served", "UpdateQueue"]
+__all__ = ["UpdateQueue"]
 
 _NEVER = np.iinfo(np.int64).min
 _NOWHERE = -1
@@ -44,58 +46,11 @@ _START = f"{RESERVED_PREFIX}start"
 _SHARE = f"{RESERVED_PREFIX}share"
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
-    """What became of the tuples of one `UpdateQueue.enqueue`.
-
-    Attributes
-    ----------
-    rows_in : int
-        All tuples, conflated ones included.
-    conflated : int
-        Tuples superseded by a newer one of their key before they were served.
-    late : int
-        Tuples dropped because a newer one of their key had been emitted.
-    duplicates : int
-        Of a union: tuples dropped because another one of their key and time was kept.
-    """
-
-    rows_in: int = 0
-    conflated: int = 0
-    late: int = 0
-    duplicates: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """Tuples that left the queue, in the order in which they are served.
-
-    Attributes
-    ----------
-    rows : pyarrow.RecordBatch
-        The tuples, with the columns of the stream.
-    ids : int64 array
-        The numbers of their keys.
-    staleness_us : int64 array
-        The queue staleness of each key when it was dequeued.
-    arrived_us : int64 array
-        When the oldest pending update of each key arrived.
-    booked_us : int64 array
-        Up to when the application staleness of each key was booked at its dequeue.
-    """
-
-    rows: pa.RecordBatch
-    ids: Integers
-    arrived_us: Integers
-    staleness_us: Integers
-    booked_us: Integers
-
-
 class UpdateQueue:
     """One update queue; in Spark, the part of it that one bucket holds.
 
     Not thread-safe. Used by one task at a time: `enqueue`, then `dequeue` and `deliver` any number of
-    times, then `settle`, then `delta`.
+    times, then `settle`, then `delta`, which all that was dequeued is delivered before.
 
     Parameters
     ----------
@@ -110,6 +65,8 @@ class UpdateQueue:
     weights : KeyWeights, optional
         How much each key matters to the scheduler, where no column of the stream says so
         (`UpdateStream.weight`); all the same by default.
+    table : TableMaker, optional
+        Makes the table of the cells of keys that do not wait; by default they are in memory.
     """
 
     def __init__(
@@ -120,6 +77,7 @@ class UpdateQueue:
         cost_us: float | None = None,
         page_rows: int = _PAGE_ROWS,
         weights: KeyWeights | None = None,
+        table: TableMaker | None = None,
     ) -> None:
         if cost_us is not None and cost_us <= 0:
             raise InvalidUsageError("the cost of a tuple is not positive", cost_us=cost_us)
@@ -128,7 +86,6 @@ class UpdateQueue:
         self.memory = PagedMemory(page_rows)
         self.given_cost_us = cost_us
         self.measured_cost_us: float | None = None
-        self._index = KeyIndex()
         self.weights = weights
         weighted = weights is not None or stream.weight is not None
         self._queue = WeightedKeyQueue(policy) if weighted else KeyQueue(policy)
@@ -140,28 +97,28 @@ class UpdateQueue:
         self._queue_meter = StalenessMeter()
         self._application_meter = StalenessMeter()
         self._in_service = 0
-        self._dirty = np.zeros(0, np.bool_)
-        # One element per key; those from "location" on mean something only while the key waits.
-        self._cells: dict[str, npt.NDArray[Any]] = {
-            "emitted": np.zeros(0, np.int64),
-            "seen_us": np.zeros(0, np.int64),
-            "interval_us": np.zeros(0, np.float64),
-            "dequeued_us": np.zeros(0, np.int64),
-            "delivered_us": np.zeros(0, np.int64),
-            "location": np.zeros(0, np.int64),
-            "waiting": np.zeros(0, np.int64),
-            "arrived_us": np.zeros(0, np.int64),
-            "queue_booked_us": np.zeros(0, np.int64),
-            "application_booked_us": np.zeros(0, np.int64),
-            "in_service": np.zeros(0, np.int64),
+        columns = {
+            "emitted": _NEVER,
+            "seen_us": _NEVER,
+            "interval_us": 0.0,
+            "dequeued_us": 0,
+            "delivered_us": 0,
+            # These mean something only while the key waits.
+            "location": _NOWHERE,
+            "waiting": 0,
+            "arrived_us": 0,
+            "queue_booked_us": 0,
+            "application_booked_us": 0,
+            "in_service": 0,
         }
         if stream.source:
-            self._cells["source"] = np.zeros(0, np.int64)
-        self._stored = ["emitted"]
+            columns["source"] = 0
+        stored = ["emitted"]
         if policy is Policy.LINECUTTING:
-            self._stored += ["seen_us", "interval_us"]
+            stored += ["seen_us", "interval_us"]
         if stream.arrival:
-            self._stored += ["dequeued_us", "delivered_us"]
+            stored += ["dequeued_us", "delivered_us"]
+        self._cells = cells_of(stream, columns, stored, table)
 
     def __len__(self) -> int:
         """Return how many keys wait."""
@@ -175,7 +132,7 @@ class UpdateQueue:
     @property
     def keys(self) -> int:
         """How many keys were ever seen."""
-        return len(self._index)
+        return self._cells.keys
 
     @property
     def settled_at_us(self) -> int | None:
@@ -195,13 +152,12 @@ class UpdateQueue:
     @property
     def size_bytes(self) -> int:
         """How much memory the state holds, roughly."""
-        cells = sum(array.nbytes for array in self._cells.values()) + self._dirty.nbytes
-        parts = (self._index, self._queue, self.memory, self._rows)
-        return cells + sum(part.size_bytes for part in parts)
+        parts = (self._cells, self._queue, self.memory, self._rows)
+        return sum(part.size_bytes for part in parts)
 
     def numbers_of(self, keys: Keys) -> Integers:
-        """Return the number of each key, -1 for one that was never seen."""
-        return self._index.find(keys)
+        """Return the number of each key that waits or was served; -1 for others that are not in memory."""
+        return self._cells.find(keys)
 
     def enqueue(self, arrivals: Arrivals, now_us: int) -> Enqueued:
         """Let `arrivals` in: one moment of arrival, in which the order of places is that of positions.
@@ -223,9 +179,7 @@ class UpdateQueue:
         if self._birth_us is None:
             self._birth_us = self._settled_at = int(arrived.min())
         keys = self.stream.keys(arrivals.rows)
-        ids = self._index.find_or_add(keys)
-        self._make_cells()
-        cells = self._cells
+        ids, cells = self._numbered(keys), self._cells
         times = self.stream.times(arrivals.rows)
         count = arrivals.count
 
@@ -251,7 +205,7 @@ class UpdateQueue:
             self._queue.arrive(ids, resident, shares, interval, cost, self._shares_in_service(self._queue))
         else:
             self._queue.arrive(ids, resident, interval, cost, self._in_service)
-        self._dirty[ids] = True
+        cells.dirty[ids] = True
         return Enqueued(total, conflated, late, duplicates)
 
     def dequeue(self, limit: int, now_us: int) -> Served:
@@ -266,11 +220,12 @@ class UpdateQueue:
         cells["location"][ids] = _NOWHERE
         cells["emitted"][ids] = np.maximum(cells["emitted"][ids], cells["waiting"][ids])
         cells["dequeued_us"][ids] = now_us
+        cells["queue_booked_us"][ids] = now_us
         if len(ids):
             self._served_at = now_us
         cells["in_service"][ids] += 1
         self._in_service += len(ids)
-        self._dirty[ids] = True
+        cells.dirty[ids] = True
         booked = cells["application_booked_us"][ids]
         return Served(rows, ids, arrived, np.maximum(now_us - arrived, 0), booked)
 
@@ -313,29 +268,32 @@ class UpdateQueue:
         return self._queue_meter.take(key_time), self._application_meter.take(key_time)
 
     def close(self) -> None:
-        """Do nothing: memory goes with the object."""
+        """Let go of what is not in memory."""
+        self._cells.close()
 
     def delta(self) -> PUnit:
         """Return what changed since the last call, to be stored."""
-        ids = np.flatnonzero(self._dirty[: self.keys])
-        self._dirty[: self.keys] = False
-        return self._unit("delta", ids)
+        unit = self._unit("delta", self._cells.take_changed())
+        self._cells.put_by(unit.blocks["cells"])
+        self._forget()
+        return unit
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole state of this moment, in units of at most `_UNIT_KEYS` keys."""
-        begins = range(0, max(self.keys, 1), _UNIT_KEYS)
-        ids = np.arange(self.keys)
-        # Made here and now, for the queue goes on changing while they are written.
-        return iter([self._unit("snapshot", ids[begin : begin + _UNIT_KEYS]) for begin in begins])
+        """Return the whole state of this moment, in units of bounded size.
+
+        What is in memory is copied here and now, for the queue goes on changing while the units are written.
+        """
+        ids, others = self._cells.all_but(self._held())
+        begins = range(0, max(len(ids), 1), _UNIT_KEYS)
+        units = [self._unit("snapshot", ids[begin : begin + _UNIT_KEYS]) for begin in begins]
+        meta, rows = units[0].meta, self._unit("snapshot", ids[:0]).blocks["rows"]
+        return chain(units, (PUnit("snapshot", meta, {"cells": cells, "rows": rows}) for cells in others))
 
     def _unit(self, kind: str, ids: Integers) -> PUnit:
         cells = self._cells
-        key_columns = self.stream.codec.decode(self._index.words, self._index.starts(ids))
-        stored = [pa.array(cells[name][ids]) for name in self._stored]
         waits = cells["location"][ids] != _NOWHERE
         waiting = ids[waits]
         payload = self._rows.take(cells["location"][waiting])
-        prefix = [f"{RESERVED_PREFIX}{name}" for name in self._stored]
         places = {_RANK: self._queue.ranks, _ARRIVED: cells["arrived_us"]}
         weighted = {}
         if isinstance(self._queue, WeightedKeyQueue):
@@ -353,7 +311,7 @@ class UpdateQueue:
                 **weighted,
             },
             blocks={
-                "cells": pa.RecordBatch.from_arrays([*key_columns, *stored], [*self.stream.key, *prefix]),
+                "cells": cells.block(ids),
                 "rows": pa.RecordBatch.from_arrays(
                     [
                         pa.array(np.flatnonzero(waits)),
@@ -377,33 +335,29 @@ class UpdateQueue:
         self._settled_at = meta["settled_at_us"]
         self._served_at = meta["served_at_us"]
         self.measured_cost_us = meta["cost_us"]
-        waiting = self._waiting()
+        waiting, cells = self._waiting(), self._cells
         if isinstance(self._queue, WeightedKeyQueue):
             self._queue.rebuild(waiting, meta["virtual_time"])
         else:
             self._queue.rebuild(waiting, self._queue.ranks[waiting].copy())
         for booked in ("queue_booked_us", "application_booked_us"):
-            self._cells[booked][waiting] = self._settled_at or 0
-        self._cells["in_service"][:] = 0
+            cells[booked][waiting] = self._settled_at or 0
+        cells["in_service"][:] = 0
         self._in_service = 0
-        self._dirty[:] = False
+        cells.dirty[:] = False
 
     def _apply(self, unit: PUnit) -> None:
         cells_block, rows_block = unit.blocks["cells"], unit.blocks["rows"]
-        width = len(self.stream.key)
         if cells_block.num_rows == 0:
             return
-        ids = self._index.find_or_add(self.stream.codec.encode(cells_block.columns[:width]))
-        self._make_cells()
         cells = self._cells
-        for name, column in zip(self._stored, cells_block.columns[width:], strict=True):
-            cells[name][ids] = column.to_numpy()
+        ids, waiting = cells.take_up(cells_block, rows_block.column(_CELL).to_numpy())
+        self._queue.reserve(cells.capacity)
         held = cells["location"][ids]
         self.memory.free(held[held != _NOWHERE])
         cells["location"][ids] = _NOWHERE
         if rows_block.num_rows == 0:
             return
-        waiting = ids[rows_block.column(_CELL).to_numpy()]
         self._place(waiting, rows_block.column(_ARRIVED).to_numpy())
         width = len(self._payload)
         columns = rows_block.columns[rows_block.num_columns - width :]
@@ -416,6 +370,28 @@ class UpdateQueue:
         if isinstance(self._queue, WeightedKeyQueue):
             self._queue.starts[waiting] = rows_block.column(_START).to_numpy()
             self._queue.shares[waiting] = rows_block.column(_SHARE).to_numpy()
+
+    def _numbered(self, keys: Keys) -> Integers:
+        """Return the numbers of keys that arrive."""
+        ids = self._cells.find_or_add(keys)
+        self._queue.reserve(self._cells.capacity)
+        return ids
+
+    def _held(self) -> Integers:
+        """Return the keys that have more than what is stored of every key: those that wait."""
+        return self._waiting()
+
+    def _forget(self) -> None:
+        """Let go of the keys that do not wait, where their cells are elsewhere and it is time."""
+        if not self._in_service:  # else their numbers are known outside
+            kept = self._held()
+            if self._cells.may_forget(len(kept)):
+                self._keep(kept)
+
+    def _keep(self, ids: Integers) -> None:
+        """Let go of all keys in memory but these."""
+        self._queue = self._queue.subset(ids, self._cells["location"][ids] != _NOWHERE)
+        self._cells.keep(ids)
 
     def _compare(
         self, arrivals: Arrivals, ids: Integers, times: Integers
@@ -447,21 +423,6 @@ class UpdateQueue:
             return arrivals
         return arrivals.take(np.argsort(position))
 
-    def _make_cells(self) -> None:
-        """Make room for all keys of the index; new cells are empty."""
-        known, needed = len(self._dirty), self.keys
-        if needed <= known:
-            return
-        self._dirty = grown(self._dirty, needed)
-        for name, array in self._cells.items():
-            larger = grown(array, len(self._dirty))
-            if name == "location":
-                larger[known:] = _NOWHERE
-            elif name in ("emitted", "seen_us"):
-                larger[known:] = _NEVER
-            self._cells[name] = larger
-        self._queue.reserve(len(self._dirty))
-
     def _place(self, ids: Integers, arrived_us: Integers) -> None:
         """Give keys that begin to wait a location, and begin their staleness."""
         cells = self._cells
@@ -489,7 +450,7 @@ class UpdateQueue:
         interval = mean_interval(cells["interval_us"][ids], gap, count)
         cells["interval_us"][ids] = interval
         cells["seen_us"][ids] = now_us
-        self._dirty[ids] = True
+        cells.dirty[ids] = True
         return interval
 
     def _shares(self, rows: pa.RecordBatch, keys: Keys) -> Integers:
@@ -498,7 +459,7 @@ class UpdateQueue:
     def _shares_in_service(self, queue: WeightedKeyQueue) -> int:
         if not self._in_service:
             return 0
-        known = self.keys
+        known = len(self._cells)
         return int(queue.shares[:known] @ self._cells["in_service"][:known])
 
     def _payload_of(self, rows: pa.RecordBatch, chosen: Integers) -> pa.RecordBatch:
@@ -507,14 +468,13 @@ class UpdateQueue:
 
     def _assemble(self, ids: Integers, payload: pa.RecordBatch) -> pa.RecordBatch:
         """Return full rows: the payload and the keys decoded from the index."""
-        decoded = self.stream.codec.decode(self._index.words, self._index.starts(ids))
-        keys = dict(zip(self.stream.key, decoded, strict=True))
+        keys = dict(zip(self.stream.key, self._cells.key_columns(ids), strict=True))
         names = self.stream.schema.names
         arrays = [keys[name] if name in keys else payload.column(name) for name in names]
         return pa.RecordBatch.from_arrays(arrays, schema=self.stream.schema)
 
     def _waiting(self) -> Integers:
-        return np.flatnonzero(self._cells["location"][: self.keys] != _NOWHERE)
+        return np.flatnonzero(self._cells["location"][: len(self._cells)] != _NOWHERE)
 
     def _compact(self) -> None:
         """Return memory that waiting tuples no longer need."""

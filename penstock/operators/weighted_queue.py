@@ -269,3 +269,12 @@ class WeightedKeyQueue:
         self._registers[_CUT_RANK] = rank[cut].max() if cut.any() else _FIRST_CUT_RANK
         self._registers[_TAIL_RANK] = max(int(rank.max()), 0) if len(ids) else 0
         self._virtual[0] = virtual_time
+
+    def subset(self, numbers: Integers, waits: Any) -> WeightedKeyQueue:
+        """Return a queue of the keys with these numbers; see `KeyQueue.subset`."""
+        other = WeightedKeyQueue(self.policy)
+        other.reserve(len(numbers))
+        for name in ("_rank", "_start", "_share"):
+            getattr(other, name)[: len(numbers)] = getattr(self, name)[numbers]
+        other.rebuild(np.flatnonzero(waits), self.virtual_time)
+        return other

@@ -177,30 +177,34 @@ class BucketTask(Generic[S]):
             background=_background(),
         )
         found = _CACHE.take(store, pointer, self.operator.new_state)
-        if not store.release(found.handle) and found.loads:
-            # Whoever had the bucket before may have died and left something.
-            store.sweep_later(found.handle)
-        loaded = monotonic_s()
-        turn = Turn(bucket, self.buckets, batch_id, self.parallel)
-        if self.operator.follows_clock:
-            found, batches, metrics = self._on_record(store, found, parcels, turn, clock)
-        else:
-            batches, metrics = self.operator.run(found.state, parcels, turn, clock)
-        state: S = found.state
-        served = monotonic_s()
-        handle = store.commit(state, found.handle)
-        failpoint("operator.after_commit")
-        _CACHE.put(store, state, handle)
+        try:
+            if not store.release(found.handle) and found.loads:
+                # Whoever had the bucket before may have died and left something.
+                store.sweep_later(found.handle)
+            loaded = monotonic_s()
+            turn = Turn(bucket, self.buckets, batch_id, self.parallel)
+            if self.operator.follows_clock:
+                batches, metrics = self._on_record(store, found, parcels, turn, clock)
+            else:
+                batches, metrics = self.operator.run(found.state, parcels, turn, clock)
+            served = monotonic_s()
+            handle = store.commit(found.state, found.handle)
+            failpoint("operator.after_commit")
+        except BaseException:
+            # What an attempt that failed made of it is nothing to keep.
+            found.state.close()
+            raise
+        metrics.state_bytes = found.state.size_bytes
+        _CACHE.put(store, found.state, handle)
         metrics.duration_ms["load"] = 1000 * (loaded - begin)
         metrics.duration_ms["commit"] = 1000 * (monotonic_s() - served)
         metrics.state_bytes_written = handle.written_since(found.handle)
-        metrics.state_bytes = state.size_bytes
         metrics.hits, metrics.catch_ups, metrics.loads = found.hits, found.catch_ups, found.loads
         return handle.pointer, batches, metrics
 
     def _on_record(
         self, store: BucketStore, found: Found[S], parcels: Iterable[Parcel], turn: Turn, clock: Clock
-    ) -> tuple[Found[S], list[pa.RecordBatch], BatchMetrics]:
+    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Run an operator that follows the clock, as the attempt did that is on record, if one is."""
         record = ClockRecord(store.files, found.handle)
         record.forget_last()
@@ -214,10 +218,10 @@ class BucketTask(Generic[S]):
             except ConflictError:
                 # Another attempt was faster, and what it served may have been seen.
                 found.state.close()
-                found = _CACHE.take(store, found.handle.pointer, self.operator.new_state)
+                found.become(_CACHE.take(store, found.handle.pointer, self.operator.new_state))
                 heard = RecordedClock(clock, record.read() or [])
                 batches, metrics = self.operator.run(found.state, parcels, turn, heard)
-        return found, batches, metrics
+        return batches, metrics
 
     def specification(self) -> dict[str, Any]:
         """Return what must not change while a checkpoint lives."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,10 +20,13 @@ from penstock.operators.stream import UpdateStream
 from penstock.operators.update_queue import UpdateQueue
 from penstock.operators.weights import KeyWeights
 from penstock.spark_ext.bucket_task import Parcel, Turn
+from penstock.state_store.working_copy import WorkingCopy, table_maker
 
-__all__ = ["QueueOperator", "follows_clock", "share"]
+__all__ = ["QueueOperator", "follows_clock", "local_directory", "share"]
 
 _HELD_BYTES = 256 << 20
+_LOCAL_DIRECTORIES = "SPARK_LOCAL_DIRS"
+"""The variable in which Spark names its local directories to Python workers."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,8 @@ class QueueOperator:
         See `UpdateQueue`.
     semantics : Semantics
         See `AdaptiveQueue`.
+    working_copy : WorkingCopy
+        Where keys are that do not wait. Files do not depend on it, so it is not in the specification.
     """
 
     stream: UpdateStream
@@ -48,6 +55,7 @@ class QueueOperator:
     columns: tuple[str, ...]
     weights: KeyWeights | None = None
     semantics: Semantics = Semantics.UPDATE
+    working_copy: WorkingCopy = WorkingCopy.MEMORY
 
     def specification(self) -> dict[str, Any]:
         """Return what must not change; see `Operator.specification`."""
@@ -71,9 +79,10 @@ class QueueOperator:
 
     def new_state(self) -> UpdateQueue:
         """Return an empty queue."""
+        table = table_maker(self.working_copy, local_directory())
         if self.semantics is Semantics.UPDATE:
-            return UpdateQueue(self.stream, self.policy, weights=self.weights)
-        return AdaptiveQueue(self.stream, self.policy, self.semantics, weights=self.weights)
+            return UpdateQueue(self.stream, self.policy, weights=self.weights, table=table)
+        return AdaptiveQueue(self.stream, self.policy, self.semantics, weights=self.weights, table=table)
 
     def run(
         self, state: UpdateQueue, parcels: Iterable[Parcel], turn: Turn, clock: Clock
@@ -122,6 +131,12 @@ class QueueOperator:
             if size_bytes > _HELD_BYTES and self.semantics is Semantics.UPDATE:
                 held, size_bytes = [conflate(self.stream, Arrivals.concat(held))], 0
         return (Arrivals.concat(held) if held else None), dropped
+
+
+def local_directory() -> Path | None:
+    """Return where Spark lets a worker keep files; it removes them with the application."""
+    directories = os.environ.get(_LOCAL_DIRECTORIES, "")
+    return Path(directories.split(",")[0]) if directories else None
 
 
 def follows_clock(policy: Policy, budget: Budget) -> bool:

@@ -30,6 +30,7 @@ from penstock.spark_ext.stateful import (
     key_columns,
 )
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
+from penstock.state_store.working_copy import WorkingCopy
 
 __all__ = ["NULLS", "STATE_LOCATION_SETTING", "queue_over", "update_queue"]
 
@@ -56,6 +57,7 @@ def update_queue(
     combine: bool | str = "auto",
     staleness_column: bool = False,
     semantics: str = "update",
+    working_copy: str = "memory",
     state_location: str | os.PathLike[str] | None = None,
     retain_versions: int = RETAIN_VERSIONS,
     name: str = "update_queue",
@@ -105,6 +107,10 @@ def update_queue(
         What a newer tuple does to an older one of its key that waits: takes its place; or waits behind it, so
         that every tuple is served, in the order of arrival; or the second while the queue keeps up and the
         first under overload. See "Semantics" in ``docs/update-queue.md``.
+    working_copy : {"memory", "rocksdb"}
+        Where workers hold the keys that do not wait: in memory, or on local disk, for more keys than fit
+        there (``pip install 'penstock[rocksdb]'``). What waits is in memory. State on disk is the same, so
+        it may change at a restart.
     staleness_column : bool
         Add ``queue_staleness_ms``, how long the key had waited when it was served. `apply` sees it.
     state_location : str or path, optional
@@ -137,7 +143,7 @@ def update_queue(
         df, key, time, policy, budget, apply, output_schema, buckets,
         arrival=arrival, cost=cost, weight=weight, nulls=nulls, combine=combine,
         staleness_column=staleness_column, state_location=state_location, retain_versions=retain_versions,
-        name=name, semantics=semantics,
+        name=name, semantics=semantics, working_copy=working_copy,
     )  # fmt: skip
 
 
@@ -162,6 +168,7 @@ def queue_over(
     name: str,
     source: str | None = None,
     semantics: str = "update",
+    working_copy: str = "memory",
 ) -> DataFrame:
     """Return what leaves an update queue; the arguments are those of `update_queue`.
 
@@ -189,6 +196,8 @@ def queue_over(
     columns = StructType([one for one in df.schema if one.name != source])
     output = _output_schema(columns, apply, output_schema, staleness_column=staleness_column)
     limit = budget_of(budget, timed=apply is not None)
+    copy = one_of("working_copy", working_copy, WorkingCopy)
+    copy.check()
     operator = QueueOperator(
         stream=stream,
         policy=one_of("policy", policy, Policy),
@@ -198,6 +207,7 @@ def queue_over(
         columns=columns_of(df.schema),
         weights=None if by_key is None else KeyWeights(stream, by_key),
         semantics=one_of("semantics", semantics, Semantics),
+        working_copy=copy,
     )
     if nulls not in NULLS:
         raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=NULLS)

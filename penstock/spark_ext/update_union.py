@@ -37,6 +37,7 @@ def update_union(
     nulls: str = "error",
     combine: bool | str = "auto",
     staleness_column: bool = False,
+    working_copy: str = "memory",
     state_location: str | os.PathLike[str] | None = None,
     retain_versions: int = RETAIN_VERSIONS,
     name: str = "update_union",
@@ -63,7 +64,7 @@ def update_union(
         there together: in one micro-batch, or while the other one waits. What was delivered is not taken
         back. By default the one that arrives first is kept, in one micro-batch that of the earlier input.
     policy, budget, apply, output_schema, buckets, arrival, cost, weight, nulls, combine,
-    staleness_column
+    staleness_column, working_copy
         As of `penstock.update_queue`.
     state_location, retain_versions, name
         As of `penstock.update_queue`.
@@ -103,7 +104,7 @@ def update_union(
         reduce(DataFrame.unionByName, marked), key, time, policy, budget, apply, output_schema, buckets,
         arrival=arrival, cost=cost, weight=weight, nulls=nulls, combine=combine,
         staleness_column=staleness_column, state_location=state_location, retain_versions=retain_versions,
-        name=name, source=SOURCE_COLUMN,
+        name=name, source=SOURCE_COLUMN, working_copy=working_copy,
     )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ nothing half done behind.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -40,6 +41,20 @@ class Found(Generic[S]):
     hits: int = 0
     catch_ups: int = 0
     loads: int = 0
+
+    def become(self, other: Found[S]) -> None:
+        """Take the place of what was found before."""
+        self.state, self.handle = other.state, other.handle
+        self.hits, self.catch_ups, self.loads = other.hits, other.catch_ups, other.loads
+
+
+@contextmanager
+def _closed_on_error(state: CachedState) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        state.close()
+        raise
 
 
 class StateCache(Generic[S]):
@@ -78,12 +93,14 @@ class StateCache(Generic[S]):
             state, held = entry
             if held.pointer == pointer:
                 return Found(state, held, hits=1)
-            handle = store.catch_up(pointer, state, held)
+            with _closed_on_error(state):
+                handle = store.catch_up(pointer, state, held)
             if handle is not None:
                 return Found(state, handle, catch_ups=1)
             state.close()
         state = new()
-        return Found(state, store.load(pointer, state), loads=1)
+        with _closed_on_error(state):
+            return Found(state, store.load(pointer, state), loads=1)
 
     def put(self, store: BucketStore, state: S, handle: Handle) -> None:
         """Keep `state`, which stands at `handle`; one that is too large alone is let go."""

@@ -35,6 +35,7 @@ from penstock.state_store.key_set import KeySet
 from penstock.state_store.keys import Keys, Positions, Words
 from penstock.state_store.memory_table import MemoryTable
 from penstock.state_store.row_codec import RowCodec, is_bytes
+from penstock.state_store.scratch import Scratch
 from penstock.state_store.table import BATCH_BYTES, UNIT_BYTES, UNIT_ROWS, Found, Layout, replay
 
 __all__ = ["RocksdbTable"]
@@ -126,10 +127,8 @@ class _Database:
     def __init__(self, scratch: Path | None) -> None:
         rocksdict = _rocksdict()
         with _refusals("cannot open a working copy on local disk", scratch or Path(tempfile.gettempdir())):
-            self._directory = tempfile.TemporaryDirectory(
-                prefix="penstock-rocksdb-", dir=scratch, ignore_cleanup_errors=True
-            )
-            self.path = Path(self._directory.name)
+            self._directory = Scratch(scratch)
+            self.path = self._directory.path
             self._db = rocksdict.Rdict(str(self.path / "db"), _options())
         # rocksdict has lost table options silently before; without the shared cache memory is unbounded.
         capacity = self._db.property_value("rocksdb.block-cache-capacity")
@@ -171,7 +170,7 @@ class _Database:
         # It is scratch: what a full disk does not take any more is nobody's loss, and the rest must go.
         with contextlib.suppress(Exception):
             self._db.close()
-        self._directory.cleanup()
+        self._directory.close()
 
     def _write(self, batch: Any) -> None:
         with _refusals("cannot write to a working copy on local disk", self.path):
@@ -192,8 +191,10 @@ class RocksdbTable:
     key : tuple of str
         The key's columns.
     scratch : pathlib.Path, optional
-        Where the table makes its own private directory; the system's temporary one by default. It is
-        removed by `close` and at the end of the process, but not when the process is killed.
+        Where the table makes its own private directory (`penstock.state_store.scratch`); the system's
+        temporary one by default. It goes with `close`, or when the process ends.
+    notes_changes : bool
+        Whether the table knows what changed. One that does not cannot give a `delta`.
 
     Raises
     ------
@@ -204,7 +205,14 @@ class RocksdbTable:
         If the directory cannot be made.
     """
 
-    def __init__(self, schema: pa.Schema, key: tuple[str, ...], *, scratch: Path | None = None) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        key: tuple[str, ...],
+        *,
+        scratch: Path | None = None,
+        notes_changes: bool = True,
+    ) -> None:
         self.schema = schema
         self.key = tuple(key)
         self._layout = Layout(schema, self.key)
@@ -216,6 +224,7 @@ class RocksdbTable:
         self._count = 0
         self._known: KeySet | None = KeySet(one_word=self._one_word)
         self._spilled: list[Path] = []
+        self._notes_changes = notes_changes
         self._changes = MemoryTable(schema, self.key)
         self._database: _Database | None = _Database(scratch)
 
@@ -248,14 +257,16 @@ class RocksdbTable:
     def put(self, rows: pa.RecordBatch) -> None:
         """Insert or replace; of a key twice in `rows` the last row wins."""
         self._put(rows)
-        self._changes.put(rows)
-        self._spill()
+        if self._notes_changes:
+            self._changes.put(rows)
+            self._spill()
 
     def delete(self, keys: pa.RecordBatch) -> int:
         """Remove the rows of `keys`; return how many were there."""
         gone = self._delete(keys)
-        self._changes.bury(keys.take(pa.array(gone)))
-        self._spill()
+        if self._notes_changes:
+            self._changes.bury(keys.take(pa.array(gone)))
+            self._spill()
         return len(gone)
 
     def scan(self) -> Iterator[pa.RecordBatch]:
@@ -264,7 +275,15 @@ class RocksdbTable:
             yield self._layout.rows_of(keys, values)
 
     def delta(self) -> PUnit:
-        """Return what changed since the last `delta`, `snapshot` or `restore`."""
+        """Return what changed since the last `delta`, `snapshot` or `restore`.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the table does not note it.
+        """
+        if not self._notes_changes:
+            raise InvalidUsageError("the table does not note its changes")
         changes = self._changes
         if self._spilled:
             changes = MemoryTable(self.schema, self.key)

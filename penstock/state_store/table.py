@@ -114,7 +114,7 @@ class Table(Protocol):
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole state as of this call, in units of bounded size.
 
-        The table may change while another thread consumes the iterator. Close the table after that.
+        The table may change, and be closed, while another thread consumes the iterator.
         """
 
     def restore(self, units: Iterable[PUnit]) -> None:

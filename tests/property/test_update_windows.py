@@ -13,8 +13,8 @@ from penstock._clock import SimulatedClock
 from penstock.errors import InvalidUsageError
 from penstock.operators.key_queue import Policy
 from penstock.operators.metrics import BatchMetrics
+from penstock.operators.results import Served
 from penstock.operators.serve import Budget, Query, serve
-from penstock.operators.update_queue import Served
 from penstock.operators.weights import GroupKey, KeyWeights
 from penstock.operators.windows.layout import START
 from penstock.operators.windows.results import WindowMode

@@ -19,6 +19,7 @@ import penstock
 from penstock._clock import pause
 from penstock.checkpointing.files import LocalFiles
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
+from penstock.state_store.scratch import PREFIX
 from tests.naive import Update
 from tests.spark.model import LONGS, Model, random_batches, updates_table
 from tests.spark.queries import Place, failure, fresh_workers, quotes, settings, wait
@@ -55,6 +56,35 @@ def test_a_restart_goes_on_where_the_query_stopped(spark: SparkSession, tmp_path
     assert {batch: model.by_bucket(rows) for batch, rows in place.rows().items()} == expected
     assert sum(entry["loads"] for entry in metrics) >= 2, "new workers read the state"
     assert (99, 10**6 - 1, 2) not in place.sequence()
+
+
+def test_a_query_goes_from_one_working_copy_to_the_other_at_a_restart_and_back(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    place, newest = Place(tmp_path), dict[str, int]()
+    asked = spark.sparkContext.parallelize([0], 1).map(lambda _: os.environ["SPARK_LOCAL_DIRS"])
+    scratch, known, late = Path(asked.first().split(",")[0]), set[Path](), 0
+    for number, copy in enumerate(("rocksdb", "memory", "rocksdb")):
+        # Of every key there is a newer tuple than in some runs and an older one than in others.
+        rows = [(f"k{n}", number * 10 + n * (5 - number) % 17, float(n)) for n in range(60 - 20 * number)]
+        rows += [(f"only {number}", 1, 0.0)]
+        fresh = [(k, t, v) for k, t, v in rows if t >= newest.get(k, t)]
+        newest |= {k: t for k, t, _ in fresh}
+        place.input.add(quotes(rows))
+        with fresh_workers(spark):
+            query = place.run(place.queue(spark, working_copy=copy))
+        assert sorted(place.rows()[number]) == sorted(fresh)
+        (metrics,) = penstock.metrics(query)
+        assert (metrics["keys"], metrics["late"]) == (len(newest), len(rows) - len(fresh))
+        late += metrics["late"]
+        assert metrics["loads"] == (0 if number == 0 else 2)
+        # Those of earlier runs' workers go when these do.
+        made = {*scratch.glob(f"{PREFIX}*")} - known
+        assert len(made) == (0 if copy == "memory" else 2)
+        known |= made
+    assert late > 0
+    state = penstock.read_state(spark, place.state, checkpoint=place.checkpoint)
+    assert {row["k"]: row["emitted"] for row in state.collect()} == newest
 
 
 def test_a_batch_that_the_sink_has_serves_the_same_keys_when_it_runs_again(

@@ -49,6 +49,25 @@ def test_a_state_that_stayed_is_a_hit(store: BucketStore) -> None:
     assert found.state.content == {1: b"x", 2: b"x"}
 
 
+def test_a_state_that_cannot_be_loaded_or_caught_up_is_closed(store: BucketStore) -> None:
+    cache = Cache(1 << 20)
+    handle, found = _advance(cache, store, None, 1)
+    newer, _ = _advance(Cache(1 << 20), store, _pointer(handle), 2)
+    store.files.delete(_pointer(newer).file_name)
+    loaded: list[DictState] = []
+
+    def new() -> DictState:
+        loaded.append(DictState())
+        return loaded[-1]
+
+    with pytest.raises(CorruptDataError):
+        cache.take(store, _pointer(newer), new)
+    assert found.state.closed
+    with pytest.raises(CorruptDataError):
+        cache.take(store, _pointer(newer), new)
+    assert [state.closed for state in loaded] == [True]
+
+
 def test_a_worker_that_missed_versions_catches_up(store: BucketStore) -> None:
     ours, theirs = Cache(1 << 20), Cache(1 << 20)
     handle, _ = _advance(ours, store, None, 1)

@@ -25,6 +25,7 @@ from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
 from penstock.state_store.cache import StateCache
 from penstock.state_store.clock_record import ClockRecord, RecordedClock
 from penstock.state_store.survey import survey
+from penstock.state_store.working_copy import WorkingCopy
 from tests.naive import Update
 from tests.streams import STREAM, arrivals_of
 from tests.unit.test_window_operator import of_update_window, parcels_of
@@ -129,6 +130,32 @@ def test_what_does_not_follow_the_clock_leaves_no_record(tmp_path: Path, budget:
     task = queue_task(tmp_path, Policy.IN_PLACE, budget)
     task.run("q", 0, 0, None, parcel(UPDATES), Ticking(MS))
     assert list(tmp_path.rglob("*.clock")) == []
+
+
+def test_the_working_copy_of_an_attempt_that_fails_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(scratch))
+    task = queue_task(tmp_path / "state", Policy.FIFO, TIMED)
+    object.__setattr__(task.operator, "working_copy", WorkingCopy.ROCKSDB)
+    first, _, _ = task.run("q", 0, 0, None, parcel(UPDATES), Ticking(MS))
+    assert len(list(scratch.iterdir())) == 1
+
+    def failing() -> Iterator[Parcel]:
+        raise UnavailableError("no parcels")
+        yield
+
+    def refuse(*_: object) -> None:
+        raise UnavailableError("no space")
+
+    for fails in ("parcels", "commit"):
+        with monkeypatch.context() as patch, pytest.raises(UnavailableError):
+            if fails == "commit":
+                patch.setattr(BucketStore, "commit", refuse)
+            task.run("q", 1, 0, first, failing() if fails == "parcels" else parcel(UPDATES), Ticking(MS))
+        assert list(scratch.iterdir()) == []
 
 
 def test_windows_that_are_served_by_time_are_repeated(tmp_path: Path) -> None:

@@ -209,9 +209,16 @@ def test_a_start_time_is_an_instant(load: Loader, text: str, us: int) -> None:
             "  xyzzy: 1",
             "p.yaml:7: queue.xyzzy: unknown field. Hint: the fields here are key, time, policy, "
             "budget, apply, "
-            "output_schema, buckets, arrival, cost, weight, nulls, combine, staleness_column, semantics.",
+            "output_schema, buckets, arrival, cost, weight, nulls, combine, staleness_column, semantics, "
+            "working_copy.",
         ),
         (7, "  policy: 3", "p.yaml:7: queue.policy: 3 is not one of fifo, in_place, linecutting."),
+        (
+            7,
+            "  working_copy: rocks",
+            "p.yaml:7: queue.working_copy: 'rocks' is not one of memory, rocksdb. "
+            "Hint: did you mean 'rocksdb'?",
+        ),
         (7, "  combine: maybe", "p.yaml:7: queue.combine: 'maybe' is not one of auto, true, false."),
         (
             7,

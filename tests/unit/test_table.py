@@ -154,7 +154,7 @@ def test_snapshots_come_in_units_of_bounded_bytes() -> None:
     assert max(unit.blocks["upserts"].nbytes for unit in units) < 65 << 20
 
 
-def test_a_snapshot_may_be_written_while_the_table_changes(new: New) -> None:
+def test_a_snapshot_may_be_written_while_the_table_changes_and_is_closed(new: New) -> None:
     table = new()
     table.put(_numbered(range(20_000), "old "))
     units, taken = table.snapshot(), list[PUnit]()
@@ -164,6 +164,7 @@ def test_a_snapshot_may_be_written_while_the_table_changes(new: New) -> None:
         table.put(_numbered(range(0, 20_000, i + 2), f"new and longer {i} "))
         table.delete(_numbered(range(i, 20_000, 7)))
         table.delta()
+    table.close()
     thread.join()
     other = new()
     other.restore(taken)
@@ -386,6 +387,17 @@ def test_without_its_package_the_copy_on_disk_says_what_to_install(monkeypatch: 
     monkeypatch.setitem(sys.modules, "rocksdict", None)
     with pytest.raises(InvalidUsageError, match=r"penstock\[rocksdb\]"):
         RocksdbTable(SCHEMA, ("k",))
+
+
+def test_a_table_that_does_not_note_its_changes_holds_none_of_them(tmp_path: Path) -> None:
+    table = RocksdbTable(SCHEMA, ("k",), scratch=tmp_path, notes_changes=False)
+    table.put(_numbered(range(10_000)))
+    table.delete(_numbered(range(10)))
+    assert len(table._changes) == len(table._changes._index) == 0
+    assert sum(unit.blocks["upserts"].num_rows for unit in table.snapshot()) == len(table) == 9_990
+    with pytest.raises(InvalidUsageError, match="does not note its changes"):
+        table.delta()
+    table.close()
 
 
 def test_many_changes_go_to_files_until_they_are_stored(

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.operators.arrivals import Arrivals
+from penstock.operators.results import Served
 from penstock.operators.simulation.traces import UNIT_US, Trace
 from penstock.operators.staleness import Staleness
 from penstock.operators.stream import Integers, UpdateStream
-from penstock.operators.update_queue import Served
 
 __all__ = ["Outcome", "Queue", "append_stream", "simulate", "update_stream"]
 

@@ -43,9 +43,9 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.key_queue import Policy
 from penstock.operators.pages import PagedMemory
 from penstock.operators.rates import mean_cost
+from penstock.operators.results import Served
 from penstock.operators.staleness import Staleness, StalenessMeter
 from penstock.operators.stream import Integers
-from penstock.operators.update_queue import Served
 from penstock.operators.windows import transitions
 from penstock.operators.windows import zones as z
 from penstock.operators.windows.buffer import WindowBuffers

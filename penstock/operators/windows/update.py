@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
 from penstock.operators.key_queue import Policy
+from penstock.operators.results import Enqueued, Served
 from penstock.operators.staleness import Staleness
 from penstock.operators.stream import Integers
-from penstock.operators.update_queue import Enqueued, Served
 from penstock.operators.weights import KeyWeights, shares_of
 from penstock.operators.windows.by_rows import panes_of
 from penstock.operators.windows.layout import RowLayout, Settled, WindowLayout

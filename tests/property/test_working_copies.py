@@ -1,0 +1,289 @@
+"""A queue whose idle keys are in a table does what one in memory does; each opens what the other wrote."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import os
+from collections.abc import Iterable, Iterator
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.checkpointing import PUnit
+from penstock.checkpointing.files import open_files
+from penstock.operators import cells
+from penstock.operators.adaptive_queue import AdaptiveQueue, Semantics
+from penstock.operators.arrivals import Arrivals
+from penstock.operators.key_queue import Policy
+from penstock.operators.stream import UpdateStream
+from penstock.operators.update_queue import UpdateQueue
+from penstock.state_store import bucket_store
+from penstock.state_store.bucket_store import BucketStore, Pointer
+from penstock.state_store.cache import StateCache
+from penstock.state_store.memory_table import MemoryTable
+from penstock.state_store.working_copy import TableMaker, WorkingCopy, table_maker
+from tests.naive import NaiveQueue, Update
+from tests.states import Later
+from tests.streams import (
+    ARRIVAL_STREAM,
+    POLICIES,
+    STREAM,
+    WEIGHTED_STREAM,
+    assert_invariants,
+    enqueue,
+    served_of,
+    through_bytes,
+    updates,
+)
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("enqueue"), updates(keys=9)),
+        st.tuples(st.just("dequeue"), st.integers(0, 8)),
+        st.tuples(st.sampled_from(["settle", "stored", "stored", "by deltas", "by snapshots"]), st.none()),
+    ),
+    max_size=30,
+)
+TABLES: list[TableMaker | None] = [MemoryTable, table_maker(WorkingCopy.ROCKSDB)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forgetful() -> Iterator[None]:
+    """Let every idle key go at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cells, "_LEAST_IDLE", 0)
+        patch.setattr(cells.TabledCells, "may_forget", lambda self, kept: len(self) > kept)
+        yield
+
+
+def made(stream: UpdateStream, policy: Policy, semantics: Semantics, table: TableMaker | None) -> UpdateQueue:
+    if semantics is Semantics.UPDATE:
+        return UpdateQueue(stream, policy, cost_us=20.0, page_rows=2, table=table)
+    queue = AdaptiveQueue(stream, policy, semantics, cost_us=20.0, table=table)
+    queue.capacity = 3.0
+    return queue
+
+
+def content(units: Iterable[PUnit]) -> tuple[dict[str, Any], dict[int, Any], list[Any]]:
+    """Return what units hold: what they say of the whole, each key's cell and tuple, and what was appended.
+
+    In which order keys are, and how great their ranks are, differs.
+    """
+    meta: dict[str, Any] = {}
+    keys: dict[int, Any] = {}
+    appended: list[Any] = []
+    for unit in map(through_bytes, units):
+        meta = meta or {name: value for name, value in unit.meta.items() if name != "first"}
+        stored = unit.blocks["cells"].to_pylist()
+        for cell in stored:
+            assert cell["key"] not in keys, "each key once"
+            keys[cell["key"]] = (cell, None)
+        for row in unit.blocks["rows"].to_pylist():
+            cell = stored[row.pop("__penstock_cell")]
+            row["__penstock_rank"] = row["__penstock_rank"] < 0
+            keys[cell["key"]] = (cell, row)
+        if "appended" in unit.blocks:
+            appended += unit.blocks["appended"].to_pylist()
+    return meta, keys, appended
+
+
+@pytest.mark.parametrize("table", TABLES, ids=["a table in memory", "rocksdb"])
+@given(
+    stream=st.sampled_from([STREAM, ARRIVAL_STREAM, WEIGHTED_STREAM]),
+    policy=POLICIES,
+    semantics=st.sampled_from(list(Semantics)),
+    steps=STEPS,
+)
+@settings(max_examples=30)
+def test_both_copies_serve_measure_and_store_the_same_and_open_each_others_units(
+    table: TableMaker, stream: UpdateStream, policy: Policy, semantics: Semantics, steps: list[Any]
+) -> None:
+    new = functools.partial(made, stream, policy, semantics)
+    plain, tabled = new(None), new(table)
+    units: list[PUnit] = []
+    others: list[PUnit] = []
+    for number, (step, value) in enumerate([*steps, ("stored", None), ("by snapshots", None)]):
+        now_us = 1_000_000 + 10 * number
+        if step == "enqueue":
+            batch = [Update(u.key, u.time, u.value, now_us - u.value % 41) for u in value]
+            assert enqueue(plain, batch, now_us) == enqueue(tabled, batch, now_us)
+        elif step == "dequeue":
+            assert served_of(plain, value, now_us) == served_of(tabled, value, now_us)
+        elif step == "settle":
+            for mine, theirs in zip(plain.settle(now_us), tabled.settle(now_us), strict=True):
+                # In which order keys are added up, differs.
+                assert theirs.area == pytest.approx(mine.area)
+                assert (theirs.longest_us, theirs.key_time) == (mine.longest_us, mine.key_time)
+                assert theirs.mass == pytest.approx(mine.mass)
+        else:
+            units.append(plain.delta())
+            others.append(tabled.delta())
+            assert content(units[-1:]) == content(others[-1:])
+            if step == "by snapshots":
+                units, others = list(plain.snapshot()), list(tabled.snapshot())
+                assert content(units) == content(others)
+            if step != "stored":
+                tabled.close()
+                units, others = others, units
+                plain, tabled = new(None), new(table)
+                plain.restore(map(through_bytes, units))
+                tabled.restore(map(through_bytes, others))
+            elif semantics is Semantics.UPDATE:
+                assert len(tabled._cells) == len(tabled), "only keys that wait are in memory"
+        assert (plain.keys, len(plain), plain.servable) == (tabled.keys, len(tabled), tabled.servable)
+        if semantics is Semantics.UPDATE:
+            assert_invariants(tabled)
+    assert served_of(plain, 1000, 1 << 40) == served_of(tabled, 1000, 1 << 40)
+    tabled.close()
+
+
+BATCHES = st.lists(
+    st.tuples(
+        st.sampled_from(["batch", "batch", "batch", "fails", "cache is lost", "other kind"]),
+        st.integers(0, 1),
+        updates(keys=9),
+        st.integers(0, 6),
+    ),
+    max_size=20,
+)
+
+
+@given(policy=POLICIES, steps=BATCHES)
+@settings(max_examples=25)
+def test_a_bucket_goes_on_whichever_copy_loads_it_and_whatever_fails(
+    tmp_path_factory: pytest.TempPathFactory, policy: Policy, steps: list[Any]
+) -> None:
+    place, scratch = tmp_path_factory.mktemp("store"), tmp_path_factory.mktemp("scratch")
+    model, kind, pointer = NaiveQueue(policy, 20.0), WorkingCopy.ROCKSDB, None
+    workers: list[StateCache[UpdateQueue]] = [StateCache(1 << 30) for _ in range(2)]
+    background = Later()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr(bucket_store, "_LEAST_CHAIN_BYTES", 0)
+        store = BucketStore(open_files(place), background=background)
+        for number, (step, worker, batch, limit) in enumerate(steps):
+            now_us = 1_000_000 + 10 * number
+            if step == "cache is lost":
+                lose(workers[worker])
+                background.run()
+                continue
+            if step == "other kind":
+                kind = next(one for one in WorkingCopy if one is not kind)
+                lose(*workers)
+                continue
+            table = table_maker(kind, scratch)
+            found = workers[worker].take(
+                store,
+                pointer,
+                lambda: made(STREAM, policy, Semantics.UPDATE, table),  # noqa: B023
+            )
+            store.release(found.handle)
+            after = copy.deepcopy(model)
+            assert enqueue(found.state, batch, now_us) == after.enqueue(batch, now_us)
+            assert served_of(found.state, limit, now_us) == after.dequeue(limit, now_us)
+            if step == "fails":
+                found.state.close()
+                continue
+            handle = store.commit(found.state, found.handle)
+            workers[worker].put(store, found.state, handle)
+            model, pointer = after, handle.pointer
+            assert found.state.keys == len(model.cells)
+        if pointer is not None:
+            assert sorted(keys_of(store, pointer, policy)) == sorted(model.cells)
+    lose(*workers)
+    background.run()
+    assert list(scratch.iterdir()) == [], "each copy's directory goes with it"
+
+
+def lose(*workers: StateCache[UpdateQueue]) -> None:
+    for worker in workers:
+        for state, _ in worker._entries.values():
+            state.close()
+        worker._entries.clear()
+
+
+def keys_of(store: BucketStore, pointer: Pointer, policy: Policy) -> list[int]:
+    queue = made(STREAM, policy, Semantics.UPDATE, None)
+    store.load(pointer, queue)
+    (unit,) = queue.snapshot()
+    keys: list[int] = unit.blocks["cells"].column("key").to_pylist()
+    return keys
+
+
+def test_a_snapshot_is_of_its_moment_and_outlives_its_copy(tmp_path: Path) -> None:
+    queue = made(STREAM, Policy.IN_PLACE, Semantics.UPDATE, table_maker(WorkingCopy.ROCKSDB, tmp_path))
+    enqueue(queue, [Update(key, 1, key) for key in range(1000)], 1)
+    served_of(queue, 900, 2)
+    queue.delta()
+    wanted = content(queue.snapshot())
+    units = queue.snapshot()
+    enqueue(queue, [Update(key, 2, 7) for key in range(500, 1500)], 3)
+    served_of(queue, 2000, 4)
+    queue.delta()
+    queue.close()
+    assert list(tmp_path.iterdir()) == []
+    assert content(units) == wanted
+    assert len(wanted[1]) == 1000
+
+
+def test_the_whole_state_is_never_in_memory_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("memory_table", "rocksdb_table"):
+        monkeypatch.setattr(f"penstock.state_store.{module}.UNIT_BYTES", 4000)
+    queue = made(STREAM, Policy.IN_PLACE, Semantics.UPDATE, table_maker(WorkingCopy.ROCKSDB, tmp_path))
+    for begin in range(0, 5000, 1000):
+        enqueue(queue, [Update(key, 1, key) for key in range(begin, begin + 1000)], begin)
+        served_of(queue, 1000, begin)
+        queue.delta()
+        assert len(queue._cells) == 0
+        assert queue._cells.capacity < 1000
+    enqueue(queue, [Update(17, 2, 0)], 10_000)
+    queue.delta()
+    sizes = [unit.blocks["cells"].num_rows for unit in queue.snapshot()]
+    assert len(sizes) > 10
+    assert sizes[0] == 1, "the key that waits"
+    assert sum(sizes) == queue.keys == 5000
+    queue.close()
+
+
+VALUES: dict[pa.DataType, list[Any]] = {
+    pa.int8(): [-1, 0, 1],
+    pa.string(): ["", "a", "a longer text than a word"],
+    pa.large_string(): ["", "a", "a longer text than a word"],
+    pa.binary(): [b"", b"\0", b"12345678"],
+    pa.decimal128(7, 2): [Decimal("-1.50"), Decimal("0.00"), Decimal("99.99")],
+    pa.date32(): [date(1969, 12, 31), date(1970, 1, 1), date(2024, 2, 29)],
+    pa.float64(): [-0.0, math.inf, -1.5],
+    pa.bool_(): [True, False, True],
+    pa.timestamp("us"): [datetime(1969, 1, 1), datetime(2024, 1, 1, 1), datetime(2024, 1, 1, 2)],
+}
+
+
+@pytest.mark.parametrize("kind", VALUES, ids=str)
+def test_keys_of_any_type_come_back_from_the_table(tmp_path: Path, kind: pa.DataType) -> None:
+    schema = pa.schema([("a", kind), ("b", pa.int32()), ("t", pa.int64())])
+    stream = UpdateStream(schema, ("b", "a"), "t")
+    queues = [
+        made(stream, Policy.LINECUTTING, Semantics.UPDATE, table)
+        for table in (None, table_maker(WorkingCopy.ROCKSDB, tmp_path))
+    ]
+    for number in range(3):
+        columns = [pa.array(VALUES[kind], kind), pa.array([1, 1, 2], pa.int32()), pa.array([number] * 3)]
+        found = []
+        for queue in queues:
+            arrivals = Arrivals.of(stream, pa.RecordBatch.from_arrays(columns, schema=schema))
+            queue.enqueue(arrivals, 10 * number)
+            served = queue.dequeue(2, 10 * number)
+            queue.deliver(served, 10 * number)
+            rows = queue.delta().blocks["cells"].to_pylist()
+            found.append((served.rows.to_pylist(), sorted(rows, key=str), queue.keys))
+        assert found[0] == found[1]
+        assert found[0][2] == 3
+    queues[1].close()
