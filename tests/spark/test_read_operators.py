@@ -15,6 +15,7 @@ import penstock
 from penstock.errors import InvalidUsageError
 from tests.naive_join import NaiveJoin, Tuple
 from tests.spark.queries import Input, Place, quotes
+from tests.spark.test_gc import inspected
 
 pytestmark = pytest.mark.spark
 
@@ -131,6 +132,8 @@ def test_lazy_windows_have_groups_that_wait_and_panes_on_both_sides_of_the_water
         assert seconds(row["waiting_start"]) == (5 * last[key] if row["waiting"] else None)
         assert (row["rank"] is not None) == (row["waiting_since_us"] is not None) == row["waiting"]
         assert (row["service"], row["committed_start"], row["seen_us"] > 0) == (None, None, True)
+    (bucket,) = inspected(place, "--checkpoint", place.checkpoint)
+    assert (bucket["rows"], bucket["waiting"]) == (len(keys), len(keys) - 1)
     held = Counter[tuple[Any, Any]]()
     for row in state(spark, place, "settled").collect():
         held[row["k"], seconds(row["pane_start"])] += row["count"]

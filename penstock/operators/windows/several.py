@@ -66,7 +66,11 @@ class SeveralPanes:
         units = [side.delta() for side in self._sides]
         return PUnit(
             kind="delta",
-            meta={"watermarks": self._watermarks, "sides": [unit.meta for unit in units]},
+            meta={
+                "rows": len(self),
+                "watermarks": self._watermarks,
+                "sides": [unit.meta for unit in units],
+            },
             blocks={f"entries_{number}": unit.blocks["entries"] for number, unit in enumerate(units)},
         )
 

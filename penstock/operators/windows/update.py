@@ -200,7 +200,8 @@ class UpdateWindows:
         groups = self._groups(self._stored, self._panes.groups)
         self._stored = self._panes.groups
         blocks = {"groups": groups, **panes.blocks, **queue.blocks}
-        return PUnit("delta", {"rows": self.keys, "panes": panes.meta, "queue": queue.meta}, blocks)
+        meta = {"rows": self.keys, "waiting": len(self), "panes": panes.meta, "queue": queue.meta}
+        return PUnit("delta", meta, blocks)
 
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole state of this moment, in units of bounded size."""
