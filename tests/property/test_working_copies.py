@@ -12,6 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -22,9 +23,11 @@ from penstock.checkpointing.files import open_files
 from penstock.operators import cells
 from penstock.operators.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.arrivals import Arrivals
-from penstock.operators.key_queue import Policy
+from penstock.operators.key_queue import KeyQueue, Policy
 from penstock.operators.stream import UpdateStream
 from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.weighted_queue import WeightedKeyQueue
+from penstock.operators.weights import ONE
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, Pointer
 from penstock.state_store.cache import StateCache
@@ -216,6 +219,40 @@ def keys_of(store: BucketStore, pointer: Pointer, policy: Policy) -> list[int]:
     (unit,) = queue.snapshot()
     keys: list[int] = unit.blocks["cells"].column("key").to_pylist()
     return keys
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@given(policy=POLICIES, seed=st.integers(0, 1 << 32))
+@settings(max_examples=30)
+def test_a_queue_of_some_of_the_keys_serves_them_as_the_whole_one_does(
+    weighted: bool, policy: Policy, seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    whole: Any = WeightedKeyQueue(policy) if weighted else KeyQueue(policy)
+    whole.reserve(40)
+    waits = np.zeros(40, np.bool_)
+
+    def arrive(queue: Any, ids: Any, resident: Any, shares: Any, interval: Any) -> None:
+        queue.arrive(ids, resident, *([shares] if weighted else []), interval, 3.0)
+
+    for _ in range(4):
+        ids = draw.permutation(40)[:20]
+        arrive(whole, ids, waits[ids], ONE // draw.integers(1, 9, 20), draw.uniform(0, 100, 20))
+        waits[ids] = True
+        waits[whole.pop(5)] = False
+    numbers = draw.permutation(np.flatnonzero(waits | (draw.random(40) < 0.3)))
+    some = whole.subset(numbers, waits[numbers])
+    for count in (0, 7, 100):
+        here = draw.permutation(len(numbers))[:count]
+        there = numbers[here]
+        facts = ONE // draw.integers(1, 9, len(here)), draw.uniform(0, 100, len(here))
+        arrive(whole, there, waits[there], *facts)
+        arrive(some, here, waits[there], *facts)
+        waits[there] = True
+        served = whole.pop(6)
+        assert numbers[some.pop(6)].tolist() == served.tolist()
+        waits[served] = False
+    assert len(some) == len(whole) == waits.sum()
 
 
 def test_a_snapshot_is_of_its_moment_and_outlives_its_copy(tmp_path: Path) -> None:

@@ -151,10 +151,12 @@ def test_the_working_copy_of_an_attempt_that_fails_is_closed(
         raise UnavailableError("no space")
 
     for fails in ("parcels", "commit"):
-        with monkeypatch.context() as patch, pytest.raises(UnavailableError):
+        with monkeypatch.context() as patch, pytest.raises(UnavailableError) as caught:
             if fails == "commit":
                 patch.setattr(BucketStore, "commit", refuse)
             task.run("q", 1, 0, first, failing() if fails == "parcels" else parcel(UPDATES), Ticking(MS))
+        # What was raised still holds all that the attempt had.
+        assert caught.tb is not None
         assert list(scratch.iterdir()) == []
 
 
