@@ -107,10 +107,10 @@ def test_the_panes_of_append_windows_are_what_no_closed_window_had_last(
 def test_lazy_windows_have_groups_that_wait_and_panes_on_both_sides_of_the_watermark(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    place, rows = Place(tmp_path), [(t, k, v) for t, k, v in spread(100) if k != "b" or t < 12]
+    place, rows = Place(tmp_path), [(t, k, v) for t, k, v in spread(160) if k != "b" or t < 12]
     place.input.add(readings(rows))
     df = windows(
-        place, spark, size="10 s", slide="5 s", mode="lazy", budget=1, buckets=1, policy="linecutting"
+        place, spark, size="15 s", slide="10 s", mode="lazy", budget=1, buckets=1, policy="linecutting"
     )
     place.run_until(df, lambda: len(place.batches()) >= 2)
     place.forget(1)
@@ -118,10 +118,14 @@ def test_lazy_windows_have_groups_that_wait_and_panes_on_both_sides_of_the_water
     with pytest.raises(InvalidUsageError, match=r"several tables: .*\['keys', 'settled', 'panes'\].*table="):
         state(spark, place)
     pane = {(t, k, v): t // 5 for t, k, v in rows}
-    newest = max(pane.values())
+    newest = int(max(pane.values()))
     by_key = {key: [int(pane[row]) for row in rows if row[1] == key] for key in ("a", "b", None)}
-    # Of each group the newest window that is complete: its panes are before the newest of all.
-    last = {key: min(max(p for p in panes if p < newest), newest - 2) for key, panes in by_key.items()}
+    # Of each group the newest window that is complete: its panes, of 5 s, are before the newest of all.
+    complete = range(-2, newest - 2, 2)
+    last = {
+        key: max(start for start in complete if {start, start + 1, start + 2} & {*panes})
+        for key, panes in by_key.items()
+    }
     assert served[1]["start"].timestamp() - MOMENT == 5 * last[served[0]]
     keys = {row["k"]: row for row in state(spark, place, "keys").collect()}
     assert keys.keys() == by_key.keys()
@@ -143,7 +147,7 @@ def test_lazy_windows_have_groups_that_wait_and_panes_on_both_sides_of_the_water
     expected = Counter((k, 5 * pane[row]) for row in rows for k in [row[1]])
     assert ahead == {one: count for one, count in expected.items() if one[1] == 5 * newest}
     # What no window to come has is gone: those before the one that waits, or that was served.
-    first = {key: last[key] + (key == served[0]) for key in last}
+    first = {key: last[key] + 2 * (key == served[0]) for key in last}
     assert held == {
         (key, at): count for (key, at), count in expected.items() if 5 * first[key] <= at < 5 * newest
     }
