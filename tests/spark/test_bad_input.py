@@ -66,6 +66,10 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"cost": "0s"}, "a duration is not positive: option=cost"),
     ({"cost": 5}, "5 is not a duration"),
     ({"nulls": "ignore"}, "no such option: option=nulls got=ignore"),
+    (
+        {"working_copy": "disk"},
+        r"no such option: option=working_copy got=disk known=\['memory', 'rocksdb'\]",
+    ),
     ({"combine": "yes"}, "no such option: option=combine got=yes"),
     ({"name": ""}, "the name is not usable"),
     ({"name": "a/b"}, "the name is not usable: name='a/b'"),

@@ -405,6 +405,11 @@ def test_wrong_starts_are_told(spark: SparkSession, tmp_path: Path) -> None:
         (graph, {"sources": {"quotes": tmp_path / "nowhere"}}, "there is no p-stream"),
         (open_end, given, "the graph has no sink"),
         (looked.sink("noop"), given, "a table is not given"),
+        (
+            open_end.update_queue("k", "t", working_copy="disk").sink("noop"),
+            given,
+            "option=working_copy got=disk",
+        ),
         (joined.sink("noop"), given, "join: only update streams can be joined"),
     ]
     nowhere = penstock.graph("q").source("quotes", QUOTES).sink("nowhere")

@@ -132,6 +132,7 @@ def test_what_is_wrong_with_a_union_is_told_before_it_runs(spark: SparkSession, 
         ([stream, stream], {"prefer": True}, "no such input to prefer: prefer=True"),
         ([stream, stream], {"key": "x"}, "there is no such column: option=key column=x"),
         ([stream, stream], {"nulls": "keep"}, "option=nulls got=keep"),
+        ([stream, stream], {"working_copy": "disk"}, "option=working_copy got=disk"),
     ]
     for inputs, options, message in cases:
         given: dict[str, Any] = {"key": "k", "time": "t", "state_location": tmp_path} | options

@@ -21,6 +21,7 @@ from penstock.conf.pipeline import (
     load_pipeline,
 )
 from penstock.errors import InvalidUsageError
+from penstock.jobs.explain import queue_options
 
 _WHOLE = """\
     source:
@@ -111,6 +112,7 @@ def test_all_fields_are_read(load: Loader) -> None:
           nulls: drop
           combine: false
           staleness_column: true
+          working_copy: rocksdb
         sink:
           type: parquet
           path: out
@@ -140,6 +142,7 @@ def test_all_fields_are_read(load: Loader) -> None:
     assert pipeline.queue.key == ("a", "b")
     assert pipeline.queue.budget == "800ms"
     assert pipeline.queue.combine is False
+    assert queue_options(pipeline.queue)["working_copy"] == "rocksdb"
     assert pipeline.query.spark == {"spark.sql.shuffle.partitions": "4"}
     assert not pipeline.query.drain
 
