@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.checkpointing import PUnit
@@ -55,7 +55,6 @@ STEPS = st.lists(
     ),
     max_size=30,
 )
-TABLES: list[TableMaker | None] = [MemoryTable, table_maker(WorkingCopy.ROCKSDB)]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -98,17 +97,47 @@ def content(units: Iterable[PUnit]) -> tuple[dict[str, Any], dict[int, Any], lis
     return meta, keys, appended
 
 
-@pytest.mark.parametrize("table", TABLES, ids=["a table in memory", "rocksdb"])
-@given(
-    stream=st.sampled_from([STREAM, ARRIVAL_STREAM, WEIGHTED_STREAM]),
-    policy=POLICIES,
-    semantics=st.sampled_from(list(Semantics)),
-    steps=STEPS,
-)
-@settings(max_examples=30)
-def test_both_copies_serve_measure_and_store_the_same_and_open_each_others_units(
-    table: TableMaker, stream: UpdateStream, policy: Policy, semantics: Semantics, steps: list[Any]
+RUNS: dict[str, Any] = {
+    "stream": st.sampled_from([STREAM, ARRIVAL_STREAM, WEIGHTED_STREAM]),
+    "policy": POLICIES,
+    "semantics": st.sampled_from(list(Semantics)),
+    "steps": STEPS,
+}
+_OLD = [Update(1, time, 40) for time in (1, 2)]
+EARLIER: dict[str, Any] = {
+    # A tuple that arrived before its key was served last, which was forgotten meanwhile.
+    "stream": ARRIVAL_STREAM,
+    "policy": Policy.IN_PLACE,
+    "semantics": Semantics.APPEND,
+    "steps": [
+        *(("enqueue", _OLD[:1]), ("dequeue", 5), ("stored", None)),
+        *(("enqueue", _OLD[1:]), ("dequeue", 5), ("settle", None)),
+    ],
+}
+
+
+@given(**RUNS)
+@example(**EARLIER)
+@settings(max_examples=150)
+def test_a_queue_with_a_table_serves_measures_and_stores_the_same_and_either_opens_the_others_units(
+    stream: UpdateStream, policy: Policy, semantics: Semantics, steps: list[Any]
 ) -> None:
+    check_twins(MemoryTable, stream, policy, semantics, steps)
+
+
+@given(**RUNS)
+@example(**EARLIER)
+@settings(max_examples=25)
+def test_so_does_one_with_a_table_on_local_disk(
+    stream: UpdateStream, policy: Policy, semantics: Semantics, steps: list[Any]
+) -> None:
+    check_twins(table_maker(WorkingCopy.ROCKSDB), stream, policy, semantics, steps)
+
+
+def check_twins(
+    table: TableMaker | None, stream: UpdateStream, policy: Policy, semantics: Semantics, steps: list[Any]
+) -> None:
+    """Do the same with a queue in memory and one with a table."""
     new = functools.partial(made, stream, policy, semantics)
     plain, tabled = new(None), new(table)
     units: list[PUnit] = []
@@ -253,6 +282,20 @@ def test_a_queue_of_some_of_the_keys_serves_them_as_the_whole_one_does(
         assert numbers[some.pop(6)].tolist() == served.tolist()
         waits[served] = False
     assert len(some) == len(whole) == waits.sum()
+
+
+def test_what_is_in_service_keeps_its_number() -> None:
+    found = []
+    for table in (None, MemoryTable):
+        queue = made(STREAM, Policy.IN_PLACE, Semantics.UPDATE, table)
+        enqueue(queue, [Update(key, 1, key) for key in range(5)], 10)
+        served_of(queue, 3, 20)
+        served = queue.dequeue(1, 30)
+        queue.delta()
+        enqueue(queue, [Update(7, 1, 7)], 40)
+        queue.deliver(served, 50)
+        found.append([(one.area, one.longest_us) for one in queue.settle(60)])
+    assert found[0] == found[1]
 
 
 def test_a_snapshot_is_of_its_moment_and_outlives_its_copy(tmp_path: Path) -> None:
