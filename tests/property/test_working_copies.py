@@ -292,7 +292,7 @@ def test_what_is_in_service_keeps_its_number() -> None:
         served_of(queue, 3, 20)
         served = queue.dequeue(1, 30)
         queue.delta()
-        enqueue(queue, [Update(7, 1, 7)], 40)
+        enqueue(queue, [Update(key, 1, key) for key in range(7, 12)], 40)
         queue.deliver(served, 50)
         found.append([(one.area, one.longest_us) for one in queue.settle(60)])
     assert found[0] == found[1]
