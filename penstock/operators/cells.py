@@ -126,7 +126,7 @@ class Cells:
         """Note what is stored of keys that changed; nothing has to be done where all are in memory."""
 
     def may_forget(self, kept: int) -> bool:
-        """Say whether it is time to forget all keys in memory but so many."""
+        """Say whether it is time to forget all keys in memory but so many at most."""
         return False
 
     def keep(self, ids: Integers) -> None:

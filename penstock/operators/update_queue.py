@@ -383,10 +383,9 @@ class UpdateQueue:
 
     def _forget(self) -> None:
         """Let go of the keys that do not wait, where their cells are elsewhere and it is time."""
-        if not self._in_service:  # else their numbers are known outside
-            kept = self._held()
-            if self._cells.may_forget(len(kept)):
-                self._keep(kept)
+        # The numbers of those in service are known outside.
+        if not self._in_service and self._cells.may_forget(len(self)):
+            self._keep(self._held())
 
     def _keep(self, ids: Integers) -> None:
         """Let go of all keys in memory but these."""
