@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +16,10 @@ from hypothesis import strategies as st
 from penstock.checkpointing.p_unit import decode, encode
 from penstock.operators.fragments import Fragmenter
 from penstock.operators.scan import PANE, Fragments, Partial
+from penstock.operators.windows import entries as entries_module
 from penstock.operators.windows import panes as panes_module
 from penstock.operators.windows import sliding_kernels
+from penstock.operators.windows import stacks as stacks_module
 from penstock.operators.windows.layout import ENTRY_PANE, START, WindowLayout
 from penstock.operators.windows.panes import Panes
 from penstock.operators.windows.several import SeveralPanes
@@ -34,6 +38,7 @@ PARTIALS = (
     Partial("max", "pane_time", "last_at"),
     Partial("distinct", "value", "different"),
 )
+SETS = PARTIALS[-1]
 TYPES = (pa.int64(), pa.int64(), *[pa.float64()] * 5, pa.int64(), pa.int64(), pa.list_(pa.float64()))
 TIMES = {"first": "first_at", "last": "last_at"}
 GROUPS = pa.schema([pa.field("group", pa.string())])
@@ -56,8 +61,10 @@ AGGREGATES = {
 }
 
 
-def layout_of(size: int, slide: int) -> WindowLayout:
-    return WindowLayout(WindowSpec(size, slide), GROUPS, PARTIALS, TYPES, TIMES, "rows")
+def layout_of(size: int, slide: int, *, sets: bool = True) -> WindowLayout:
+    """Return a layout; with sets, there are no stacks that outlive a micro-batch."""
+    count = len(PARTIALS) if sets else PARTIALS.index(SETS)
+    return WindowLayout(WindowSpec(size, slide), GROUPS, PARTIALS[:count], TYPES[:count], TIMES, "rows")
 
 
 def entries_of(rows: list[Row], layout: WindowLayout) -> pa.RecordBatch:
@@ -103,35 +110,86 @@ ROWS = st.lists(
 def test_windows_hold_what_brute_force_puts_into_them(
     rows: list[Row], in_order: bool, size: int, slide: int, delay: int, data: st.DataObject
 ) -> None:
-    slide = min(slide, size)
     if in_order:
         rows = sorted(rows, key=lambda row: row.pane)
     cuts = data.draw(st.lists(st.integers(0, len(rows)), max_size=6))
-    layout, oracle = layout_of(size, slide), Windows(size, slide, delay)
+    layout = layout_of(size, min(slide, size))
+    hows = st.sampled_from(["keep", "deltas", "snapshot"])
+    as_brute_force(layout, batches_of(rows, cuts), delay, lambda: data.draw(hows))
+
+
+MANY_ROWS = st.lists(
+    st.builds(
+        Row,
+        st.sampled_from(["a", "b", "c", None]),
+        st.integers(-3, 3),
+        st.one_of(st.none(), st.integers(-9, 9).map(float)),
+    ),
+    min_size=20,
+    max_size=150,
+)
+
+
+@settings(deadline=None)
+@given(
+    rows=MANY_ROWS,
+    size=st.integers(1, 20),
+    slide=st.integers(1, 5),
+    delay=st.integers(0, 4),
+    shared=st.integers(1, 4),
+    gone=st.integers(1, 3),
+    data=st.data(),
+)
+def test_windows_of_stacks_hold_what_brute_force_puts_into_them(
+    rows: list[Row], size: int, slide: int, delay: int, shared: int, gone: int, data: st.DataObject
+) -> None:
+    # Time goes on, a few rows at a time, and some are behind; so stacks are made, used, and made anew.
+    rows = [row._replace(pane=row.pane + number // 2) for number, row in enumerate(rows)]
+    cuts = data.draw(st.lists(st.integers(0, len(rows)), min_size=4, max_size=30))
+    layout = layout_of(size, min(slide, size), sets=False)
+    hows = st.sampled_from(["keep"] * 8 + ["deltas", "snapshot", "store"])
+    few = data.draw(st.sampled_from([0, 8]))
+    with (
+        mock.patch.object(panes_module, "_FEW", 0),
+        mock.patch.object(panes_module, "_SHARED", shared),
+        mock.patch.object(stacks_module, "_GONE", gone),
+        mock.patch.object(entries_module, "_FEW", few),
+    ):
+        as_brute_force(layout, batches_of(rows, cuts), delay, lambda: data.draw(hows))
+
+
+def as_brute_force(
+    layout: WindowLayout, batches: list[list[Row]], delay: int, how_next: Callable[[], str]
+) -> None:
+    """Run micro-batches and compare them; between them the state goes on, is stored, or is stored and read."""
+    oracle = Windows(layout.spec.size, layout.spec.slide, delay)
+    wanted = {name: AGGREGATES[name] for name in layout.values.names if name in AGGREGATES}
     state, units, late, newest = Panes(layout), [], 0, None
-    for batch in batches_of(rows, cuts):
-        arriving = [entries_of(batch, layout)] if batch else []
+    for batch in batches:
+        # Two parcels, of which the second one arrives later.
+        halves = [batch[: len(batch) // 3], batch[len(batch) // 3 :]]
+        arriving = [entries_of(half, layout) for half in halves if half]
         if batch:
             newest = (
                 max(row.pane for row in batch) if newest is None else max(newest, *(r.pane for r in batch))
             )
         done = state.run(arriving, None if newest is None else newest - delay)
-        expected = aggregated(oracle.batch(batch), AGGREGATES)
+        expected = aggregated(oracle.batch(batch), wanted)
         got: dict[Any, dict[str, Any]] = {}
         for windows in done.windows:
             assert windows.schema == layout.window
             for row in windows.to_pylist():
                 key = (row["group"], row[START])
                 assert key not in got
-                got[key] = {name: row[name] for name in AGGREGATES}
+                got[key] = {name: row[name] for name in wanted}
         assert got == expected
         late += done.late
         assert done.rows_in == len(batch)
         units += stored([state.delta()])
-        how = data.draw(st.sampled_from(["keep", "deltas", "snapshot"]))
-        if how == "snapshot":
+        how = how_next()
+        if how in ("snapshot", "store"):
             units = stored(state.snapshot())
-        if how != "keep":
+        if how in ("snapshot", "deltas"):
             state = Panes(layout)
             state.restore(units)
     assert late == oracle.late

@@ -18,6 +18,7 @@ __all__ = [
     "find_windows",
     "merge",
     "order_by",
+    "skip",
     "slide_distinct",
     "slide_extreme",
     "slide_first",
@@ -81,6 +82,16 @@ def find_runs(ids: Any, panes: Any, starts: Any) -> int:
             starts[count] = i
             count += 1
     return count
+
+
+@kernel
+def skip(panes: Any, at: Any, ends: Any, least: int, out: Any) -> None:
+    """Find in each range from `at` to before `ends`, of panes that only grow, where those from `least` begin."""
+    for i in range(at.shape[0]):
+        j = at[i]
+        while j < ends[i] and panes[j] < least:
+            j += 1
+        out[i] = j
 
 
 @kernel
