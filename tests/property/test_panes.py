@@ -161,7 +161,7 @@ def test_windows_of_stacks_hold_what_brute_force_puts_into_them(
 def as_brute_force(
     layout: WindowLayout, batches: list[list[Row]], delay: int, how_next: Callable[[], str]
 ) -> None:
-    """Run micro-batches and compare them; between them the state goes on, is stored, or is stored and read."""
+    """Run micro-batches and compare; between them the state goes on, is stored, or is stored and read."""
     oracle = Windows(layout.spec.size, layout.spec.slide, delay)
     wanted = {name: AGGREGATES[name] for name in layout.values.names if name in AGGREGATES}
     state, units, late, newest = Panes(layout), [], 0, None
@@ -258,6 +258,22 @@ def test_distinct_values_of_ranges_are_counted(values: list[int], steps: list[tu
     sliding_kernels.slide_distinct(np.array(values), lows, highs, counts, out)
     assert out.tolist() == [len(set(values[a:b]) - {-1}) for a, b in ranges]
     assert not counts.any()
+
+
+@given(
+    panes=st.lists(st.lists(st.integers(0, 20), max_size=8).map(sorted), max_size=6),
+    gone=st.integers(0, 5),
+    least=st.integers(-1, 21),
+)
+def test_panes_before_the_least_are_skipped(panes: list[list[int]], gone: int, least: int) -> None:
+    ends = np.cumsum([len(one) for one in panes], dtype=np.int64)
+    at = np.array([end - max(len(one) - gone, 0) for end, one in zip(ends, panes, strict=True)], np.int64)
+    out = np.empty(len(panes), np.int64)
+    sliding_kernels.skip(np.array([pane for one in panes for pane in one], np.int64), at, ends, least, out)
+    wanted = [
+        int(end) - sum(pane >= least for pane in one[gone:]) for end, one in zip(ends, panes, strict=True)
+    ]
+    assert out.tolist() == wanted
 
 
 @settings(deadline=None)

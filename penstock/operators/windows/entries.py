@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -136,12 +137,14 @@ def ranges(low: Integers, high: Integers) -> Integers:
 
 
 def merged(parts: Iterable[Entries]) -> Entries:
-    """Return parts, each of which is sorted, as one that is; of equal entries an earlier part's come first."""
+    """Return parts, each of them sorted, as one that is; of equal entries an earlier part's come first."""
     known = list(parts)
     there = [part for part in known if len(part)] or known[:1]
     if len(there) == 1:
         return there[0]
     whole = Entries.concat(there)
+    if all(int(a.panes.max()) <= int(b.panes.min()) for a, b in pairwise(there)):
+        return whole.take(sorted_by(whole.ids, np.arange(len(whole))))
     if len(there) > 2:
         return whole.in_order()
     order = np.empty(len(whole), np.int64)
@@ -159,9 +162,7 @@ def combined(layout: WindowLayout, entries: Entries, *, always: bool = False) ->
     if len(entries) == len(low) or (len(entries) < _CROWDED * len(low) and not always):
         return entries
     high = np.append(low[1:], len(entries))
-    values = slide(
-        layout.partials, layout.times, entries.panes, entries.values, low, high, closing=False
-    )
+    values = slide(layout.partials, layout.times, entries.panes, entries.values, low, high, closing=False)
     return Entries(entries.ids[low], entries.panes[low], values)
 
 
@@ -211,7 +212,10 @@ class Pile:
 
     def __init__(self, layout: WindowLayout) -> None:
         self._layout = layout
-        self.replace(Entries.none(layout))
+        self.parts = [Entries.none(layout)]
+        self._again = 0
+        """How many came for a pane from before the newest one that was there."""
+        self._newest: int | None = None
 
     def __len__(self) -> int:
         """Return the number of entries."""
@@ -244,5 +248,4 @@ class Pile:
         """Have only these entries, which are sorted."""
         self.parts = [entries]
         self._again = 0
-        """How many came for a pane from before the newest one that was there."""
         self._newest = int(entries.panes.max()) if len(entries) else None

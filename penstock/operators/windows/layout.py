@@ -162,4 +162,3 @@ class Settled:
     ids: Integers
     panes: Integers
     rows: pa.RecordBatch
-

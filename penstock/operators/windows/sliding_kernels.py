@@ -86,12 +86,18 @@ def find_runs(ids: Any, panes: Any, starts: Any) -> int:
 
 @kernel
 def skip(panes: Any, at: Any, ends: Any, least: int, out: Any) -> None:
-    """Find in each range from `at` to before `ends`, of panes that only grow, where those from `least` begin."""
+    """Find where panes from `least` on begin in each range, `at` to before `ends`; there they only grow."""
     for i in range(at.shape[0]):
         j = at[i]
         while j < ends[i] and panes[j] < least:
             j += 1
         out[i] = j
+
+
+@kernel
+def _over(pane: int, slide: int) -> int:
+    """Return ``pane // slide``, which takes long, but mostly there is nothing to divide."""
+    return pane if slide == 1 else pane // slide
 
 
 @kernel
@@ -105,8 +111,8 @@ def count_windows(ids: Any, panes: Any, size: int, slide: int, first: int, last:
             end += 1
         k = first
         for j in range(i, end):
-            a = max((panes[j] - size) // slide + 1, k)
-            b = min(panes[j] // slide, last)
+            a = max(_over(panes[j] - size, slide) + 1, k)
+            b = min(_over(panes[j], slide), last)
             if b >= a:
                 count += b - a + 1
                 k = b + 1
@@ -149,8 +155,8 @@ def find_windows(
         k = first
         lo, hi = i, i
         for j in range(i, end):
-            a = max((panes[j] - size) // slide + 1, k)
-            b = min(panes[j] // slide, last)
+            a = max(_over(panes[j] - size, slide) + 1, k)
+            b = min(_over(panes[j], slide), last)
             while a <= b:
                 start = a * slide
                 while panes[lo] < start:
