@@ -143,8 +143,12 @@ MANY_ROWS = st.lists(
 def test_windows_of_stacks_hold_what_brute_force_puts_into_them(
     rows: list[Row], size: int, slide: int, delay: int, shared: int, gone: int, data: st.DataObject
 ) -> None:
-    # Time goes on, a few rows at a time, and some are behind; so stacks are made, used, and made anew.
-    rows = [row._replace(pane=row.pane + number // 2) for number, row in enumerate(rows)]
+    # Time goes on, a few rows at a time, and some are behind; so stacks are made, used, and made anew. Groups
+    # other than "a" go silent.
+    rows = [
+        Row(group if group in ("a", None) else f"{group}{number // 9}", pane + number // 2, value)
+        for number, (group, pane, value) in enumerate(rows)
+    ]
     cuts = data.draw(st.lists(st.integers(0, len(rows)), min_size=4, max_size=30))
     layout = layout_of(size, min(slide, size), sets=False)
     hows = st.sampled_from(["keep"] * 8 + ["deltas", "snapshot", "store"])
@@ -156,6 +160,17 @@ def test_windows_of_stacks_hold_what_brute_force_puts_into_them(
         mock.patch.object(entries_module, "_FEW", few),
     ):
         as_brute_force(layout, batches_of(rows, cuts), delay, lambda: data.draw(hows))
+
+
+@pytest.mark.parametrize("behind", range(1, 10))
+def test_of_equal_times_what_came_first_is_first_in_stacks_too(
+    behind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(panes_module, "_FEW", 0)
+    monkeypatch.setattr(panes_module, "_SHARED", 1)
+    pairs = [(Row("a", pane, 2.0 * pane), Row("a", pane - behind, 2.0 * pane + 1)) for pane in range(60)]
+    batches = batches_of([row for pair in pairs for row in pair], range(0, 120, 6))
+    as_brute_force(layout_of(10, 1, sets=False), batches, 0, lambda: "keep")
 
 
 def as_brute_force(
@@ -220,14 +235,19 @@ def test_many_windows_are_handed_over_in_pieces(monkeypatch: pytest.MonkeyPatch)
     assert pa.Table.from_batches(pieces) == pa.Table.from_batches(whole)
 
 
-def test_silent_groups_leave_nothing_behind() -> None:
-    layout = layout_of(4, 2)
-    state = Panes(layout)
-    for pane in range(0, 40_000, 100):
-        rows = [Row(f"{pane + i}", pane, 1.0) for i in range(20)]
+@pytest.mark.parametrize(("size", "step"), [(4, 100), (80, 10)], ids=["apart", "in stacks"])
+def test_silent_groups_leave_nothing_behind(size: int, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(panes_module, "_FEW", 10)
+    layout = layout_of(size, 2, sets=False)
+    state, stacked = Panes(layout), 0
+    for pane in range(0, 400 * step, step):
+        rows = [Row(f"{pane + i}", pane, 1.0) for i in range(0, 20 * step, step)]
         state.run([entries_of(rows, layout)], pane)
         state.delta()
-    assert len(state) <= 40
+        stacked += state._stacks is not None
+    assert (stacked > 300) == (size == 80)
+    assert len(state) <= 40 + 20 * size // step
+    assert state.groups <= 1000
     assert state.size_bytes < 1_000_000
 
 

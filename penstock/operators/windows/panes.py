@@ -223,6 +223,7 @@ class Panes:
         if stacks is not None:
             self._held.replace(merged([*stacks.parts(), *self._held.parts]))
             self._stacks = None
+            self._forget_silent()
         # What suffixes of sets come to would be larger by far than these.
         if _SHARED * (last - first + 1) * spec.slide > spec.size or not self._layout.fixed_size:
             return
@@ -248,6 +249,10 @@ class Panes:
     def _keep(self, held: Entries) -> None:
         """Hold those entries that are needed, of what was held."""
         self._held.replace(held.where(self._needed(held)))
+        self._forget_silent()
+
+    def _forget_silent(self) -> None:
+        """Forget groups without entries, where there are many."""
         forgets = self._stacks is None and not self._settles
         if forgets and len(self._index) > _SILENT * self._live() + _FEW:
             self._forget()
