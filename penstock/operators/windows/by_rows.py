@@ -23,8 +23,8 @@ from penstock.checkpointing import PUnit
 from penstock.operators.fragments import Fragmenter
 from penstock.operators.scan import Fragments
 from penstock.operators.stream import Integers
-from penstock.operators.windows.entries import Entries, empty, sorted_by
-from penstock.operators.windows.layout import ENTRY_PANE, Closed, RowLayout, WindowLayout
+from penstock.operators.windows.entries import Entries, Found, empty, sorted_by
+from penstock.operators.windows.layout import ENTRY_PANE, RowLayout, WindowLayout
 from penstock.operators.windows.panes import Panes
 from penstock.state_store.key_index import grown
 
@@ -135,7 +135,7 @@ class RowPanes(Panes):
         self._fragmenter.add(pa.array(np.cumsum(starts)), [], columns)
         values = self._fragmenter.finish()
         made = Entries(ids[starts], panes[starts], values.select(self._rows.values.names))
-        self._add(made, fresh=True)
+        self._arrive(made)
 
     def _make_room(self) -> None:
         self._numbered = grown(self._numbered, len(self._index))
@@ -154,7 +154,7 @@ class RowPanes(Panes):
     def _in_time(self, settled: Entries) -> Entries:
         return settled.take(np.argsort(settled.values.column(self._rows.end).to_numpy(), kind="stable"))
 
-    def _close(self) -> Iterator[Closed]:
+    def _close(self) -> Iterator[Found]:
         """Yield the windows whose panes are full, and let go of what no other needs."""
         if not len(self):
             return
@@ -165,14 +165,12 @@ class RowPanes(Panes):
             windows = found.windows + begun[found.groups]
             whole = windows * spec.slide + spec.size <= full[found.groups]
             if whole.any():
-                yield self._closed(
-                    replace(
-                        found,
-                        groups=found.groups[whole],
-                        windows=windows[whole],
-                        low=found.low[whole],
-                        high=found.high[whole],
-                    )
+                yield replace(
+                    found,
+                    groups=found.groups[whole],
+                    windows=windows[whole],
+                    low=found.low[whole],
+                    high=found.high[whole],
                 )
         self._let_go()
 

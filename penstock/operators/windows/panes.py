@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +27,8 @@ _UNIT_ENTRIES = 1 << 20
 _CHUNK_WINDOWS = 1 << 20
 _FEW = 1024
 _LEAST = np.iinfo(np.int64).min
+_ROOM = 4
+"""Room may be made for so many times as many windows as there are entries, without counting them."""
 _SHARED = 4
 """Stacks are made where windows are so many times as long as what a micro-batch moves on."""
 _SILENT = 2
@@ -81,6 +83,7 @@ class Panes:
         arriving: Iterable[pa.RecordBatch],
         watermark: int | None,
         finish: Callable[[Closed], pa.RecordBatch] | None = None,
+        reads: Container[str] | None = None,
     ) -> Assembled:
         """Let entries in, then close the windows before a watermark.
 
@@ -92,10 +95,13 @@ class Panes:
             All panes before it have arrived; the greatest one ever given counts.
         finish : callable, optional
             What is done with windows in batches of bounded size; its results stand in their place.
+        reads : container of str, optional
+            The partials of windows that `finish` reads; all unless given.
         """
         rows_in, late = self._enter(list(arriving), watermark)
         count, windows = 0, []
-        for closed in self._close():
+        for found in self._close():
+            closed = self._closed(found, reads)
             count += len(closed.of)
             windows.append(closed.batch(self._layout.window) if finish is None else finish(closed))
         return Assembled(windows, rows_in, late, self._live(), count)
@@ -114,7 +120,7 @@ class Panes:
                 late += int(counts[behind].sum())
                 parts.append(self._entries_of(batch.filter(pa.array(~behind))))
         if parts:
-            self._add(Entries.concat(parts).in_order(), fresh=True)
+            self._arrive(Entries.concat(parts))
         self._pass(watermark)
         return rows, late
 
@@ -182,18 +188,23 @@ class Panes:
     def _entries_of(self, batch: pa.RecordBatch) -> Entries:
         """Return what arrives, or is read, as entries; groups that are new get their numbers."""
         layout = self._layout
-        keys = self._codec.encode([batch.column(name) for name in layout.groups.names], batch.num_rows)
-        ids, panes = self._index.find_or_add(keys), batch.column(ENTRY_PANE).to_numpy()
+        groups = [batch.column(name) for name in layout.groups.names]
+        ids = self._codec.numbers(self._index, groups, batch.num_rows)
+        panes = batch.column(ENTRY_PANE).to_numpy()
         columns = [batch.column(name) for name in layout.values.names]
         return Entries(ids, panes, pa.RecordBatch.from_arrays(columns, schema=layout.values))
 
-    def _add(self, entries: Entries, *, fresh: bool) -> None:
-        """Let entries in, which are sorted."""
-        self._held.add(entries)
-        if fresh:
-            self._arrived.append(entries)
+    def _arrive(self, entries: Entries) -> None:
+        """Let entries in, in any order."""
+        self._arrived.append(entries)
+        if self._stacks is None and len(self._held) < len(entries):
+            # Sorted with them, so that what is more is not copied once more.
+            self._held.replace(Entries.concat([*self._held.parts, entries]).in_order())
+            return
+        self._arrived[-1] = entries.in_order()
+        self._held.add(self._arrived[-1])
 
-    def _close(self) -> Iterator[Closed]:
+    def _close(self) -> Iterator[Found]:
         """Yield the windows that the watermark closes, and let go of what no other needs."""
         spec = self._layout.spec
         if self.watermark is None:
@@ -212,7 +223,7 @@ class Panes:
         needed = held
         if self._stacks is not None:
             needed, held = self._stacks.close(held, first, last)
-        yield from map(self._closed, self._found(needed, needed.panes, first, last))
+        yield from self._found(needed, needed.panes, first, last)
         self._keep(held)
 
     def _stack(self, first: int, last: int) -> None:
@@ -277,27 +288,33 @@ class Panes:
         `panes` are those of the entries, from which windows are numbered.
         """
         spec, ids = self._layout.spec, entries.ids
-        count = kernels.count_windows(ids, panes, spec.size, spec.slide, first, last)
+        count = self._room(ids, panes, first, last)
         pieces = -(-count // _CHUNK_WINDOWS)
         cuts = [int(np.searchsorted(ids, ids[len(ids) * i // pieces])) for i in range(1, pieces)]
         for begin, end in pairwise([0, *cuts, len(ids)]):
             piece = slice(begin, end)
             if pieces > 1:
-                count = kernels.count_windows(ids[piece], panes[piece], spec.size, spec.slide, first, last)
-            if not count:
-                continue
-            groups, windows, low, high = (np.empty(count, np.int64) for _ in range(4))
-            kernels.find_windows(
-                ids[piece], panes[piece], spec.size, spec.slide, first, last, groups, windows, low, high
-            )
-            values = entries.values.slice(begin, end - begin)
-            yield Found(Entries(ids[piece], entries.panes[piece], values), groups, windows, low, high)
+                count = self._room(ids[piece], panes[piece], first, last)
+            found = [np.empty(count, np.int64) for _ in range(4)]
+            count = kernels.find_windows(ids[piece], panes[piece], spec.size, spec.slide, first, last, *found)
+            if count:
+                yield Found(entries.piece(begin, end), *(one[:count] for one in found))
 
-    def _closed(self, found: Found) -> Closed:
+    def _room(self, ids: Integers, panes: Integers, first: int, last: int) -> int:
+        """Return how many windows there are at most; they are counted only where these may be many fewer."""
+        most = (np.count_nonzero(np.diff(ids)) + 1) * (last - first + 1)
+        if most <= _ROOM * len(ids):
+            return int(most)
+        return int(
+            kernels.count_windows(ids, panes, self._layout.spec.size, self._layout.spec.slide, first, last)
+        )
+
+    def _closed(self, found: Found, reads: Container[str] | None) -> Closed:
         layout, entries = self._layout, found.entries
         known, of = self._groups(found.groups)
+        partials = [one for one in layout.partials if reads is None or one.name in reads]
         values = slide(
-            layout.partials, layout.times, entries.panes, entries.values, found.low, found.high, closing=True
+            partials, layout.times, entries.panes, entries.values, found.low, found.high, closing=True
         )
         return Closed(known, of, pa.array(found.windows * layout.spec.slide), values)
 
@@ -311,9 +328,9 @@ class Panes:
 
     def delta(self) -> PUnit:
         """Return the entries that came since the last call and are still needed, to be stored."""
-        fresh = merged([Entries.none(self._layout), *self._arrived])
+        fresh = Entries.concat([Entries.none(self._layout), *self._arrived])
         self._arrived = []
-        return self._unit("delta", fresh.where(self._needed(fresh)))
+        return self._unit("delta", fresh.where(self._needed(fresh)).in_order())
 
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole state of this moment, in units of at most `_UNIT_ENTRIES` entries."""
@@ -332,7 +349,7 @@ class Panes:
             if unit.kind == "snapshot" and unit.meta["entries_before"] == 0:
                 self._held.replace(Entries.none(self._layout))
                 self._stacks = None
-            self._add(self._entries_of(unit.blocks["entries"]).in_order(), fresh=False)
+            self._held.add(self._entries_of(unit.blocks["entries"]).in_order())
             self.watermark, self._next = unit.meta["watermark"], unit.meta["next"]
         if self._oldest is not None:
             self._keep(self._held.whole())

@@ -132,8 +132,8 @@ def find_windows(
     windows: Any,
     low: Any,
     high: Any,
-) -> None:
-    """Find the windows that `count_windows` counted, by group and in their order.
+) -> int:
+    """Find the windows that `count_windows` counts, by group and in their order; return how many.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def find_windows(
     first, last : int
         Numbers of windows.
     groups, windows, low, high : int64 arrays
-        Of each window that is found its group, its number and its range of entries.
+        Of each window that is found its group, its number and its range of entries; at least as long.
     """
     n = ids.shape[0]
     count, i = 0, 0
@@ -172,6 +172,7 @@ def find_windows(
                 a += 1
                 k = a
         i = end
+    return count
 
 
 @kernel
