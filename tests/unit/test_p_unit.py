@@ -14,7 +14,7 @@ from penstock.checkpointing import FORMAT_VERSION, PUnit, decode, encode
 from penstock.checkpointing.files import LocalFiles
 from penstock.errors import CorruptDataError
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
-from tests.golden import make_fixtures
+from tests.golden import make_fixtures, windows
 from tests.streams import assert_same_state, order_of
 
 FILE = "/state/000000000001-f00.punit"
@@ -199,6 +199,28 @@ def test_the_golden_state_of_every_past_format_is_read_and_goes_on() -> None:
             assert_same_state(loaded, expected)
             assert loaded.cost_us == 5.0
         assert order_of(expected) == [7, 2, 3]
+
+
+@pytest.mark.parametrize("kind", windows.KINDS)
+def test_the_golden_windows_of_every_past_format_are_read_and_go_on(kind: str) -> None:
+    for version in range(2, FORMAT_VERSION + 1):
+        directory = make_fixtures.HERE / f"windows_v{version}" / kind
+        names = sorted(path.name for path in directory.iterdir())
+        assert len(names) == windows.VERSIONS
+        expected = windows.new_state(kind)
+        for number, name in enumerate(names):
+            windows.step(expected, kind, number)
+            version_number, _, file_id = name.removesuffix(".punit").partition("-")
+            loaded = windows.new_state(kind)
+            pointer = Pointer(Version(int(version_number)), FileId(file_id))
+            BucketStore(LocalFiles(directory)).load(pointer, loaded)
+            if number + 1 < windows.VERSIONS:
+                follows = windows.new_state(kind)
+                windows.step(follows, kind, number)
+                assert windows.step(loaded, kind, number + 1) == windows.step(follows, kind, number + 1)
+        found = windows.step(loaded, kind, windows.VERSIONS)
+        assert found
+        assert found == windows.step(expected, kind, windows.VERSIONS)
 
 
 def test_what_a_p_unit_says_of_itself_is_plain_json() -> None:
