@@ -207,20 +207,18 @@ def test_the_golden_windows_of_every_past_format_are_read_and_go_on(kind: str) -
         directory = make_fixtures.HERE / f"windows_v{version}" / kind
         names = sorted(path.name for path in directory.iterdir())
         assert len(names) == windows.VERSIONS
-        expected = windows.new_state(kind)
         for number, name in enumerate(names):
-            windows.step(expected, kind, number)
             version_number, _, file_id = name.removesuffix(".punit").partition("-")
-            loaded = windows.new_state(kind)
             pointer = Pointer(Version(int(version_number)), FileId(file_id))
+            loaded, fresh = windows.new_state(kind), windows.new_state(kind)
             BucketStore(LocalFiles(directory)).load(pointer, loaded)
-            if number + 1 < windows.VERSIONS:
-                follows = windows.new_state(kind)
-                windows.step(follows, kind, number)
-                assert windows.step(loaded, kind, number + 1) == windows.step(follows, kind, number + 1)
-        found = windows.step(loaded, kind, windows.VERSIONS)
-        assert found
-        assert found == windows.step(expected, kind, windows.VERSIONS)
+            # What comes next, of which the last step closes windows of all that is stored.
+            for before in range(number + 1):
+                windows.step(fresh, kind, before)
+            for after in range(number + 1, windows.VERSIONS + 1):
+                found = windows.step(loaded, kind, after)
+                assert found == windows.step(fresh, kind, after)
+                assert found
 
 
 def test_what_a_p_unit_says_of_itself_is_plain_json() -> None:

@@ -211,29 +211,30 @@ class Pile:
     ----------
     parts : list of Entries
         In the order of arrival.
+    nbytes : int
+        How much memory they hold.
     """
 
     def __init__(self, layout: WindowLayout) -> None:
         self._layout = layout
         self.parts = [Entries.none(layout)]
+        self._count = self.nbytes = 0
         self._again = 0
         """How many came for a pane from before the newest one that was there."""
         self._newest: int | None = None
 
     def __len__(self) -> int:
         """Return the number of entries."""
-        return sum(map(len, self.parts))
-
-    @property
-    def nbytes(self) -> int:
-        """How much memory they hold."""
-        return sum(part.nbytes for part in self.parts)
+        return self._count
 
     def add(self, entries: Entries) -> None:
         """Let entries in."""
         if not len(entries):
             return
         self.parts.append(entries)
+        # There may be a part for each micro-batch of a window's length.
+        self._count += len(entries)
+        self.nbytes += entries.nbytes
         if self._newest is not None:
             self._again += int(np.count_nonzero(entries.panes <= self._newest))
         newest = int(entries.panes.max())
@@ -250,5 +251,6 @@ class Pile:
     def replace(self, entries: Entries) -> None:
         """Have only these entries, which are sorted."""
         self.parts = [entries]
+        self._count, self.nbytes = len(entries), entries.nbytes
         self._again = 0
         self._newest = int(entries.panes.max()) if len(entries) else None

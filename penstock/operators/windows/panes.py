@@ -231,18 +231,21 @@ class Panes:
         spec, stacks = self._layout.spec, self._stacks
         if stacks is not None and spec.start(last) < stacks.border:
             return
-        if stacks is not None:
-            self._held.replace(merged([*stacks.parts(), *self._held.parts]))
-            self._stacks = None
-            self._forget_silent()
         # What suffixes of sets come to would be larger by far than these.
-        if _SHARED * (last - first + 1) * spec.slide > spec.size or not self._layout.fixed_size:
+        shared = _SHARED * (last - first + 1) * spec.slide <= spec.size and self._layout.fixed_size
+        if stacks is not None and (not shared or self._many_silent()):
+            self._held.replace(merged([*stacks.parts(), *self._held.parts]))
+            self._stacks = stacks = None
+            self._forget_silent()
+        if not shared:
             return
         held, border = self._held.whole(), spec.start(first) + spec.size
         below = held.panes < border
-        if np.count_nonzero(below) >= _FEW:
+        # Those of the stacks were in windows that ended before.
+        front = merged([*([] if stacks is None else stacks.parts()), held.where(below)])
+        if stacks is not None or len(front) >= _FEW:
             self._held.replace(held.where(~below))
-            self._stacks = Stacks(self._layout, held.where(below), border, len(self._index))
+            self._stacks = Stacks(self._layout, front, border, len(self._index))
 
     def _live(self) -> int:
         """Return how many groups have an entry."""
@@ -262,10 +265,13 @@ class Panes:
         self._held.replace(held.where(self._needed(held)))
         self._forget_silent()
 
+    def _many_silent(self) -> bool:
+        """Say whether there are many groups without entries."""
+        return not self._settles and len(self._index) > _SILENT * self._live() + _FEW
+
     def _forget_silent(self) -> None:
-        """Forget groups without entries, where there are many."""
-        forgets = self._stacks is None and not self._settles
-        if forgets and len(self._index) > _SILENT * self._live() + _FEW:
+        """Forget groups without entries, where there are many; only where there are no stacks."""
+        if self._stacks is None and self._many_silent():
             self._forget()
 
     def _forget(self) -> None:
