@@ -361,9 +361,8 @@ class Panes:
             self._keep(self._held.whole())
 
     def _unit(self, kind: str, entries: Entries, before: int = 0) -> PUnit:
-        known, at = np.unique(entries.ids, return_inverse=True)
-        groups = self._codec.decode(self._index.words, self._index.starts(known))
-        columns = [column.take(pa.array(at)) for column in groups]
+        known, of = self._groups(entries.ids)
+        columns = [column.take(of) for column in known]
         block = pa.RecordBatch.from_arrays(
             [*columns, pa.array(entries.panes), *entries.values.columns], schema=self._layout.entry
         )
