@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
+from datetime import date
 from typing import Any
 from unittest import mock
 
@@ -17,13 +19,16 @@ from penstock.checkpointing.p_unit import decode, encode
 from penstock.operators.fragments import Fragmenter
 from penstock.operators.scan import PANE, Fragments, Partial
 from penstock.operators.windows import entries as entries_module
+from penstock.operators.windows import groups as groups_module
 from penstock.operators.windows import panes as panes_module
-from penstock.operators.windows import sliding_kernels
+from penstock.operators.windows import sliding, sliding_kernels
 from penstock.operators.windows import stacks as stacks_module
+from penstock.operators.windows.groups import GroupCodec
 from penstock.operators.windows.layout import ENTRY_PANE, START, WindowLayout
 from penstock.operators.windows.panes import Panes
 from penstock.operators.windows.several import SeveralPanes
 from penstock.operators.windows.spec import WindowSpec
+from penstock.state_store.key_index import KeyIndex
 from tests.naive_panes import Row, Windows, aggregated, batches_of
 
 PARTIALS = (
@@ -173,6 +178,27 @@ def test_of_equal_times_what_came_first_is_first_in_stacks_too(
     as_brute_force(layout_of(10, 1, sets=False), batches, 0, lambda: "keep")
 
 
+def test_a_micro_batch_goes_over_what_comes_and_what_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    went_over = 0
+
+    def counting(partials: Any, times: Any, panes: Any, *rest: Any, closing: bool) -> pa.RecordBatch:
+        nonlocal went_over
+        went_over += len(panes)
+        return sliding.slide(partials, times, panes, *rest, closing=closing)
+
+    for module in (panes_module, stacks_module, entries_module):
+        monkeypatch.setattr(module, "slide", counting)
+    layout = layout_of(2000, 1, sets=False)
+    state = Panes(layout)
+    state.run([entries_of([Row("a", pane, 1.0) for pane in range(2000)], layout)], 2000)
+    went_over = 0
+    for pane in range(2000, 3000, 2):
+        state.run([entries_of([Row("a", pane, 1.0), Row("a", pane + 1, 1.0)], layout)], pane + 2)
+    assert len(state) == 1999
+    # Of 500 micro-batches each, and the front.
+    assert went_over < 500 * 20 + 2000
+
+
 def as_brute_force(
     layout: WindowLayout, batches: list[list[Row]], delay: int, how_next: Callable[[], str]
 ) -> None:
@@ -260,6 +286,31 @@ def test_entries_of_a_pane_that_comes_again_and_again_are_combined() -> None:
     assert len(state) < 2000
     (windows,) = state.run([], 1000).windows
     assert np.array_equal(windows.column("rows").to_numpy()[-1:], [5000])
+
+
+VALUES_OF_GROUPS = {
+    "int": [3, 1, None, 2],
+    "text": ["b", None, "", "a"],
+    "float": [0.0, -0.0, math.nan, None, 1.5],
+    "day": [date(2006, 1, 3), None, date(1969, 12, 31)],
+}
+
+
+@pytest.mark.parametrize("kind", VALUES_OF_GROUPS)
+@pytest.mark.parametrize("least", [10, 1 << 14], ids=["as values", "as keys"])
+def test_groups_get_numbers_in_order_of_appearance(
+    kind: str, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups_module, "_MANY", least)
+    monkeypatch.setattr(groups_module, "_SAMPLE", 16)
+    choices = VALUES_OF_GROUPS[kind]
+    column = pa.array([choices[i * i % 7 % len(choices)] for i in range(100)])
+    codec = GroupCodec([pa.field("group", column.type)])
+    numbers, keys = KeyIndex(), KeyIndex()
+    for some in (column.slice(50), column, pa.array(choices, column.type)):
+        found = codec.numbers(numbers, [some], len(some))
+        assert found.tolist() == keys.find_or_add(codec.encode([some], len(some))).tolist()
+    assert len(numbers) == len(keys)
 
 
 @given(
