@@ -97,6 +97,7 @@ def _windows() -> None:
     state.delta()
     for _ in range(2):
         state.run([entries_of([Row("a", pane, 1.0) for pane in range(100, 1900)], layout)], 40)
+    Panes(layout).run([entries_of([Row("a", pane, 1.0) for pane in (0, 1000)], layout)], 2000)
     layout = layout_of(2000, 1, sets=False)
     state = Panes(layout)
     for begin in range(0, 8000, 2000):
