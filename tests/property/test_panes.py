@@ -292,7 +292,7 @@ def test_entries_of_a_pane_that_comes_again_and_again_are_combined() -> None:
     assert np.array_equal(windows.column("rows").to_numpy()[-1:], [5000])
 
 
-VALUES_OF_GROUPS = {
+VALUES_OF_GROUPS: dict[str, list[Any]] = {
     "int": [3, 1, None, 2],
     "text": ["b", None, "", "a"],
     "float": [0.0, -0.0, math.nan, None, 1.5],
