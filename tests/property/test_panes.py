@@ -271,7 +271,7 @@ def test_silent_groups_leave_nothing_behind(size: int, step: int, monkeypatch: p
     layout = layout_of(size, 2, sets=False)
     state, stacked = Panes(layout), 0
     for pane in range(0, 200 * step, step):
-        rows = [Row(f"{pane + i}", pane, 1.0) for i in range(0, 20 * step, step)]
+        rows = [Row(f"{pane} {i}", pane, 1.0) for i in range(20)]
         state.run([entries_of(rows, layout)], pane)
         state.delta()
         stacked += state._stacks is not None
