@@ -95,7 +95,15 @@ def _windows() -> None:
     state = Panes(layout)
     state.run([entries_of([Row("a", pane, 1.0) for pane in range(2000)] * 2, layout)], 30)
     state.delta()
-    state.run([entries_of([Row("a", pane, 1.0) for pane in range(1000, 1100)], layout)], 40)
+    for _ in range(2):
+        state.run([entries_of([Row("a", pane, 1.0) for pane in range(100, 1900)], layout)], 40)
+    Panes(layout).run([entries_of([Row("a", pane, 1.0) for pane in (0, 1000)], layout)], 2000)
+    layout = layout_of(2000, 1, sets=False)
+    state = Panes(layout)
+    for begin in range(0, 8000, 2000):
+        panes_of = (*range(begin, begin + 2000), begin + 2100)
+        state.run([entries_of([Row("a", pane, 1.0) for pane in panes_of], layout)], begin + 1000)
+        state.run([entries_of([Row("a", begin + 1500, 1.0)], layout)], begin + 1001)
     sliding_kernels.slide_distinct(ids, ids[:1], ids[-1:], ids.copy(), ids.copy())
 
 

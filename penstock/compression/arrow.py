@@ -8,7 +8,8 @@ WIDE                of 16-byte decimals the low and the high 8 bytes; only the l
                     high ones repeat their sign
 TEXT                lengths; bytes
 TEXT_DICTIONARY     codes; lengths and bytes of the distinct values
-NESTED              the bytes of an Arrow IPC stream: lists, structs, maps
+NESTED              an Arrow IPC stream as integers of 8 bytes: lists, structs, maps; single
+                    bytes are read, too
 NOTHING             none: the type null
 ==================  ============================================================================
 
@@ -307,7 +308,8 @@ def _to_ipc(array: pa.Array[Any]) -> Ints:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    return np.frombuffer(sink.getvalue(), np.int8)
+    # Its parts are padded to 8 bytes. So times that follow each other in a struct are integers that do.
+    return np.frombuffer(sink.getvalue(), np.int64)
 
 
 def _from_ipc(kind: pa.DataType, rows: int, stream: Ints) -> pa.Array[Any]:

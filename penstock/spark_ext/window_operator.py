@@ -137,7 +137,12 @@ class WindowOperator:
         entering = Entering(gathered.arriving(0), gathered.watermark(0, self.delay))
         if isinstance(state, UpdateWindows):
             return self._serve(state, entering, gathered.dropped, turn, clock)
-        done = state.run(entering.entries, entering.watermark, self.finish)
+        done = state.run(
+            entering.entries,
+            entering.watermark,
+            self.finish,
+            None if self.finish is None else self.finish.partials,
+        )
         metrics = BatchMetrics(
             rows_in=done.rows_in + gathered.dropped,
             late=done.late,

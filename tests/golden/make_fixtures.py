@@ -18,12 +18,14 @@ from penstock.operators.key_queue import Policy
 from penstock.operators.stream import UpdateStream
 from penstock.operators.update_queue import UpdateQueue
 from penstock.state_store.bucket_store import BucketStore, Handle
+from tests.golden import windows
 from tests.naive import Update
 from tests.streams import ARRIVAL_STREAM, enqueue, served_of
 
 HERE = Path(__file__).parent
 P_UNIT = HERE / f"p_unit_v{FORMAT_VERSION}.punit"
 STATE = HERE / f"state_v{FORMAT_VERSION}"
+WINDOWS = HERE / f"windows_v{FORMAT_VERSION}"
 
 
 def p_unit() -> PUnit:
@@ -82,6 +84,14 @@ def main() -> None:
         for step in (first_version, second_version):
             step(queue)
             handle = store.commit(queue, handle)
+    for kind in windows.KINDS:
+        place = WINDOWS / kind
+        if not place.exists():
+            place.mkdir(parents=True)
+            state, in_windows, handle = windows.new_state(kind), BucketStore(LocalFiles(place)), Handle()
+            for number in range(windows.VERSIONS):
+                windows.step(state, kind, number)
+                handle = in_windows.commit(state, handle)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from penstock.compression import (
     BlockWriter,
     Chooser,
     TableBlock,
+    arrow,
     decode,
     encode,
     encode_table,
@@ -55,6 +56,22 @@ def test_a_column_comes_back_whole_and_in_part(data: Any, kind: pa.DataType, goa
 def test_text_comes_back_from_every_layout(codec: str, texts: list[str | None]) -> None:
     array = pa.array(texts, pa.string())
     assert decode(encode(array, codec)).equals(array)
+
+
+@pytest.mark.parametrize("kind", ["struct", "list"])
+def test_a_nested_column_is_coded_as_integers_and_read_as_bytes_too(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = pa.array(range(0, 50_000_000, 1000), pa.timestamp("us"))
+    array = pa.StructArray.from_arrays([times, times], ["start", "end"])
+    if kind == "list":
+        array = pa.ListArray.from_arrays(pa.array([0, 7, 7, len(times)], pa.int32()), times)
+    written = encode(array, chooser=Chooser("fast"))
+    assert len(written) < 0.05 * array.nbytes
+    to_ipc = arrow._to_ipc
+    monkeypatch.setattr(arrow, "_to_ipc", lambda array: to_ipc(array).view(np.int8))
+    for block in (written, encode(array, "zstd"), encode(array, chooser=Chooser("fast"))):
+        assert decode(block).equals(array)
 
 
 def test_bits_of_floats_come_back(generator: np.random.Generator) -> None:

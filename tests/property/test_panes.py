@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Callable
+from datetime import date
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +18,17 @@ from hypothesis import strategies as st
 from penstock.checkpointing.p_unit import decode, encode
 from penstock.operators.fragments import Fragmenter
 from penstock.operators.scan import PANE, Fragments, Partial
+from penstock.operators.windows import entries as entries_module
+from penstock.operators.windows import groups as groups_module
 from penstock.operators.windows import panes as panes_module
-from penstock.operators.windows import sliding_kernels
+from penstock.operators.windows import sliding, sliding_kernels
+from penstock.operators.windows import stacks as stacks_module
+from penstock.operators.windows.groups import GroupCodec
 from penstock.operators.windows.layout import ENTRY_PANE, START, WindowLayout
 from penstock.operators.windows.panes import Panes
 from penstock.operators.windows.several import SeveralPanes
 from penstock.operators.windows.spec import WindowSpec
+from penstock.state_store.key_index import KeyIndex
 from tests.naive_panes import Row, Windows, aggregated, batches_of
 
 PARTIALS = (
@@ -34,6 +43,7 @@ PARTIALS = (
     Partial("max", "pane_time", "last_at"),
     Partial("distinct", "value", "different"),
 )
+SETS = PARTIALS[-1]
 TYPES = (pa.int64(), pa.int64(), *[pa.float64()] * 5, pa.int64(), pa.int64(), pa.list_(pa.float64()))
 TIMES = {"first": "first_at", "last": "last_at"}
 GROUPS = pa.schema([pa.field("group", pa.string())])
@@ -56,8 +66,10 @@ AGGREGATES = {
 }
 
 
-def layout_of(size: int, slide: int) -> WindowLayout:
-    return WindowLayout(WindowSpec(size, slide), GROUPS, PARTIALS, TYPES, TIMES, "rows")
+def layout_of(size: int, slide: int, *, sets: bool = True) -> WindowLayout:
+    """Return a layout; with sets, there are no stacks that outlive a micro-batch."""
+    count = len(PARTIALS) if sets else PARTIALS.index(SETS)
+    return WindowLayout(WindowSpec(size, slide), GROUPS, PARTIALS[:count], TYPES[:count], TIMES, "rows")
 
 
 def entries_of(rows: list[Row], layout: WindowLayout) -> pa.RecordBatch:
@@ -103,35 +115,126 @@ ROWS = st.lists(
 def test_windows_hold_what_brute_force_puts_into_them(
     rows: list[Row], in_order: bool, size: int, slide: int, delay: int, data: st.DataObject
 ) -> None:
-    slide = min(slide, size)
     if in_order:
         rows = sorted(rows, key=lambda row: row.pane)
     cuts = data.draw(st.lists(st.integers(0, len(rows)), max_size=6))
-    layout, oracle = layout_of(size, slide), Windows(size, slide, delay)
+    layout = layout_of(size, min(slide, size))
+    hows = st.sampled_from(["keep", "deltas", "snapshot"])
+    as_brute_force(layout, batches_of(rows, cuts), delay, lambda: data.draw(hows))
+
+
+MANY_ROWS = st.lists(
+    st.builds(
+        Row,
+        st.sampled_from(["a", "b", "c", None]),
+        st.integers(-3, 3),
+        st.one_of(st.none(), st.integers(-9, 9).map(float)),
+    ),
+    min_size=20,
+    max_size=100,
+)
+
+
+@settings(deadline=None)
+@given(
+    rows=MANY_ROWS,
+    size=st.integers(1, 20),
+    slide=st.integers(1, 5),
+    delay=st.integers(0, 4),
+    shared=st.integers(1, 4),
+    gone=st.integers(1, 3),
+    data=st.data(),
+)
+def test_windows_of_stacks_hold_what_brute_force_puts_into_them(
+    rows: list[Row], size: int, slide: int, delay: int, shared: int, gone: int, data: st.DataObject
+) -> None:
+    # Time goes on, a few rows at a time, and some are behind; so stacks are made, used, and made anew. Groups
+    # other than "a" go silent.
+    rows = [
+        Row(group if group in ("a", None) else f"{group}{number // 9}", pane + number // 2, value)
+        for number, (group, pane, value) in enumerate(rows)
+    ]
+    cuts = data.draw(st.lists(st.integers(0, len(rows)), min_size=4, max_size=20))
+    layout = layout_of(size, min(slide, size), sets=False)
+    hows = st.sampled_from(["keep"] * 8 + ["later", "deltas", "snapshot", "store"])
+    few = data.draw(st.sampled_from([0, 8]))
+    with (
+        mock.patch.object(panes_module, "_FEW", 0),
+        mock.patch.object(panes_module, "_SHARED", shared),
+        mock.patch.object(stacks_module, "_GONE", gone),
+        mock.patch.object(entries_module, "_FEW", few),
+    ):
+        as_brute_force(layout, batches_of(rows, cuts), delay, lambda: data.draw(hows))
+
+
+@pytest.mark.parametrize("behind", range(1, 10))
+def test_of_equal_times_what_came_first_is_first_in_stacks_too(
+    behind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(panes_module, "_FEW", 0)
+    monkeypatch.setattr(panes_module, "_SHARED", 1)
+    pairs = [(Row("a", pane, 2.0 * pane), Row("a", pane - behind, 2.0 * pane + 1)) for pane in range(60)]
+    # The second time there is a micro-batch in the middle that is longer than a window.
+    for cuts in (range(0, 120, 6), (*range(0, 60, 6), *range(96, 120, 6))):
+        batches = batches_of([row for pair in pairs for row in pair], cuts)
+        as_brute_force(layout_of(10, 1, sets=False), batches, 0, lambda: "keep")
+
+
+def test_a_micro_batch_goes_over_what_comes_and_what_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    went_over = 0
+
+    def counting(partials: Any, times: Any, panes: Any, *rest: Any, closing: bool) -> pa.RecordBatch:
+        nonlocal went_over
+        went_over += len(panes)
+        return sliding.slide(partials, times, panes, *rest, closing=closing)
+
+    for module in (panes_module, stacks_module, entries_module):
+        monkeypatch.setattr(module, "slide", counting)
+    layout = layout_of(2000, 1, sets=False)
+    state = Panes(layout)
+    state.run([entries_of([Row("a", pane, 1.0) for pane in range(2000)], layout)], 2000)
+    went_over = 0
+    for pane in range(2000, 2300, 2):
+        state.run([entries_of([Row("a", pane, 1.0), Row("a", pane + 1, 1.0)], layout)], pane + 2)
+    assert len(state) == 1999
+    # Each of 150 micro-batches, and the front.
+    assert went_over < 150 * 20 + 2000
+
+
+def as_brute_force(
+    layout: WindowLayout, batches: list[list[Row]], delay: int, how_next: Callable[[], str]
+) -> None:
+    """Run micro-batches and compare; between them the state goes on, is stored, now or later, or is read."""
+    oracle = Windows(layout.spec.size, layout.spec.slide, delay)
+    wanted = {name: AGGREGATES[name] for name in layout.values.names if name in AGGREGATES}
     state, units, late, newest = Panes(layout), [], 0, None
-    for batch in batches_of(rows, cuts):
-        arriving = [entries_of(batch, layout)] if batch else []
+    for batch in batches:
+        # Two parcels, of which the second one arrives later.
+        halves = [batch[: len(batch) // 3], batch[len(batch) // 3 :]]
+        arriving = [entries_of(half, layout) for half in halves if half]
         if batch:
             newest = (
                 max(row.pane for row in batch) if newest is None else max(newest, *(r.pane for r in batch))
             )
         done = state.run(arriving, None if newest is None else newest - delay)
-        expected = aggregated(oracle.batch(batch), AGGREGATES)
+        expected = aggregated(oracle.batch(batch), wanted)
         got: dict[Any, dict[str, Any]] = {}
         for windows in done.windows:
             assert windows.schema == layout.window
             for row in windows.to_pylist():
                 key = (row["group"], row[START])
                 assert key not in got
-                got[key] = {name: row[name] for name in AGGREGATES}
+                got[key] = {name: row[name] for name in wanted}
         assert got == expected
         late += done.late
         assert done.rows_in == len(batch)
+        how = how_next()
+        if how == "later":
+            continue  # The next delta has it, too.
         units += stored([state.delta()])
-        how = data.draw(st.sampled_from(["keep", "deltas", "snapshot"]))
-        if how == "snapshot":
+        if how in ("snapshot", "store"):
             units = stored(state.snapshot())
-        if how != "keep":
+        if how in ("snapshot", "deltas"):
             state = Panes(layout)
             state.restore(units)
     assert late == oracle.late
@@ -162,14 +265,19 @@ def test_many_windows_are_handed_over_in_pieces(monkeypatch: pytest.MonkeyPatch)
     assert pa.Table.from_batches(pieces) == pa.Table.from_batches(whole)
 
 
-def test_silent_groups_leave_nothing_behind() -> None:
-    layout = layout_of(4, 2)
-    state = Panes(layout)
-    for pane in range(0, 40_000, 100):
-        rows = [Row(f"{pane + i}", pane, 1.0) for i in range(20)]
+@pytest.mark.parametrize(("size", "step"), [(4, 100), (80, 10)], ids=["apart", "in stacks"])
+def test_silent_groups_leave_nothing_behind(size: int, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(panes_module, "_FEW", 10)
+    layout = layout_of(size, 2, sets=False)
+    state, stacked = Panes(layout), 0
+    for pane in range(0, 200 * step, step):
+        rows = [Row(f"{pane} {i}", pane, 1.0) for i in range(20)]
         state.run([entries_of(rows, layout)], pane)
         state.delta()
-    assert len(state) <= 40
+        stacked += state._stacks is not None
+    assert (stacked > 100) == (size == 80)
+    assert len(state) <= 40 + 20 * size // step
+    assert state.groups <= 1000  # of 4000
     assert state.size_bytes < 1_000_000
 
 
@@ -182,6 +290,31 @@ def test_entries_of_a_pane_that_comes_again_and_again_are_combined() -> None:
     assert len(state) < 2000
     (windows,) = state.run([], 1000).windows
     assert np.array_equal(windows.column("rows").to_numpy()[-1:], [5000])
+
+
+VALUES_OF_GROUPS: dict[str, list[Any]] = {
+    "int": [3, 1, None, 2],
+    "text": ["b", None, "", "a"],
+    "float": [0.0, -0.0, math.nan, None, 1.5],
+    "day": [date(2006, 1, 3), None, date(1969, 12, 31)],
+}
+
+
+@pytest.mark.parametrize("kind", VALUES_OF_GROUPS)
+@pytest.mark.parametrize("least", [10, 1 << 14], ids=["as values", "as keys"])
+def test_groups_get_numbers_in_order_of_appearance(
+    kind: str, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups_module, "_MANY", least)
+    monkeypatch.setattr(groups_module, "_SAMPLE", 16)
+    choices = VALUES_OF_GROUPS[kind]
+    column = pa.array([choices[i * i % 7 % len(choices)] for i in range(100)])
+    codec = GroupCodec([pa.field("group", column.type)])
+    numbers, keys = KeyIndex(), KeyIndex()
+    for some in (column.slice(50), column, pa.array(choices, column.type)):
+        found = codec.numbers(numbers, [some], len(some))
+        assert found.tolist() == keys.find_or_add(codec.encode([some], len(some))).tolist()
+    assert len(numbers) == len(keys)
 
 
 @given(
@@ -200,6 +333,22 @@ def test_distinct_values_of_ranges_are_counted(values: list[int], steps: list[tu
     sliding_kernels.slide_distinct(np.array(values), lows, highs, counts, out)
     assert out.tolist() == [len(set(values[a:b]) - {-1}) for a, b in ranges]
     assert not counts.any()
+
+
+@given(
+    panes=st.lists(st.lists(st.integers(0, 20), max_size=8).map(sorted), max_size=6),
+    gone=st.integers(0, 5),
+    least=st.integers(-1, 21),
+)
+def test_panes_before_the_least_are_skipped(panes: list[list[int]], gone: int, least: int) -> None:
+    ends = np.cumsum([len(one) for one in panes], dtype=np.int64)
+    at = np.array([end - max(len(one) - gone, 0) for end, one in zip(ends, panes, strict=True)], np.int64)
+    out = np.empty(len(panes), np.int64)
+    sliding_kernels.skip(np.array([pane for one in panes for pane in one], np.int64), at, ends, least, out)
+    wanted = [
+        int(end) - sum(pane >= least for pane in one[gone:]) for end, one in zip(ends, panes, strict=True)
+    ]
+    assert out.tolist() == wanted
 
 
 @settings(deadline=None)

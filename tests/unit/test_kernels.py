@@ -98,7 +98,7 @@ KERNELS = {
     "simple8b": {"_write", "_read"},
     "variable_byte": {"_write", "_read"},
     "sliding_kernels": {
-        *("order_by", "find_runs", "count_windows", "find_windows", "merge"),
+        *("order_by", "find_runs", "_over", "count_windows", "find_windows", "merge", "skip"),
         *("slide_sum", "_beats", "slide_extreme", "slide_first", "slide_last", "slide_distinct"),
     },
     "join_kernels": {"too_old", "link", "next_pairs", "unlink_useless"},
@@ -239,7 +239,7 @@ def test_a_second_process_compiles_nothing() -> None:
         "_divide",
         "_bits",
         "_position",
-        *("_due", "_precedes", "_sift", "_beats"),
+        *("_due", "_precedes", "_sift", "_beats", "_over"),
         # What the transitions of window queues consist of.
         *("append", "_forget", "_release", "free_head", "free_tail", "free_middle", "successor"),
         *("_mru_l", "_mru_e", "_is_update", "_do_promote", "_is_avail", "_end", "_push_ready", "_pop_ready"),

@@ -14,7 +14,7 @@ from penstock.checkpointing import FORMAT_VERSION, PUnit, decode, encode
 from penstock.checkpointing.files import LocalFiles
 from penstock.errors import CorruptDataError
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
-from tests.golden import make_fixtures
+from tests.golden import make_fixtures, windows
 from tests.streams import assert_same_state, order_of
 
 FILE = "/state/000000000001-f00.punit"
@@ -199,6 +199,26 @@ def test_the_golden_state_of_every_past_format_is_read_and_goes_on() -> None:
             assert_same_state(loaded, expected)
             assert loaded.cost_us == 5.0
         assert order_of(expected) == [7, 2, 3]
+
+
+@pytest.mark.parametrize("kind", windows.KINDS)
+def test_the_golden_windows_of_every_past_format_are_read_and_go_on(kind: str) -> None:
+    for version in range(2, FORMAT_VERSION + 1):
+        directory = make_fixtures.HERE / f"windows_v{version}" / kind
+        names = sorted(path.name for path in directory.iterdir())
+        assert len(names) == windows.VERSIONS
+        for number, name in enumerate(names):
+            version_number, _, file_id = name.removesuffix(".punit").partition("-")
+            pointer = Pointer(Version(int(version_number)), FileId(file_id))
+            loaded, fresh = windows.new_state(kind), windows.new_state(kind)
+            BucketStore(LocalFiles(directory)).load(pointer, loaded)
+            # What comes next, of which the last step closes windows of all that is stored.
+            for before in range(number + 1):
+                windows.step(fresh, kind, before)
+            for after in range(number + 1, windows.VERSIONS + 1):
+                found = windows.step(loaded, kind, after)
+                assert found == windows.step(fresh, kind, after)
+                assert found
 
 
 def test_what_a_p_unit_says_of_itself_is_plain_json() -> None:

@@ -7,9 +7,11 @@ import pytest
 from benchmarks.windows_growth import BATCHES, Case, run
 
 
-@pytest.mark.parametrize("case", [Case(10, 20, 10, 10), Case(5, 40, 30, 1)], ids=["tumbling", "sliding"])
+@pytest.mark.parametrize(
+    "case", [Case(10, 20, 4000, 10, 10), Case(5, 40, 4000, 30, 1)], ids=["tumbling", "sliding"]
+)
 def test_a_case_is_measured(case: Case) -> None:
-    found = run(case, 4000)
+    found = run(case)
     newest = BATCHES * case.seconds - 1
     starts = range(newest - case.size - case.seconds + 1, newest - case.size + 1)
     closed = sum(start % case.slide == 0 for start in starts)

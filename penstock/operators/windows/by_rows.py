@@ -23,8 +23,9 @@ from penstock.checkpointing import PUnit
 from penstock.operators.fragments import Fragmenter
 from penstock.operators.scan import Fragments
 from penstock.operators.stream import Integers
-from penstock.operators.windows.layout import ENTRY_PANE, Closed, RowLayout, WindowLayout
-from penstock.operators.windows.panes import Panes, empty, sorted_by
+from penstock.operators.windows.entries import Entries, Found, empty, sorted_by
+from penstock.operators.windows.layout import ENTRY_PANE, RowLayout, WindowLayout
+from penstock.operators.windows.panes import Panes
 from penstock.state_store.key_index import grown
 
 __all__ = ["RowPanes", "panes_of"]
@@ -133,8 +134,8 @@ class RowPanes(Panes):
         # Runs have numbers that only grow, so the fragmenter needs no table of them.
         self._fragmenter.add(pa.array(np.cumsum(starts)), [], columns)
         values = self._fragmenter.finish()
-        entries = [values.column(name) for name in self._rows.values.names]
-        self._add(ids[starts], panes[starts], entries, fresh=True)
+        made = Entries(ids[starts], panes[starts], values.select(self._rows.values.names))
+        self._arrive(made)
 
     def _make_room(self) -> None:
         self._numbered = grown(self._numbered, len(self._index))
@@ -147,40 +148,41 @@ class RowPanes(Panes):
         """Return of each group how many panes are full."""
         return self._numbered // self._rows.pane_rows
 
-    def _done(self) -> npt.NDArray[np.bool_]:
-        return self._panes < self._full()[self._ids]
+    def _done(self, entries: Entries) -> npt.NDArray[np.bool_]:
+        return entries.panes < self._full()[entries.ids]
 
-    def _in_time(self, panes: Integers, entries: pa.RecordBatch) -> Integers:
-        return np.argsort(entries.column(self._rows.end).to_numpy(), kind="stable")
+    def _in_time(self, settled: Entries) -> Entries:
+        return settled.take(np.argsort(settled.values.column(self._rows.end).to_numpy(), kind="stable"))
 
-    def _close(self) -> Iterator[Closed]:
+    def _close(self) -> Iterator[Found]:
         """Yield the windows whose panes are full, and let go of what no other needs."""
         if not len(self):
             return
-        self._sort()
+        held = self._held.whole()
         spec, full, begun = self._rows.spec, self._full(), self._next_windows
-        panes = self._panes - begun[self._ids] * spec.slide
-        for found in self._found(panes, 0, int(panes.max()) // spec.slide):
+        panes = held.panes - begun[held.ids] * spec.slide
+        for found in self._found(held, panes, 0, int(panes.max()) // spec.slide):
             windows = found.windows + begun[found.groups]
             whole = windows * spec.slide + spec.size <= full[found.groups]
             if whole.any():
-                yield self._closed(
-                    replace(
-                        found,
-                        groups=found.groups[whole],
-                        windows=windows[whole],
-                        low=found.low[whole],
-                        high=found.high[whole],
-                    )
+                yield replace(
+                    found,
+                    groups=found.groups[whole],
+                    windows=windows[whole],
+                    low=found.low[whole],
+                    high=found.high[whole],
                 )
         self._let_go()
 
     def _let_go(self) -> None:
         """Drop the entries that no incomplete window needs."""
-        spec, full = self._rows.spec, self._full()
-        self._next_windows = np.maximum((full - spec.size) // spec.slide + 1, 0)
-        needed = full if self._settles else self._next_windows * spec.slide
-        self._keep(self._panes >= needed[self._ids])
+        spec = self._rows.spec
+        self._next_windows = np.maximum((self._full() - spec.size) // spec.slide + 1, 0)
+        self._keep(self._held.whole())
+
+    def _needed(self, entries: Entries) -> npt.NDArray[np.bool_]:
+        needed = self._full() if self._settles else self._next_windows * self._rows.spec.slide
+        return entries.panes >= needed[entries.ids]
 
     def _forget(self) -> None:
         """Let groups keep their numbers, as those of their rows are kept by them."""

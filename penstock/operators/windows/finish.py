@@ -55,6 +55,12 @@ class Finish:
     assembly: Assembly
     steps: tuple[Step, ...] = ()
 
+    @property
+    def partials(self) -> frozenset[str]:
+        """The partials that it reads."""
+        read = {one for text in self.assembly.aggregates.values() for one in Expression.parse(text).columns}
+        return frozenset(part for one in read for part in (one, *self.assembly.parts(one)))
+
     def schemas(self) -> list[pa.Schema] | None:
         """Return the schemas of windows and after each projection; None if something is for Spark only.
 

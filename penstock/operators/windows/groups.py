@@ -10,11 +10,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.stream import Integers
+from penstock.state_store.key_index import KeyIndex
 from penstock.state_store.keys import KeyCodec, Keys, Positions, Words
 
 __all__ = ["GroupCodec"]
 
 _MOST = 63
+_MANY, _SAMPLE, _TIMES = 1 << 14, 1 << 12, 4
+"""Of so many rows a sample is looked at, in which each group has to be so many times."""
 
 
 class GroupCodec:
@@ -50,6 +54,20 @@ class GroupCodec:
                 plain = pc.fill_null(plain, _nothing(plain.type))
             filled.append(plain)
         return self._codec.encode([pa.array(nulls), *filled])
+
+    def numbers(self, index: KeyIndex, columns: Sequence[pa.Array[Any]], rows: int) -> Integers:
+        """Return the numbers of rows' groups in an index; those that are new get the next ones.
+
+        Where few groups have many rows, these are told apart as values, and only the groups as keys.
+        """
+        if len(columns) != 1 or rows < _MANY or pa.types.is_dictionary(columns[0].type):
+            return index.find_or_add(self.encode(columns, rows))
+        (column,) = columns
+        if len(column.slice(0, _SAMPLE).unique()) > _SAMPLE // _TIMES:
+            return index.find_or_add(self.encode(columns, rows))
+        coded = column.dictionary_encode(null_encoding="encode")
+        known = index.find_or_add(self.encode([coded.dictionary], len(coded.dictionary)))
+        return known[coded.indices.to_numpy()]
 
     def decode(self, words: Words, starts: Positions) -> list[pa.Array[Any]]:
         """Return the columns of the groups that begin at `starts` in `words`."""

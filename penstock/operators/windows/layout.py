@@ -13,7 +13,7 @@ from penstock.operators.stream import Integers
 from penstock.operators.windows.sliding import type_in_windows
 from penstock.operators.windows.spec import WindowSpec
 
-__all__ = ["ENTRY_PANE", "START", "Assembled", "Closed", "Found", "RowLayout", "Settled", "WindowLayout"]
+__all__ = ["ENTRY_PANE", "START", "Assembled", "Closed", "RowLayout", "Settled", "WindowLayout"]
 
 ENTRY_PANE = "__penstock_pane"
 """The column of an entry that has its pane's number."""
@@ -55,6 +55,11 @@ class WindowLayout:
         return pa.schema(
             [pa.field(one.name, kind) for one, kind in zip(self.partials, self.types, strict=True)]
         )
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether no partial is a set or a sketch, which grow with what they stand for."""
+        return all(one.kind not in ("distinct", "sketch") for one in self.partials)
 
     @property
     def results(self) -> pa.Schema:
@@ -157,24 +162,3 @@ class Settled:
     ids: Integers
     panes: Integers
     rows: pa.RecordBatch
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Windows, and which entries they have.
-
-    Attributes
-    ----------
-    piece : slice
-        Some of the entries.
-    groups, windows : int64 arrays
-        Numbers of the groups and of the windows.
-    low, high : int64 arrays
-        Of each window the range of its entries within the piece.
-    """
-
-    piece: slice
-    groups: Integers
-    windows: Integers
-    low: Integers
-    high: Integers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -13,31 +13,26 @@ import pyarrow as pa
 from penstock.checkpointing import PUnit
 from penstock.operators.stream import Integers
 from penstock.operators.windows import sliding_kernels as kernels
+from penstock.operators.windows.entries import Entries, Found, Pile, combined, merged, sorted_by
 from penstock.operators.windows.groups import GroupCodec
-from penstock.operators.windows.layout import (
-    ENTRY_PANE,
-    Assembled,
-    Closed,
-    Found,
-    Settled,
-    WindowLayout,
-)
+from penstock.operators.windows.layout import ENTRY_PANE, Assembled, Closed, Settled, WindowLayout
 from penstock.operators.windows.sliding import slide
+from penstock.operators.windows.stacks import Stacks
 from penstock.state_store.key_index import KeyIndex
 from penstock.state_store.keys import Keys
 
-__all__ = ["Panes", "empty", "sorted_by"]
+__all__ = ["Panes"]
 
 _UNIT_ENTRIES = 1 << 20
 _CHUNK_WINDOWS = 1 << 20
-_CROWDED = 1.5
-"""Entries of equal pane and group are combined once there are so many for each pane and group."""
 _FEW = 1024
 _LEAST = np.iinfo(np.int64).min
+_ROOM = 4
+"""Room may be made for so many times as many windows as there are entries, without counting them."""
+_SHARED = 4
+"""Stacks are made where windows are so many times as long as what a micro-batch moves on."""
 _SILENT = 2
 """Groups are numbered anew once there were so many for each that has entries."""
-_WIDE = 4
-"""Values of a range up to so many times their number are sorted by counting."""
 
 
 class Panes:
@@ -62,24 +57,23 @@ class Panes:
         self._settles = settles
         self._codec = GroupCodec(list(layout.groups))
         self._index = KeyIndex()
-        self._ids = np.zeros(0, np.int64)
-        self._panes = np.zeros(0, np.int64)
-        self._fresh = np.zeros(0, np.bool_)
-        self._in_order = 0
-        self._entries = [empty(layout.values)]
+        self._held = Pile(layout)
+        self._stacks: Stacks | None = None
+        self._arrived: list[Entries] = []
+        """What came since the last `delta`."""
         self.watermark: int | None = None
         """All panes before it have arrived, but for late ones; None before the first entry."""
         self._next: int | None = None
 
     def __len__(self) -> int:
         """Return the number of entries."""
-        return len(self._ids)
+        return len(self._held) + (0 if self._stacks is None else len(self._stacks))
 
     @property
     def size_bytes(self) -> int:
         """How much memory the state holds, roughly."""
-        held = sum(batch.nbytes for batch in self._entries)
-        return held + self._ids.nbytes + self._panes.nbytes + self._index.size_bytes
+        stacks = 0 if self._stacks is None else self._stacks.nbytes
+        return self._held.nbytes + stacks + self._index.size_bytes
 
     def close(self) -> None:
         """Do nothing: memory goes with the object."""
@@ -89,6 +83,7 @@ class Panes:
         arriving: Iterable[pa.RecordBatch],
         watermark: int | None,
         finish: Callable[[Closed], pa.RecordBatch] | None = None,
+        reads: Container[str] | None = None,
     ) -> Assembled:
         """Let entries in, then close the windows before a watermark.
 
@@ -100,27 +95,32 @@ class Panes:
             All panes before it have arrived; the greatest one ever given counts.
         finish : callable, optional
             What is done with windows in batches of bounded size; its results stand in their place.
+        reads : container of str, optional
+            The partials of windows that `finish` reads; all unless given.
         """
         rows_in, late = self._enter(list(arriving), watermark)
         count, windows = 0, []
-        for closed in self._close():
+        for found in self._close():
+            closed = self._closed(found, reads)
             count += len(closed.of)
             windows.append(closed.batch(self._layout.window) if finish is None else finish(closed))
         return Assembled(windows, rows_in, late, self._live(), count)
 
     def _enter(self, arriving: list[pa.RecordBatch], watermark: int | None) -> tuple[int, int]:
         """Add entries, then note the watermark; return how many rows came, and how many of these are late."""
-        layout, rows, late = self._layout, 0, 0
+        layout, rows, late, parts = self._layout, 0, 0, []
         oldest = self._oldest
         for batch in arriving:
             counts = batch.column(layout.rows).to_numpy()
             rows += int(counts.sum())
             behind = None if oldest is None else batch.column(ENTRY_PANE).to_numpy() < oldest
             if behind is None or not behind.any():
-                self._append(batch, fresh=True)
+                parts.append(self._entries_of(batch))
             else:
                 late += int(counts[behind].sum())
-                self._append(batch.filter(pa.array(~behind)), fresh=True)
+                parts.append(self._entries_of(batch.filter(pa.array(~behind))))
+        if parts:
+            self._arrive(Entries.concat(parts))
         self._pass(watermark)
         return rows, late
 
@@ -146,31 +146,22 @@ class Panes:
             Rows that came, and those of panes that were handed over before.
         """
         rows_in, late = self._enter(list(arriving), watermark)
-        if not self._done().any():
-            none = np.zeros(0, np.int64)
-            return Settled(none, none, empty(self._layout.values)), rows_in, late
-        self._sort()
-        chosen = np.flatnonzero(self._done())
-        ids, panes, entries = self._ids[chosen], self._panes[chosen], self._whole().take(pa.array(chosen))
-        starts = np.empty(len(ids), np.int64)
-        low = starts[: kernels.find_runs(ids, panes, starts)]
-        if len(low) < len(ids):
-            high = np.append(low[1:], len(ids))
-            entries = slide(
-                self._layout.partials, self._layout.times, panes, entries, low, high, closing=False
-            )
-            ids, panes = ids[low], panes[low]
-        order = self._in_time(panes, entries)
-        self._keep(~self._done())
-        return Settled(ids[order], panes[order], entries.take(pa.array(order))), rows_in, late
+        if not any(self._done(part).any() for part in self._held.parts):
+            none = Entries.none(self._layout)
+            return Settled(none.ids, none.panes, none.values), rows_in, late
+        held = self._held.whole()
+        done = self._done(held)
+        self._held.replace(held.where(~done))
+        settled = self._in_time(combined(self._layout, held.where(done), always=True))
+        return Settled(settled.ids, settled.panes, settled.values), rows_in, late
 
-    def _done(self) -> npt.NDArray[np.bool_]:
+    def _done(self, entries: Entries) -> npt.NDArray[np.bool_]:
         """Return which entries are of panes of which nothing more comes."""
-        return self._panes < (_LEAST if self.watermark is None else self.watermark)
+        return entries.panes < (_LEAST if self.watermark is None else self.watermark)
 
-    def _in_time(self, panes: Integers, entries: pa.RecordBatch) -> Integers:
-        """Return panes, which are sorted by group, in the order in which they settled."""
-        return sorted_by(panes, np.arange(len(panes)))
+    def _in_time(self, settled: Entries) -> Entries:
+        """Return entries, which are sorted by group and pane, in the order in which they settled."""
+        return settled.take(sorted_by(settled.panes, np.arange(len(settled))))
 
     @property
     def border(self) -> int | None:
@@ -194,21 +185,26 @@ class Panes:
         """Give groups their numbers, in this order."""
         self._index.find_or_add(self._codec.encode(columns, rows))
 
-    def _append(self, batch: pa.RecordBatch, *, fresh: bool) -> None:
-        layout, rows = self._layout, batch.num_rows
-        if not rows:
+    def _entries_of(self, batch: pa.RecordBatch) -> Entries:
+        """Return what arrives, or is read, as entries; groups that are new get their numbers."""
+        layout = self._layout
+        groups = [batch.column(name) for name in layout.groups.names]
+        ids = self._codec.numbers(self._index, groups, batch.num_rows)
+        panes = batch.column(ENTRY_PANE).to_numpy()
+        columns = [batch.column(name) for name in layout.values.names]
+        return Entries(ids, panes, pa.RecordBatch.from_arrays(columns, schema=layout.values))
+
+    def _arrive(self, entries: Entries) -> None:
+        """Let entries in, in any order."""
+        self._arrived.append(entries)
+        if self._stacks is None and len(self._held) < len(entries):
+            # Sorted with them, so that what is more is not copied once more.
+            self._held.replace(Entries.concat([*self._held.parts, entries]).in_order())
             return
-        keys = self._codec.encode([batch.column(name) for name in layout.groups.names], rows)
-        ids, panes = self._index.find_or_add(keys), batch.column(ENTRY_PANE).to_numpy()
-        self._add(ids, panes, [batch.column(name) for name in layout.values.names], fresh=fresh)
+        self._arrived[-1] = entries.in_order()
+        self._held.add(self._arrived[-1])
 
-    def _add(self, ids: Integers, panes: Integers, values: list[pa.Array[Any]], *, fresh: bool) -> None:
-        self._ids = np.concatenate([self._ids, ids])
-        self._panes = np.concatenate([self._panes, panes])
-        self._fresh = np.concatenate([self._fresh, np.full(len(ids), fresh)])
-        self._entries.append(pa.RecordBatch.from_arrays(values, schema=self._layout.values))
-
-    def _close(self) -> Iterator[Closed]:
+    def _close(self) -> Iterator[Found]:
         """Yield the windows that the watermark closes, and let go of what no other needs."""
         spec = self._layout.spec
         if self.watermark is None:
@@ -217,84 +213,116 @@ class Panes:
         self._next = last + 1 if before is None else max(last + 1, before)
         if not len(self):
             return
-        first = spec.first_with(int(self._panes.min())) if before is None else before
+        first = before
+        if first is None:
+            first = spec.first_with(min(int(part.panes.min()) for part in self._held.parts if len(part)))
         if last < first:
             return
-        self._sort()
-        for found in self._found(self._panes, first, last):
-            yield self._closed(found)
-        self._keep(self._panes >= spec.start(self._next))
+        self._stack(first, last)
+        held = self._held.whole()
+        needed = held
+        if self._stacks is not None:
+            needed, held = self._stacks.close(held, first, last)
+        yield from self._found(needed, needed.panes, first, last)
+        self._keep(held)
 
-    def _sort(self) -> None:
-        """Sort entries by group and pane, those of equal ones by arrival."""
-        known, count = self._in_order, len(self)
-        if known == count:
+    def _stack(self, first: int, last: int) -> None:
+        """Have stacks for the windows that close, if these have much in common, or none."""
+        spec, stacks = self._layout.spec, self._stacks
+        if stacks is not None and spec.start(last) < stacks.border:
             return
-        order = sorted_by(self._panes[known:], np.arange(count - known))
-        order = sorted_by(self._ids[known:], order) + known
-        if known:
-            merged = np.empty(count, np.int64)
-            kernels.merge(self._ids, self._panes, known, order, merged)
-            order = merged
-        self._take(order)
-        self._in_order = count
+        # What suffixes of sets come to would be larger by far than these.
+        shared = _SHARED * (last - first + 1) * spec.slide <= spec.size and self._layout.fixed_size
+        if stacks is not None and (not shared or self._many_silent()):
+            self._held.replace(merged([*stacks.parts(), *self._held.parts]))
+            self._stacks = stacks = None
+            self._forget_silent()
+        if not shared:
+            return
+        held, border = self._held.whole(), spec.start(first) + spec.size
+        below = held.panes < border
+        # Those of the stacks were in windows that ended before.
+        front = merged([*([] if stacks is None else stacks.parts()), held.where(below)])
+        if stacks is not None or len(front) >= _FEW:
+            self._held.replace(held.where(~below))
+            self._stacks = Stacks(self._layout, front, border, len(self._index))
 
     def _live(self) -> int:
         """Return how many groups have an entry."""
-        return int(np.count_nonzero(np.bincount(self._ids)))
+        known = np.zeros(len(self._index), np.bool_)
+        for part in self._held.parts:
+            known[part.ids] = True
+        if self._stacks is not None:
+            known[self._stacks.live()] = True
+        return int(np.count_nonzero(known))
 
-    def _take(self, order: Integers) -> None:
-        self._ids, self._panes, self._fresh = self._ids[order], self._panes[order], self._fresh[order]
-        self._entries = [self._whole().take(pa.array(order))]
+    def _needed(self, entries: Entries) -> npt.NDArray[np.bool_]:
+        """Return which entries an open window needs."""
+        return entries.panes >= (_LEAST if self._oldest is None else self._oldest)
 
-    def _keep(self, kept: npt.NDArray[np.bool_]) -> None:
-        if kept.all():
-            return
-        in_order = int(np.count_nonzero(kept[: self._in_order]))
-        self._take(np.flatnonzero(kept))
-        self._in_order = in_order
-        if not self._settles and len(self._index) > _SILENT * self._live() + _FEW:
+    def _keep(self, held: Entries) -> None:
+        """Hold those entries that are needed, of what was held."""
+        self._held.replace(held.where(self._needed(held)))
+        self._forget_silent()
+
+    def _many_silent(self) -> bool:
+        """Say whether there are many groups without entries."""
+        return not self._settles and len(self._index) > _SILENT * self._live() + _FEW
+
+    def _forget_silent(self) -> None:
+        """Forget groups without entries, where there are many; only where there are no stacks."""
+        if self._stacks is None and self._many_silent():
             self._forget()
-
-    def _whole(self) -> pa.RecordBatch:
-        """Return the partials of all entries as one batch."""
-        if len(self._entries) > 1:
-            self._entries = [pa.concat_batches(self._entries)]
-        return self._entries[0]
 
     def _forget(self) -> None:
         """Give groups new numbers, leaving out those without entries."""
-        known, again = np.unique(self._ids, return_inverse=True)
+        held = self._held.whole()
+        known, again = np.unique(held.ids, return_inverse=True)
         groups = self._codec.decode(self._index.words, self._index.starts(known))
         self._index = KeyIndex()
-        self._ids = self._index.find_or_add(self._codec.encode(groups, len(known)))[again]
+        numbers = self._index.find_or_add(self._codec.encode(groups, len(known)))
+        self._held.replace(Entries(numbers[again], held.panes, held.values))
+        # Those that are still needed are held, and so are their groups.
+        fresh = [part.where(self._needed(part)) for part in self._arrived]
+        self._arrived = [
+            Entries(numbers[np.searchsorted(known, part.ids)], part.panes, part.values) for part in fresh
+        ]
 
-    def _found(self, panes: Integers, first: int, last: int) -> Iterator[Found]:
-        """Return the windows from `first` to `last`, of sorted entries, in batches of bounded size."""
-        spec, ids = self._layout.spec, self._ids
-        count = kernels.count_windows(ids, panes, spec.size, spec.slide, first, last)
+    def _found(self, entries: Entries, panes: Integers, first: int, last: int) -> Iterator[Found]:
+        """Return the windows from `first` to `last`, of sorted entries, in batches of bounded size.
+
+        `panes` are those of the entries, from which windows are numbered.
+        """
+        spec, ids = self._layout.spec, entries.ids
+        count = self._room(ids, panes, first, last)
         pieces = -(-count // _CHUNK_WINDOWS)
         cuts = [int(np.searchsorted(ids, ids[len(ids) * i // pieces])) for i in range(1, pieces)]
         for begin, end in pairwise([0, *cuts, len(ids)]):
             piece = slice(begin, end)
             if pieces > 1:
-                count = kernels.count_windows(ids[piece], panes[piece], spec.size, spec.slide, first, last)
-            if not count:
-                continue
-            groups, windows, low, high = (np.empty(count, np.int64) for _ in range(4))
-            kernels.find_windows(
-                ids[piece], panes[piece], spec.size, spec.slide, first, last, groups, windows, low, high
-            )
-            yield Found(piece, groups, windows, low, high)
+                count = self._room(ids[piece], panes[piece], first, last)
+            found = [np.empty(count, np.int64) for _ in range(4)]
+            count = kernels.find_windows(ids[piece], panes[piece], spec.size, spec.slide, first, last, *found)
+            if count:
+                yield Found(entries.piece(begin, end), *(one[:count] for one in found))
 
-    def _closed(self, found: Found) -> Closed:
+    def _room(self, ids: Integers, panes: Integers, first: int, last: int) -> int:
+        """Return how many windows there are at most; they are counted only where these may be many fewer."""
+        most = (np.count_nonzero(np.diff(ids)) + 1) * (last - first + 1)
+        if most <= _ROOM * len(ids):
+            return int(most)
+        return int(
+            kernels.count_windows(ids, panes, self._layout.spec.size, self._layout.spec.slide, first, last)
+        )
+
+    def _closed(self, found: Found, reads: Container[str] | None) -> Closed:
+        layout, entries = self._layout, found.entries
         known, of = self._groups(found.groups)
-        values = self._slide(found.piece, found.low, found.high, closing=True)
-        return Closed(known, of, pa.array(found.windows * self._layout.spec.slide), values)
-
-    def _slide(self, piece: slice, low: Integers, high: Integers, *, closing: bool) -> pa.RecordBatch:
-        layout, entries = self._layout, self._whole().slice(piece.start, piece.stop - piece.start)
-        return slide(layout.partials, layout.times, self._panes[piece], entries, low, high, closing=closing)
+        partials = [one for one in layout.partials if reads is None or one.name in reads]
+        values = slide(
+            partials, layout.times, entries.panes, entries.values, found.low, found.high, closing=True
+        )
+        return Closed(known, of, pa.array(found.windows * layout.spec.slide), values)
 
     def _groups(self, ids: Integers) -> tuple[list[pa.Array[Any]], pa.Array[Any]]:
         """Return the groups of ids, of which equal ones stand together, and of each id the place in them."""
@@ -306,71 +334,37 @@ class Panes:
 
     def delta(self) -> PUnit:
         """Return the entries that came since the last call and are still needed, to be stored."""
-        unit = self._unit("delta", np.flatnonzero(self._fresh))
-        self._fresh[:] = False
-        self._combine()
-        return unit
+        fresh = Entries.concat([Entries.none(self._layout), *self._arrived])
+        self._arrived = []
+        return self._unit("delta", fresh.where(self._needed(fresh)).in_order())
 
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole state of this moment, in units of at most `_UNIT_ENTRIES` entries."""
-        begins = range(0, max(len(self), 1), _UNIT_ENTRIES)
-        rows = np.arange(len(self))
+        parts = [] if self._stacks is None else self._stacks.parts()
+        held = merged([*parts, *self._held.parts])
+        held = held.where(self._needed(held))
+        begins = range(0, max(len(held), 1), _UNIT_ENTRIES)
         # Made here and now, for the panes go on changing while they are written.
-        return iter([self._unit("snapshot", rows[begin : begin + _UNIT_ENTRIES]) for begin in begins])
+        return iter(
+            [self._unit("snapshot", held.piece(begin, begin + _UNIT_ENTRIES), begin) for begin in begins]
+        )
 
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply units in their order."""
         for unit in units:
             if unit.kind == "snapshot" and unit.meta["entries_before"] == 0:
-                self._take(np.zeros(0, np.int64))
-                self._in_order = 0
-            self._append(unit.blocks["entries"], fresh=False)
+                self._held.replace(Entries.none(self._layout))
+                self._stacks = None
+            self._held.add(self._entries_of(unit.blocks["entries"]).in_order())
             self.watermark, self._next = unit.meta["watermark"], unit.meta["next"]
-        oldest = self._oldest
-        if oldest is not None and len(self):
-            self._keep(self._panes >= oldest)
+        if self._oldest is not None:
+            self._keep(self._held.whole())
 
-    def _unit(self, kind: str, rows: Integers) -> PUnit:
-        ids = self._ids[rows]
-        known, at = np.unique(ids, return_inverse=True)
-        groups = self._codec.decode(self._index.words, self._index.starts(known))
-        columns = [column.take(pa.array(at)) for column in groups]
-        values = self._whole().take(pa.array(rows))
-        entries = pa.RecordBatch.from_arrays(
-            [*columns, pa.array(self._panes[rows]), *values.columns], schema=self._layout.entry
+    def _unit(self, kind: str, entries: Entries, before: int = 0) -> PUnit:
+        known, of = self._groups(entries.ids)
+        columns = [column.take(of) for column in known]
+        block = pa.RecordBatch.from_arrays(
+            [*columns, pa.array(entries.panes), *entries.values.columns], schema=self._layout.entry
         )
-        first = int(rows[0]) if len(rows) else 0
-        meta = {"watermark": self.watermark, "next": self._next, "rows": len(self), "entries_before": first}
-        return PUnit(kind=kind, meta=meta, blocks={"entries": entries})
-
-    def _combine(self) -> None:
-        """Make one entry of those of equal group and pane, where there are many."""
-        if len(self) < _FEW:
-            return
-        self._sort()
-        starts = np.empty(len(self), np.int64)
-        count = kernels.find_runs(self._ids, self._panes, starts)
-        if len(self) < _CROWDED * count:
-            return
-        low = starts[:count]
-        high = np.append(low[1:], len(self))
-        self._entries = [self._slide(slice(0, len(self)), low, high, closing=False)]
-        self._ids, self._panes, self._fresh = self._ids[low], self._panes[low], self._fresh[low]
-        self._in_order = count
-
-
-def empty(schema: pa.Schema) -> pa.RecordBatch:
-    """Return no rows of a schema."""
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
-
-
-def sorted_by(values: Integers, order: Integers) -> Integers:
-    """Return rows, which are in some order, by value; those of equal values stay in that order."""
-    if not len(values):
-        return order
-    least, greatest = int(values.min()), int(values.max())
-    if greatest - least > _WIDE * len(values) + _FEW:
-        return order[np.argsort(values[order], kind="stable")]
-    out = np.empty(len(values), np.int64)
-    kernels.order_by(values, least, greatest - least + 1, order, out)
-    return out
+        meta = {"watermark": self.watermark, "next": self._next, "rows": len(self), "entries_before": before}
+        return PUnit(kind=kind, meta=meta, blocks={"entries": block})

@@ -18,6 +18,7 @@ __all__ = [
     "find_windows",
     "merge",
     "order_by",
+    "skip",
     "slide_distinct",
     "slide_extreme",
     "slide_first",
@@ -84,6 +85,22 @@ def find_runs(ids: Any, panes: Any, starts: Any) -> int:
 
 
 @kernel
+def skip(panes: Any, at: Any, ends: Any, least: int, out: Any) -> None:
+    """Find where panes from `least` on begin in each range, `at` to before `ends`; there they only grow."""
+    for i in range(at.shape[0]):
+        j = at[i]
+        while j < ends[i] and panes[j] < least:
+            j += 1
+        out[i] = j
+
+
+@kernel
+def _over(pane: int, slide: int) -> int:
+    """Return ``pane // slide``, which takes long, but mostly there is nothing to divide."""
+    return pane if slide == 1 else pane // slide
+
+
+@kernel
 def count_windows(ids: Any, panes: Any, size: int, slide: int, first: int, last: int) -> int:
     """Count the windows from `first` to `last` that have an entry."""
     n = ids.shape[0]
@@ -94,8 +111,8 @@ def count_windows(ids: Any, panes: Any, size: int, slide: int, first: int, last:
             end += 1
         k = first
         for j in range(i, end):
-            a = max((panes[j] - size) // slide + 1, k)
-            b = min(panes[j] // slide, last)
+            a = max(_over(panes[j] - size, slide) + 1, k)
+            b = min(_over(panes[j], slide), last)
             if b >= a:
                 count += b - a + 1
                 k = b + 1
@@ -115,8 +132,8 @@ def find_windows(
     windows: Any,
     low: Any,
     high: Any,
-) -> None:
-    """Find the windows that `count_windows` counted, by group and in their order.
+) -> int:
+    """Find the windows that `count_windows` counts, by group and in their order; return how many.
 
     Parameters
     ----------
@@ -127,7 +144,7 @@ def find_windows(
     first, last : int
         Numbers of windows.
     groups, windows, low, high : int64 arrays
-        Of each window that is found its group, its number and its range of entries.
+        Of each window that is found its group, its number and its range of entries; at least as long.
     """
     n = ids.shape[0]
     count, i = 0, 0
@@ -138,8 +155,8 @@ def find_windows(
         k = first
         lo, hi = i, i
         for j in range(i, end):
-            a = max((panes[j] - size) // slide + 1, k)
-            b = min(panes[j] // slide, last)
+            a = max(_over(panes[j] - size, slide) + 1, k)
+            b = min(_over(panes[j], slide), last)
             while a <= b:
                 start = a * slide
                 while panes[lo] < start:
@@ -155,6 +172,7 @@ def find_windows(
                 a += 1
                 k = a
         i = end
+    return count
 
 
 @kernel

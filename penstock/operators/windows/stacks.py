@@ -1,0 +1,138 @@
+"""What is known of the panes that open windows share, from one micro-batch to the next.
+
+Of the windows that a micro-batch closes, all have the panes from the start of the last one to the end of the
+first one: the **middle**. So of each group a micro-batch needs one entry for that, the panes before it, which
+leave, and the panes after it, which are new. The middle comes from two stacks that outlive the micro-batch::
+
+                              border
+               front            |         back              held
+    --+--------------+----------+-----------------+------------------+-->  panes
+      |   leaving    |  suffix  |      total      |       new        |
+      first start    last start                   first end          last end
+
+The **front** knows of each of its entries what that one and all later ones of its group come to (a suffix),
+the **back** knows one total of each group. Panes move from what is held to the back as windows close over
+them, and from the back into a new front all at once, when no pane of the old one is in all windows that
+close. So an entry is gone over a fixed number of times, however long windows are. Nothing is ever taken away
+from a partial.
+
+All of this is in memory only, and follows from the entries: a state that is read begins without it. Entries
+from before the border that came after it was drawn stay among those that are held.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.operators.stream import Integers
+from penstock.operators.windows import sliding_kernels as kernels
+from penstock.operators.windows.entries import Entries, Pile, by_group, merged, ranges, sorted_by
+from penstock.operators.windows.layout import WindowLayout
+from penstock.operators.windows.sliding import slide
+
+__all__ = ["Stacks"]
+
+_GONE = 2
+"""The front is cut once it has so many times the entries that are needed."""
+
+
+class Stacks:
+    """The entries that were in a window that closed. Used by one task at a time; not thread-safe.
+
+    Parameters
+    ----------
+    layout : WindowLayout
+        What windows are made of; partials of fixed size.
+    front : Entries
+        Of panes before the border, sorted.
+    border : int
+        A pane; at most the end of the next window that closes.
+    groups : int
+        How many groups have a number.
+    """
+
+    def __init__(self, layout: WindowLayout, front: Entries, border: int, groups: int) -> None:
+        self.border = border
+        self._layout = layout
+        self._front = front
+        bounds = np.searchsorted(front.ids, np.arange(groups + 1))
+        # Of each group, the places of those entries of the front that are still needed.
+        self._at, self._ends = bounds[:-1], bounds[1:]
+        ends = self._ends[front.ids]
+        each = np.arange(len(front))
+        self._suffixes = slide(
+            layout.partials, layout.times, front.panes, front.values, each, ends, closing=False
+        )
+        self._back = Pile(layout)
+        self._total = Entries.none(layout)
+
+    def __len__(self) -> int:
+        """Return the number of entries that are still needed."""
+        return int((self._ends - self._at).sum()) + len(self._back)
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory they hold."""
+        known = self._suffixes.nbytes + self._at.nbytes + self._ends.nbytes
+        return known + self._front.nbytes + self._back.nbytes + self._total.nbytes
+
+    def parts(self) -> list[Entries]:
+        """Return the entries that are still needed, in parts, each of them sorted."""
+        return [self._front.take(ranges(self._at, self._ends)), *self._back.parts]
+
+    def live(self) -> Integers:
+        """Return the groups that have an entry; some may be there twice."""
+        return np.concatenate([np.flatnonzero(self._at < self._ends), self._total.ids])
+
+    def close(self, held: Entries, first: int, last: int) -> tuple[Entries, Entries]:
+        """Return what some windows are made of, and take in what will be in later ones.
+
+        Parameters
+        ----------
+        held : Entries
+            All entries that are not here, sorted.
+        first, last : int
+            Numbers of windows, of which the last one starts before the border and the first is the next one.
+
+        Returns
+        -------
+        needed : Entries
+            Sorted. A window's partials are those of its entries among them.
+        left : Entries
+            What is still held, sorted.
+        """
+        spec = self._layout.spec
+        begin, start, following = spec.start(first), spec.start(last), spec.start(last + 1)
+        end, after = begin + spec.size, start + spec.size
+        at = self._first_from(start)
+        groups = np.flatnonzero(at < self._ends)
+        suffixes = Entries(groups, self._front.panes[at[groups]], self._suffixes.take(pa.array(at[groups])))
+        shared = [suffixes, self._total, held.between(start, end)]
+        leaving = merged([self._front.take(ranges(self._at, at)), held.between(begin, start)])
+        new = held.between(end, after)
+        # Of a group, panes of one part come before those of the next one.
+        needed = Entries.concat([leaving, by_group(self._layout, shared, end - 1), new])
+        needed = needed.take(sorted_by(needed.ids, np.arange(len(needed))))
+        for taken in (held.between(self.border, end), new):
+            self._back.add(taken)
+            self._total = by_group(self._layout, [self._total, taken], self.border)
+        self._let_go(following)
+        stray = (held.panes >= following) & (held.panes < self.border)
+        return needed, held.where(stray | (held.panes >= after))
+
+    def _first_from(self, pane: int) -> Integers:
+        """Return of each group where its entries of the front from a pane on begin."""
+        at = np.empty(len(self._at), np.int64)
+        kernels.skip(self._front.panes, self._at, self._ends, pane, at)
+        return at
+
+    def _let_go(self, pane: int) -> None:
+        """Let go of what is before a pane."""
+        self._at = self._first_from(pane)
+        counts = self._ends - self._at
+        if _GONE * int(counts.sum()) < len(self._front):
+            rows = ranges(self._at, self._ends)
+            self._front, self._suffixes = self._front.take(rows), self._suffixes.take(pa.array(rows))
+            self._ends = np.cumsum(counts)
+            self._at = self._ends - counts
