@@ -237,10 +237,11 @@ class AdaptiveQueue(UpdateQueue):
                 rows = pa.RecordBatch.from_arrays(block.columns[:-1], schema=self.stream.schema)
                 ids = self._numbered(self.stream.keys(rows))
                 self._chunks.append(_Chunk(rows, ids, block.column(_ARRIVED).to_numpy()))
-                for booked in ("queue_booked_us", "application_booked_us"):
-                    self._cells[booked][ids] = self._settled_at or 0
             self._tail = self._written = meta["tail"]
             self.appending, self.switches = meta["appending"], meta["switches"]
+        # Later units take away what earlier ones let in.
+        for chunk in self._chunks:
+            self._book_waiting(chunk.ids)
 
     def _held(self) -> Integers:
         """Return the keys that have more than what is stored of every key: a tuple that waits."""

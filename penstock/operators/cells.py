@@ -21,9 +21,11 @@ from penstock.state_store.keys import Keys
 from penstock.state_store.table import Table
 from penstock.state_store.working_copy import TableMaker
 
-__all__ = ["Cells", "TabledCells", "cells_of"]
+__all__ = ["BOOKED", "Cells", "TabledCells", "cells_of"]
 
-_BOOKED = (("queue_booked_us", "dequeued_us"), ("application_booked_us", "delivered_us"))
+BOOKED = (("queue_booked_us", "dequeued_us"), ("application_booked_us", "delivered_us"))
+"""Up to when staleness is booked of a key, and what that is of an idle one."""
+
 _LEAST_IDLE = 1024
 """So many idle keys in memory are not worth a new index."""
 
@@ -213,7 +215,7 @@ class TabledCells(Cells):
             self._new += len(added) - int(np.count_nonzero(found))
             self._set(added[found], rows.filter(pa.array(found)).columns)
             # Up to then nothing was left to book of a key that became idle.
-            for booked, until in _BOOKED:
+            for booked, until in BOOKED:
                 self._arrays[booked][added] = self._arrays[until][added]
         return ids
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
 from penstock.operators.arrivals import Arrivals, conflate
-from penstock.operators.cells import cells_of
+from penstock.operators.cells import BOOKED, cells_of
 from penstock.operators.key_queue import KeyQueue, Policy
 from penstock.operators.pages import PagedMemory
 from penstock.operators.rates import mean_cost, mean_interval
@@ -340,11 +340,17 @@ class UpdateQueue:
             self._queue.rebuild(waiting, meta["virtual_time"])
         else:
             self._queue.rebuild(waiting, self._queue.ranks[waiting].copy())
-        for booked in ("queue_booked_us", "application_booked_us"):
-            cells[booked][waiting] = self._settled_at or 0
+        for booked, until in BOOKED:
+            cells[booked][:] = cells[until]
+        self._book_waiting(waiting)
         cells["in_service"][:] = 0
         self._in_service = 0
         cells.dirty[:] = False
+
+    def _book_waiting(self, ids: Integers) -> None:
+        """Note that the staleness of keys that wait is booked up to when the queue was settled last."""
+        for booked, _ in BOOKED:
+            self._cells[booked][ids] = self._settled_at or 0
 
     def _apply(self, unit: PUnit) -> None:
         cells_block, rows_block = unit.blocks["cells"], unit.blocks["rows"]

@@ -134,6 +134,31 @@ def test_so_does_one_with_a_table_on_local_disk(
     check_twins(table_maker(WorkingCopy.ROCKSDB), stream, policy, semantics, steps)
 
 
+@pytest.mark.parametrize("table", [None, MemoryTable], ids=["memory", "table"])
+@pytest.mark.parametrize("semantics", list(Semantics))
+@pytest.mark.parametrize("way", ["a delta", "two deltas", "a snapshot"])
+def test_a_restored_queue_books_the_staleness_that_one_that_went_on_does(
+    way: str, semantics: Semantics, table: TableMaker | None
+) -> None:
+    def ran(*, restored: bool) -> list[float]:
+        queue = made(ARRIVAL_STREAM, Policy.IN_PLACE, semantics, table)
+        enqueue(queue, [Update(1, 1, 0, 1000), Update(2, 1, 0, 1000)], 1000)
+        units = [queue.delta()] if way == "two deltas" else []
+        queue.deliver(queue.dequeue(1, 1500), 1500)
+        queue.settle(1900)
+        units.append(queue.delta())
+        if restored:
+            units = list(queue.snapshot()) if way == "a snapshot" else units
+            queue = made(ARRIVAL_STREAM, Policy.IN_PLACE, semantics, table)
+            queue.restore(map(through_bytes, units))
+        # One that arrived before its key was served, and one of a key that waits.
+        enqueue(queue, [Update(1, 2, 0, 1200), Update(2, 2, 0, 1950)], 2000)
+        queue.deliver(queue.dequeue(9, 2000), 2000)
+        return [one.area for one in queue.settle(2000)]
+
+    assert ran(restored=True) == ran(restored=False)
+
+
 def check_twins(
     table: TableMaker | None, stream: UpdateStream, policy: Policy, semantics: Semantics, steps: list[Any]
 ) -> None:
