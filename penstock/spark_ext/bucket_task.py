@@ -190,11 +190,11 @@ class BucketTask(Generic[S]):
             served = monotonic_s()
             handle = store.commit(found.state, found.handle)
             failpoint("operator.after_commit")
+            metrics.state_bytes = found.state.size_bytes
         except BaseException:
             # What an attempt that failed made of it is nothing to keep.
             found.state.close()
             raise
-        metrics.state_bytes = found.state.size_bytes
         _CACHE.put(store, found.state, handle)
         metrics.duration_ms["load"] = 1000 * (loaded - begin)
         metrics.duration_ms["commit"] = 1000 * (monotonic_s() - served)

@@ -144,10 +144,12 @@ class Stored:
             if field.name == SOURCE_COLUMN or not field.name.startswith(RESERVED_PREFIX)
         ]
 
-        def place(field: StructField) -> int:
-            return min(i for i, text in enumerate(texts) if text.startswith(f"{field.name} "))
-
-        return StructType(sorted(stored, key=place))
+        placed: dict[int, StructField] = {}
+        # Names may have spaces, so that a text may seem to be of a shorter name, too.
+        for field in sorted(stored, key=lambda field: -len(field.name)):
+            fitting = (i for i, text in enumerate(texts) if text.startswith(f"{field.name} "))
+            placed[next(i for i in fitting if i not in placed)] = field
+        return StructType([placed[i] for i in sorted(placed)])
 
     def arrow(self, columns: StructType) -> pa.Schema:
         """Return the types of columns as Spark hands them to Arrow."""

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from penstock.checkpointing import PUnit
 from penstock.checkpointing.files import open_files
 from penstock.errors import InvalidUsageError
 from penstock.operators.partials import decompose
@@ -109,3 +110,14 @@ def test_without_a_file_nothing_tells_the_types_of_windows() -> None:
     stored = Stored({"sides": []}, lambda: None, large=False)
     with pytest.raises(InvalidUsageError, match="nothing is stored yet"):
         sides_view(stored, "left")
+
+
+def test_columns_whose_types_cannot_be_parsed_keep_their_places_though_names_have_spaces() -> None:
+    odd = pa.struct([("x y", pa.int64())])
+    blocks = {
+        "cells": pa.RecordBatch.from_pylist([], pa.schema([("a", pa.int64())])),
+        "rows": pa.RecordBatch.from_pylist([], pa.schema([("a b", odd), ("t", pa.int64())])),
+    }
+    stored = Stored({}, lambda: PUnit("delta", {}, blocks), large=False)
+    texts = ["a b struct<x y:bigint>", "a bigint", "t bigint"]
+    assert stored.columns(texts, "cells", "rows").names == ["a b", "a", "t"]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -59,13 +62,42 @@ def test_the_directory_of_a_killed_process_goes_when_the_next_is_made(tmp_path: 
     assert result.returncode < 0
     (left,) = tmp_path.iterdir()
     assert (left / "file").exists()
-    unfinished, other = tmp_path / f"{PREFIX}unfinished", tmp_path / "other"
-    unfinished.mkdir()  # Its process is about to lock it.
+    other, file = tmp_path / "other", tmp_path / f"{PREFIX}file"
+    (tmp_path / f"{PREFIX}unfinished").mkdir()  # Its process was killed before it had the lock.
     other.mkdir()
+    file.touch()
     one, two = Scratch(tmp_path), Scratch(tmp_path)
-    assert {*tmp_path.iterdir()} == {unfinished, other, one.path, two.path}
+    assert {*tmp_path.iterdir()} == {other, file, one.path, two.path}
     assert one.path.stat().st_mode & 0o777 == 0o700
     one.close()
     one.close()
     del two
-    assert {*tmp_path.iterdir()} == {unfinished, other}
+    assert {*tmp_path.iterdir()} == {other, file}
+
+
+def test_a_directory_that_is_taken_for_an_abandoned_one_before_it_is_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, made = tempfile.mkdtemp, []
+
+    def taken(**options: Any) -> str:
+        made.append(make(**options))
+        if len(made) == 1:
+            Path(made[0]).rmdir()  # as another process does that makes its own
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", taken)
+    scratch = Scratch(tmp_path)
+    assert [str(path) for path in tmp_path.iterdir()] == [str(scratch.path)] == made[1:]
+
+
+def test_a_forked_child_leaves_its_parents_directory(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path)
+    child = os.fork()
+    if not child:
+        scratch.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert scratch.path.exists()
+    scratch.close()
+    assert list(tmp_path.iterdir()) == []
