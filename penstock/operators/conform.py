@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
-__all__ = ["conform", "fits"]
+__all__ = ["cast", "conform", "fits"]
+
+C = TypeVar("C", pa.Array, pa.Table)
+
+
+def cast(values: C, kind: pa.DataType | pa.Schema) -> C:
+    """Return values in another type, as their own `cast` does.
+
+    Raises
+    ------
+    pyarrow.ArrowInvalid
+        If a value does not fit, or Arrow has no cast between the types, which has an error of its own.
+    """
+    try:
+        return values.cast(kind)
+    except pa.ArrowNotImplementedError as error:
+        raise pa.ArrowInvalid(str(error)) from error
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -17,7 +33,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
     Raises
     ------
-    pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError
+    pyarrow.ArrowInvalid
         If a column cannot be cast.
     ValueError
         If a column has nulls that `schema` does not allow.
@@ -76,7 +92,7 @@ def _as(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
     if column.type == kind:
         return column
     # Arrow refuses to cast, even to its own type, a null struct whose fields are declared not null.
-    loose = _relabelled(column, _nullable(column.type)).cast(_nullable(kind))
+    loose = cast(_relabelled(column, _nullable(column.type)), _nullable(kind))
     return _relabelled(loose, kind)
 
 

@@ -175,8 +175,8 @@ class Query:
         try:
             chosen = result.select(self.output.names).to_batches()
             table = pa.Table.from_batches([conform(part, self.output) for part in chosen], self.output)
-        # `conform` raises these, where types fit and a value does not, or is null where none may be.
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        # Of a value that does not fit, where the types do, or of a null where none may be.
+        except ValueError as error:
             raise self._wrong_types(got) from error
         # Columns of more than 2 GiB of text do not fit into one batch.
         batches = [batch for batch in table.combine_chunks().to_batches() if batch.num_rows]

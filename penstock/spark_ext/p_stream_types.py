@@ -31,6 +31,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.conform import cast
 
 __all__ = ["as_arrow_of_spark", "check_same", "converted", "spark_schema", "stored_schema"]
 
@@ -218,8 +219,7 @@ def _array(array: pa.Array, field: pa.Field) -> pa.Array:
     if not array.type.equals(field.type, check_metadata=True):
         try:
             array = _cast(array, field.type)
-        # Of a value that does not fit, and of types between which pyarrow has no cast.
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        except pa.ArrowInvalid:
             raise InvalidUsageError(
                 "a value of a column cannot be kept exactly",
                 column=field.name,
@@ -252,7 +252,7 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
         parts = [_cast(array.keys, kind.key_type), _cast(array.items, kind.item_type)]
         entries = pa.StructArray.from_arrays(parts, fields=[kind.key_field, kind.item_field])
         return _with_values(array, kind, entries)
-    return array.cast(kind)
+    return cast(array, kind)
 
 
 def _with_values(array: pa.Array, kind: pa.DataType, values: pa.Array) -> pa.Array:

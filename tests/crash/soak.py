@@ -45,7 +45,8 @@ def main(minutes: float) -> int:
             f"{'s':>6} {'rows in':>10} {'rows out':>10} {'source: files, KiB':>20} {'sink: files, KiB':>20}"
         )
         for sample in range(1, _SAMPLES + 1):
-            time.sleep(max(0.0, begin + sample * minutes * 60 / _SAMPLES - time.monotonic()))  # samples
+            due = begin + sample * minutes * 60 / _SAMPLES
+            time.sleep(max(0.0, due - time.monotonic()))  # the pace of samples; nothing is waited for
             chain.check()
             rows += reader.read().num_rows
             reader.release()

@@ -88,12 +88,10 @@ def test_a_worker_killed_in_the_middle_of_apply_loses_nothing(spark: SparkSessio
     alive, dead = tmp_path / "alive", tmp_path / "dead"
 
     def stuck(table: pa.Table) -> pa.Table:
-        import time
-
         if not dead.exists():
             alive.write_text(str(os.getpid()))
             while True:
-                time.sleep(0.01)  # stays until it is killed
+                signal.pause()  # stays until it is killed
         return table
 
     add_steps(place, batches[:1])

@@ -15,6 +15,7 @@ import xxhash
 from penstock.errors import InvalidUsageError
 from penstock.jobs.ingest.octets import Octets
 from penstock.jobs.ingest.records import Bad, Dialect, Records, parsed
+from penstock.operators.conform import cast
 
 __all__ = ["ArrowFile", "BadRecord", "ParquetFile", "Rows", "Source", "TableFile", "TextSource"]
 
@@ -196,7 +197,8 @@ class TextSource(Source):
                 self._compared = True
             try:
                 yield from self._rows(records, chunk, self._schema)
-            except pa.ArrowNotImplementedError as error:  # what pyarrow raises for a type it does not parse
+            # Only the parsers know which types they have.
+            except pa.ArrowNotImplementedError as error:
                 raise InvalidUsageError(
                     "text cannot be read as one of these types", file=self.name, schema=_line(self._schema)
                 ) from error
@@ -314,9 +316,8 @@ class TableFile(Source):
 
     def _fitted(self, batch: pa.RecordBatch, known: pa.Schema, at: int) -> pa.Table:
         try:
-            return pa.Table.from_batches([batch]).select(self._schema.names).cast(self._schema)
-        # Of a value that does not fit, of types between which pyarrow has no cast, of nulls.
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
+            return cast(pa.Table.from_batches([batch]).select(self._schema.names), self._schema)
+        except ValueError:
             raise self._wrong(known, at) from None
 
     def _wrong(self, known: pa.Schema, row: int) -> InvalidUsageError:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.conform import cast
 from penstock.operators.evaluate import filter_rows, project, type_of
 from penstock.operators.expression import Expression
 from penstock.operators.graph.nodes import (
@@ -116,9 +117,8 @@ def measure(
             fact = "a sample lacks a column" if missing else "a sample is empty"
             raise InvalidUsageError(fact, source=name, **({"column": missing[0]} if missing else {}))
         try:
-            samples[name] = table.select(schema.names).slice(0, most_rows).cast(schema).combine_chunks()
-        # Of a value that does not fit, and of types between which pyarrow has no cast.
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            samples[name] = cast(table.select(schema.names).slice(0, most_rows), schema).combine_chunks()
+        except pa.ArrowInvalid as error:
             raise InvalidUsageError(
                 f"a sample has other types than its source: {error}", source=name
             ) from None
