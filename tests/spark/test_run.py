@@ -274,6 +274,7 @@ def test_a_signal_stops_the_command_cleanly_and_the_next_one_goes_on(tmp_path: P
         f"--set=sink={{type: parquet, path: {tmp_path / 'out'}}}",
         "--set=query.trigger=null",
         "--set=query.spark.spark.driver.memory=1g",
+        "--set=query.spark.spark.sql.shuffle.partitions=2",
         "--set=queue.policy=in_place",
         # Rows come while a command starts, too.
         "--set=source.rows_per_second=1000",
