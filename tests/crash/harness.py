@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import select
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests import processes
 from tests.crash.workload import add_steps, steps, verify
 from tests.spark.queries import Place
 
@@ -23,37 +22,17 @@ _RUN_S = 300.0
 
 def processes_of(session: int) -> list[int]:
     """Return the processes of a session (of ``start_new_session``), however they are grouped."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session and fields[0] not in "ZX":
-                found.append(int(path.parent.name))
-    return found
+    return [process.id for process in processes.running() if process.session == session]
 
 
 def kill_all(job: subprocess.Popen[str]) -> list[int]:
     """Kill everything that `job` started, at once; return what was killed."""
     killed: set[int] = set()
     while alive := processes_of(job.pid):
-        _kill(alive)
+        processes.kill(alive)
         killed.update(alive)
     job.wait()
     return sorted(killed)
-
-
-def _kill(processes: list[int]) -> None:
-    """Kill processes, whosever children they are, all before waiting until they have ended."""
-    with contextlib.ExitStack() as stack:
-        handles = []
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                handle = os.pidfd_open(process)
-                stack.callback(os.close, handle)
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-                handles.append(handle)
-        for handle in handles:
-            select.select([handle], [], [])  # readable once it has ended
 
 
 @contextlib.contextmanager

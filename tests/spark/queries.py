@@ -21,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
 from penstock.spark_ext.metrics import batch_metrics
+from tests import processes
 
 Row = tuple[Any, ...]
 
@@ -205,7 +206,15 @@ def wait_until_drained(running: StreamingQuery, place: Place) -> None:
 
 @contextlib.contextmanager
 def fresh_workers(spark: SparkSession, **environment: str) -> Iterator[None]:
-    """Let queries that are defined within run in new Python workers, which hold no cached state."""
+    """Let queries that are defined within run in new Python workers, which hold no cached state.
+
+    With an `environment` they come from a daemon of their own. Else those that there are end: no query may
+    run.
+    """
+    if not environment:
+        _end_workers(spark)
+        yield
+        return
     variables = spark.sparkContext.environment
     before = dict(variables)
     variables.update(environment, PENSTOCK_TEST_WORKERS=uuid.uuid4().hex)
@@ -214,6 +223,19 @@ def fresh_workers(spark: SparkSession, **environment: str) -> Iterator[None]:
     finally:
         variables.clear()
         variables.update(before)
+
+
+def _end_workers(spark: SparkSession) -> None:
+    """Kill the Python workers of an application; the next task gets new ones from their daemon."""
+    jvm: Any = spark._jvm
+    driver = jvm.java.lang.ProcessHandle.current().pid()
+    running = list(processes.running())
+    daemons = {one.id for one in running if one.parent == driver}
+    workers = [one.id for one in running if one.parent in daemons]
+    processes.kill(workers)
+    # Spark takes a worker for one that lives until the daemon has seen that it ended.
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        os.sched_yield()
 
 
 @contextlib.contextmanager

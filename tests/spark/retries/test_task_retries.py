@@ -24,11 +24,14 @@ def test_a_task_that_fails_after_its_commit_leaves_at_most_an_orphan_file(
     expected = model.run_all(batches)
     counted = {}
     markers = {action: tmp_path / f"failed-{action}" for action in ("error", "kill")}
-    armed = {action: f"operator.after_commit={action}@{marker}" for action, marker in markers.items()}
-    for name, points in {"calm": "", **armed}.items():
+    armed = {
+        action: {"PENSTOCK_FAILPOINTS": f"operator.after_commit={action}@{marker}"}
+        for action, marker in markers.items()
+    }
+    for name, points in {"calm": {}, **armed}.items():
         place = Place(tmp_path / name)
         place.input.add(*map(updates_table, batches))
-        with fresh_workers(spark, PENSTOCK_FAILPOINTS=points):
+        with fresh_workers(spark, **points):
             df = penstock.update_queue(
                 place.input.frame(spark, LONGS), key="k", time="t", buckets=2, budget=6,
                 state_location=place.state,

@@ -1,0 +1,42 @@
+"""Processes of this machine: whose they are, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Process(NamedTuple):
+    """A process that runs."""
+
+    id: int
+    parent: int
+    session: int
+
+
+def running() -> Iterator[Process]:
+    """Give the processes that run, without those that have ended and are not waited for yet."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent, _, session = path.read_text().rpartition(")")[2].split()[:4]
+            if state not in "ZX":
+                yield Process(int(path.parent.name), int(parent), int(session))
+
+
+def kill(ids: Iterable[int]) -> None:
+    """Kill processes, whosever children they are, all before waiting until they have ended."""
+    with contextlib.ExitStack() as stack:
+        handles = []
+        for process in ids:
+            with contextlib.suppress(ProcessLookupError):
+                handle = os.pidfd_open(process)
+                stack.callback(os.close, handle)
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                handles.append(handle)
+        for handle in handles:
+            select.select([handle], [], [])  # readable once it has ended
