@@ -42,7 +42,7 @@ from benchmarks.harness import (
 MAIN = Workload("5 M rows a batch, 100 k keys, Zipf 0.9", 5_000_000, 100_000, 0.9, 10)
 UNIQUE = Workload("2 M rows a batch, 4 M keys, uniform", 2_000_000, 4_000_000, 0.0, 8)
 PER_KEY = Workload("100 k rows a batch, 10 k keys", 100_000, 10_000, 0.0, 6)
-QUICK = Workload("20 k rows a batch, 1 k keys, Zipf 0.9", 20_000, 1_000, 0.9, 3)
+QUICK = Workload("2 k rows a batch, 100 keys, Zipf 0.9", 2_000, 100, 0.9, 3)
 
 
 def newest_per_key(key: Any, frames: Any, state: Any) -> Any:
