@@ -1,16 +1,18 @@
 """P-streams under the queries of (Scabbard Table 3): durable append, read with push-down, both in Spark.
 
     python -m benchmarks.p_stream_speed [--query CM1 ...] [--density sample dense] [--million 40]
-                                        [--mode append read spark options] [--data FOLDER]
+                                        [--mode append read spark parquet options] [--data FOLDER]
 
 Each runs in a process of its own. ``append`` is what a `PStreamWriter` makes durable of the query's stream
 with what the graph's rules push before the p-stream, in input tuples a second, beside plain Arrow IPC files
 with all columns, synced; ``read`` is the scan that the rules push into the reader, down to fragments, by two
 threads of one process; ``spark`` is a streaming query from a p-stream that grows to Spark's noop sink,
-checkpoints on, while a writer in the same process appends. ``options`` are the configurations of Scabbard's
-Fig. 11: tuples a second, and the bytes that are written of the sample as it is, whose event times are its
-own. Input is counted in tuples of the stream before any is left out, and in the bytes that Arrow has for
-them. Densities: the sample's own event times, and 10,000 tuples in each second of event time.
+checkpoints on, while a writer in the same process appends; ``parquet`` is Spark's own streaming query, over
+the same tuples in Parquet files that are there before, with the selection and the columns that are pushed to
+the p-stream, and no fragments. ``options`` are the configurations of Scabbard's Fig. 11: tuples a second, and
+the bytes that are written of the sample as it is, whose event times are its own. Input is counted in tuples
+of the stream before any is left out, and in the bytes that Arrow has for them. Densities: the sample's own
+event times, and 10,000 tuples in each second of event time.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from benchmarks.harness import REPOSITORY, machine
 from benchmarks.queries import QUERIES, STREAMS
@@ -200,6 +203,58 @@ def _append_all(writer: PStreamWriter, scanner: Scanner, chunks: list[pa.Table])
     writer.flush()
 
 
+def parquet(query: str, density: str, folder: Path, million: int) -> dict[str, float]:
+    """Measure Spark's own streaming query over Parquet files, by two tasks, to its noop sink."""
+    from benchmarks.harness import batch_seconds, session
+
+    ingest, _ = planned(query)
+    stream = Input(query, density, folder)
+    rows = 4 * CHUNK_ROWS
+    files = 2 * max(5, million * 1_000_000 // (2 * rows))
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch) / "files"
+        parquet_files(place, stream, rows, files)
+        running = session()
+        frame = parquet_stream(running, place, files=2)
+        if ingest.where is not None:
+            frame = frame.where(ingest.where)
+        if ingest.select is None:
+            frame = frame.select(*ingest.columns)
+        else:
+            frame = frame.selectExpr(*(f"{text} AS `{name}`" for name, text in ingest.select.items()))
+        writer = frame.writeStream.format("noop").option("checkpointLocation", f"{scratch}/ck")
+        done = writer.trigger(availableNow=True).start()
+        done.awaitTermination()
+        seconds = batch_seconds(done)
+        running.stop()
+    return {"parquet": 2 * rows * len(seconds) / sum(seconds) / 1e6, "batches": float(len(seconds))}
+
+
+def parquet_files(place: Path, stream: Input, rows: int, count: int) -> None:
+    """Write Parquet files of so many rows each, in row groups of a million."""
+    place.mkdir()
+    for number in range(count):
+        first, last = number * rows, (number + 1) * rows
+        table = pa.concat_tables(
+            stream.chunk(one) for one in range(first // CHUNK_ROWS, -(-last // CHUNK_ROWS))
+        )
+        path = place / f"{number:05d}.parquet"
+        pq.write_table(
+            table.slice(first % CHUNK_ROWS, rows),
+            path,
+            row_group_size=1 << 20,
+            coerce_timestamps="us",
+            allow_truncated_timestamps=True,
+        )
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+
+def parquet_stream(running: Any, place: Path, *, files: int = 1) -> Any:
+    """Return the stream of a directory of Parquet files, so many a micro-batch."""
+    schema = running.read.parquet(str(place)).schema
+    return running.readStream.schema(schema).option("maxFilesPerTrigger", files).parquet(str(place))
+
+
 def options(query: str, density: str, folder: Path, million: int) -> dict[str, float]:
     """Measure the configurations of Fig. 11: bytes written in percent of the input's, and tuples a second.
 
@@ -230,7 +285,7 @@ def options(query: str, density: str, folder: Path, million: int) -> dict[str, f
     return found
 
 
-MODES = {"append": append, "read": read, "spark": spark, "options": options}
+MODES = {"append": append, "read": read, "spark": spark, "parquet": parquet, "options": options}
 
 
 def _alone(mode: str, query: str, density: str, arguments: argparse.Namespace) -> dict[str, float]:

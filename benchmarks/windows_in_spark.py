@@ -18,17 +18,23 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from benchmarks.harness import machine, run_contender, scratch, session
-from benchmarks.p_stream_speed import CHUNK_ROWS, SCABBARD, Input, fill, planned
+from benchmarks.p_stream_speed import (
+    CHUNK_ROWS,
+    SCABBARD,
+    Input,
+    fill,
+    parquet_files,
+    parquet_stream,
+    planned,
+)
 from benchmarks.queries import CAMPAIGNS, QUERIES, STREAMS
 from benchmarks.streams import DATA
 from penstock.checkpointing.p_stream import PStream
@@ -59,20 +65,6 @@ def campaigns() -> pa.Table:
     ads = sorted(set(advertisements(100_000, 1)["ad_id"].to_pylist()))
     names = [f"campaign {number // 10}" for number in range(len(ads))]
     return pa.table([ads, names], schema=CAMPAIGNS)
-
-
-def files(place: Path, stream: Input, rows: int, count: int) -> None:
-    """Write Parquet files of so many rows each."""
-    place.mkdir()
-    for number in range(count):
-        first, last = number * rows, (number + 1) * rows
-        chunks = [stream.chunk(one) for one in range(first // CHUNK_ROWS, -(-last // CHUNK_ROWS))]
-        table = pa.concat_tables(chunks).slice(first % CHUNK_ROWS, rows)
-        path = place / f"{number:05d}.parquet"
-        pq.write_table(
-            table, path, row_group_size=1 << 20, coerce_timestamps="us", allow_truncated_timestamps=True
-        )
-        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
 
 
 def native(root: Node, source: Any, tables: dict[str, Any]) -> Any:
@@ -190,13 +182,13 @@ def parquet(query: str, stream: Input, place: Path, rows: int) -> dict[str, floa
     from penstock.spark_ext.graph_frames import Frames
     from penstock.spark_ext.register import register
 
-    files(place / "files", stream, rows, _WARM + _COUNTED)
+    parquet_files(place / "files", stream, rows, _WARM + _COUNTED)
     spark = session()
     register(spark)
     frames = Frames(
         spark,
         query,
-        sources={STREAMS[query]: _stream_of(spark, place / "files")},
+        sources={STREAMS[query]: parquet_stream(spark, place / "files")},
         tables={"campaigns": spark.createDataFrame(campaigns().to_pandas())},
         streams={},
         paths={},
@@ -208,7 +200,7 @@ def parquet(query: str, stream: Input, place: Path, rows: int) -> dict[str, floa
 
 def spark(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]:
     """Measure Spark's own windows from Parquet files."""
-    files(place / "files", stream, rows, _WARM + _COUNTED)
+    parquet_files(place / "files", stream, rows, _WARM + _COUNTED)
     running = session(
         **{
             "spark.sql.streaming.stateStore.providerClass": (
@@ -218,13 +210,8 @@ def spark(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]
         }
     )
     tables = {"campaigns": running.createDataFrame(campaigns().to_pandas())}
-    frame = native(QUERIES[query]().root, _stream_of(running, place / "files"), tables)
+    frame = native(QUERIES[query]().root, parquet_stream(running, place / "files"), tables)
     return measured(frame, place, rows)
-
-
-def _stream_of(running: Any, place: Path) -> Any:
-    schema = running.read.parquet(str(place)).schema
-    return running.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(place))
 
 
 CONTENDERS: dict[str, Callable[[str, Input, Path, int], dict[str, float]]] = {
