@@ -25,8 +25,9 @@ import os
 import sys
 import traceback
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 __all__ = ["DAEMON", "DAEMON_SETTING", "main", "warm_up"]
 
@@ -114,7 +115,23 @@ def main() -> None:
         print("penstock: Python workers start cold because of the error above", file=sys.stderr)
     from pyspark import daemon
 
+    daemon.worker = _until_gone(daemon.worker)
     daemon.manager()
+
+
+def _until_gone(work: Callable[..., int]) -> Callable[..., int]:
+    """Return Spark's work in a worker, which ends without a trace where Spark has hung up on it.
+
+    Spark does so when a query is stopped in the middle of a task: nobody is left to be told.
+    """
+
+    def worker(*connection: Any) -> int:
+        try:
+            return work(*connection)
+        except (BrokenPipeError, ConnectionResetError):
+            return 1
+
+    return worker
 
 
 if __name__ == "__main__":

@@ -28,6 +28,16 @@ daemon.warm_up = warm_up
 daemon.main()
 """
 
+_HUNG_UP = """
+from pyspark import daemon as of_spark
+from penstock.spark_ext import daemon
+def worker(connection, authenticated):
+    raise {error}
+of_spark.worker = worker
+daemon.warm_up = lambda: None
+daemon.main()
+"""
+
 
 def test_when_nothing_can_be_loaded_it_says_so_and_is_a_daemon_all_the_same() -> None:
     with subprocess.Popen(
@@ -45,6 +55,28 @@ def test_when_nothing_can_be_loaded_it_says_so_and_is_a_daemon_all_the_same() ->
     assert "No module named 'nowhere'" in said
     assert "penstock: Python workers start cold" in said
     assert said.startswith("said by what is loaded")
+
+
+@pytest.mark.parametrize(
+    ("error", "traces"), [("BrokenPipeError", 0), ("ConnectionResetError", 0), ("ValueError", 1)]
+)
+def test_a_worker_on_which_spark_hangs_up_ends_without_a_trace(error: str, traces: int) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _HUNG_UP.format(error=error)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        (port,) = struct.unpack("!i", process.stdout.read(4))
+        with socket.create_connection(("127.0.0.1", port)) as worker:
+            worker.recv(4, socket.MSG_WAITALL)
+            worker.shutdown(socket.SHUT_WR)
+            assert worker.recv(1) == b"", "it ends"
+        process.stdin.close()
+        said = process.stderr.read().decode()
+    assert said.count("Traceback") == traces
+    assert (error in said) == bool(traces)
 
 
 def test_what_is_loaded_passes_no_fail_point_on_its_way() -> None:
