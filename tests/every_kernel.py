@@ -7,6 +7,8 @@ import pyarrow as pa
 
 from penstock.compression import Block, decode, encode, sum_where
 from penstock.operators.arrivals import Arrivals
+from penstock.operators.evaluate import evaluate
+from penstock.operators.expression import Expression
 from penstock.operators.fragments import Fragmenter
 from penstock.operators.join import UpdateJoin
 from penstock.operators.joined import JoinedStream
@@ -116,8 +118,10 @@ def _codecs() -> None:
         for codec in ("multiple", "delta", "xor"):
             decode(encode(values, codec))
         sum_where(Block(encode(values, "ns")), Block(encode(values, "ns")), 0, 9)
+    texts = pa.array(["a", "b", "a", "nine bytes", "nine bytes"])
     for codec in ("base_delta>ns", "dictionary>base_delta>ns"):
-        decode(encode(pa.array(["a", "b", "a", "nine bytes", "nine bytes"]), codec))
+        decode(encode(texts, codec))
+    evaluate(Expression.parse("t = 'a'"), pa.table({"t": texts}))
     for kind in ("f4", "f8"):
         for codec in ("decimal", "quantized_0.5", "auto"):
             decode(encode(pa.array(numbers.astype(kind) / 4), codec))

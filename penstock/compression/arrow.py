@@ -32,7 +32,16 @@ from penstock.compression.bits import Bytes, Ints
 from penstock.compression.text import distinct_texts, offsets_of, texts_of
 from penstock.errors import CorruptDataError, InvalidUsageError
 
-__all__ = ["Layout", "Streams", "from_streams", "get_type", "is_float", "put_type", "to_streams"]
+__all__ = [
+    "Layout",
+    "Streams",
+    "from_streams",
+    "get_type",
+    "is_float",
+    "offsets_and_bytes",
+    "put_type",
+    "to_streams",
+]
 
 _SIMPLE: tuple[pa.DataType, ...] = (
     *(pa.null(), pa.bool_()),
@@ -250,11 +259,11 @@ def _text(array: pa.Array[Any]) -> tuple[Ints, Ints]:
     """Return lengths and bytes of text without nulls."""
     if not len(array):
         return np.empty(0, np.int32), np.empty(0, np.int8)
-    offsets, content = _offsets_and_bytes(array)
+    offsets, content = offsets_and_bytes(array)
     return np.diff(offsets), content[int(offsets[0]) : int(offsets[-1])].view(np.int8)
 
 
-def _offsets_and_bytes(array: pa.Array[Any]) -> tuple[Ints, Bytes]:
+def offsets_and_bytes(array: pa.Array[Any]) -> tuple[Ints, Bytes]:
     """Return where each text begins and the last one ends, and the bytes that they are in."""
     _, bounds, data = array.buffers()
     offsets: Ints = np.frombuffer(bounds, np.int32 if _most_text(array.type) < 1 << 31 else np.int64)
@@ -266,7 +275,7 @@ def _distinct(array: pa.Array[Any]) -> tuple[Ints, pa.Array[Any]]:
     """Return the code of each text, and the distinct texts, in the order in which they appear."""
     if not len(array):
         return np.empty(0, np.int32), array
-    found = distinct_texts(*_offsets_and_bytes(array))
+    found = distinct_texts(*offsets_and_bytes(array))
     if found is None:
         encoded = array.dictionary_encode()
         return np.frombuffer(encoded.indices.buffers()[1], np.int32, len(array)), encoded.dictionary

@@ -11,7 +11,7 @@ from penstock._kernels import kernel
 from penstock.compression.bits import Bytes, Ints
 from penstock.compression.vectors import bit_length, copy_bytes, word_at
 
-__all__ = ["MOST_DISTINCT", "code_type", "distinct_texts", "offsets_of", "texts_of"]
+__all__ = ["MOST_DISTINCT", "are_equal", "code_type", "distinct_texts", "offsets_of", "texts_of"]
 
 MOST_DISTINCT = 1 << 16
 """More distinct texts than this are not looked for here."""
@@ -81,6 +81,27 @@ def _same(source: Bytes, one: int, other: int, size: int) -> bool:
 
 
 @kernel
+def _compare(offsets: Any, source: Bytes, text: Bytes, equal: Any) -> None:
+    """Write whether each text is `text`."""
+    length = text.shape[0]
+    head = _head(text, 0, length)
+    mask = _head(np.full(8, 255, np.uint8), 0, length)
+    for i in range(equal.shape[0]):
+        begin: Any = np.int64(offsets[i])
+        size = np.int64(offsets[i + 1]) - begin
+        # No branch where most texts end: which one they take could not be foreseen.
+        if begin + 8 <= source.shape[0]:
+            same = (size == length) & (word_at(source, begin) & mask == head)
+        else:
+            same = size == length and _head(source, begin, begin + size) == head
+        if same and length > 8:
+            for at in range(8, length - 8, 8):
+                same &= word_at(source, begin + at) == word_at(text, at)
+            same &= word_at(source, begin + length - 8) == word_at(text, length - 8)
+        equal[i] = same
+
+
+@kernel
 def _assign_codes(offsets: Any, source: Bytes, table: Any, rows: Any, heads: Any, codes: Any) -> int:
     """Give each text the code of its first appearance; return how many there are, -1 if too many.
 
@@ -122,6 +143,13 @@ def _assign_codes(offsets: Any, source: Bytes, table: Any, rows: Any, heads: Any
             slot = (slot + np.uint64(1)) & mask
         codes[i] = code
     return count
+
+
+def are_equal(offsets: Ints, source: Bytes, text: bytes) -> npt.NDArray[np.bool_]:
+    """Return which texts are `text`."""
+    equal = np.empty(offsets.size - 1, np.bool_)
+    _compare(offsets, source, np.frombuffer(text, np.uint8), equal)
+    return equal
 
 
 def code_type(count: int) -> np.dtype[Any]:

@@ -57,8 +57,11 @@ class Scanner:
         if where is not None:
             _known(where, read)
         self._select = None
+        self._selected = self._columns
         if scan.select is not None:
             self._select = {name: Expression.parse(text) for name, text in scan.select.items()}
+            used = {name for value in self._select.values() for name in value.columns}
+            self._selected = [name for name in self._columns if name in used] or self._columns
         made = self._made_schema(read)
         self._latest = None if scan.latest_by is None else Latest(scan.latest_by, made)
         self._fragmenter = None
@@ -151,7 +154,8 @@ class Scanner:
             if selected == len(mask):
                 mask = None
             elif self._fragmenter is None or selected < _FEW * len(mask):
-                rows, mask = rows.filter(mask), None
+                # What only the predicate needed goes before.
+                rows, mask = rows.select(self._selected).filter(mask), None
         if self._select is not None:
             columns = [_evaluated(value, rows) for value in self._select.values()]
             rows = pa.table(columns, names=list(self._select))

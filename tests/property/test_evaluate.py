@@ -117,6 +117,18 @@ def test_types_and_values_are_those_of_spark(text: str, value: object, kind: pa.
     assert type_of(Expression.parse(text), _SCHEMA) == kind
 
 
+def test_texts_equal_a_literal_in_chunks_with_nulls_and_without_any() -> None:
+    parts = [pa.array(["x", "ab", None, "", "ab"])[1:], pa.array([], pa.string()), pa.array(["", ""])]
+    table = pa.table({"s": pa.chunked_array([*parts, pa.nulls(2, pa.string())])})
+    wanted = [True, None, False, True, False, False, None, None]
+    for text in ("s = 'ab'", "'ab' = s"):
+        assert evaluate(Expression.parse(text), table).to_pylist() == wanted
+    empty = [None if one is None else one == "" for one in table["s"].to_pylist()]
+    assert evaluate(Expression.parse("s = ''"), table).to_pylist() == empty
+    assert evaluate(Expression.parse("s = 'a'"), table[:0]).to_pylist() == []
+    assert evaluate(Expression.parse("s <> NULL"), table).null_count == len(table)
+
+
 def test_nan_is_the_greatest_number_and_equals_itself() -> None:
     nan = float("nan")
     for text, truth in [

@@ -14,13 +14,13 @@ from hypothesis.extra import numpy as hnp
 
 from penstock.compression import Block, bits, column_stats, decode, encode, sum_where
 from penstock.compression.abc import Cascade, UnfitError
-from penstock.compression.arrow import to_streams
+from penstock.compression.arrow import offsets_and_bytes, to_streams
 from penstock.compression.bits import SUB_BLOCK, Ints, Step
 from penstock.compression.codecs import CODECS, decimals, decode_stream, encode_stream
 from penstock.compression.codecs.decimals import digits_of
 from penstock.compression.codecs.dictionary import codes_of, look_up
 from penstock.compression.codecs.differences import divisor_of
-from penstock.compression.text import MOST_DISTINCT, texts_of
+from penstock.compression.text import MOST_DISTINCT, are_equal, texts_of
 from penstock.errors import CorruptDataError
 from tests.coded import WIDTHS, streams, through_bytes
 from tests.naive import packed_lanes, packed_run, runs_of, simple8b_words, variable_bytes
@@ -168,6 +168,19 @@ def test_a_dictionary_of_texts_has_each_once_in_the_order_in_which_they_appear(
     assert texts_of(codes, begins, content.view(np.uint8), np.int32, int(offsets[-1]) - 1) is None
     assert texts_of(codes - codes.dtype.type(1), begins, content.view(np.uint8), np.int32, 1 << 31) is None
     assert texts_of(codes, begins[:-1], content.view(np.uint8), np.int32, 1 << 31) is None
+
+
+@given(
+    st.lists(st.text("ab\u00e9", max_size=40), min_size=1, max_size=60),
+    st.text("ab\u00e9", max_size=40),
+    st.integers(0, 3),
+)
+def test_texts_are_compared_whole(texts: list[str], other: str, cut: int) -> None:
+    array = pa.array(texts)[min(cut, len(texts) - 1) :]
+    wanted = array.to_pylist()
+    for text in {other, wanted[0], wanted[-1], wanted[0] + "a", wanted[-1][:-1], "", wanted[0][:-1] + "b"}:
+        equal = are_equal(*offsets_and_bytes(array), text.encode())
+        assert equal.tolist() == [one == text for one in wanted]
 
 
 def test_many_distinct_texts_are_left_to_arrow() -> None:

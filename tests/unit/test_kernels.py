@@ -88,7 +88,7 @@ KERNELS = {
         *("_cheapest_width", "_cut_zeros", "_steps", "_pack_run", "_unpack_run"),
         *("_pack_offsets", "unpack_offsets", "finish", "_pack", "_unpack", "_add_up"),
     },
-    "text": {"_add_up", "_place", "_write_out", "_head", "_mix", "_same", "_assign_codes"},
+    "text": {"_add_up", "_place", "_write_out", "_head", "_mix", "_same", "_compare", "_assign_codes"},
     "statistics": {"_scan"},
     "fused": {"_sum_where"},
     "decimals": {"_divide", "_to_integers", "_from_integers", "_to_steps", "_from_steps", "_count_misfits"},
