@@ -202,7 +202,9 @@ def _steps(v: Any, step: int, firsts: Any, deltas: Any, out: Any) -> None:
     out[0] = rest[0] if n > 1 else 0
     if step == 3:
         firsts[1] = v[1] if n > 1 else v[0]
-        deltas[:n] = out
+        # Not by a slice, for which Numba compiles the text of an error, two seconds long.
+        for i in range(n):
+            deltas[i] = out[i]
         following, rest = deltas[2:n], out[2:]
         before = deltas[1:n]
         for i in range(n - 2):
@@ -246,7 +248,7 @@ def _pack(
     deltas = np.empty_like(signed)
     zero = values.dtype.type(0)
     all_bits = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * values.itemsize)
-    used, found = 0, 0
+    used, found = np.int64(0), np.int64(0)  # a literal is a type of its own, for which callees are compiled
     for b in range(widths.shape[0]):
         v = values[b * 1024 : min(b * 1024 + 1024, values.shape[0])]
         n = v.shape[0]
@@ -330,7 +332,7 @@ def _unpack(
     out: Any,
 ) -> None:
     """Undo `_pack`. `exceptions` is empty where nothing was patched."""
-    used, found = 0, 0
+    used, found = np.int64(0), np.int64(0)  # a literal is a type of its own, for which callees are compiled
     for b in range(widths.shape[0]):
         o = out[b * 1024 : min(b * 1024 + 1024, out.shape[0])]
         width: Any = np.int64(widths[b])

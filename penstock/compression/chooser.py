@@ -22,7 +22,7 @@ from penstock.compression.bits import Ints
 from penstock.compression.codecs import CODECS, encode_stream
 from penstock.compression.codecs.agnostic import Pcodec
 from penstock.compression.codecs.dictionary import MAX_DISTINCT
-from penstock.compression.codecs.registry import DEFAULT, head_of
+from penstock.compression.codecs.registry import DEFAULT, head_of, sealed
 from penstock.compression.costs import cost, least_cost
 from penstock.compression.goals import Goal, goal_of
 from penstock.compression.node import Node
@@ -92,6 +92,7 @@ def rank(
         return [Choice(0.0, ("constant",), CODECS["constant"].encode(values))]
     tried: list[Choice] = []
     least = math.inf
+    values = sealed(values)
     stats = stream_stats(values, floats=floats)
     candidates = _candidates(stats, goal, floats=floats, bound=bound, depth=depth)
     for cascade in _for_text(stats, goal) if text else candidates:
@@ -169,7 +170,7 @@ def _holds(values: Ints, cascade: Cascade) -> bool:
         if not isinstance(codec, Transform):
             return codec.name != "constant" or not (values != values[:1]).any()
         try:
-            values, _ = codec.split(values)
+            values, _ = codec.split(sealed(values))
         except UnfitError:
             return False
     return True

@@ -25,7 +25,7 @@ class Goal:
     decode_weight: float = 1.0
 
 
-GOALS = {"fast": Goal(200.0), "balanced": Goal(40.0), "small": Goal(1.0)}
+GOALS = {"fast": Goal(140.0), "balanced": Goal(40.0), "small": Goal(1.0)}
 """The goals that have names."""
 
 
