@@ -248,7 +248,9 @@ def _pack(
     deltas = np.empty_like(signed)
     zero = values.dtype.type(0)
     all_bits = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * values.itemsize)
-    used, found = np.int64(0), np.int64(0)  # a literal is a type of its own, for which callees are compiled
+    # A literal is a type of its own, for which callees would be compiled, too.
+    used: Any = np.int64(0)
+    found: Any = np.int64(0)
     for b in range(widths.shape[0]):
         v = values[b * 1024 : min(b * 1024 + 1024, values.shape[0])]
         n = v.shape[0]
@@ -332,7 +334,9 @@ def _unpack(
     out: Any,
 ) -> None:
     """Undo `_pack`. `exceptions` is empty where nothing was patched."""
-    used, found = np.int64(0), np.int64(0)  # a literal is a type of its own, for which callees are compiled
+    # A literal is a type of its own, for which callees would be compiled, too.
+    used: Any = np.int64(0)
+    found: Any = np.int64(0)
     for b in range(widths.shape[0]):
         o = out[b * 1024 : min(b * 1024 + 1024, out.shape[0])]
         width: Any = np.int64(widths[b])
