@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-__all__ = ["Clock", "SimulatedClock", "monotonic_s", "new_id", "now_us", "pause", "thread_s"]
+__all__ = ["Clock", "SimulatedClock", "monotonic_s", "new_id", "now_us", "pause"]
 
 Clock = Callable[[], int]
 """Returns the time in microseconds since the Unix epoch."""
@@ -20,11 +20,6 @@ def now_us() -> int:
 def monotonic_s() -> float:
     """Return seconds on a clock that never goes back, for measuring durations."""
     return time.perf_counter()
-
-
-def thread_s() -> float:
-    """Return the seconds for which this thread has had a core."""
-    return time.thread_time()
 
 
 def pause(seconds: float) -> None:

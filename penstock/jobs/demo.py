@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from penstock._clock import now_us, thread_s
+from penstock._clock import monotonic_s, now_us
 from penstock._kernels import kernel
 from penstock.errors import InternalError
 from penstock.jobs.observer import Observer, Sample
@@ -48,6 +48,7 @@ _RATE: Final = round(LOAD * _CORES * 1_000_000 / _COST_US)
 _SECONDS: Final = 22
 _FAST_SECONDS: Final = 8
 _LEAD_US: Final = 1_500_000
+_CALIBRATING: Final = 6
 _GRID_US: Final = 50_000
 _QUERIES: Final = ("append queue", "update queue")
 _RESULT: Final = "symbol string, seq bigint, price double, option_value double"
@@ -99,23 +100,28 @@ class _Probe:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             pass
-        prices, out = np.full(100, 100.0), np.empty(100)
+        prices, out = np.full(25, 100.0), np.empty(25)
         _option_values(prices, 1, out)
-        # Not the time that passes: a JVM that starts has many other threads.
-        begin = thread_s()
+        begin = monotonic_s()
         _option_values(prices, self.paths, out)
-        nanoseconds = (thread_s() - begin) * 1e9 / len(prices) / self.paths
+        nanoseconds = (monotonic_s() - begin) * 1e9 / len(prices) / self.paths
         yield pa.RecordBatch.from_pydict({"nanoseconds": pa.array([nanoseconds])})
 
 
-def _calibrate(spark: SparkSession) -> _Valuation:
-    """Return the query with as many paths as cost `_COST_US` a tuple when all cores are busy with it."""
+def _calibrate(spark: SparkSession, work: Path) -> _Valuation:
+    """Return the query with as many paths as cost `_COST_US` a tuple in an update queue.
+
+    A first guess comes from the query alone, on all cores at once. A queue that runs it says what a tuple
+    costs there, beside all else that Spark does. The first batches, for which Java compiles, do not count.
+    """
     cores = spark.range(_CORES, numPartitions=_CORES)
     nanoseconds = 0.0
     for paths in (1_000, 10_000, 50_000):
         measured = cores.mapInArrow(_Probe(paths), "nanoseconds double").toArrow()
         nanoseconds = float(np.mean(measured.column("nanoseconds").to_numpy()))
-    return _Valuation(max(round(_COST_US * 1_000 / nanoseconds), 1))
+    guess = _Valuation(max(round(_COST_US * 1_000 / nanoseconds), 1))
+    costs = _warm_up(spark, guess, "update queue", work, batches=_CALIBRATING)[_CALIBRATING // 2 :]
+    return _Valuation(max(round(guess.paths * _COST_US / float(np.median(costs))), 1))
 
 
 @dataclass(slots=True)
@@ -161,7 +167,7 @@ def run(*, seconds: int | None = None, fast: bool = False, out: Path = Path("pen
         f"A market of {NYSE_SYMBOLS:,} symbols, the most active with {NYSE_SKEW:,.0f} updates for 1 of the "
         f"least; {_RATE:,} trades a second, {LOAD:g} times what {_CORES} cores can serve."
     )
-    with console.status("calibrating the query and starting Spark"):
+    with console.status("starting Spark"):
         settings = {
             "spark.master": f"local[{_CORES}]",
             "spark.sql.shuffle.partitions": str(_CORES),
@@ -172,9 +178,10 @@ def run(*, seconds: int | None = None, fast: bool = False, out: Path = Path("pen
         }
         spark, ours = open_session("penstock demo", settings)
         register(spark)
-        valuation = _calibrate(spark)
     try:
         with tempfile.TemporaryDirectory(prefix="penstock-demo-", ignore_cleanup_errors=True) as work:
+            with console.status("calibrating the query"):
+                valuation = _calibrate(spark, Path(work) / "calibration")
             outcomes = [
                 _watch(console, spark, valuation, name, duration, Path(work) / name.split()[0])
                 for name in _QUERIES
@@ -212,15 +219,25 @@ def _start(
     return writer.option("checkpointLocation", str(work / "checkpoint")).start()
 
 
-def _warm_up(spark: SparkSession, valuation: _Valuation, name: str, work: Path) -> None:
-    """Run a query's first batch, during which Spark starts Python workers and Java compiles."""
+def _warm_up(
+    spark: SparkSession, valuation: _Valuation, name: str, work: Path, *, batches: int = 1
+) -> list[float]:
+    """Run a query's first batches, during which Spark starts Python workers and Java compiles.
+
+    Returns
+    -------
+    list of float
+        What a tuple cost in each, in microseconds, where the query says so.
+    """
     query = _start(spark, valuation, name, now_us(), _discard, work)
     try:
-        while query.isActive and not any(progress.numInputRows for progress in query.recentProgress):
+        while query.isActive and sum(one.numInputRows > 0 for one in query.recentProgress) < batches:
             query.awaitTermination(1)
+        costs = [batch["cost_us"] for one in query.recentProgress for batch in batch_metrics(one)]
     finally:
         query.stop()
     _raise_failure(query)
+    return [cost for cost in costs if cost]
 
 
 def _discard(df: DataFrame, _batch: int) -> None:
