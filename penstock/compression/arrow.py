@@ -19,6 +19,7 @@ text is empty.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -56,6 +57,7 @@ _SIMPLE: tuple[pa.DataType, ...] = (
     *(pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")),
 )
 _OTHER = 255
+_I32, _U16 = struct.Struct("<i"), struct.Struct("<H")
 
 
 class Layout(IntEnum):
@@ -321,12 +323,35 @@ def _to_ipc(array: pa.Array[Any]) -> Ints:
     return np.frombuffer(sink.getvalue(), np.int64)
 
 
+def _is_compressed(message: pa.ipc.Message) -> bool:
+    """Say whether a message's parts are compressed: they may take any memory, whatever the message does.
+
+    Its metadata, which Arrow has verified, are tables of the FlatBuffers format: Message has the header as
+    field 2, DictionaryBatch a RecordBatch as 1, and RecordBatch the compression as 3.
+    """
+    data = message.metadata.to_pybytes()
+
+    def field(table: int, number: int) -> int:
+        fields = table - _I32.unpack_from(data, table)[0]
+        entry = fields + 4 + 2 * number
+        known = 4 + 2 * number < _U16.unpack_from(data, fields)[0]
+        place = table + _U16.unpack_from(data, entry)[0] if known else table
+        return place + int(_I32.unpack_from(data, place)[0]) if place > table else 0
+
+    batch = field(_I32.unpack_from(data, 0)[0], 2)
+    if message.type == "dictionary":
+        batch = field(batch, 1)
+    return message.type != "schema" and field(batch, 3) > 0
+
+
 def _from_ipc(kind: pa.DataType, rows: int, stream: Ints) -> pa.Array[Any]:
     try:
+        for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(stream)):
+            check(not _is_compressed(message), "a nested column is compressed in a way that nothing writes")
         with pa.ipc.open_stream(pa.py_buffer(stream)) as reader:
             batch = reader.read_next_batch()
         batch.validate(full=True)
-    except (pa.ArrowException, OSError, StopIteration) as error:
+    except (pa.ArrowException, OSError, StopIteration, struct.error) as error:
         raise CorruptDataError("a nested column cannot be read") from error
     fits = batch.num_columns == 1 and batch.num_rows == rows and batch.column(0).type == kind
     check(fits, "a nested column is not what its block says")

@@ -74,6 +74,26 @@ def test_a_nested_column_is_coded_as_integers_and_read_as_bytes_too(
         assert decode(block).equals(array)
 
 
+@pytest.mark.parametrize("kind", ["list", "dictionary"])
+def test_a_nested_column_that_arrow_compressed_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it takes in memory is stated nowhere but inside, and is taken before anybody sees it."""
+    array = pa.array([[0] * 1_000_000])
+    if kind == "dictionary":
+        array = pa.array(["x" * 1_000_000]).dictionary_encode()
+
+    def compressed(array: pa.Array) -> np.ndarray:
+        sink, options = io.BytesIO(), pa.ipc.IpcWriteOptions(compression="zstd")
+        batch = pa.record_batch([array], names=[""])
+        with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+            writer.write_batch(batch)
+        return np.frombuffer(sink.getvalue(), np.int64)
+
+    assert decode(encode(array, "zstd")).equals(array)
+    monkeypatch.setattr(arrow, "_to_ipc", compressed)
+    with pytest.raises(CorruptDataError, match="compressed in a way that nothing writes"):
+        decode(encode(array, "zstd"), max_bytes=10_000)
+
+
 def test_bits_of_floats_come_back(generator: np.random.Generator) -> None:
     bits = generator.integers(-(1 << 63), (1 << 63) - 1, 5000)
     bits[::3] = np.round(generator.normal(0, 9, bits[::3].size), 2).view(np.int64)

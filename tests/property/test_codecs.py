@@ -105,6 +105,16 @@ def test_an_exception_repeats_the_integer_before_it() -> None:
     assert [integers[0], *integers[49:53]] == [0, 1225, 1225, 1225, 1300]
 
 
+@pytest.mark.parametrize("name", ["run_length", "decimal_2"])
+def test_parts_that_are_more_than_the_values_are_refused_before_they_are_decoded(name: str) -> None:
+    """So that few bytes do not take the memory of many values."""
+    node = CODECS[name].encode(np.repeat(np.arange(10.0), 10).view(np.int64))
+    many = CODECS["constant"].encode(np.zeros(101, np.int64))
+    children = [many, many] if name == "run_length" else [node.children[0], many, many]
+    with pytest.raises(CorruptDataError, match=r"there are more (runs|exceptions) than values"):
+        decode_stream(replace(node, children=children))
+
+
 @pytest.mark.parametrize("positions", [[50, 9], [9, 9], [9, 100], [-1, 9]])
 def test_positions_of_exceptions_ascend_within_their_stream(positions: list[int]) -> None:
     floats = np.arange(100) / 4

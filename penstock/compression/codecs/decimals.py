@@ -196,6 +196,7 @@ class _AsIntegers(Transform):
         integers, where, exceptions = node.children
         check(integers.width == exceptions.width == node.width, "a child of floats has a wrong type")
         check(where.count == exceptions.count, "exceptions have another number of positions")
+        check(where.count <= node.count, "there are more exceptions than values")
         positions = decode_stream(where).astype(np.int64)
         ascending = bool((np.diff(positions, prepend=-1, append=node.count) > 0).all())
         check(ascending, "an exception lies outside its stream")

@@ -67,6 +67,7 @@ class RunLength(Transform):
         check(len(node.children) == 2, "runs have other children than they need")
         heads, lengths = node.children
         check(heads.width == node.width and heads.count == lengths.count, "runs have no value or no length")
+        check(lengths.count <= node.count, "there are more runs than values")
         sizes = decode_stream(lengths).astype(np.int64) + 1
         check(bool((sizes > 0).all()), "a run has no value")
         ends = np.cumsum(sizes)
