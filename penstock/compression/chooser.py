@@ -21,12 +21,14 @@ from penstock.compression.arrow import Layout, Streams, is_float, layouts_of, to
 from penstock.compression.bits import Ints
 from penstock.compression.codecs import CODECS, encode_stream
 from penstock.compression.codecs.agnostic import Pcodec
+from penstock.compression.codecs.decimals import Quantized
 from penstock.compression.codecs.dictionary import MAX_DISTINCT
 from penstock.compression.codecs.registry import DEFAULT, head_of, sealed
 from penstock.compression.costs import cost, least_cost
 from penstock.compression.goals import Goal, goal_of
 from penstock.compression.node import Node
 from penstock.compression.statistics import ColumnStats, sample_of, stream_stats
+from penstock.errors import InvalidUsageError
 
 __all__ = ["Choice", "Chooser", "Decision", "Plan", "choose", "rank"]
 
@@ -197,7 +199,7 @@ def _candidates(
         return
     yield DEFAULT
     if floats and bound is not None:
-        yield (f"quantized_{bound!r}",)
+        yield (Quantized(bound).name,)
     if floats and stats.digits is not None:
         yield (f"decimal_{stats.digits}",)
     if not floats and stats.divisor > 1:
@@ -250,7 +252,21 @@ class Plan:
         """Return the plan that codes a column of a type by one cascade.
 
         Of text it is that of lengths and bytes, or with a dictionary that of the codes.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it would change values that are no floating-point numbers.
         """
+        for place, name in enumerate(cascade):
+            exact = pa.types.is_floating(kind) and set(cascade[:place]) <= {"run_length"}
+            if name.startswith(Quantized.prefix) and not exact:
+                raise InvalidUsageError(
+                    "only floating-point numbers have an error bound",
+                    codec=name,
+                    after=">".join(cascade[:place]) or None,
+                    type=str(kind),
+                )
         if Layout.TEXT in layouts_of(kind) and cascade[0] == "dictionary":
             return cls(True, (cascade[1:],))
         return cls(False, (cascade, cascade), cascade if len(cascade) == 1 else ())
@@ -266,6 +282,8 @@ class Decision:
         How it codes the column now.
     made_s, took_s : float
         When it decided, on the chooser's clock, and how long that took.
+    type : pyarrow.DataType
+        Of the values that it decided for.
     blocks, deoptimised : int
         How many blocks it has coded, and in how many a value did not fit the plan.
     decisions : int
@@ -275,6 +293,7 @@ class Decision:
     plan: Plan
     made_s: float
     took_s: float
+    type: pa.DataType
     blocks: int = 0
     deoptimised: int = 0
     decisions: int = 1
@@ -285,9 +304,9 @@ class Decision:
 class Chooser:
     """Decides how columns are coded, remembers it, and decides again now and then.
 
-    It decides when it sees a column first, for the block after one in which a value did not fit, and after
-    `interval_s`, or 40 times what decisions about all columns take, if that is longer. One chooser belongs
-    to one writer; it is not safe to share among threads.
+    It decides when it sees a column first, or with another type, for the block after one in which a value did
+    not fit, and after `interval_s`, or 40 times what decisions about all columns take, if that is longer. One
+    chooser belongs to one writer; it is not safe to share among threads.
 
     Parameters
     ----------
@@ -303,7 +322,7 @@ class Chooser:
     Raises
     ------
     InvalidUsageError
-        If the goal has no such name.
+        If the goal has no such name, or an error bound is no positive number.
     """
 
     goal: str | Goal = "balanced"
@@ -314,21 +333,30 @@ class Chooser:
     """What was decided, by column."""
 
     def __post_init__(self) -> None:
-        """Check the goal."""
+        """Check the goal and the bounds."""
         goal_of(self.goal)
+        for bound in self.error_bounds.values():
+            Quantized(bound)
 
     def plan(self, column: str, array: pa.Array[Any]) -> Plan:
         """Return how to code `array`, the next values of `column`."""
         known = self.columns.get(column)
         now_s = self.now_s()
-        if known is not None and not known.stale and now_s - known.made_s < self._interval_s():
+        # A plan for floats may code them within a bound, which must not happen to the bits of anything else.
+        if (
+            known is not None
+            and not known.stale
+            and known.type == array.type
+            and now_s - known.made_s < self._interval_s()
+        ):
             return known.plan
         plan = self._decide(column, array)
         made_s = self.now_s()
         if known is None:
-            known = self.columns[column] = Decision(plan, made_s, made_s - now_s)
+            known = self.columns[column] = Decision(plan, made_s, made_s - now_s, array.type)
         else:
             known.plan, known.made_s, known.took_s, known.stale = plan, made_s, made_s - now_s, False
+            known.type = array.type
             known.decisions += 1
         return plan
 

@@ -111,6 +111,53 @@ def test_floats_lose_precision_only_where_a_bound_is_given() -> None:
     assert len(lossy) < len(exact) / 4
 
 
+def test_a_bound_of_numpy_is_a_bound() -> None:
+    values = np.random.default_rng(3).normal(0, 1, 20_000)
+    chooser = Chooser(error_bounds={"c": np.float64(0.01)})
+    assert first_of(chooser, pa.array(values)).startswith("quantized_0.01>")
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_bound_that_is_no_positive_number_is_refused(bound: float) -> None:
+    with pytest.raises(InvalidUsageError, match="an error bound must be a positive number"):
+        Chooser(error_bounds={"c": bound})
+
+
+def test_what_was_decided_for_floats_is_not_for_other_types() -> None:
+    chooser = Chooser(interval_s=1e9, error_bounds={"c": 0.5})
+    assert first_of(chooser, pa.array(np.random.default_rng(3).normal(0, 9, 5000))).startswith("quantized_")
+    for array in (
+        pa.array([1, 2, 3, 99]),
+        pa.array([1, 2, 3, 99], pa.timestamp("us")),
+        pa.array(["a", "bb"]),
+    ):
+        assert decode(encode(array, chooser=chooser, column="c")).equals(array)
+    assert chooser.columns["c"].decisions == 4
+
+
+@pytest.mark.parametrize(
+    ("array", "codec"),
+    [
+        (pa.array([1, 2, 1000]), "quantized_0.5"),
+        (pa.array([1, 2], pa.timestamp("us")), "run_length>quantized_0.5"),
+        (pa.array(["a", "bb"]), "quantized_0.5>ns"),
+        (pa.array([[1], [2, 3]]), "quantized_0.5"),
+        (pa.array([1.5, 2.5] * 9), "dictionary>quantized_0.5"),
+        (pa.array([1.5, 2.5] * 9), "delta>quantized_0.5"),
+    ],
+)
+def test_only_floats_are_coded_within_a_bound(array: pa.Array, codec: str) -> None:
+    with pytest.raises(InvalidUsageError, match="only floating-point numbers have an error bound"):
+        encode(array, codec)
+
+
+def test_runs_of_floats_may_have_a_bound() -> None:
+    values = np.repeat(np.random.default_rng(3).normal(0, 9, 500), 7)
+    block = Block(encode(pa.array(values), "run_length>quantized_0.5"))
+    assert block.describe()[0][1].startswith("run_length>quantized_0.5")
+    assert float(np.abs(block.read().to_numpy() - values).max()) <= 0.5
+
+
 def test_text_that_repeats_gets_a_dictionary_and_other_text_does_not() -> None:
     chooser = Chooser()
     encode(pa.array([f"city {i % 20}" for i in range(3000)]), chooser=chooser, column="city")

@@ -262,12 +262,13 @@ class Quantized(_AsIntegers):
     """
 
     number = 17
+    prefix = "quantized_"
 
     def __init__(self, bound: float) -> None:
         if not (bound > 0.0 and np.isfinite(bound)):
             raise InvalidUsageError("an error bound must be a positive number", bound=bound)
-        self._bound = bound
-        self.name = f"quantized_{bound!r}"
+        self._bound = float(bound)
+        self.name = f"{self.prefix}{self._bound!r}"
 
     def split(self, values: Ints) -> tuple[Ints, Callable[[Node], Node]]:
         """Return the integers.
@@ -312,4 +313,4 @@ def _quantized(bound: str) -> Quantized:
 register(Decimal())
 for fixed_digits in range(MAX_DIGITS + 1):
     register(Decimal(fixed_digits))
-register_made("quantized_", _quantized, reader=Quantized(1.0))
+register_made(Quantized.prefix, _quantized, reader=Quantized(1.0))
