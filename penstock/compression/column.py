@@ -102,10 +102,15 @@ def encode(
     Raises
     ------
     InvalidUsageError
-        If there is no such codec, or one cannot be followed by another.
+        If there is no such codec, one cannot be followed by another or be used for this type, or the values
+        are no Arrow array.
     """
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
+    if not isinstance(array, pa.Array):
+        raise InvalidUsageError(
+            "only Arrow arrays can be coded", type=type(array).__name__, hint="pyarrow.array(values)"
+        )
     if codec != "auto":
         return _encode(array, Plan.of(array.type, parse_cascade(codec)))[0]
     chooser = chooser if chooser is not None else Chooser()

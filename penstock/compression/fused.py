@@ -105,13 +105,13 @@ def sum_where(values: Block, where: Block, low: int, high: int) -> tuple[int, in
         raise InvalidUsageError(
             "the columns have different numbers of rows", rows=values.rows, where_rows=where.rows
         )
-    summed, tested = _packed(values), _packed(where)
-    if summed is None or tested is None:
-        return _decoded(values, where, low, high)
     most = np.iinfo(np.int64)
     low, high = max(low, most.min), min(high, most.max)
     if low > high:
         return 0, 0
+    summed, tested = _packed(values), _packed(where)
+    if summed is None or tested is None:
+        return _decoded(values, where, low, high)
     result: Any = _sum_where(
         summed.payload,
         summed.widths,

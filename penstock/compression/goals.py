@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from penstock.errors import InvalidUsageError
@@ -19,10 +20,24 @@ class Goal:
         Write bandwidth in 10**6 bytes a second. 0 minimises bytes alone, infinity time alone.
     decode_weight : float
         What a nanosecond of decoding counts beside one of encoding.
+
+    Raises
+    ------
+    InvalidUsageError
+        If one is negative or no number.
     """
 
     write_mb_s: float
     decode_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if not (self.write_mb_s >= 0 and 0 <= self.decode_weight < math.inf):
+            raise InvalidUsageError(
+                "a goal's numbers cannot be negative",
+                write_mb_s=self.write_mb_s,
+                decode_weight=self.decode_weight,
+            )
 
 
 GOALS = {"fast": Goal(140.0), "balanced": Goal(40.0), "small": Goal(1.0)}

@@ -132,12 +132,12 @@ def sample_of(array: pa.Array[Any], rows: int, stretches: int = 4) -> pa.Array[A
     return pa.concat_arrays([array.slice(begin, stretch) for begin in begins])
 
 
-def column_stats(array: pa.Array[Any], rows: int = 1 << 14) -> ColumnStats | None:
+def column_stats(array: pa.Array[Any] | pa.ChunkedArray[Any], rows: int = 1 << 14) -> ColumnStats | None:
     """Return the statistics of a sample of an array.
 
     Parameters
     ----------
-    array : pyarrow.Array
+    array : pyarrow.Array or pyarrow.ChunkedArray
         Any column. Of text they are those of the codes that its distinct values have, of decimals those
         of the low 8 bytes, of nested values those of their bytes.
     rows : int
@@ -148,6 +148,8 @@ def column_stats(array: pa.Array[Any], rows: int = 1 << 14) -> ColumnStats | Non
     ColumnStats or None
         None of an array without values.
     """
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
     streams = to_streams(sample_of(array, rows), dictionary=True).streams
     if not streams or not streams[0].size:
         return None

@@ -274,6 +274,8 @@ def test_a_fused_sum_skips_nulls_and_refuses_floats() -> None:
     keys, values = Block(encode(pa.array([1, None, 1]))), Block(encode(pa.array([5, 6, None])))
     assert sum_where(values, keys, 0, 9) == (5, 1)
     assert sum_where(values, keys, 9, 0) == (0, 0)
+    assert sum_where(values, keys, -(1 << 70), 1 << 70) == (5, 1)
+    assert sum_where(values, keys, 1 << 70, 1 << 71) == (0, 0)
     with pytest.raises(InvalidUsageError, match="only signed integers"):
         sum_where(Block(encode(pa.array([1.0, 2.0, 3.0]))), keys, 0, 1)
     with pytest.raises(InvalidUsageError, match="different numbers of rows: rows=3 where_rows=1"):

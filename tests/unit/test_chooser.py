@@ -171,6 +171,22 @@ def test_a_goal_without_a_name_is_refused() -> None:
         Chooser("quick")
 
 
+@pytest.mark.parametrize("numbers", [(-1.0, 1.0), (float("nan"), 1.0), (5.0, -1.0), (5.0, float("nan"))])
+def test_a_goal_of_numbers_that_cannot_be_is_refused(numbers: tuple[float, float]) -> None:
+    with pytest.raises(InvalidUsageError, match="a goal's numbers cannot be negative"):
+        Goal(*numbers)
+
+
+def test_a_column_of_a_table_has_statistics_as_it_is() -> None:
+    table = pa.concat_tables([pa.table({"n": [1, 2]}), pa.table({"n": [3]})])
+    assert column_stats(table["n"]) == column_stats(pa.array([1, 2, 3]))
+
+
+def test_what_is_no_arrow_array_is_refused() -> None:
+    with pytest.raises(InvalidUsageError, match=r"only Arrow arrays can be coded: type=ndarray"):
+        encode(np.arange(3))
+
+
 def test_levels_of_one_codec_cost_differently() -> None:
     values = np.random.default_rng(4).integers(0, 9, 20_000)
     node = encode_stream(values, ("zstd",))
