@@ -142,7 +142,8 @@ def to_streams(array: pa.Array[Any], *, dictionary: bool = False) -> Streams:
     Raises
     ------
     InvalidUsageError
-        If it has more text than one array of its type can hold.
+        If it has more text than one array of its type can hold, or is no valid Arrow array, such as text
+        that is not UTF-8: nothing would read the block.
     """
     kind = array.type
     valid = None
@@ -159,7 +160,9 @@ def to_streams(array: pa.Array[Any], *, dictionary: bool = False) -> Streams:
             array = array.fill_null("" if kind in (pa.string(), pa.large_string()) else b"")
         if dictionary:
             codes, distinct = _distinct(array)
+            _refuse_other_than_utf8(distinct)
             return Streams(Layout.TEXT_DICTIONARY, (codes, *_text(distinct)), valid)
+        _refuse_other_than_utf8(array)
         return Streams(layout, _text(array), valid)
     if pa.types.is_boolean(kind):
         values = _bits(array if valid is None else array.fill_null(False))
@@ -303,19 +306,36 @@ def _most_text(kind: pa.DataType) -> int:
 
 def _text_array(kind: pa.DataType, rows: int, validity: Any, offsets: Ints, data: Bytes) -> pa.Array[Any]:
     array = pa.Array.from_buffers(kind, rows, [validity, pa.py_buffer(offsets), pa.py_buffer(data)])
-    # Nothing but ASCII is UTF-8 already, which is quicker to see.
-    if kind in (pa.string(), pa.large_string()) and data.size and data.max() > 0x7F:
-        try:
-            array.validate(full=True)
-        except pa.ArrowException:
-            check(False, "a text is not UTF-8")
+    check(_is_utf8(array, data), "a text is not UTF-8")
     return array
+
+
+def _is_utf8(array: pa.Array[Any], data: Ints | Bytes) -> bool:
+    """Say whether text has the letters that its type says; `data` are its bytes."""
+    # Nothing but ASCII is UTF-8 already, which is quicker to see.
+    utf8 = array.type in (pa.string(), pa.large_string())
+    if not utf8 or not data.size or data.view(np.int8).min() >= 0:
+        return True
+    try:
+        array.validate(full=True)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _refuse_other_than_utf8(array: pa.Array[Any]) -> None:
+    if not _is_utf8(array, _text(array)[1]):
+        raise InvalidUsageError("a text is not UTF-8", hint="the type binary holds any bytes")
 
 
 def _to_ipc(array: pa.Array[Any]) -> Ints:
     batch = pa.record_batch([array], names=[""])
     if batch.nbytes >= 1 << 31:
         raise InvalidUsageError("a nested column is too large for one block", size_bytes=batch.nbytes)
+    try:
+        batch.validate(full=True)
+    except pa.ArrowException as error:
+        raise InvalidUsageError("a nested column is no valid Arrow array", type=str(array.type)) from error
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)

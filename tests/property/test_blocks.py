@@ -94,6 +94,22 @@ def test_a_nested_column_that_arrow_compressed_is_refused(kind: str, monkeypatch
         decode(encode(array, "zstd"), max_bytes=10_000)
 
 
+@pytest.mark.parametrize("codec", ["auto", "zstd", "dictionary"])
+def test_what_could_not_be_read_again_is_not_written(codec: str) -> None:
+    letters = [pa.py_buffer(np.arange(3, dtype=np.int32)), pa.py_buffer(b"a\xff")]
+    text = pa.Array.from_buffers(pa.string(), 2, [None, *letters])
+    number = pa.Array.from_buffers(pa.decimal128(3), 1, [None, pa.py_buffer(np.array([10**9, 0]))])
+    with pytest.raises(InvalidUsageError, match="a text is not UTF-8"):
+        encode(text, codec)
+    for values in (text, number):
+        nested = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+        with pytest.raises(InvalidUsageError, match="a nested column is no valid Arrow array"):
+            encode(nested, codec)
+    # What is not seen does not matter.
+    for array in (text[:1], pa.Array.from_buffers(pa.string(), 2, [pa.py_buffer(b"\x01"), *letters])):
+        assert decode(encode(array, codec)).equals(array)
+
+
 def test_bits_of_floats_come_back(generator: np.random.Generator) -> None:
     bits = generator.integers(-(1 << 63), (1 << 63) - 1, 5000)
     bits[::3] = np.round(generator.normal(0, 9, bits[::3].size), 2).view(np.int64)
