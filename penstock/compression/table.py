@@ -249,12 +249,12 @@ class BlockWriter:
         Raises
         ------
         InvalidUsageError
-            If its schema is not that of the tables before.
+            If its schema is not that of the tables before, or `encode_table` refuses it.
         """
         if self._schema is not None and not table.schema.equals(self._schema):
             raise InvalidUsageError("a table has another schema than the one before it")
-        self._schema = table.schema
         block = encode_table(table, chooser=self.chooser, codecs=self._codecs)
+        self._schema = table.schema
         self._sink.write(block)
         return len(block)
 

@@ -175,6 +175,8 @@ def test_what_cannot_be_written_or_read_is_refused(table: pa.Table) -> None:
     with pytest.raises(InvalidUsageError, match=r"no such columns: columns=\['x'\]"):
         encode_table(table, codecs={"x": "zstd"})
     writer = BlockWriter(io.BytesIO())
+    with pytest.raises(InvalidUsageError, match="two columns of a table have one name"):
+        writer.write(twice)
     writer.write(table)
     with pytest.raises(InvalidUsageError, match="another schema"):
         writer.write(table.select(["key"]))
