@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.checkpointing.p_unit import tables
+from penstock.compression.abc import UnfitError
 from penstock.compression.arrow import Layout, is_float, to_streams
 from penstock.compression.chooser import rank
-from penstock.compression.column import Block
+from penstock.compression.codecs.registry import cascade_of, encode_stream
+from penstock.compression.column import Block, parse_cascade
+from penstock.compression.costs import cost
 from penstock.compression.goals import goal_of
 from penstock.compression.statistics import column_stats, sample_of
 from penstock.compression.table import BlockReader
@@ -78,15 +82,26 @@ def describe(where: str, name: str, block: Block) -> dict[str, Any]:
 def reasons(block: Block, goal: str) -> dict[str, Any]:
     """Return what a chooser sees in a column: statistics, and what the cascades that it tries cost.
 
-    The main stream of a sample is coded with each candidate: values, bytes of text, or codes.
+    The main stream of a sample is coded with each candidate: values, bytes of text, or codes. What the block
+    has is one of them, also where the goal would not have chosen it.
     """
     sample = sample_of(block.read(), _SAMPLE_ROWS)
     stats = column_stats(sample)
     if stats is None or block.layout is Layout.NOTHING:
         return {"statistics": None, "candidates": []}
     streams = to_streams(sample, dictionary=block.layout is Layout.TEXT_DICTIONARY).streams
-    stream = streams[1] if block.layout is Layout.TEXT else streams[0]
-    tried = rank(stream, goal_of(goal), floats=is_float(block.type))
+    main = 1 if block.layout is Layout.TEXT else 0
+    stream, chosen = streams[main], cascade_of(block.nodes[main])
+    minimised = goal_of(goal)
+    tried = {
+        cascade_of(one.node): (one.cost, one.node)
+        for one in reversed(rank(stream, minimised, floats=is_float(block.type)))
+    }
+    if chosen not in tried:
+        cascade = parse_cascade(chosen)
+        with contextlib.suppress(UnfitError):  # of the sample alone more may be exceptions than of all rows
+            node = encode_stream(stream, cascade)
+            tried[chosen] = cost(node, cascade, minimised), node
     return {
         "statistics": {
             "range_bits": stats.range_bits,
@@ -101,11 +116,12 @@ def reasons(block: Block, goal: str) -> dict[str, Any]:
         },
         "candidates": [
             {
-                "cascade": ">".join(choice.cascade),
-                "bytes_per_value": round(choice.node.size_bytes / max(stream.size, 1), 4),
-                "cost": round(choice.cost / max(stream.size, 1), 4),
+                "cascade": cascade,
+                "chosen": cascade == chosen,
+                "bytes_per_value": round(node.size_bytes / max(stream.size, 1), 4),
+                "cost": round(nanoseconds / max(stream.size, 1), 4),
             }
-            for choice in tried
+            for cascade, (nanoseconds, node) in sorted(tried.items(), key=lambda one: one[1][0])
         ],
     }
 
@@ -146,6 +162,8 @@ def _reasons_table(title: str, found: dict[str, Any], goal: str, unit: str) -> T
     table.add_column("cascade")
     table.add_column("bytes a value", justify="right")
     table.add_column(f"cost for {goal!r}, {unit} a value", justify="right")
-    for choice in found["candidates"][:_SHOWN]:
-        table.add_row(choice["cascade"], f"{choice['bytes_per_value']:.3f}", f"{choice['cost']:.3f}")
+    for number, choice in enumerate(found["candidates"]):
+        if number < _SHOWN or choice["chosen"]:
+            name = f"{choice['cascade']} (chosen)" if choice["chosen"] else choice["cascade"]
+            table.add_row(name, f"{choice['bytes_per_value']:.3f}", f"{choice['cost']:.3f}")
     return table

@@ -307,6 +307,11 @@ def test_inspect_block_shows_what_columns_chose_and_why(tmp_path: Path) -> None:
     assert found["columns"][0]["statistics"]["ascending"]
     costs = [choice["cost"] for choice in found["columns"][2]["candidates"]]
     assert costs == sorted(costs)
+    (tmp_path / "bound.block").write_bytes(compression.encode(rows["x"], "quantized_0.2>delta>ns"))
+    found = json.loads(penstock("inspect", "block", str(tmp_path / "bound.block"), "--json", "--why").stdout)
+    chosen = [choice["cascade"] for choice in found["columns"][0]["candidates"] if choice["chosen"]]
+    assert chosen == ["quantized_0.2>delta>ns"], "what the block has, whatever the goal"
+    assert "ns (chosen)" in penstock("inspect", "block", str(tmp_path / "bound.block"), "--why").stdout
     (tmp_path / "one.block").write_bytes(compression.encode(rows["n"]))
     assert "int64" in penstock("inspect", "block", str(tmp_path / "one.block")).stdout
 
