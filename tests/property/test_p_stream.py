@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.checkpointing.files import Content, Files
-from penstock.checkpointing.p_stream import Coder, PStream, Segment, SegmentWriter, log, stream
+from penstock.checkpointing.p_stream import (
+    Coder,
+    PStream,
+    PStreamWriter,
+    Segment,
+    SegmentWriter,
+    log,
+    stream,
+)
 from penstock.checkpointing.p_stream.segments import writer_of
 from penstock.errors import FencedError, InvalidUsageError
 
@@ -279,3 +287,14 @@ PStreamMachine.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )
 TestPStream = PStreamMachine.TestCase
+
+
+def test_a_writer_counts_blocks_with_a_value_that_did_not_fit_their_codec(tmp_path: Path) -> None:
+    with PStreamWriter(tmp_path / "s", pa.schema({"n": pa.int64()}), threads=1) as writer:
+        found = []
+        for values in ([7] * 3000, [7] * 3000, [7] * 2999 + [8], list(range(3000))):
+            writer.append(pa.table({"n": values}))
+            writer.flush()
+            counted = writer.metrics()
+            found.append((counted["blocks"], counted["deoptimised"]))
+    assert found == [(1, 0), (2, 0), (3, 1), (4, 1)]

@@ -69,7 +69,8 @@ class Coder:
         threads: int | None = None,
     ) -> None:
         self.threads = threads or min(4, len(os.sched_getaffinity(0)))
-        self._choosers = threading.local()
+        self._of_thread = threading.local()
+        self._choosers: list[Chooser] = []
         self._goal: str | Goal = goal
         self._error_bounds = dict(error_bounds or {})
         self._codecs = codecs
@@ -95,10 +96,16 @@ class Coder:
     def _code(self, table: pa.Table) -> bytes:
         from penstock.compression import encode_table
 
-        chooser = getattr(self._choosers, "chooser", None)
+        chooser = getattr(self._of_thread, "chooser", None)
         if chooser is None:
-            chooser = self._choosers.chooser = self._chooser()
+            chooser = self._of_thread.chooser = self._chooser()
+            self._choosers.append(chooser)
         return encode_table(table, chooser=chooser, codecs=self._codecs)
+
+    def blocks(self) -> tuple[int, int]:
+        """Return how many blocks of columns choosers decided about, and in how many a value did not fit."""
+        known = [one for chooser in self._choosers for one in list(chooser.columns.values())]
+        return sum(one.blocks for one in known), sum(one.deoptimised for one in known)
 
     def close(self) -> None:
         """Wait for what is being coded and let the threads end."""

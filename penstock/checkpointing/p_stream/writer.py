@@ -296,7 +296,12 @@ class PStreamWriter:
         return f"PStreamWriter({self._stream.files.location!r}, writer={self.name!r})"
 
     def metrics(self) -> dict[str, Any]:
-        """Return what waits and what is durable: calls of `append`, bytes in memory, and bytes on disk."""
+        """Return what waits and what is durable: calls of `append`, bytes in memory, and bytes on disk.
+
+        Also the blocks of columns whose codec was chosen, and of these the deoptimised: those that had a
+        value which did not fit the choice, and were coded with what holds everything.
+        """
+        blocks, deoptimised = self._coder.blocks()
         with self._changed:
             return {
                 "appended": self._appended,
@@ -304,4 +309,6 @@ class PStreamWriter:
                 "pending_bytes": self._pending_bytes,
                 "written_bytes": self._written_bytes,
                 "rows": self._stream.end,
+                "blocks": blocks,
+                "deoptimised": deoptimised,
             }
