@@ -48,6 +48,7 @@ _SPARK_ROWS = {
     "SM": 100_000,
     "SG2": 200_000,
     "LRB1": 40_000,
+    "SG1": 4_000,
 }
 _FEW_ROWS = 50_000
 """Of a micro-batch of Spark's own windows: as many as take it ten seconds or so."""
