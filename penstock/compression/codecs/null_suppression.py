@@ -39,18 +39,21 @@ class NullSuppression(Codec):
         """Return the packed stream."""
         packed = bits.pack(values, self.step, patched=self.patched)
         order = _order(self.step)
-        children = [encode_light(packed.widths)]
+        apart = CODECS[self._then].encode(packed.payload.view(np.int8)) if self._then else None
+        beside = apart.size_bytes if apart else packed.payload.size
+        side = [packed.widths]
         if self.step is not Step.NONE:
-            children.append(encode_light(packed.bases))
+            side.append(packed.bases)
         if order:
-            children.append(encode_light(np.ascontiguousarray(packed.firsts[:, :order]).reshape(-1)))
+            side.append(np.ascontiguousarray(packed.firsts[:, :order]).reshape(-1))
         if self.patched:
-            children += map(encode_light, (packed.exceptions, packed.positions, packed.highs))
+            side += (packed.exceptions, packed.positions, packed.highs)
+        children = [encode_light(stream, beside) for stream in side]
         parameters = bytes([self.step | self.patched << 3 | bool(self._then) << 4])
-        if self._then is None:
-            return Node(self.number, width_code(values), values.size, parameters, packed.payload, children)
-        children.append(CODECS[self._then].encode(packed.payload.view(np.int8)))
-        return Node(self.number, width_code(values), values.size, parameters, children=children)
+        width, count = width_code(values), values.size
+        if apart is None:
+            return Node(self.number, width, count, parameters, packed.payload, children)
+        return Node(self.number, width, count, parameters, children=[*children, apart])
 
     def name_of(self, node: Node) -> str:
         """Return the cascade of steps."""

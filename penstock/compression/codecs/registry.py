@@ -33,6 +33,7 @@ _BY_NUMBER: dict[int, Codec] = {}
 _MADE: dict[str, Callable[[str], Codec]] = {}
 _SAMPLE = 4 * SUB_BLOCK
 _FEW_BYTES = 128
+_FEW_BESIDE = 128
 
 
 def register(codec: Codec) -> None:
@@ -131,19 +132,21 @@ def sealed(values: Ints) -> Ints:
     return values
 
 
-def encode_light(values: Ints) -> Node:
+def encode_light(values: Ints, beside: int = 0) -> Node:
     """Return `values` coded by the smallest of a few quick cascades, judged by their first values.
 
-    Few bytes stay as they are: to decode them takes longer than what is saved is worth.
+    Few bytes stay as they are: to decode them takes longer than what is saved is worth. They are few as such,
+    or next to the `beside` bytes of what they belong to.
     """
     count = values.size
     if not count or (values == values[0]).all():
         return CODECS["constant"].encode(values)
     best: Cascade = ("plain",)
-    if values.nbytes <= _FEW_BYTES:
+    worth = max(_FEW_BYTES, beside // _FEW_BESIDE)
+    if values.nbytes <= worth:
         return CODECS["plain"].encode(values)
     sample = values[:_SAMPLE]
-    best_size = sample.nbytes - _FEW_BYTES
+    best_size = sample.nbytes - worth * sample.size // count
     node = None
     for cascade in (DEFAULT, ("delta", "ns")):
         tried = encode_stream(sample, cascade)
