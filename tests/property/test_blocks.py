@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -261,22 +262,21 @@ def _blocks_to_break(table: pa.Table) -> list[bytes]:
 
 def test_a_block_changed_behind_its_checksum_is_refused_or_gives_some_column(table: pa.Table) -> None:
     """Whatever is in a block, decoding it ends, within the memory that it states, with an error or values."""
-    draw = np.random.default_rng(11)
+    draw = random.Random(11)
     blocks = _blocks_to_break(table)
     refused = 0
     for number in range(MUTATIONS):
         block = bytearray(blocks[number % len(blocks)])
-        for _ in range(int(draw.integers(1, 4))):
-            at = int(draw.integers(8, len(block)))
-            kind = draw.integers(0, 4)
+        for _ in range(draw.randrange(1, 4)):
+            at, kind = draw.randrange(8, len(block)), draw.randrange(4)
             if kind == 0:
-                block[at] ^= 1 << int(draw.integers(0, 8))
+                block[at] ^= 1 << draw.randrange(8)
             elif kind == 1:
-                block[at] = int(draw.choice([0, 1, 0x7F, 0x80, 0xFF]))
+                block[at] = draw.choice([0, 1, 0x7F, 0x80, 0xFF])
             elif kind == 2:
-                del block[at : at + int(draw.integers(1, 9))]
+                del block[at : at + draw.randrange(1, 9)]
             else:
-                block[at:at] = draw.bytes(int(draw.integers(1, 9)))
+                block[at:at] = draw.randbytes(draw.randrange(1, 9))
             if len(block) < 10:
                 break
         try:
