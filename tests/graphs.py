@@ -79,7 +79,7 @@ class Oracle:
                 return self._windows(node, above[0])
             case Assemble():
                 return self._assemble(node, above[0])
-        raise NotImplementedError(node.label)
+        raise AssertionError(f"the oracle has no SQL for {node.label}")
 
     def _newest(self, above: str, names: Any, key: Any, time: str) -> str:
         newest = f"row_number() OVER (PARTITION BY {_list(key)} ORDER BY {_quoted(time)} DESC) = 1"

@@ -6,7 +6,8 @@ import contextlib
 import os
 import select
 import signal
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,3 +41,13 @@ def kill(ids: Iterable[int]) -> None:
                 handles.append(handle)
         for handle in handles:
             select.select([handle], [], [])  # readable once it has ended
+
+
+def until(condition: Callable[[], bool], patience_s: float) -> bool:
+    """Wait until `condition` holds, which is a matter of other processes; say whether it did."""
+    end = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)  # polls: the condition is in another process
+    return True

@@ -16,7 +16,7 @@ from rich.text import Text
 from penstock.checkpointing.p_unit import tables
 from penstock.compression.abc import UnfitError
 from penstock.compression.arrow import Layout, is_float, to_streams
-from penstock.compression.chooser import rank
+from penstock.compression.chooser import Choice, rank
 from penstock.compression.codecs.registry import cascade_of, encode_stream
 from penstock.compression.column import Block, parse_cascade
 from penstock.compression.costs import cost
@@ -93,15 +93,12 @@ def reasons(block: Block, goal: str) -> dict[str, Any]:
     main = 1 if block.layout is Layout.TEXT else 0
     stream, chosen = streams[main], cascade_of(block.nodes[main])
     minimised = goal_of(goal)
-    tried = {
-        cascade_of(one.node): (one.cost, one.node)
-        for one in reversed(rank(stream, minimised, floats=is_float(block.type)))
-    }
-    if chosen not in tried:
+    tried = rank(stream, minimised, floats=is_float(block.type))
+    if chosen not in [cascade_of(choice.node) for choice in tried]:
         cascade = parse_cascade(chosen)
         with contextlib.suppress(UnfitError):  # of the sample alone more may be exceptions than of all rows
             node = encode_stream(stream, cascade)
-            tried[chosen] = cost(node, cascade, minimised), node
+            tried.append(Choice(cost(node, cascade, minimised), cascade, node))
     return {
         "statistics": {
             "range_bits": stats.range_bits,
@@ -116,12 +113,13 @@ def reasons(block: Block, goal: str) -> dict[str, Any]:
         },
         "candidates": [
             {
-                "cascade": cascade,
-                "chosen": cascade == chosen,
-                "bytes_per_value": round(node.size_bytes / max(stream.size, 1), 4),
-                "cost": round(nanoseconds / max(stream.size, 1), 4),
+                "cascade": ">".join(choice.cascade),
+                # A node does not say at which level a library coded it.
+                "chosen": cascade_of(choice.node) == chosen,
+                "bytes_per_value": round(choice.node.size_bytes / max(stream.size, 1), 4),
+                "cost": round(choice.cost / max(stream.size, 1), 4),
             }
-            for cascade, (nanoseconds, node) in sorted(tried.items(), key=lambda one: one[1][0])
+            for choice in sorted(tried, key=lambda choice: choice.cost)
         ],
     }
 

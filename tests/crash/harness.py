@@ -54,14 +54,9 @@ def started(directory: Path, program: str = "job.py", **environment: str) -> Ite
         log.close()
 
 
-def until(condition: Callable[[], bool], patience_s: float) -> bool:
-    """Wait until `condition` holds; say whether it did."""
-    end = time.monotonic() + patience_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)  # polls: the condition is in another process
-    return True
+def random_moment(draw: random.Random) -> None:
+    """Let up to a second pass: that what is killed is killed at any moment is what is tested."""
+    time.sleep(draw.uniform(0.0, 1.0))  # nothing is waited for
 
 
 def commits(place: Place) -> int:
@@ -93,21 +88,21 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
         with started(place.directory) as job:
             up = time.monotonic() - begin
             _run_to(job, place, goal)
-            time.sleep(draw.uniform(0.0, 1.0))  # the random moment is what is tested; nothing is waited for
+            random_moment(draw)
             killed = kill_all(job)
         committed = commits(place)
         say(f"kill {kill} of {kills}: {len(killed)} processes after batch {committed - 1}; up in {up:.1f} s")
         verify(place, batches[:added], drained=False)
     add_steps(place, batches[added:])
     with started(place.directory) as job:
-        assert until(lambda: job.poll() is not None, _RUN_S), "the last run did not end"
+        assert processes.until(lambda: job.poll() is not None, _RUN_S), "the last run did not end"
         assert job.returncode == 0, why(job, place.directory)
     verify(place, batches, drained=True)
 
 
 def _run_to(job: subprocess.Popen[str], place: Place, goal: int) -> None:
     """Let `job` run until the checkpoint has `goal` commits, or all is done."""
-    assert until(lambda: commits(place) >= goal or job.poll() is not None, _RUN_S), "no progress"
+    assert processes.until(lambda: commits(place) >= goal or job.poll() is not None, _RUN_S), "no progress"
     assert job.poll() in (None, 0), why(job, place.directory)
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpointing.p_stream import PStream, PStreamReader
-from tests.crash.harness import kill_all, processes_of, started, until, why
+from tests.crash.harness import kill_all, processes_of, random_moment, started, why
+from tests.processes import until
 
 _PATIENCE_S = 300.0
 _DRIVER, _WRITER = "p_stream_job.py", "p_stream_writer.py"
@@ -117,7 +118,7 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
         for kill, kind in enumerate(kinds, 1):
             goal = chain.committed() + draw.choice([0, 1, 1, 2])
             assert until(partial(chain.has_committed, goal), _PATIENCE_S), chain.stuck()
-            time.sleep(draw.uniform(0.0, 1.0))  # the random moment is what is tested; nothing is waited for
+            random_moment(draw)
             chain.check()
             begin = time.monotonic()
             killed = chain.kill(kind, draw)

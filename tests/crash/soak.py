@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from penstock.checkpointing.p_stream import PStream, PStreamReader
-from tests.crash.harness import until
 from tests.crash.p_stream_kills import Chain
+from tests.processes import until
 
 _SAMPLES = 60
 _SLACK = 1.25

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock.checkpointing.p_stream import PStream, PStreamReader
-from tests.crash.harness import ROOT, until
+from tests.crash.harness import ROOT
+from tests.processes import until
 
 pytestmark = pytest.mark.crash
 

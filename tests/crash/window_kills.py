@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.streams import REAL
-from tests.crash.harness import kill_all, processes_of, started, until, why
+from tests.crash.harness import kill_all, processes_of, random_moment, started, why
 from tests.crash.p_stream_kills import is_worker
+from tests.processes import until
 from tests.spark.queries import Input
 from tests.table3 import expected, found, same
 
@@ -70,12 +70,11 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
             source.add(*pieces[3 * kill : 3 * kill + 2])
             until(lambda job=job, goal=goal: committed() >= goal or job.poll() is not None, _PATIENCE_S)  # type: ignore[misc]
             assert committed() >= goal, f"no progress: {why(job, directory)}"
-            # The random moment is what is tested; nothing is waited for.
-            time.sleep(draw.uniform(0.0, 1.0))
+            random_moment(draw)
             assert job.poll() is None, why(job, directory)
             if kill % 2 == 0:
                 _kill_worker(job.pid, draw)
-                time.sleep(draw.uniform(0.0, 1.0))
+                random_moment(draw)
             killed = kill_all(job)
             assert job.returncode == -signal.SIGKILL
         source.add(pieces[3 * kill + 2])

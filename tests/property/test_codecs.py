@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.compression.abc import Cascade, UnfitError
 from penstock.compression.bits import Ints
 from penstock.compression.codecs import CODECS, decode_stream, encode_light, encode_stream
+from penstock.compression.codecs.registry import cascade_of
 from penstock.errors import CorruptDataError, InvalidUsageError
 from tests.coded import streams, through_bytes
 
@@ -124,3 +125,11 @@ def test_positions_of_exceptions_ascend_within_their_stream(positions: list[int]
     wrong = CODECS["plain"].encode(np.array(positions, np.int32))
     with pytest.raises(CorruptDataError, match="outside its stream"):
         decode_stream(replace(node, children=[integers, wrong, exceptions]))
+
+
+def test_what_lies_beside_many_bytes_stays_as_it_is() -> None:
+    steps = np.arange(0, 3000, 3)
+    coded, plain = encode_light(steps), encode_light(steps, beside=128 * steps.nbytes)
+    assert cascade_of(plain) == "plain"
+    assert coded.size_bytes < plain.size_bytes
+    assert decode_stream(coded).tolist() == decode_stream(plain).tolist() == steps.tolist()

@@ -34,7 +34,7 @@ from tests.states import Later
 SCHEMA = pa.schema([("k", pa.int64()), ("text", pa.string()), ("n", pa.int32())])
 RETAIN = 2
 COMMITS = 3
-EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 30)
+EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 40)
 """`script/fuzz` has more."""
 
 KINDS = ("memory", "rocksdb", "memory")

@@ -234,8 +234,8 @@ def _end_workers(spark: SparkSession) -> None:
     workers = [one.id for one in running if one.parent in daemons]
     processes.kill(workers)
     # Spark takes a worker for one that lives until the daemon has seen that it ended.
-    while any(Path(f"/proc/{worker}").exists() for worker in workers):
-        os.sched_yield()
+    gone = processes.until(lambda: not any(Path(f"/proc/{one}").exists() for one in workers), PATIENCE_S)
+    assert gone, "a daemon does not take note of workers that ended"
 
 
 @contextlib.contextmanager

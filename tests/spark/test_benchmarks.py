@@ -17,7 +17,7 @@ _ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("name", "only"),
     [
-        ("update_queue_speed", ["penstock"]),
+        ("update_queue_speed", ["penstock", "per-key"]),
         ("state_in_spark", ["penstock-rows"]),
         ("state_store", ["memory", "rocksdb"]),
     ],

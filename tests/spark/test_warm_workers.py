@@ -34,6 +34,8 @@ def facts_of_a_worker(spark: SparkSession) -> dict[str, Any]:
             index = sys.modules["penstock.state_store.key_index"]
             kernels["_find_or_add"] = len(index._find_or_add.signatures)
         facts = {
+            "process": os.getpid(),
+            "daemon_process": os.getppid(),
             "modules": loaded,
             "pyspark": sys.modules["pyspark"].__file__,
             "frozen": gc.get_freeze_count(),
@@ -58,6 +60,12 @@ def test_a_worker_has_loaded_what_it_needs(spark: SparkSession) -> None:
     assert facts["frozen"] > 10_000
     assert facts["kernels"]["_find_or_add"] >= 1
     assert ".zip" not in facts["pyspark"]
+
+
+def test_tests_that_want_new_workers_get_some_from_the_daemon_that_there_is(spark: SparkSession) -> None:
+    first, second = facts_of_a_worker(spark), facts_of_a_worker(spark)
+    assert first["process"] != second["process"]
+    assert first["daemon_process"] == second["daemon_process"]
 
 
 def test_the_daemon_has_no_thread_that_a_fork_would_lose(spark: SparkSession) -> None:

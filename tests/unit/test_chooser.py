@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.compression import Block, Chooser, Goal, Plan, column_stats, decode, encode, statistics
+from penstock.compression import Block, Chooser, Goal, Plan, bits, column_stats, decode, encode, statistics
 from penstock.compression import chooser as chooser_module
 from penstock.compression.chooser import choose
 from penstock.compression.codecs import encode_stream
@@ -308,3 +308,17 @@ def test_statistics_and_a_search_see_few_bytes_of_long_text(monkeypatch: pytest.
     monkeypatch.setattr(chooser_module, "rank", counted)
     encode(texts, chooser=Chooser("balanced"), column="c")
     assert 0 < seen < texts.nbytes / 3
+
+
+def test_codecs_are_tried_on_arrays_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each kernel is compiled for both kinds of array."""
+    kinds = set()
+    pack = bits._pack
+
+    def noted(values: Any, *others: Any) -> Any:
+        kinds.add(values.flags.writeable)
+        return pack(values, *others)
+
+    monkeypatch.setattr(bits, "_pack", noted)
+    encode(pa.array([(n * n) % 1000 / 4 for n in range(5000)]), chooser=Chooser("fast"))
+    assert kinds == {False}

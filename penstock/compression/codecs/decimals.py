@@ -288,7 +288,7 @@ class Quantized(_AsIntegers):
 
     def name_of(self, node: Node) -> str:
         """Return the name with its bound."""
-        return f"quantized_{float(np.frombuffer(node.parameters, np.float64)[0])!r}"
+        return f"{self.prefix}{float(np.frombuffer(node.parameters, np.float64)[0])!r}"
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
         """Return the bits of floats near those that were coded."""

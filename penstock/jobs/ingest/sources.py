@@ -197,8 +197,7 @@ class TextSource(Source):
                 self._compared = True
             try:
                 yield from self._rows(records, chunk, self._schema)
-            # Only the parsers know which types they have.
-            except pa.ArrowNotImplementedError as error:
+            except pa.ArrowNotImplementedError as error:  # only the parsers know which types they have
                 raise InvalidUsageError(
                     "text cannot be read as one of these types", file=self.name, schema=_line(self._schema)
                 ) from error
