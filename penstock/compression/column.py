@@ -57,6 +57,17 @@ _MAGIC = b"PB"
 _NULLS = 8
 _START = struct.Struct("<2sBB")
 _CHECKSUM = struct.Struct("<I")
+_STREAMS: dict[Layout, tuple[str, ...]] = {
+    Layout.NOTHING: (),
+    Layout.FIXED: ("values",),
+    Layout.WIDE: ("low halves", "high halves"),
+    Layout.TEXT: ("lengths", "bytes"),
+    Layout.TEXT_DICTIONARY: ("codes", "lengths of distinct texts", "distinct texts"),
+    Layout.NESTED: ("Arrow IPC",),
+}
+"""What the streams of a layout are; of wide values the last one may be missing."""
+_OF_ROWS = {Layout.FIXED: 1, Layout.WIDE: 2, Layout.TEXT: 1, Layout.TEXT_DICTIONARY: 1}
+"""How many of a layout's first streams have a value for each row."""
 _FALLBACKS: dict[Cascade, Cascade] = {("constant",): ("run_length", *DEFAULT)}
 
 
@@ -214,18 +225,18 @@ class Block:
 
     def _check_streams(self) -> None:
         """Check number, type and length of the streams against the layout."""
-        counts = {
-            Layout.NOTHING: (),
-            Layout.FIXED: (self.rows,),
-            Layout.WIDE: (self.rows, self.rows)[: len(self.nodes)] or (self.rows,),
-            Layout.TEXT: (self.rows, None),
-            Layout.TEXT_DICTIONARY: (self.rows, None, None),
-            Layout.NESTED: (None,),
-        }[self.layout]
-        check(len(self.nodes) == len(counts), "a block has another number of streams than its layout")
-        for node, count in zip(self.nodes, counts, strict=True):
-            check(count is None or node.count == count, "a stream has another number of values than rows")
-        stated = sum(node.count * node.dtype.itemsize for node in self.nodes)
+        expected = len(_STREAMS[self.layout])
+        check(
+            len(self.nodes) == expected or (self.layout is Layout.WIDE and len(self.nodes) == 1),
+            "a block has another number of streams than its layout",
+        )
+        stated = 0
+        for number, node in enumerate(self.nodes):
+            check(
+                node.count == self.rows or number >= _OF_ROWS.get(self.layout, 0),
+                "a stream has another number of values than rows",
+            )
+            stated += node.count << node.width
         check(stated == self.raw_bytes, "a block states another size than its streams have")
         if self.validity is not None:
             check(self.layout not in (Layout.NOTHING, Layout.NESTED), "a block has nulls where none can be")
@@ -236,23 +247,14 @@ class Block:
         if self.layout is Layout.FIXED:
             size = 1 if pa.types.is_boolean(self.type) else self.type.bit_width // 8
             check(
-                self.nodes[0].dtype.itemsize == size,
-                "a stream's values have another size than the block's type",
+                1 << self.nodes[0].width == size, "a stream's values have another size than the block's type"
             )
         elif self.layout is Layout.WIDE:
             check(all(node.width == 3 for node in self.nodes), "a decimal's halves have a wrong size")
 
     def describe(self) -> list[tuple[str, str, int, int]]:
         """Return of each stream what it is, its cascade, its values, and its bytes."""
-        names = {
-            Layout.FIXED: ["values"],
-            Layout.WIDE: ["low halves", "high halves"],
-            Layout.TEXT: ["lengths", "bytes"],
-            Layout.TEXT_DICTIONARY: ["codes", "lengths of distinct texts", "distinct texts"],
-            Layout.NESTED: ["Arrow IPC"],
-            Layout.NOTHING: [],
-        }[self.layout]
-        streams = list(zip(names, self.nodes, strict=False))
+        streams = list(zip(_STREAMS[self.layout], self.nodes, strict=False))
         if self.validity is not None:
             streams.insert(0, ("validity", self.validity))
         with self._named():
@@ -313,7 +315,7 @@ class Block:
 
 
 def _layout(number: int) -> Layout:
-    check(number in Layout.__members__.values(), "a block has a layout that nothing writes")
+    check(number < len(Layout), "a block has a layout that nothing writes")
     return Layout(number)
 
 

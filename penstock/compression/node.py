@@ -168,7 +168,8 @@ class Reader:
         if at >= self._end:
             raise self.damaged("the block is cut")
         self._at = at + 1
-        return int(self._view[at])
+        value: int = self._view[at]
+        return value
 
     def varint(self) -> int:
         """Return the next number.
@@ -178,10 +179,12 @@ class Reader:
         CorruptDataError
             If it is cut, or has more than 63 bits.
         """
-        value = self.byte()
-        if value < 0x80:
-            return value
-        value &= 0x7F
+        at = self._at
+        if at < self._end and self._view[at] < 0x80:
+            self._at = at + 1
+            small: int = self._view[at]
+            return small
+        value = self.byte() & 0x7F
         for shift in range(7, 63, 7):
             byte = self.byte()
             value |= (byte & 0x7F) << shift
@@ -211,7 +214,7 @@ class Reader:
             raise self.damaged("a stream states more values than its block has rows")
         parameters = self.bytes(self.varint()).tobytes() if shape & 0x20 else b""
         payload = self.bytes(self.varint()) if shape & 0x40 else _EMPTY
-        children = tuple(self.node(depth + 1) for _ in range(shape >> 2 & 7))
+        children = tuple([self.node(depth + 1) for _ in range(shape >> 2 & 7)]) if shape & 0x1C else ()
         return Node(codec, shape & 3, count, parameters, payload, children)
 
     @property

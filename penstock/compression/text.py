@@ -55,6 +55,24 @@ def _write_out(codes: Any, begins: Any, source: Any, offsets: Any, out: Bytes) -
 
 
 @kernel
+def _write_even(codes: Any, count: int, begin: int, length: int, source: Any, out: Bytes) -> int:
+    """As `_write_out`, where the `count` texts, of which the first is at `begin`, have `length` bytes each.
+
+    Returns how many codes have no text. Nothing is written if any has none.
+    """
+    wrong: Any = 0
+    for i in range(codes.shape[0]):
+        wrong += np.uint64(np.int64(codes[i])) >= np.uint64(count)
+    if not wrong:
+        at: Any = np.int64(0)
+        for i in range(codes.shape[0]):
+            first: Any = begin + np.int64(codes[i]) * length
+            copy_bytes(source, first, out, at, length)
+            at += length
+    return wrong
+
+
+@kernel
 def _head(source: Bytes, begin: int, end: int) -> Any:
     """Return the first 8 bytes of a text as one word, zeros behind it where it has fewer."""
     size = min(end - begin, 8)
@@ -199,10 +217,23 @@ def texts_of(
     tuple or None
         None if a code has no text, or the texts have more bytes.
     """
+    lengths = np.diff(begins).astype(np.int64, copy=False)
+    padded = np.empty(source.size + _SPARE, np.uint8)
+    padded[: source.size] = source
+    length = int(lengths[0]) if lengths.size else 0
+    if length > 0 and (lengths == length).all():
+        # Where each text goes need not be added up.
+        total = codes.size * length
+        if total > most:
+            return None
+        out = np.empty(total + _SPARE, np.uint8)
+        if _write_even(codes, lengths.size, int(begins[0]), length, padded, out):
+            return None
+        return np.arange(0, total + 1, length, dtype=kind), out[:total]
     offsets = np.zeros(codes.size + 1, kind)
-    total = _place(codes, np.diff(begins).astype(np.int64, copy=False), offsets)
+    total = _place(codes, lengths, offsets)
     if not 0 <= total <= most:
         return None
     out = np.empty(total + _SPARE, np.uint8)
-    _write_out(codes, begins.astype(np.int64, copy=False), np.pad(source, (0, _SPARE)), offsets, out)
+    _write_out(codes, begins.astype(np.int64, copy=False), padded, offsets, out)
     return offsets, out[:total]

@@ -148,7 +148,19 @@ def test_statistics_say_what_the_values_are() -> None:
     assert column_stats(pa.nulls(4)) is None
 
 
-@given(st.lists(st.text("ab\u00e9", max_size=40), min_size=1, max_size=60), st.integers(0, 3))
+@given(
+    st.integers(0, 40).flatmap(
+        lambda most: (
+            st.lists(
+                st.text("ab\u00e9", max_size=most) | st.text("ab", min_size=most, max_size=most),
+                min_size=1,
+                max_size=60,
+            )
+            | st.lists(st.text("ab", min_size=most, max_size=most), min_size=1, max_size=60)
+        )
+    ),
+    st.integers(0, 3),
+)
 def test_a_dictionary_of_texts_has_each_once_in_the_order_in_which_they_appear(
     texts: list[str], cut: int
 ) -> None:
@@ -165,6 +177,9 @@ def test_a_dictionary_of_texts_has_each_once_in_the_order_in_which_they_appear(
     offsets, out = written
     assert offsets.tolist() == [0, *np.cumsum([len(text.encode()) for text in texts]).tolist()]
     assert out.tobytes() == "".join(texts).encode()
+    moved = texts_of(codes, begins + 1, np.append(np.uint8(0), content.view(np.uint8)), np.int32, 1 << 31)
+    assert moved is not None
+    assert moved[1].tobytes() == out.tobytes()
     assert texts_of(codes, begins, content.view(np.uint8), np.int32, int(offsets[-1]) - 1) is None
     assert texts_of(codes - codes.dtype.type(1), begins, content.view(np.uint8), np.int32, 1 << 31) is None
     assert texts_of(codes, begins[:-1], content.view(np.uint8), np.int32, 1 << 31) is None

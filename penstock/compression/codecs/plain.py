@@ -27,9 +27,9 @@ class Plain(Codec):
         """Return a view of the payload."""
         size = node.dtype.itemsize
         check(node.payload.size == node.count * size, "a plain stream has another size than it states")
-        part = node.payload[start * size : stop * size]
+        values = node.payload[start * size : stop * size].view(node.dtype)
         # A copy where the values are not aligned: compiled kernels take aligned arrays only.
-        return np.frombuffer(part if part.ctypes.data % size == 0 else part.copy(), node.dtype)
+        return values if values.flags.aligned else values.copy()
 
 
 class Constant(Codec):
@@ -56,7 +56,9 @@ class Constant(Codec):
         """Return the value, repeated."""
         check(len(node.parameters) in range(1, node.dtype.itemsize + 1), "a constant has a wrong size")
         value = int.from_bytes(node.parameters, "little", signed=True)
-        return np.full(stop - start, value, node.dtype)
+        out = np.empty(stop - start, node.dtype)
+        out.fill(value)
+        return out
 
 
 register(Plain())
