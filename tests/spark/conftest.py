@@ -14,18 +14,18 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
+from tests.spark.hadoop import lighten
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
 _FEW_PROCESSES = {
-    # By default each file of a checkpoint takes some ten processes (chmod, readlink) and a second file.
+    # By default each file of a checkpoint takes some ten processes more (readlink), and a second file.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
 }
 _INTERPRETED = {
     # Compiling a plan takes longer than a few rows do.
@@ -34,7 +34,8 @@ _INTERPRETED = {
 }
 _LEAN = {
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    # Most of what a query makes is gone when it ends: the larger its part of the heap, the less is moved.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xms1g -Xmn400m",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "OFF",
@@ -58,6 +59,8 @@ def lean_session(
     settings = settings | {name.replace("__", "."): value for name, value in options.items()}
     session = SparkSession.builder.master(master).appName("penstock-tests").config(map=settings).getOrCreate()
     session.sparkContext.setLogLevel("OFF")
+    if not as_users:
+        lighten(session)
     return session
 
 
