@@ -250,5 +250,5 @@ def _draw_12(change: Change, traces: dict[str, Trace], file: Path) -> None:
     axis.axvline(change.change_s, color="k", linestyle=":", linewidth=1)
     axis.set(xlabel="time, s", ylabel=f"GB/s, written at {change.bandwidth_mb_s:.0f} MB/s", ylim=(0, None))
     axis.grid(visible=True, alpha=0.3)
-    axis.legend(fontsize="small", loc="center left", bbox_to_anchor=(0.03, 0.48))
+    axis.legend(fontsize="small", loc="upper right")
     save(figure, file)
