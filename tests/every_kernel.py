@@ -14,6 +14,7 @@ from penstock.operators.join import UpdateJoin
 from penstock.operators.joined import JoinedStream
 from penstock.operators.key_queue import Policy
 from penstock.operators.scan import Fragments, Partial, PartialKind
+from penstock.operators.selection import selected
 from penstock.operators.stream import UpdateStream
 from penstock.operators.update_queue import UpdateQueue
 from penstock.operators.windows import sliding_kernels
@@ -121,7 +122,8 @@ def _codecs() -> None:
     texts = pa.array(["a", "b", "a", "nine bytes", "nine bytes"])
     for codec in ("base_delta>ns", "dictionary>base_delta>ns"):
         decode(encode(texts, codec))
-    evaluate(Expression.parse("t = 'a'"), pa.table({"t": texts}))
+    same = evaluate(Expression.parse("t = 'a'"), pa.table({"t": texts}))
+    selected(pa.table({"t": texts}), same.chunk(0))
     for kind in ("f4", "f8"):
         for codec in ("decimal", "quantized_0.5", "auto"):
             decode(encode(pa.array(numbers.astype(kind) / 4), codec))

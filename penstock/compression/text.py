@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from penstock._kernels import kernel
-from penstock.compression.bits import Bytes, Ints
+from penstock.compression.bits import Bytes, Ints, sealed
 from penstock.compression.vectors import bit_length, copy_bytes, word_at
 
 __all__ = ["MOST_DISTINCT", "are_equal", "code_type", "distinct_texts", "offsets_of", "texts_of"]
@@ -34,15 +35,15 @@ def _add_up(lengths: Ints, offsets: Any) -> int:
 
 
 @kernel
-def _place(codes: Any, lengths: Any, offsets: Any) -> int:
+def _place(codes: Any, begins: Any, offsets: Any) -> int:
     """As `_add_up`, for the text that each code stands for; -1 if a code has none."""
-    at = 0
-    size = lengths.shape[0]
+    at: Any = 0
+    size = begins.shape[0] - 1
     for i in range(codes.shape[0]):
         code = np.int64(codes[i])
         if code < 0 or code >= size:
             return -1
-        at += lengths[code]
+        at += np.int64(begins[code + 1]) - np.int64(begins[code])
         offsets[i + 1] = at
     return at
 
@@ -51,7 +52,14 @@ def _place(codes: Any, lengths: Any, offsets: Any) -> int:
 def _write_out(codes: Any, begins: Any, source: Any, offsets: Any, out: Bytes) -> None:
     """Write the text of each code."""
     for i in range(codes.shape[0]):
-        copy_bytes(source, begins[codes[i]], out, offsets[i], offsets[i + 1] - offsets[i])
+        begin: Any = np.int64(begins[codes[i]])
+        at: Any = np.int64(offsets[i])
+        size = np.int64(offsets[i + 1]) - at
+        if begin + size + 16 <= source.shape[0]:
+            copy_bytes(source, begin, out, at, size)
+        else:
+            for k in range(size):
+                out[at + k] = source[begin + k]
 
 
 @kernel
@@ -86,19 +94,26 @@ def _compare(offsets: Any, source: Bytes, text: Bytes, equal: Any) -> None:
     length = text.shape[0]
     head = _head(text, 0, length)
     mask = _head(np.full(8, 255, np.uint8), 0, length)
-    for i in range(equal.shape[0]):
+    whole = equal.shape[0]
+    while whole and np.int64(offsets[whole - 1]) + 8 > source.shape[0]:
+        whole -= 1
+    # No branch where most texts end: which one they take could not be foreseen.
+    for i in range(whole):
         begin: Any = np.int64(offsets[i])
+        size: Any = np.int64(offsets[i + 1]) - begin
+        equal[i] = (size == length) & (word_at(source, begin) & mask == head)
+    for i in range(whole, equal.shape[0]):
+        begin = np.int64(offsets[i])
         size = np.int64(offsets[i + 1]) - begin
-        # No branch where most texts end: which one they take could not be foreseen.
-        if begin + 8 <= source.shape[0]:
-            same = (size == length) & (word_at(source, begin) & mask == head)
-        else:
-            same = size == length and _head(source, begin, begin + size) == head
-        if same and length > 8:
-            for at in range(8, length - 8, 8):
-                same &= word_at(source, begin + at) == word_at(text, at)
-            same &= word_at(source, begin + length - 8) == word_at(text, length - 8)
-        equal[i] = same
+        equal[i] = size == length and _head(source, begin, begin + size) == head
+    if length > 8:
+        for i in range(equal.shape[0]):
+            if equal[i]:
+                begin = np.int64(offsets[i])
+                same = word_at(source, begin + length - 8) == word_at(text, length - 8)
+                for at in range(8, length - 8, 8):
+                    same &= word_at(source, begin + at) == word_at(text, at)
+                equal[i] = same
 
 
 @kernel
@@ -200,9 +215,11 @@ def texts_of(
         None if a code has no text, or the texts have more bytes.
     """
     offsets = np.zeros(codes.size + 1, kind)
-    total = _place(codes, np.diff(begins).astype(np.int64, copy=False), offsets)
+    codes, begins = sealed(codes), sealed(begins)
+    total = _place(codes, begins, offsets)
     if not 0 <= total <= most:
         return None
-    out = np.empty(total + _SPARE, np.uint8)
-    _write_out(codes, begins.astype(np.int64, copy=False), np.pad(source, (0, _SPARE)), offsets, out)
+    # Arrow keeps memory that was freed; NumPy returns so much of it to the system, whose pages are zeroed.
+    out: Bytes = np.frombuffer(pa.allocate_buffer(total + _SPARE), np.uint8)
+    _write_out(codes, begins, sealed(source), offsets, out)
     return offsets, out[:total]
