@@ -139,6 +139,9 @@ def _fragments_and_joins() -> None:
         for values in (NUMBERS, pa.array([None, *range(2999)])):
             folding.add(pa.array([7] * 3000), [NUMBERS for _ in keys], [values for _ in kinds])
         folding.finish()
+    sums = Fragments(1000, "t", "s", (), (Partial("sum", "v", "sum"),))
+    folding = Fragmenter(sums, {"t": pa.int64(), "sum": pa.float64()})
+    folding.add(NUMBERS, [], [NUMBERS.cast(pa.float64())])
     stream = UpdateStream(pa.schema({"k": pa.int64(), "t": pa.int64()}), ("k",), "t")
     side = Arrivals.of(stream, pa.record_batch([[1, 2], [1, 2]], ["k", "t"]))
     UpdateJoin(JoinedStream(stream, stream, 5, 5)).join(side, side)

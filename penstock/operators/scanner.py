@@ -16,7 +16,7 @@ from penstock.compression import TableBlock
 from penstock.errors import InvalidUsageError
 from penstock.operators.evaluate import can_fail, evaluate, type_of
 from penstock.operators.expression import Expression
-from penstock.operators.fragments import Fragmenter, combined
+from penstock.operators.fragments import Fragmenter, merged
 from penstock.operators.latest import Latest
 from penstock.operators.scan import Scan
 from penstock.operators.selection import selected
@@ -132,7 +132,7 @@ class Scanner:
             for batch in batches:
                 self._latest.add(pa.Table.from_batches([batch]))
             return [self._latest.finish()]
-        return [combined(self._fragments, batches)]
+        return merged(self._fragments, batches)
 
     def apply(self, rows: pa.Table) -> pa.Table:
         """Return what the rows of a table become, before they are persisted: selected and projected.

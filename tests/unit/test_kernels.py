@@ -105,7 +105,7 @@ KERNELS = {
     "join_kernels": {"too_old", "link", "next_pairs", "unlink_useless"},
     "kernels": {
         *("_bits", "_position", "enter", "find_slots", "find_slots_of_one", "add_count", "add_sum"),
-        *("find_runs", "add_count_of_runs", "add_sum_of_runs"),
+        *("find_runs", "add_count_of_runs", "add_sum_of_runs", "add_whole_of_runs"),
         *("add_squares", "mark", "keep_less", "keep_greater", "keep_row"),
     },
 }

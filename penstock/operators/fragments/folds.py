@@ -141,6 +141,7 @@ class _Sum:
         whole = pa.types.is_signed_integer(kind) and not squares
         self._sums = np.zeros(_LEAST, np.int64 if whole else np.float64)
         self._kernel = kernels.add_squares if squares else kernels.add_sum
+        self._of_runs = kernels.add_whole_of_runs if whole else kernels.add_sum_of_runs
         self._seen: npt.NDArray[np.bool_] | None = None
         self._slots = 1
 
@@ -163,7 +164,7 @@ class _Sum:
         if values.null_count or self._seen is not None or self._kernel is not kernels.add_sum:
             return False
         self._sums = _grown(self._sums, count)
-        kernels.add_sum_of_runs(runs.starts, runs.slots, _numbers(values), self._sums)
+        self._of_runs(runs.starts, runs.slots, _numbers(values), self._sums)
         self._slots = count
         return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from penstock.operators.fragments.folds import Row, Runs, fold_of
 from penstock.operators.fragments.keys import Codes, as_integers, integers_of
 from penstock.operators.scan import PANE, Fragments, PartialKind
 
-__all__ = ["Fragmenter", "combined"]
+__all__ = ["Fragmenter", "combined", "merged"]
 
 _ADDED: dict[PartialKind, PartialKind] = {"count": "sum", "sum_of_squares": "sum", "distinct": "union"}
 """How partials of a kind are combined, where that is another kind."""
@@ -169,9 +169,11 @@ class Fragmenter:
     def _grow(self) -> None:
         count, first = int(self._state[0]), int(self._state[2])
         if count >= len(self._panes):
-            more = len(self._panes)
-            self._panes = np.concatenate([self._panes, np.zeros(more, np.int64)])
-            self._groups = np.concatenate([self._groups, np.zeros_like(self._groups)], axis=1)
+            known = len(self._panes)
+            panes, groups = self._panes, self._groups
+            self._panes = np.empty(2 * known, np.int64)
+            self._groups = np.empty((len(groups), 2 * known), np.int64)
+            self._panes[:known], self._groups[:, :known] = panes, groups
         if count - first >= len(self._table) // 2:
             self._table = np.zeros(4 * len(self._table), np.int32)
             kernels.enter(self._table, self._groups, first, count)
@@ -223,6 +225,36 @@ class Fragmenter:
 
 def _time_of(name: str) -> str:
     return f"time of {name}\0"
+
+
+def merged(fragments: Fragments, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Return the fragments of stretches of a stream, each with a pane and group once, as those of one.
+
+    Time runs forward but for little, so few panes are in several stretches: only what is there is combined.
+
+    Parameters
+    ----------
+    fragments : Fragments
+        What they are.
+    batches : sequence of RecordBatch
+        Of each stretch.
+    """
+    batches = [batch for batch in batches if batch.num_rows]
+    panes = [integers_of(batch[PANE]) for batch in batches]
+    lows, highs = [one.min() for one in panes], [one.max() for one in panes]
+    alone: list[pa.RecordBatch] = []
+    shared: list[pa.RecordBatch] = []
+    for number, (batch, one) in enumerate(zip(batches, panes, strict=True)):
+        others = np.zeros(len(one), np.bool_)
+        for other in range(len(batches)):
+            if other != number:
+                others |= (lows[other] <= one) & (one <= highs[other])
+        if not others.any():
+            alone.append(batch)
+            continue
+        shared.append(batch.filter(pa.array(others)))
+        alone.append(batch.filter(pa.array(~others)))
+    return [*alone, combined(fragments, shared)] if shared else alone
 
 
 def combined(

@@ -23,6 +23,7 @@ __all__ = [
     "add_squares",
     "add_sum",
     "add_sum_of_runs",
+    "add_whole_of_runs",
     "enter",
     "find_runs",
     "find_slots",
@@ -207,30 +208,40 @@ def find_runs(
     """Find where panes begin, where all rows of a pane are one group; return how many, and where it stopped.
 
     As `find_slots`, but that each run of rows of a pane has one entry: the row in `starts`, its slot in
-    `slots`. It stops where `panes` is full.
+    `slots`. It stops where `panes` is full. Most rows are of the pane of the row before:
+    whether 32 are is seen at once.
     """
     count, low = state[0], state[1]
     high = low + steps if count > 1 else low
+    rows = times.shape[0]
     runs = 0
-    for i in range(begin, times.shape[0]):
-        time = np.int64(times[i])
-        if time < low or time >= high:
-            if count >= panes.shape[0]:
-                state[0], state[1], state[2] = count, low, count - 1
-                return runs, i
-            pane = time // steps * steps
-            if count > 1 and pane < low:
-                state[3] = 1
-            low, high = pane, pane + steps
-            panes[count] = pane
-            starts[runs], slots[runs] = i, count
-            runs += 1
-            count += 1
-        elif i == begin:
-            starts[runs], slots[runs] = i, count - 1
-            runs += 1
+    if begin < rows and low <= np.int64(times[begin]) < high:
+        starts[0], slots[0] = begin, count - 1
+        runs = 1
+    at = begin
+    while at < rows:
+        some = times[at : at + 32]
+        others = 0
+        for i in range(some.shape[0]):
+            others += (np.int64(some[i]) < low) | (np.int64(some[i]) >= high)
+        if others:
+            for i in range(some.shape[0]):
+                time = np.int64(some[i])
+                if time < low or time >= high:
+                    if count >= panes.shape[0]:
+                        state[0], state[1], state[2] = count, low, count - 1
+                        return runs, at + i
+                    pane = time // steps * steps
+                    if count > 1 and pane < low:
+                        state[3] = 1
+                    low, high = pane, pane + steps
+                    panes[count] = pane
+                    starts[runs], slots[runs] = at + i, count
+                    runs += 1
+                    count += 1
+        at += some.shape[0]
     state[0], state[1], state[2] = count, low, count - 1
-    return runs, times.shape[0]
+    return runs, rows
 
 
 @kernel
@@ -242,22 +253,33 @@ def add_count_of_runs(starts: Any, slots: Any, rows: int, out: Any) -> None:
 
 
 @kernel
+def add_whole_of_runs(starts: Any, slots: Any, values: Any, out: Any) -> None:
+    """Add integers to their slots, in whatever order the compiler likes."""
+    for r in range(starts.shape[0]):
+        end = starts[r + 1] if r + 1 < starts.shape[0] else values.shape[0]
+        run = values[starts[r] : end]
+        total = out[slots[r]]
+        for i in range(run.shape[0]):
+            total += run[i]
+        out[slots[r]] = total
+
+
+@kernel
 def add_sum_of_runs(starts: Any, slots: Any, values: Any, out: Any) -> None:
-    """Add values to their slots; four sums at once, which do not wait for one another."""
+    """Add floats to their slots; four sums at once, which do not wait for one another."""
     zero = np.zeros(1, out.dtype)[0]
     for r in range(starts.shape[0]):
         end = starts[r + 1] if r + 1 < starts.shape[0] else values.shape[0]
+        run = values[starts[r] : end]
+        fours = run.shape[0] // 4
         a, b, c, d = zero, zero, zero, zero
-        i = starts[r]
-        while i + 4 <= end:
-            a += values[i]
-            b += values[i + 1]
-            c += values[i + 2]
-            d += values[i + 3]
-            i += 4
-        while i < end:
-            a += values[i]
-            i += 1
+        for i in range(fours):
+            a += run[4 * i]
+            b += run[4 * i + 1]
+            c += run[4 * i + 2]
+            d += run[4 * i + 3]
+        for i in range(4 * fours, run.shape[0]):
+            a += run[i]
         out[slots[r]] += (a + b) + (c + d)
 
 
