@@ -154,17 +154,21 @@ class Fragmenter:
         masked = mask is not None
         if mask is None:
             mask = np.empty(0, np.bool_)
-        find = kernels.find_slots_of_one if keys.shape[0] == 1 else kernels.find_slots
-        given = keys[0] if keys.shape[0] == 1 else keys
         steps, done = self._fragments.pane_steps, 0
         while True:
-            done = find(
-                times, mask, masked, given, steps,
-                self._state, self._table, self._panes, self._groups, done, slots,
-            )  # fmt: skip
+            known = steps, self._state, self._table, self._panes, self._groups, done, slots
+            if keys.shape[0] == 1:
+                done = kernels.find_slots_of_one(times, mask, masked, keys[0], self._numbered, *known)
+            else:
+                done = kernels.find_slots(times, mask, masked, keys, *known)
             if done == len(times):
                 return slots
             self._grow()
+
+    @property
+    def _numbered(self) -> bool:
+        """Whether groups are numbered from 0 on. It changes with a new table only."""
+        return len(self._codes) == 1 and not self._codes[0].direct
 
     def _grow(self) -> None:
         count, first = int(self._state[0]), int(self._state[2])
@@ -176,7 +180,7 @@ class Fragmenter:
             self._panes[:known], self._groups[:, :known] = panes, groups
         if count - first >= len(self._table) // 2:
             self._table = np.zeros(4 * len(self._table), np.int32)
-            kernels.enter(self._table, self._groups, first, count)
+            kernels.enter(self._table, self._groups, first, count, self._numbered)
 
     # ------------------------------------------------------------------------------------- results
 

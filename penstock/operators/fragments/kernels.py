@@ -58,12 +58,12 @@ def _bits(table: Any) -> Any:
 
 
 @kernel
-def enter(table: Any, groups: Any, first: int, count: int) -> None:
+def enter(table: Any, groups: Any, first: int, count: int, numbered: bool) -> None:
     """Enter the slots from `first` to before `count` into a table that is empty."""
     bits = _bits(table)
     size = table.shape[0] - 1
     for slot in range(first, count):
-        at = _position(groups, slot, groups.shape[0], bits)
+        at = groups[0, slot] & size if numbered else _position(groups, slot, groups.shape[0], bits)
         while table[at] >= first:
             at = (at + 1) & size
         table[at] = slot
@@ -75,6 +75,7 @@ def find_slots_of_one(
     mask: Any,
     masked: bool,
     keys: Any,
+    numbered: bool,
     steps: int,
     state: Any,
     table: Any,
@@ -83,7 +84,10 @@ def find_slots_of_one(
     begin: int,
     slots: Any,
 ) -> int:
-    """Give rows their slots where the group is one integer; as `find_slots`."""
+    """Give rows their slots where the group is one integer; as `find_slots`.
+
+    Where groups are `numbered` from 0 on, each has a place of its own in a table that is large enough.
+    """
     bits = _bits(table)
     size = table.shape[0] - 1
     limit = min(panes.shape[0], (table.shape[0] >> 1) + state[2])
@@ -101,8 +105,10 @@ def find_slots_of_one(
             low, high, first = pane, pane + steps, count
             limit = min(panes.shape[0], (table.shape[0] >> 1) + first)
         key = np.int64(keys[i])
-        h = np.uint64(key) * _MULTIPLIER
-        at = np.int64(((h ^ (h >> np.uint64(32))) * _MULTIPLIER) >> bits)
+        at = key & size
+        if not numbered:
+            h = np.uint64(key) * _MULTIPLIER
+            at = np.int64(((h ^ (h >> np.uint64(32))) * _MULTIPLIER) >> bits)
         slot = table[at]
         while slot >= first and groups[0, slot] != key:
             at = (at + 1) & size
