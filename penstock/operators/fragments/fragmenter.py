@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.fragments import kernels
-from penstock.operators.fragments.folds import Row, Runs, fold_of
+from penstock.operators.fragments.folds import Fold, Nulls, Row, Runs, fold_of
 from penstock.operators.fragments.keys import Codes, as_integers, integers_of
 from penstock.operators.scan import PANE, Fragments, PartialKind
 
@@ -61,10 +62,14 @@ class Fragmenter:
     def _start(self) -> None:
         group_by = self._fragments.group_by
         self._codes = [Codes(self._types[name]) for name in group_by]
-        self._folds = [fold_of(partial, self._types[partial.name]) for partial in self._fragments.partials]
+        self._folds: list[Fold] = [
+            Nulls() if partial.kind == "count" else fold_of(partial, self._types[partial.name])
+            for partial in self._fragments.partials
+        ]
         self._state = np.array([1, 0, 1, 0], np.int64)
         self._by_runs = False
         self._table = np.zeros(_TABLE, np.int32)
+        self._counts = np.zeros(_SLOTS, np.int64)
         self._panes = np.zeros(_SLOTS, np.int64)
         self._groups = np.zeros((max(len(group_by), 1), _SLOTS), np.int64)
 
@@ -101,6 +106,7 @@ class Fragmenter:
         self._by_runs = mask is None and not self._codes
         if self._by_runs:
             runs = self._runs(times)
+            kernels.add_count_of_runs(runs.starts, runs.slots, runs.rows, self._counts)
             count = int(self._state[0])
             left = [
                 not fold.add_runs(runs, one, count) for fold, one in zip(self._folds, columns, strict=True)
@@ -156,7 +162,7 @@ class Fragmenter:
             mask = np.empty(0, np.bool_)
         steps, done = self._fragments.pane_steps, 0
         while True:
-            known = steps, self._state, self._table, self._panes, self._groups, done, slots
+            known = steps, self._state, self._table, self._panes, self._groups, self._counts, done, slots
             if keys.shape[0] == 1:
                 done = kernels.find_slots_of_one(times, mask, masked, keys[0], self._numbered, *known)
             else:
@@ -175,6 +181,7 @@ class Fragmenter:
         if count >= len(self._panes):
             known = len(self._panes)
             panes, groups = self._panes, self._groups
+            self._counts = np.concatenate([self._counts, np.zeros(known, np.int64)])
             self._panes = np.empty(2 * known, np.int64)
             self._groups = np.empty((len(groups), 2 * known), np.int64)
             self._panes[:known], self._groups[:, :known] = panes, groups
@@ -190,7 +197,11 @@ class Fragmenter:
         kind = self._types[self._fragments.time]
         panes = pa.array(self._panes[1:count]).cast(as_integers(kind)).view(kind)
         groups = [codes.values(self._groups[i, 1:count]) for i, codes in enumerate(self._codes)]
-        partials = [fold.result(count) for fold in self._folds]
+        rows = pa.array(self._counts[1:count])
+        partials = [
+            pc.subtract(rows, fold.result(count)) if isinstance(fold, Nulls) else fold.result(count)
+            for fold in self._folds
+        ]
         names = [PANE, *self._fragments.group_by, *(partial.name for partial in self._fragments.partials)]
         for partial, fold in zip(self._fragments.partials, self._folds, strict=True):
             if isinstance(fold, Row):
