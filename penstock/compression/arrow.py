@@ -39,6 +39,7 @@ __all__ = [
     "from_streams",
     "get_type",
     "is_float",
+    "is_text",
     "offsets_and_bytes",
     "put_type",
     "taken",
@@ -118,7 +119,7 @@ def layouts_of(kind: pa.DataType) -> tuple[Layout, ...]:
     """Return the layouts that a column of this type can have."""
     if pa.types.is_null(kind):
         return (Layout.NOTHING,)
-    if _is_text(kind):
+    if is_text(kind):
         return (Layout.TEXT, Layout.TEXT_DICTIONARY)
     if pa.types.is_decimal128(kind):
         return (Layout.WIDE,)
@@ -127,7 +128,8 @@ def layouts_of(kind: pa.DataType) -> tuple[Layout, ...]:
     return (Layout.NESTED,)
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Say whether values are texts, or binary."""
     types = pa.types
     return bool(
         types.is_string(kind)
@@ -279,7 +281,7 @@ def offsets_and_bytes(array: pa.Array[Any]) -> tuple[Ints, Bytes]:
 
 def taken(array: pa.Array[Any], rows: Ints) -> pa.Array[Any]:
     """Return the values in some rows, each at most once, as Arrow's `take`; texts in less time."""
-    if not len(array) or array.null_count or not _is_text(array.type):
+    if not len(array) or array.null_count or not is_text(array.type):
         return array.take(pa.array(rows))
     offsets, content = offsets_and_bytes(array)
     texts = texts_of(rows, offsets, content, offsets.dtype, _most_text(array.type))

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock._kernels import kernel
-from penstock.compression.arrow import taken
+from penstock.compression.arrow import is_text, taken
 from penstock.compression.bits import Bytes, Ints
 
 __all__ = ["selected"]
@@ -29,7 +29,7 @@ def _find_true(bits: Bytes, first: int, count: int, rows: Ints) -> int:
 
 
 def selected(table: pa.Table, mask: pa.Array[Any]) -> pa.Table:
-    """Return the rows of a table for which a mask is true, as `pyarrow.Table.filter`, in half of the time.
+    """Return the rows of a table for which a mask is true, as Arrow filters them; texts in half of its time.
 
     Parameters
     ----------
@@ -38,6 +38,8 @@ def selected(table: pa.Table, mask: pa.Array[Any]) -> pa.Table:
     mask : pyarrow.BooleanArray, (rows,)
         Without nulls.
     """
+    if not any(is_text(field.type) for field in table.schema):
+        return table.filter(mask)  # which goes by runs of rows
     rows = np.empty(mask.true_count + 1, np.int64)
     bits = np.frombuffer(mask.buffers()[1], np.uint8) if len(mask) else np.empty(0, np.uint8)
     rows = rows[: _find_true(bits, mask.offset, len(mask), rows)]
