@@ -14,6 +14,7 @@ from penstock.operators.join import UpdateJoin
 from penstock.operators.joined import JoinedStream
 from penstock.operators.key_queue import Policy
 from penstock.operators.scan import Fragments, Partial, PartialKind
+from penstock.operators.selection import selected
 from penstock.operators.stream import UpdateStream
 from penstock.operators.update_queue import UpdateQueue
 from penstock.operators.windows import sliding_kernels
@@ -122,7 +123,8 @@ def _codecs() -> None:
     for codec in ("base_delta>ns", "dictionary>base_delta>ns"):
         for some in (texts, texts[:3]):
             decode(encode(some, codec))
-    evaluate(Expression.parse("t = 'a'"), pa.table({"t": texts}))
+    same = evaluate(Expression.parse("t = 'a'"), pa.table({"t": texts}))
+    selected(pa.table({"t": texts}), same.chunk(0))
     for kind in ("f4", "f8"):
         for codec in ("decimal", "quantized_0.5", "auto"):
             decode(encode(pa.array(numbers.astype(kind) / 4), codec))
@@ -138,6 +140,9 @@ def _fragments_and_joins() -> None:
         for values in (NUMBERS, pa.array([None, *range(2999)])):
             folding.add(pa.array([7] * 3000), [NUMBERS for _ in keys], [values for _ in kinds])
         folding.finish()
+    sums = Fragments(1000, "t", "s", (), (Partial("sum", "v", "sum"),))
+    folding = Fragmenter(sums, {"t": pa.int64(), "sum": pa.float64()})
+    folding.add(NUMBERS, [], [NUMBERS.cast(pa.float64())])
     stream = UpdateStream(pa.schema({"k": pa.int64(), "t": pa.int64()}), ("k",), "t")
     side = Arrivals.of(stream, pa.record_batch([[1, 2], [1, 2]], ["k", "t"]))
     UpdateJoin(JoinedStream(stream, stream, 5, 5)).join(side, side)

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from penstock.compression.abc import check
 from penstock.compression.bits import Bytes, Ints
 from penstock.compression.text import distinct_texts, offsets_of, texts_of
-from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 
 __all__ = [
     "Layout",
@@ -39,8 +39,10 @@ __all__ = [
     "from_streams",
     "get_type",
     "is_float",
+    "is_text",
     "offsets_and_bytes",
     "put_type",
+    "taken",
     "to_streams",
 ]
 
@@ -117,7 +119,7 @@ def layouts_of(kind: pa.DataType) -> tuple[Layout, ...]:
     """Return the layouts that a column of this type can have."""
     if pa.types.is_null(kind):
         return (Layout.NOTHING,)
-    if _is_text(kind):
+    if is_text(kind):
         return (Layout.TEXT, Layout.TEXT_DICTIONARY)
     if pa.types.is_decimal128(kind):
         return (Layout.WIDE,)
@@ -126,7 +128,8 @@ def layouts_of(kind: pa.DataType) -> tuple[Layout, ...]:
     return (Layout.NESTED,)
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Say whether values are texts, or binary."""
     types = pa.types
     return bool(
         types.is_string(kind)
@@ -274,6 +277,17 @@ def offsets_and_bytes(array: pa.Array[Any]) -> tuple[Ints, Bytes]:
     offsets: Ints = np.frombuffer(bounds, np.int32 if _most_text(array.type) < 1 << 31 else np.int64)
     content = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
     return offsets[array.offset : array.offset + len(array) + 1], content
+
+
+def taken(array: pa.Array[Any], rows: Ints) -> pa.Array[Any]:
+    """Return the values in some rows, each at most once, as Arrow's `take`; texts in less time."""
+    if not len(array) or array.null_count or not is_text(array.type):
+        return array.take(pa.array(rows))
+    offsets, content = offsets_and_bytes(array)
+    texts = texts_of(rows, offsets, content, offsets.dtype, _most_text(array.type))
+    if texts is None:
+        raise InternalError("there are no such rows")
+    return pa.Array.from_buffers(array.type, len(rows), [None, *map(pa.py_buffer, texts)])
 
 
 def _distinct(array: pa.Array[Any]) -> tuple[Ints, pa.Array[Any]]:

@@ -19,7 +19,7 @@ do not fit are exceptions, kept apart with their positions.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ __all__ = [
     "ends_of",
     "finish",
     "pack",
+    "sealed",
     "unpack",
     "unpack_offsets",
 ]
@@ -45,6 +46,15 @@ SUB_BLOCK = 1024
 
 Ints = npt.NDArray[np.signedinteger[Any]]
 Bytes = npt.NDArray[np.uint8]
+Words = TypeVar("Words", bound=npt.NDArray[Any])
+
+
+def sealed(values: Words) -> Words:
+    """Return a stream read-only: kernels are compiled for this kind of array alone, not for both."""
+    if values.flags.writeable:
+        values = values.view()
+        values.flags.writeable = False
+    return values
 
 
 class Step(IntEnum):

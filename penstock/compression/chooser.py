@@ -18,12 +18,12 @@ import pyarrow as pa
 from penstock import _clock
 from penstock.compression.abc import Cascade, Transform, UnfitError
 from penstock.compression.arrow import Layout, Streams, is_float, layouts_of, to_streams
-from penstock.compression.bits import Ints
+from penstock.compression.bits import Ints, sealed
 from penstock.compression.codecs import CODECS, encode_stream
 from penstock.compression.codecs.agnostic import Pcodec
 from penstock.compression.codecs.decimals import Quantized
 from penstock.compression.codecs.dictionary import MAX_DISTINCT
-from penstock.compression.codecs.registry import DEFAULT, head_of, sealed
+from penstock.compression.codecs.registry import DEFAULT, head_of
 from penstock.compression.costs import cost, least_cost
 from penstock.compression.goals import Goal, goal_of
 from penstock.compression.node import Node

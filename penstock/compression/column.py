@@ -117,7 +117,8 @@ def encode(
         are no Arrow array.
     """
     if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
+        # Arrow copies a chunk, even the only one.
+        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if not isinstance(array, pa.Array):
         raise InvalidUsageError(
             "only Arrow arrays can be coded", type=type(array).__name__, hint="pyarrow.array(values)"

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from penstock._kernels import kernel
-from penstock.compression.bits import Bytes, Ints
+from penstock.compression.bits import Bytes, Ints, sealed
 from penstock.compression.vectors import bit_length, copy_bytes, word_at
 
 __all__ = ["MOST_DISTINCT", "are_equal", "code_type", "distinct_texts", "offsets_of", "texts_of"]
@@ -34,42 +35,75 @@ def _add_up(lengths: Ints, offsets: Any) -> int:
 
 
 @kernel
-def _place(codes: Any, lengths: Any, offsets: Any) -> int:
+def _place(codes: Any, begins: Any, offsets: Any) -> int:
     """As `_add_up`, for the text that each code stands for; -1 if a code has none."""
-    at = 0
-    size = lengths.shape[0]
+    at: Any = 0
+    size = begins.shape[0] - 1
     for i in range(codes.shape[0]):
         code = np.int64(codes[i])
         if code < 0 or code >= size:
             return -1
-        at += lengths[code]
+        at += np.int64(begins[code + 1]) - np.int64(begins[code])
         offsets[i + 1] = at
     return at
 
 
 @kernel
-def _write_out(codes: Any, begins: Any, source: Any, offsets: Any, out: Bytes) -> None:
-    """Write the text of each code."""
+def _write_out(codes: Any, begins: Any, spared: int, source: Any, offsets: Any, out: Bytes) -> None:
+    """Write the text of each code; behind the first `spared` texts there is something to spare."""
     for i in range(codes.shape[0]):
-        copy_bytes(source, begins[codes[i]], out, offsets[i], offsets[i + 1] - offsets[i])
+        if codes[i] < spared:
+            begin: Any = np.int64(begins[codes[i]])
+            at: Any = np.int64(offsets[i])
+            copy_bytes(source, begin, out, at, np.int64(offsets[i + 1]) - at)
+    if spared < begins.shape[0] - 1:
+        _write_rest(codes, begins, spared, source, offsets, out)
 
 
 @kernel
-def _write_even(codes: Any, count: int, begin: int, length: int, source: Any, out: Bytes) -> int:
-    """As `_write_out`, where the `count` texts, of which the first is at `begin`, have `length` bytes each.
-
-    Returns how many codes have no text. Nothing is written if any has none.
-    """
-    wrong: Any = 0
+def _write_rest(codes: Any, begins: Any, spared: int, source: Any, offsets: Any, out: Bytes) -> None:
+    """Write the texts behind which there is nothing to spare, where others have left room for them."""
     for i in range(codes.shape[0]):
-        wrong += np.uint64(np.int64(codes[i])) >= np.uint64(count)
-    if not wrong:
-        at: Any = np.int64(0)
-        for i in range(codes.shape[0]):
-            first: Any = begin + np.int64(codes[i]) * length
-            copy_bytes(source, first, out, at, length)
-            at += length
-    return wrong
+        if codes[i] >= spared:
+            for k in range(offsets[i + 1] - offsets[i]):
+                out[offsets[i] + k] = source[begins[codes[i]] + k]
+
+
+@kernel
+def _common_length(begins: Any) -> Any:
+    """Return how many bytes each of some texts has; -1 if not all have as many, or there are none."""
+    if begins.shape[0] < 2:
+        return -1
+    length: Any = np.int64(begins[1]) - np.int64(begins[0])
+    for at in range(1, begins.shape[0], 256):
+        others = 0
+        for i in range(at, min(at + 256, begins.shape[0])):
+            others += np.int64(begins[i]) - np.int64(begins[i - 1]) != length
+        if others:
+            return -1
+    return length
+
+
+@kernel
+def _write_even(codes: Any, begin: int, length: int, source: Any, out: Bytes) -> None:
+    """As `_write_out`, where the texts, of which the first is at `begin`, have `length` bytes each.
+
+    There is something to spare behind all.
+    """
+    at: Any = np.int64(0)
+    for i in range(codes.shape[0]):
+        first: Any = begin + np.int64(codes[i]) * length
+        copy_bytes(source, first, out, at, length)
+        at += length
+
+
+@kernel
+def _count_strangers(codes: Any, count: int) -> int:
+    """Return how many codes are none of `count` texts."""
+    strangers: Any = 0
+    for i in range(codes.shape[0]):
+        strangers += np.uint64(np.int64(codes[i])) >= np.uint64(count)
+    return strangers
 
 
 @kernel
@@ -104,19 +138,26 @@ def _compare(offsets: Any, source: Bytes, text: Bytes, equal: Any) -> None:
     length = text.shape[0]
     head = _head(text, 0, length)
     mask = _head(np.full(8, 255, np.uint8), 0, length)
-    for i in range(equal.shape[0]):
+    whole = equal.shape[0]
+    while whole and np.int64(offsets[whole - 1]) + 8 > source.shape[0]:
+        whole -= 1
+    # No branch where most texts end: which one they take could not be foreseen.
+    for i in range(whole):
         begin: Any = np.int64(offsets[i])
+        size: Any = np.int64(offsets[i + 1]) - begin
+        equal[i] = (size == length) & (word_at(source, begin) & mask == head)
+    for i in range(whole, equal.shape[0]):
+        begin = np.int64(offsets[i])
         size = np.int64(offsets[i + 1]) - begin
-        # No branch where most texts end: which one they take could not be foreseen.
-        if begin + 8 <= source.shape[0]:
-            same = (size == length) & (word_at(source, begin) & mask == head)
-        else:
-            same = size == length and _head(source, begin, begin + size) == head
-        if same and length > 8:
-            for at in range(8, length - 8, 8):
-                same &= word_at(source, begin + at) == word_at(text, at)
-            same &= word_at(source, begin + length - 8) == word_at(text, length - 8)
-        equal[i] = same
+        equal[i] = size == length and _head(source, begin, begin + size) == head
+    if length > 8:
+        for i in range(equal.shape[0]):
+            if equal[i]:
+                begin = np.int64(offsets[i])
+                same = word_at(source, begin + length - 8) == word_at(text, length - 8)
+                for at in range(8, length - 8, 8):
+                    same &= word_at(source, begin + at) == word_at(text, at)
+                equal[i] = same
 
 
 @kernel
@@ -217,23 +258,37 @@ def texts_of(
     tuple or None
         None if a code has no text, or the texts have more bytes.
     """
-    lengths = np.diff(begins).astype(np.int64, copy=False)
-    padded = np.empty(source.size + _SPARE, np.uint8)
-    padded[: source.size] = source
-    length = int(lengths[0]) if lengths.size else 0
-    if length > 0 and (lengths == length).all():
-        # Where each text goes need not be added up.
-        total = codes.size * length
-        if total > most:
-            return None
-        out = np.empty(total + _SPARE, np.uint8)
-        if _write_even(codes, lengths.size, int(begins[0]), length, padded, out):
-            return None
-        return np.arange(0, total + 1, length, dtype=kind), out[:total]
-    offsets = np.zeros(codes.size + 1, kind)
-    total = _place(codes, lengths, offsets)
-    if not 0 <= total <= most:
+    count = begins.size - 1
+    if source.size < codes.size:
+        # What is little is copied, to have something to spare.
+        source = np.append(source, np.zeros(_SPARE, np.uint8))
+        spared = count
+    else:
+        spared = int(np.searchsorted(begins[1:], source.size - _SPARE, "right"))
+    codes, begins, source = sealed(codes), sealed(begins), sealed(source)
+    length = _common_length(begins)
+    offsets = _places_of(codes, begins, length, kind, most)
+    if offsets is None:
         return None
-    out = np.empty(total + _SPARE, np.uint8)
-    _write_out(codes, begins.astype(np.int64, copy=False), padded, offsets, out)
+    total = int(offsets[-1])
+    # Arrow keeps memory that was freed. NumPy returns so much of it to the system, whose pages are zeroed.
+    out: Bytes = np.frombuffer(pa.allocate_buffer(total + _SPARE), np.uint8)
+    if length > 0 and spared == count:
+        _write_even(codes, int(begins[0]), length, source, out)
+    else:
+        _write_out(codes, begins, spared, source, offsets, out)
     return offsets, out[:total]
+
+
+def _places_of(codes: Ints, begins: Ints, length: int, kind: npt.DTypeLike, most: int) -> Ints | None:
+    """Return where the text of each code begins and the last one ends; None if one has none, or above `most`.
+
+    `length` is that of all texts, if they have one, of which it need not be added up.
+    """
+    if length <= 0:
+        offsets: Ints = np.zeros(codes.size + 1, kind)
+        return offsets if 0 <= _place(codes, begins, offsets) <= most else None
+    total = codes.size * length
+    if total > most or _count_strangers(codes, begins.size - 1):
+        return None
+    return np.arange(0, total + 1, length, dtype=kind)

@@ -15,6 +15,7 @@ from decimal import Decimal
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -266,8 +267,9 @@ def _are(texts: pa.ChunkedArray[Any], text: str) -> pa.ChunkedArray[Any]:
     found = []
     for chunk in texts.chunks:
         equal = are_equal(*offsets_and_bytes(chunk), text.encode())
-        missing = pc.is_null(chunk).to_numpy(zero_copy_only=False) if chunk.null_count else None
-        found.append(pa.array(equal, mask=missing))
+        bits = pa.py_buffer(np.packbits(equal, bitorder="little"))
+        same = pa.Array.from_buffers(pa.bool_(), len(chunk), [None, bits])
+        found.append(pc.if_else(pc.is_valid(chunk), same, None) if chunk.null_count else same)
     return pa.chunked_array(found, pa.bool_())
 
 

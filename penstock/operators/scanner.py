@@ -16,9 +16,10 @@ from penstock.compression import TableBlock
 from penstock.errors import InvalidUsageError
 from penstock.operators.evaluate import can_fail, evaluate, type_of
 from penstock.operators.expression import Expression
-from penstock.operators.fragments import Fragmenter, combined
+from penstock.operators.fragments import Fragmenter, merged
 from penstock.operators.latest import Latest
 from penstock.operators.scan import Scan
+from penstock.operators.selection import selected
 
 __all__ = ["Scanner", "scan_p_stream"]
 
@@ -131,7 +132,7 @@ class Scanner:
             for batch in batches:
                 self._latest.add(pa.Table.from_batches([batch]))
             return [self._latest.finish()]
-        return [combined(self._fragments, batches)]
+        return merged(self._fragments, batches)
 
     def apply(self, rows: pa.Table) -> pa.Table:
         """Return what the rows of a table become, before they are persisted: selected and projected.
@@ -150,12 +151,12 @@ class Scanner:
         mask = None
         if self._parts:
             mask = self._mask(rows)
-            selected = mask.true_count
-            if selected == len(mask):
+            count = mask.true_count
+            if count == len(mask):
                 mask = None
-            elif self._fragmenter is None or selected < _FEW * len(mask):
+            elif self._fragmenter is None or count < _FEW * len(mask):
                 # What only the predicate needed goes before.
-                rows, mask = rows.select(self._selected).filter(mask), None
+                rows, mask = selected(rows.select(self._selected), mask), None
         if self._select is not None:
             columns = [_evaluated(value, rows) for value in self._select.values()]
             rows = pa.table(columns, names=list(self._select))

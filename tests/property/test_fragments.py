@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.operators.fragments import Fragmenter, combined, fragmenter
+from penstock.operators.fragments import Fragmenter, combined, fragmenter, merged
 from penstock.operators.scan import PANE, Fragments, Partial
 from tests.naive import fragments_of
 
@@ -27,37 +27,57 @@ ROWS = st.lists(
 )
 
 
-def _folded(
-    given: Sequence[tuple[int, tuple[int, ...], int]], columns: int, cut: int, *, ordered: bool
-) -> None:
-    rows = [(time, group[:columns], value) for time, group, value in given]
-    if ordered:
-        rows.sort(key=lambda row: row[0])
-    names = [f"k{i}" for i in range(columns)]
-    fragments = Fragments(7000, "t", "s", tuple(names), PARTIALS)
-    types = dict.fromkeys(["t", *names, *(partial.name for partial in PARTIALS)], pa.int64())
-    folding = Fragmenter(fragments, types)
-    for part in (rows[:cut], rows[cut:]):
+INTEGER = pa.int64()
+Row = tuple[int, tuple[int, ...], int]
+
+
+def _fragments_by(columns: int) -> Fragments:
+    return Fragments(7000, "t", "s", ("k0", "k1")[:columns], PARTIALS)
+
+
+def _fragments(columns: int, *parts: Sequence[Row], group: pa.DataType = INTEGER) -> pa.RecordBatch:
+    """Return the fragments of rows that come in parts."""
+    types = dict.fromkeys(["t", *(partial.name for partial in PARTIALS)], INTEGER)
+    types |= dict.fromkeys(["k0", "k1"], group)
+    folding = Fragmenter(_fragments_by(columns), types)
+    for part in parts:
         if part:
             values = pa.array([row[2] for row in part])
-            groups = [pa.array([row[1][i] for row in part]) for i in range(columns)]
+            groups = [pa.array([row[1][i] for row in part]).cast(group) for i in range(columns)]
             folding.add(pa.array([row[0] for row in part]), groups, [None, *[values] * 5])
-    found = combined(fragments, [folding.finish()]) if rows else folding.finish()
+    return folding.finish()
+
+
+def _check(found: Sequence[pa.RecordBatch], columns: int, rows: Sequence[Row]) -> None:
     have = {}
-    for row in found.to_pylist():
-        where = (row[PANE], tuple(row[name] for name in names))
+    for row in [row for batch in found for row in batch.to_pylist()]:
+        where = (row[PANE], tuple(int(row[f"k{i}"]) for i in range(columns)))
         assert where not in have
         have[where] = tuple(row[name] for name in ("count", "sum", "min", "max", "last"))
-    assert have == fragments_of(rows, 7)
-    assert sum(found["squares"].to_pylist()) == sum(row[2] ** 2 for row in rows)
+    assert have == fragments_of([(time, group[:columns], value) for time, group, value in rows], 7)
+    assert sum(sum(batch["squares"].to_pylist()) for batch in found) == sum(row[2] ** 2 for row in rows)
+
+
+def _folded(
+    rows: Sequence[Row], columns: int, cut: int, *, ordered: bool, group: pa.DataType = INTEGER
+) -> None:
+    rows = sorted(rows, key=lambda row: row[0]) if ordered else rows
+    found = _fragments(columns, rows[:cut], rows[cut:], group=group)
+    _check([combined(_fragments_by(columns), [found]) if rows else found], columns, rows)
 
 
 @settings(deadline=None)
-@given(rows=ROWS, columns=st.integers(0, 2), cut=st.integers(0, 120), ordered=st.booleans())
+@given(
+    rows=ROWS,
+    columns=st.integers(0, 2),
+    cut=st.integers(0, 120),
+    ordered=st.booleans(),
+    group=st.sampled_from([INTEGER, pa.string()]),
+)
 def test_fragments_are_those_of_plain_python(
-    rows: list[tuple[int, tuple[int, ...], int]], columns: int, cut: int, ordered: bool
+    rows: list[Row], columns: int, cut: int, ordered: bool, group: pa.DataType
 ) -> None:
-    _folded(rows, columns, cut, ordered=ordered)
+    _folded(rows, columns, cut, ordered=ordered, group=group)
 
 
 def test_tables_grow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,5 +85,23 @@ def test_tables_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({row[1] for row in rows}) > fragmenter._TABLE // 32
     monkeypatch.setattr(fragmenter, "_SLOTS", 2)
     monkeypatch.setattr(fragmenter, "_TABLE", 4)
-    for columns in (1, 2):
+    for columns in (0, 1, 2):
         _folded(rows, columns, 1000, ordered=True)
+        _folded(rows, columns, 1000, ordered=True, group=pa.string())
+
+
+def test_long_runs_end_where_their_pane_does() -> None:
+    for first in (31, 32, 33):
+        for second in (1, 30, 31, 32, 33, 64, 70):
+            rows = [(0, (), 1)] * first + [(7, (), 2)] * second + [(15, (), 3)] * 40
+            _folded(rows, 0, 50, ordered=True)
+            _folded(rows[::-1], 0, 50, ordered=False)
+
+
+@settings(deadline=None)
+@given(rows=ROWS, columns=st.integers(0, 2), cuts=st.lists(st.integers(0, 120), max_size=3))
+def test_stretches_are_merged_as_one(rows: list[Row], columns: int, cuts: list[int]) -> None:
+    rows.sort(key=lambda row: row[0])
+    cuts.sort()
+    parts = [rows[start:stop] for start, stop in zip([0, *cuts], [*cuts, 120], strict=True)]
+    _check(merged(_fragments_by(columns), [_fragments(columns, part) for part in parts]), columns, rows)

@@ -20,7 +20,7 @@ import penstock
 from penstock import _kernels
 from penstock.compression import bits, fused, statistics, text
 from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
-from penstock.operators import arrivals, join_kernels, key_queue, pages, staleness, weighted_queue
+from penstock.operators import arrivals, join_kernels, key_queue, pages, selection, staleness, weighted_queue
 from penstock.operators.fragments import kernels
 from penstock.operators.windows import sliding_kernels, transitions, zones
 from penstock.state_store import key_index, key_set, keys, memory_table, row_codec, row_store
@@ -89,15 +89,16 @@ KERNELS = {
         *("_pack_offsets", "unpack_offsets", "finish", "_pack", "_unpack", "_add_up"),
     },
     "text": {
-        "_add_up",
-        "_place",
-        "_write_out",
-        "_write_even",
-        "_head",
-        "_mix",
-        "_same",
-        "_compare",
-        "_assign_codes",
+        *(
+            "_add_up",
+            "_place",
+            "_write_out",
+            "_write_rest",
+            "_common_length",
+            "_write_even",
+            "_count_strangers",
+        ),
+        *("_head", "_mix", "_same", "_compare", "_assign_codes"),
     },
     "statistics": {"_scan"},
     "fused": {"_sum_where"},
@@ -111,10 +112,11 @@ KERNELS = {
         *("order_by", "find_runs", "_over", "count_windows", "find_windows", "merge", "skip"),
         *("slide_sum", "_beats", "slide_extreme", "slide_first", "slide_last", "slide_distinct"),
     },
+    "selection": {"_find_true"},
     "join_kernels": {"too_old", "link", "next_pairs", "unlink_useless"},
     "kernels": {
         *("_bits", "_position", "enter", "find_slots", "find_slots_of_one", "add_count", "add_sum"),
-        *("find_runs", "add_count_of_runs", "add_sum_of_runs"),
+        *("find_runs", "add_count_of_runs", "add_sum_of_runs", "add_whole_of_runs"),
         *("add_squares", "mark", "keep_less", "keep_greater", "keep_row"),
     },
 }
@@ -143,6 +145,7 @@ REFERENCES = {
     "statistics": "test_kernels_of_codecs",
     "fused": "test_kernels_of_codecs",
     "sliding_kernels": "test_panes",
+    "selection": "test_scanner",
     "join_kernels": "test_update_join",
     "kernels": "test_fragments",
 }
@@ -158,6 +161,7 @@ MODULES = [
         transitions,
         sliding_kernels,
         join_kernels,
+        selection,
     ),
     *(bits, text, statistics, fused, decimals, differences, dictionary, run_length, simple8b, variable_byte),
     kernels,
@@ -240,6 +244,7 @@ def test_a_second_process_compiles_nothing() -> None:
         "_steps",
         "_head",
         "_mix",
+        "_write_rest",
         "_same",
         "_pack_run",
         "_unpack_run",

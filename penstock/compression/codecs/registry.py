@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.compression.abc import Cascade, Codec, Transform, check
-from penstock.compression.bits import SUB_BLOCK, Ints
+from penstock.compression.bits import SUB_BLOCK, Ints, sealed
 from penstock.compression.node import Node
 from penstock.errors import InvalidUsageError
 
@@ -122,14 +122,6 @@ def encode_stream(values: Ints, cascade: Cascade) -> Node:
         return codec.encode(values)
     stream, finish = codec.split(values)
     return finish(encode_stream(stream, rest))
-
-
-def sealed(values: Ints) -> Ints:
-    """Return a stream read-only: kernels are compiled for this kind of array alone, not for both."""
-    if values.flags.writeable:
-        values = values.view()
-        values.flags.writeable = False
-    return values
 
 
 def encode_light(values: Ints, beside: int = 0) -> Node:

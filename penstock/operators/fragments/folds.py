@@ -17,7 +17,7 @@ from penstock.operators.sketches import hashes_in, hashes_of, images_of, least_h
 from penstock.state_store.key_index import KeyIndex
 from penstock.state_store.keys import KeyCodec
 
-__all__ = ["Fold", "Row", "Runs", "fold_of"]
+__all__ = ["Fold", "Nulls", "Row", "Runs", "fold_of"]
 
 _LEAST = 1024
 _LEAST_HASHES = 1 << 16
@@ -53,15 +53,13 @@ class Fold(Protocol):
 
 
 def fold_of(partial: Partial, kind: pa.DataType) -> Fold:
-    """Return what makes a partial of values of a type.
+    """Return what makes a partial of values of a type, other than a count.
 
     Raises
     ------
     InvalidUsageError
         If it cannot be made of these.
     """
-    if partial.kind == "count":
-        return _Count()
     if partial.kind in ("first", "last"):
         return Row(kind, last=partial.kind == "last")
     if partial.kind == "distinct" and not pa.types.is_nested(kind):
@@ -113,24 +111,25 @@ def _without_nulls(slots: Slots, values: Column) -> Slots:
     return np.where(values.is_valid().to_numpy(zero_copy_only=False), slots, np.int32(0))
 
 
-class _Count:
+class Nulls:
+    """How many values of each slot are null: what a count is less than the rows."""
+
     def __init__(self) -> None:
-        self._counts = np.zeros(_LEAST, np.int64)
+        self._counts = np.zeros(1, np.int64)
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        """Add rows to their slots; see `Fold.add`."""
+        if values is None or not values.null_count:
+            return
         self._counts = _grown(self._counts, count)
-        if values is not None and values.null_count:
-            slots = _without_nulls(slots, values)
-        kernels.add_count(slots, self._counts)
+        kernels.add_count(np.where(values.is_null().to_numpy(zero_copy_only=False), slots, 0), self._counts)
 
     def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
-        if values is not None and values.null_count:
-            return False
-        self._counts = _grown(self._counts, count)
-        kernels.add_count_of_runs(runs.starts, runs.slots, runs.rows, self._counts)
-        return True
+        """Add rows of which none is null; see `Fold.add_runs`."""
+        return values is None or not values.null_count
 
     def result(self, count: int) -> Column:
+        """Return the number of nulls; see `Fold.result`."""
         return pa.array(_grown(self._counts, count)[1:count])
 
 
@@ -141,6 +140,7 @@ class _Sum:
         whole = pa.types.is_signed_integer(kind) and not squares
         self._sums = np.zeros(_LEAST, np.int64 if whole else np.float64)
         self._kernel = kernels.add_squares if squares else kernels.add_sum
+        self._of_runs = kernels.add_whole_of_runs if whole else kernels.add_sum_of_runs
         self._seen: npt.NDArray[np.bool_] | None = None
         self._slots = 1
 
@@ -163,7 +163,7 @@ class _Sum:
         if values.null_count or self._seen is not None or self._kernel is not kernels.add_sum:
             return False
         self._sums = _grown(self._sums, count)
-        kernels.add_sum_of_runs(runs.starts, runs.slots, _numbers(values), self._sums)
+        self._of_runs(runs.starts, runs.slots, _numbers(values), self._sums)
         self._slots = count
         return True
 

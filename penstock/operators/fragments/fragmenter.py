@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.fragments import kernels
-from penstock.operators.fragments.folds import Row, Runs, fold_of
+from penstock.operators.fragments.folds import Fold, Nulls, Row, Runs, fold_of
 from penstock.operators.fragments.keys import Codes, as_integers, integers_of
 from penstock.operators.scan import PANE, Fragments, PartialKind
 
-__all__ = ["Fragmenter", "combined"]
+__all__ = ["Fragmenter", "combined", "merged"]
 
 _ADDED: dict[PartialKind, PartialKind] = {"count": "sum", "sum_of_squares": "sum", "distinct": "union"}
 """How partials of a kind are combined, where that is another kind."""
@@ -61,10 +62,14 @@ class Fragmenter:
     def _start(self) -> None:
         group_by = self._fragments.group_by
         self._codes = [Codes(self._types[name]) for name in group_by]
-        self._folds = [fold_of(partial, self._types[partial.name]) for partial in self._fragments.partials]
+        self._folds: list[Fold] = [
+            Nulls() if partial.kind == "count" else fold_of(partial, self._types[partial.name])
+            for partial in self._fragments.partials
+        ]
         self._state = np.array([1, 0, 1, 0], np.int64)
         self._by_runs = False
         self._table = np.zeros(_TABLE, np.int32)
+        self._counts = np.zeros(_SLOTS, np.int64)
         self._panes = np.zeros(_SLOTS, np.int64)
         self._groups = np.zeros((max(len(group_by), 1), _SLOTS), np.int64)
 
@@ -101,6 +106,7 @@ class Fragmenter:
         self._by_runs = mask is None and not self._codes
         if self._by_runs:
             runs = self._runs(times)
+            kernels.add_count_of_runs(runs.starts, runs.slots, runs.rows, self._counts)
             count = int(self._state[0])
             left = [
                 not fold.add_runs(runs, one, count) for fold, one in zip(self._folds, columns, strict=True)
@@ -154,27 +160,34 @@ class Fragmenter:
         masked = mask is not None
         if mask is None:
             mask = np.empty(0, np.bool_)
-        find = kernels.find_slots_of_one if keys.shape[0] == 1 else kernels.find_slots
-        given = keys[0] if keys.shape[0] == 1 else keys
         steps, done = self._fragments.pane_steps, 0
         while True:
-            done = find(
-                times, mask, masked, given, steps,
-                self._state, self._table, self._panes, self._groups, done, slots,
-            )  # fmt: skip
+            known = steps, self._state, self._table, self._panes, self._groups, self._counts, done, slots
+            if keys.shape[0] == 1:
+                done = kernels.find_slots_of_one(times, mask, masked, keys[0], self._numbered, *known)
+            else:
+                done = kernels.find_slots(times, mask, masked, keys, *known)
             if done == len(times):
                 return slots
             self._grow()
 
+    @property
+    def _numbered(self) -> bool:
+        """Whether groups are numbered from 0 on. It changes with a new table only."""
+        return len(self._codes) == 1 and not self._codes[0].direct
+
     def _grow(self) -> None:
         count, first = int(self._state[0]), int(self._state[2])
         if count >= len(self._panes):
-            more = len(self._panes)
-            self._panes = np.concatenate([self._panes, np.zeros(more, np.int64)])
-            self._groups = np.concatenate([self._groups, np.zeros_like(self._groups)], axis=1)
+            known = len(self._panes)
+            panes, groups = self._panes, self._groups
+            self._counts = np.concatenate([self._counts, np.zeros(known, np.int64)])
+            self._panes = np.empty(2 * known, np.int64)
+            self._groups = np.empty((len(groups), 2 * known), np.int64)
+            self._panes[:known], self._groups[:, :known] = panes, groups
         if count - first >= len(self._table) // 2:
             self._table = np.zeros(4 * len(self._table), np.int32)
-            kernels.enter(self._table, self._groups, first, count)
+            kernels.enter(self._table, self._groups, first, count, self._numbered)
 
     # ------------------------------------------------------------------------------------- results
 
@@ -184,7 +197,11 @@ class Fragmenter:
         kind = self._types[self._fragments.time]
         panes = pa.array(self._panes[1:count]).cast(as_integers(kind)).view(kind)
         groups = [codes.values(self._groups[i, 1:count]) for i, codes in enumerate(self._codes)]
-        partials = [fold.result(count) for fold in self._folds]
+        rows = pa.array(self._counts[1:count])
+        partials = [
+            pc.subtract(rows, fold.result(count)) if isinstance(fold, Nulls) else fold.result(count)
+            for fold in self._folds
+        ]
         names = [PANE, *self._fragments.group_by, *(partial.name for partial in self._fragments.partials)]
         for partial, fold in zip(self._fragments.partials, self._folds, strict=True):
             if isinstance(fold, Row):
@@ -223,6 +240,36 @@ class Fragmenter:
 
 def _time_of(name: str) -> str:
     return f"time of {name}\0"
+
+
+def merged(fragments: Fragments, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Return the fragments of stretches of a stream, each with a pane and group once, as those of one.
+
+    Time runs forward but for little, so few panes are in several stretches: only what is there is combined.
+
+    Parameters
+    ----------
+    fragments : Fragments
+        What they are.
+    batches : sequence of RecordBatch
+        Of each stretch.
+    """
+    batches = [batch for batch in batches if batch.num_rows]
+    panes = [integers_of(batch[PANE]) for batch in batches]
+    lows, highs = [one.min() for one in panes], [one.max() for one in panes]
+    alone: list[pa.RecordBatch] = []
+    shared: list[pa.RecordBatch] = []
+    for number, (batch, one) in enumerate(zip(batches, panes, strict=True)):
+        others = np.zeros(len(one), np.bool_)
+        for other in range(len(batches)):
+            if other != number:
+                others |= (lows[other] <= one) & (one <= highs[other])
+        if not others.any():
+            alone.append(batch)
+            continue
+        shared.append(batch.filter(pa.array(others)))
+        alone.append(batch.filter(pa.array(~others)))
+    return [*alone, combined(fragments, shared)] if shared else alone
 
 
 def combined(

@@ -23,6 +23,7 @@ __all__ = [
     "add_squares",
     "add_sum",
     "add_sum_of_runs",
+    "add_whole_of_runs",
     "enter",
     "find_runs",
     "find_slots",
@@ -57,12 +58,12 @@ def _bits(table: Any) -> Any:
 
 
 @kernel
-def enter(table: Any, groups: Any, first: int, count: int) -> None:
+def enter(table: Any, groups: Any, first: int, count: int, numbered: bool) -> None:
     """Enter the slots from `first` to before `count` into a table that is empty."""
     bits = _bits(table)
     size = table.shape[0] - 1
     for slot in range(first, count):
-        at = _position(groups, slot, groups.shape[0], bits)
+        at = groups[0, slot] & size if numbered else _position(groups, slot, groups.shape[0], bits)
         while table[at] >= first:
             at = (at + 1) & size
         table[at] = slot
@@ -74,15 +75,20 @@ def find_slots_of_one(
     mask: Any,
     masked: bool,
     keys: Any,
+    numbered: bool,
     steps: int,
     state: Any,
     table: Any,
     panes: Any,
     groups: Any,
+    counts: Any,
     begin: int,
     slots: Any,
 ) -> int:
-    """Give rows their slots where the group is one integer; as `find_slots`."""
+    """Give rows their slots where the group is one integer; as `find_slots`.
+
+    Where groups are `numbered` from 0 on, each has a place of its own in a table that is large enough.
+    """
     bits = _bits(table)
     size = table.shape[0] - 1
     limit = min(panes.shape[0], (table.shape[0] >> 1) + state[2])
@@ -100,8 +106,10 @@ def find_slots_of_one(
             low, high, first = pane, pane + steps, count
             limit = min(panes.shape[0], (table.shape[0] >> 1) + first)
         key = np.int64(keys[i])
-        h = np.uint64(key) * _MULTIPLIER
-        at = np.int64(((h ^ (h >> np.uint64(32))) * _MULTIPLIER) >> bits)
+        at = key & size
+        if not numbered:
+            h = np.uint64(key) * _MULTIPLIER
+            at = np.int64(((h ^ (h >> np.uint64(32))) * _MULTIPLIER) >> bits)
         slot = table[at]
         while slot >= first and groups[0, slot] != key:
             at = (at + 1) & size
@@ -115,6 +123,7 @@ def find_slots_of_one(
             panes[slot] = low
             groups[0, slot] = key
             count += 1
+        counts[slot] += 1
         slots[i] = slot
     state[0], state[1], state[2] = count, low, first
     return times.shape[0]
@@ -131,6 +140,7 @@ def find_slots(
     table: Any,
     panes: Any,
     groups: Any,
+    counts: Any,
     begin: int,
     slots: Any,
 ) -> int:
@@ -155,6 +165,8 @@ def find_slots(
         Of each slot where its pane starts. Filled.
     groups : array of int64, (columns, slots)
         Of each slot its group. Filled.
+    counts : array of int64, (slots,)
+        Of each slot its rows, added to. Here it costs little: a row waits less for the one before.
     slots : array of int32, (rows,)
         Filled.
     """
@@ -195,6 +207,7 @@ def find_slots(
             for c in range(columns):
                 groups[c, slot] = keys[c, i]
             count += 1
+        counts[slot] += 1
         slots[i] = slot
     state[0], state[1], state[2] = count, low, first
     return times.shape[0]
@@ -207,57 +220,78 @@ def find_runs(
     """Find where panes begin, where all rows of a pane are one group; return how many, and where it stopped.
 
     As `find_slots`, but that each run of rows of a pane has one entry: the row in `starts`, its slot in
-    `slots`. It stops where `panes` is full.
+    `slots`. It stops where `panes` is full. Most rows are of the pane of the row before:
+    whether 32 are is seen at once.
     """
     count, low = state[0], state[1]
     high = low + steps if count > 1 else low
+    rows = times.shape[0]
     runs = 0
-    for i in range(begin, times.shape[0]):
-        time = np.int64(times[i])
-        if time < low or time >= high:
-            if count >= panes.shape[0]:
-                state[0], state[1], state[2] = count, low, count - 1
-                return runs, i
-            pane = time // steps * steps
-            if count > 1 and pane < low:
-                state[3] = 1
-            low, high = pane, pane + steps
-            panes[count] = pane
-            starts[runs], slots[runs] = i, count
-            runs += 1
-            count += 1
-        elif i == begin:
-            starts[runs], slots[runs] = i, count - 1
-            runs += 1
+    if begin < rows and low <= np.int64(times[begin]) < high:
+        starts[0], slots[0] = begin, count - 1
+        runs = 1
+    at = begin
+    while at < rows:
+        some = times[at : at + 32]
+        others = 0
+        for i in range(some.shape[0]):
+            others += (np.int64(some[i]) < low) | (np.int64(some[i]) >= high)
+        if others:
+            for i in range(some.shape[0]):
+                time = np.int64(some[i])
+                if time < low or time >= high:
+                    if count >= panes.shape[0]:
+                        state[0], state[1], state[2] = count, low, count - 1
+                        return runs, at + i
+                    pane = time // steps * steps
+                    if count > 1 and pane < low:
+                        state[3] = 1
+                    low, high = pane, pane + steps
+                    panes[count] = pane
+                    starts[runs], slots[runs] = at + i, count
+                    runs += 1
+                    count += 1
+        at += some.shape[0]
     state[0], state[1], state[2] = count, low, count - 1
-    return runs, times.shape[0]
+    return runs, rows
 
 
 @kernel
-def add_count_of_runs(starts: Any, slots: Any, rows: int, out: Any) -> None:
+def add_count_of_runs(starts: Any, slots: Any, rows: int, counts: Any) -> None:
     """Count the rows of each slot."""
     for r in range(starts.shape[0]):
         end = starts[r + 1] if r + 1 < starts.shape[0] else rows
-        out[slots[r]] += end - starts[r]
+        counts[slots[r]] += end - starts[r]
+
+
+@kernel
+def add_whole_of_runs(starts: Any, slots: Any, values: Any, out: Any) -> None:
+    """Add integers to their slots, in whatever order the compiler likes."""
+    for r in range(starts.shape[0]):
+        end = starts[r + 1] if r + 1 < starts.shape[0] else values.shape[0]
+        run = values[starts[r] : end]
+        total = out[slots[r]]
+        for i in range(run.shape[0]):
+            total += run[i]
+        out[slots[r]] = total
 
 
 @kernel
 def add_sum_of_runs(starts: Any, slots: Any, values: Any, out: Any) -> None:
-    """Add values to their slots; four sums at once, which do not wait for one another."""
+    """Add floats to their slots; four sums at once, which do not wait for one another."""
     zero = np.zeros(1, out.dtype)[0]
     for r in range(starts.shape[0]):
         end = starts[r + 1] if r + 1 < starts.shape[0] else values.shape[0]
+        run = values[starts[r] : end]
+        fours = run.shape[0] // 4
         a, b, c, d = zero, zero, zero, zero
-        i = starts[r]
-        while i + 4 <= end:
-            a += values[i]
-            b += values[i + 1]
-            c += values[i + 2]
-            d += values[i + 3]
-            i += 4
-        while i < end:
-            a += values[i]
-            i += 1
+        for i in range(fours):
+            a += run[4 * i]
+            b += run[4 * i + 1]
+            c += run[4 * i + 2]
+            d += run[4 * i + 3]
+        for i in range(4 * fours, run.shape[0]):
+            a += run[i]
         out[slots[r]] += (a + b) + (c + d)
 
 

@@ -10,6 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.compression.codecs.dictionary import look_up
+
 __all__ = ["Codes", "as_integers", "integers_of"]
 
 _NULL = -1
@@ -65,7 +67,7 @@ class Codes:
         numbers = np.fromiter(map(self._number, _distinct(array.dictionary)), np.int64, len(array.dictionary))
         indices = array.indices
         codes = indices.fill_null(0).to_numpy(zero_copy_only=False)
-        found = numbers[codes] if len(numbers) else np.zeros(len(array), np.int64)
+        found = look_up(codes, numbers) if len(numbers) else np.zeros(len(array), np.int64)
         if indices.null_count:
             found[indices.is_null().to_numpy(zero_copy_only=False)] = _NULL
         return found
