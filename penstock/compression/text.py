@@ -264,9 +264,11 @@ def texts_of(
         source = np.append(source, np.zeros(_SPARE, np.uint8))
         spared = count
     else:
-        spared = int(np.searchsorted(begins[1:], source.size - _SPARE, "right"))
+        end = begins.dtype.type(min(source.size - _SPARE, np.iinfo(begins.dtype).max))
+        spared = max(0, int(np.searchsorted(begins, end, "right")) - 1)
     codes, begins, source = sealed(codes), sealed(begins), sealed(source)
-    length = _common_length(begins)
+    # To look whether more texts than are written are even would take longer than it saves.
+    length = _common_length(begins) if count < codes.size else -1
     offsets = _places_of(codes, begins, length, kind, most)
     if offsets is None:
         return None
