@@ -1,12 +1,13 @@
 """The windows of (Scabbard Table 3) in Spark: ours from a p-stream and from Parquet, and Spark's own.
 
     python -m benchmarks.windows_in_spark [--query CM1 ...] [--density sample dense]
-                                          [--contender p-stream "p-stream to p-stream" parquet spark]
+                                          [--contender p-stream "p-stream to p-stream" parquet rows spark]
                                           [--data FOLDER]
 
 Each contender runs in a process of its own, as a streaming query with checkpoints on whose sink counts the
 windows; but ``p-stream to p-stream`` writes them into a p-stream, durably, whose offsets count them, without
-those that a selection leaves out. Spark's own is ``groupBy(window(...))`` with its RocksDB state store and
+those that a selection leaves out. From ``parquet`` Penstock reads the files itself, and of ``rows`` Spark
+does, as of any other source. Spark's own is ``groupBy(window(...))`` with its RocksDB state store and
 changelog checkpoints, over the same Parquet files as ours. Input is all there before the query starts; the
 first micro-batches are not counted. Input is counted in tuples of the stream before any is left out.
 Densities: the sample's own event times, and 10,000 tuples in each second of event time. Figures are million
@@ -35,7 +36,7 @@ from benchmarks.p_stream_speed import (
     parquet_stream,
     planned,
 )
-from benchmarks.queries import CAMPAIGNS, QUERIES, STREAMS
+from benchmarks.queries import CAMPAIGNS, QUERIES, STREAMS, from_parquet
 from benchmarks.streams import DATA
 from penstock.checkpointing.p_stream import PStream
 from penstock.operators.graph import nodes
@@ -180,7 +181,16 @@ def _from_p_stream(query: str, stream: Input, place: Path, rows: int) -> tuple[A
 
 
 def parquet(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]:
-    """Measure ours from Parquet files."""
+    """Measure ours from Parquet files that Penstock reads."""
+    return _from_files(query, stream, place, rows, ours=True)
+
+
+def rows_of_spark(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]:
+    """Measure ours of rows that Spark reads from Parquet files."""
+    return _from_files(query, stream, place, rows, ours=False)
+
+
+def _from_files(query: str, stream: Input, place: Path, rows: int, *, ours: bool) -> dict[str, float]:
     from penstock.spark_ext.graph_frames import Frames
     from penstock.spark_ext.register import register
 
@@ -190,13 +200,16 @@ def parquet(query: str, stream: Input, place: Path, rows: int) -> dict[str, floa
     frames = Frames(
         spark,
         query,
-        sources={STREAMS[query]: parquet_stream(spark, place / "files")},
+        sources={} if ours else {STREAMS[query]: parquet_stream(spark, place / "files")},
         tables={"campaigns": spark.createDataFrame(campaigns().to_pandas())},
         streams={},
         paths={},
         state=str(place / "state"),
     )
-    frame, _ = frames.of(QUERIES[query]().plan(persist="never").root)
+    graph = QUERIES[query]()
+    if ours:
+        graph = from_parquet(graph, path=str(place / "files"), maxFilesPerTrigger="1")
+    frame, _ = frames.of(graph.plan(persist="never").root)
     return measured(frame, place, rows)
 
 
@@ -220,6 +233,7 @@ CONTENDERS: dict[str, Callable[[str, Input, Path, int], dict[str, float]]] = {
     "p-stream": p_stream,
     "p-stream to p-stream": to_p_stream,
     "parquet": parquet,
+    "rows": rows_of_spark,
     "spark": spark,
 }
 
@@ -229,7 +243,7 @@ def rows_of(contender: str, query: str, density: str, million: int) -> int:
     if contender == "spark":
         return _SPARK_ROWS.get(query, _FEW_ROWS)
     million = min(million, _FEWER.get((query, density), million))
-    whole = million if contender != "parquet" or query in _FEW_WINDOWS else max(1, million // 4)
+    whole = million if contender not in ("parquet", "rows") or query in _FEW_WINDOWS else max(1, million // 4)
     return whole * CHUNK_ROWS
 
 
