@@ -52,7 +52,7 @@ _SPARK_ROWS = {
 }
 _FEW_ROWS = 50_000
 """Of a micro-batch of Spark's own windows: as many as take it ten seconds or so."""
-_FEWER = {("LRB1", "sample"): 2, ("SG2", "sample"): 4}
+_FEWER = {("LRB1", "sample"): 2, ("SG2", "sample"): 4, ("NQ5", "sample"): 1, ("NQ5", "dense"): 1}
 """Millions of tuples of a micro-batch from a p-stream, where windows outnumber tuples."""
 _FEW_WINDOWS = {"CM1", "SG1", "YSB"}
 """Queries of which micro-batches from Parquet may be as large as those from a p-stream."""
@@ -243,7 +243,10 @@ def rows_of(contender: str, query: str, density: str, million: int) -> int:
     if contender == "spark":
         return _SPARK_ROWS.get(query, _FEW_ROWS)
     million = min(million, _FEWER.get((query, density), million))
-    whole = million if contender not in ("parquet", "rows") or query in _FEW_WINDOWS else max(1, million // 4)
+    large = contender not in ("parquet", "rows") or query in _FEW_WINDOWS
+    # Where 10,000 tuples come each second, windows are few.
+    large = large or (contender == "parquet" and density == "dense")
+    whole = million if large else max(1, million // 4)
     return whole * CHUNK_ROWS
 
 

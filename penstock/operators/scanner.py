@@ -22,7 +22,7 @@ from penstock.operators.scan import Scan
 
 __all__ = ["Scanner", "scan_p_stream"]
 
-_FEW = 0.25
+_FEW = 0.5
 """Where less than this share of rows is selected, the others are taken out before anything is computed."""
 
 
