@@ -7,13 +7,15 @@ for the rules to find. Times of the real files are whole seconds, but for those 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pyarrow as pa
 
 from benchmarks.streams import REAL, advertisements, bids
 from penstock.operators.graph import Graph, graph
+from penstock.operators.graph.nodes import Node, Source, rebuild
 
-__all__ = ["CAMPAIGNS", "QUERIES", "STREAMS"]
+__all__ = ["CAMPAIGNS", "QUERIES", "STREAMS", "from_parquet"]
 
 STREAMS = {
     "CM1": "cluster",
@@ -175,3 +177,14 @@ QUERIES: dict[str, Callable[[], Graph]] = {
     "SM": _sm,
 }
 """The graphs by the queries' names."""
+
+
+def from_parquet(query: Graph, **options: str) -> Graph:
+    """Return a query of Parquet files that Penstock reads, with the options of its source."""
+
+    def change(node: Node) -> Node:
+        if not isinstance(node, Source):
+            return node
+        return replace(node, kind="parquet", options=tuple(options.items()))
+
+    return replace(query, root=rebuild(query.root, change))

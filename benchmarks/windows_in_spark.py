@@ -1,12 +1,13 @@
 """The windows of (Scabbard Table 3) in Spark: ours from a p-stream and from Parquet, and Spark's own.
 
     python -m benchmarks.windows_in_spark [--query CM1 ...] [--density sample dense]
-                                          [--contender p-stream "p-stream to p-stream" parquet spark]
+                                          [--contender p-stream "p-stream to p-stream" parquet rows spark]
                                           [--data FOLDER]
 
 Each contender runs in a process of its own, as a streaming query with checkpoints on whose sink counts the
 windows; but ``p-stream to p-stream`` writes them into a p-stream, durably, whose offsets count them, without
-those that a selection leaves out. Spark's own is ``groupBy(window(...))`` with its RocksDB state store and
+those that a selection leaves out. From ``parquet`` Penstock reads the files itself, and of ``rows`` Spark
+does, as of any other source. Spark's own is ``groupBy(window(...))`` with its RocksDB state store and
 changelog checkpoints, over the same Parquet files as ours. Input is all there before the query starts; the
 first micro-batches are not counted. Input is counted in tuples of the stream before any is left out.
 Densities: the sample's own event times, and 10,000 tuples in each second of event time. Figures are million
@@ -35,7 +36,7 @@ from benchmarks.p_stream_speed import (
     parquet_stream,
     planned,
 )
-from benchmarks.queries import CAMPAIGNS, QUERIES, STREAMS
+from benchmarks.queries import CAMPAIGNS, QUERIES, STREAMS, from_parquet
 from benchmarks.streams import DATA
 from penstock.checkpointing.p_stream import PStream
 from penstock.operators.graph import nodes
@@ -51,7 +52,7 @@ _SPARK_ROWS = {
 }
 _FEW_ROWS = 50_000
 """Of a micro-batch of Spark's own windows: as many as take it ten seconds or so."""
-_FEWER = {("LRB1", "sample"): 2, ("SG2", "sample"): 4}
+_FEWER = {("LRB1", "sample"): 2, ("SG2", "sample"): 4, ("NQ5", "sample"): 1, ("NQ5", "dense"): 1}
 """Millions of tuples of a micro-batch from a p-stream, where windows outnumber tuples."""
 _FEW_WINDOWS = {"CM1", "SG1", "YSB"}
 """Queries of which micro-batches from Parquet may be as large as those from a p-stream."""
@@ -60,13 +61,13 @@ _NOT_IN_SPARK = {"SG1"}
 _WARM, _COUNTED = 2, 3
 
 
-def campaigns() -> pa.Table:
-    """Return the table of advertisements: 10 for each of 100 campaigns."""
-    from benchmarks.streams import advertisements
-
-    ads = sorted(set(advertisements(100_000, 1)["ad_id"].to_pylist()))
+def tables_of(query: str, stream: Input, running: Any) -> dict[str, Any]:
+    """Return the static tables of a query: 10 of its stream's advertisements for each of 100 campaigns."""
+    if query != "YSB":
+        return {}
+    ads = sorted(set(stream.whole["ad_id"].to_pylist()))
     names = [f"campaign {number // 10}" for number in range(len(ads))]
-    return pa.table([ads, names], schema=CAMPAIGNS)
+    return {"campaigns": running.createDataFrame(pa.table([ads, names], schema=CAMPAIGNS).to_pandas())}
 
 
 def native(root: Node, source: Any, tables: dict[str, Any]) -> Any:
@@ -124,6 +125,8 @@ def measured(frame: Any, place: Path, rows: float) -> dict[str, float]:
 def _figures(query: Any, rows: float, windows: int) -> dict[str, float]:
     done = [one for one in query.recentProgress if one.numInputRows]
     took = [one.durationMs["triggerExecution"] / 1000 for one in done[_WARM : _WARM + _COUNTED]]
+    if not windows:
+        raise SystemExit("no window came out, so there is nothing to measure")
     seconds = float(np.median(took))
     return {
         "million a s": rows / seconds / 1e6,
@@ -169,7 +172,7 @@ def _from_p_stream(query: str, stream: Input, place: Path, rows: int) -> tuple[A
         spark,
         query,
         sources={},
-        tables={"campaigns": spark.createDataFrame(campaigns().to_pandas())},
+        tables=tables_of(query, stream, spark),
         streams={STREAMS[query]: str(place / "p-stream")},
         paths={},
         state=str(place / "state"),
@@ -180,7 +183,16 @@ def _from_p_stream(query: str, stream: Input, place: Path, rows: int) -> tuple[A
 
 
 def parquet(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]:
-    """Measure ours from Parquet files."""
+    """Measure ours from Parquet files that Penstock reads."""
+    return _from_files(query, stream, place, rows, ours=True)
+
+
+def rows_of_spark(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]:
+    """Measure ours of rows that Spark reads from Parquet files."""
+    return _from_files(query, stream, place, rows, ours=False)
+
+
+def _from_files(query: str, stream: Input, place: Path, rows: int, *, ours: bool) -> dict[str, float]:
     from penstock.spark_ext.graph_frames import Frames
     from penstock.spark_ext.register import register
 
@@ -190,13 +202,16 @@ def parquet(query: str, stream: Input, place: Path, rows: int) -> dict[str, floa
     frames = Frames(
         spark,
         query,
-        sources={STREAMS[query]: parquet_stream(spark, place / "files")},
-        tables={"campaigns": spark.createDataFrame(campaigns().to_pandas())},
+        sources={} if ours else {STREAMS[query]: parquet_stream(spark, place / "files")},
+        tables=tables_of(query, stream, spark),
         streams={},
         paths={},
         state=str(place / "state"),
     )
-    frame, _ = frames.of(QUERIES[query]().plan(persist="never").root)
+    graph = QUERIES[query]()
+    if ours:
+        graph = from_parquet(graph, path=str(place / "files"), maxFilesPerTrigger="1")
+    frame, _ = frames.of(graph.plan(persist="never").root)
     return measured(frame, place, rows)
 
 
@@ -211,7 +226,7 @@ def spark(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         }
     )
-    tables = {"campaigns": running.createDataFrame(campaigns().to_pandas())}
+    tables = tables_of(query, stream, running)
     frame = native(QUERIES[query]().root, parquet_stream(running, place / "files"), tables)
     return measured(frame, place, rows)
 
@@ -220,6 +235,7 @@ CONTENDERS: dict[str, Callable[[str, Input, Path, int], dict[str, float]]] = {
     "p-stream": p_stream,
     "p-stream to p-stream": to_p_stream,
     "parquet": parquet,
+    "rows": rows_of_spark,
     "spark": spark,
 }
 
@@ -229,7 +245,10 @@ def rows_of(contender: str, query: str, density: str, million: int) -> int:
     if contender == "spark":
         return _SPARK_ROWS.get(query, _FEW_ROWS)
     million = min(million, _FEWER.get((query, density), million))
-    whole = million if contender != "parquet" or query in _FEW_WINDOWS else max(1, million // 4)
+    large = contender not in ("parquet", "rows") or query in _FEW_WINDOWS
+    # Where 10,000 tuples come each second, windows are few.
+    large = large or (contender == "parquet" and density == "dense")
+    whole = million if large else max(1, million // 4)
     return whole * CHUNK_ROWS
 
 

@@ -37,6 +37,10 @@ Problem: TypeAlias = tuple[FieldPath, str, str | None]
 def disagreements(pipeline: Pipeline) -> Iterator[Problem]:
     """Yield what is wrong although every field by itself is right."""
     yield from _source_problems(pipeline.source, pipeline.query)
+    if not pipeline.is_graph:
+        for place, source in [((), pipeline.source), *((at, one.source) for at, one in _others(pipeline))]:
+            if isinstance(source, FilesSource) and source.reader != "spark":
+                yield (*place, "source", "reader"), "is for windows and for persist: always", None
     for place, other in _others(pipeline):
         for path, fact, hint in _source_problems(other.source, pipeline.query):
             yield (*place, *path), fact, hint
@@ -237,6 +241,8 @@ def _source_problems(source: Source, query: Query) -> Iterator[Problem]:
                 "set rows or max_rows_per_trigger",
             )
     elif isinstance(source, FilesSource):
+        if source.reader != "spark" and source.format != "parquet":
+            yield ("source", "reader"), "Penstock reads Parquet files only", None
         if source.format == "text" and source.columns is not None:
             yield (
                 ("source", "schema"),

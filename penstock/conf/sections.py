@@ -47,11 +47,15 @@ class MarketSource(Section):
 
 
 class FilesSource(Section):
-    """Files that arrive in a directory; `options` are those of Spark's reader of the format."""
+    """Files that arrive in a directory; `options` are those of Spark's reader of the format.
+
+    `reader` says who reads Parquet files of a graph: Spark, or Penstock where it makes less of them.
+    """
 
     type: Literal["files"]
     format: Literal["csv", "json", "parquet", "orc", "text"]
     path: Text
+    reader: Literal["spark", "penstock"] = "spark"
     columns: Text | None = Field(default=None, alias="schema")
     options: Options = {}
 

@@ -102,12 +102,17 @@ def _market(spark: SparkSession, source: MarketSource) -> DataFrame:
     return spark.readStream.format("market").options(**options).load()
 
 
-def _files(spark: SparkSession, source: FilesSource) -> DataFrame:
+def _path(spark: SparkSession, source: FilesSource) -> str:
     path = _resolve(spark, source.path)
     if "://" not in path and Path(path).is_file():
         # Spark's stream of files takes directories and patterns: a pattern that only this file matches.
         file = Path(path)
         path = str(file.with_name(f"[{file.name[0]}]{file.name[1:]}"))
+    return path
+
+
+def _files(spark: SparkSession, source: FilesSource) -> DataFrame:
+    path = _path(spark, source)
     reader = spark.readStream.format(source.format).options(**source.options)
     if source.columns is not None:
         reader = reader.schema(source.columns)
@@ -166,6 +171,13 @@ def _read(spark: SparkSession, source: Source, place: str = SOURCE) -> DataFrame
         if isinstance(source, KafkaSource):
             return _kafka(spark, source)
         return _rate(spark, source)
+
+
+def _read_or_path(spark: SparkSession, source: Source, place: str = SOURCE) -> DataFrame | str:
+    """Return the rows of a graph's source; where its files are, if Penstock reads them."""
+    if isinstance(source, FilesSource) and source.reader == "penstock":
+        return _path(spark, source)
+    return _read(spark, source, place)
 
 
 def _rate(spark: SparkSession, source: RateSource) -> DataFrame:
@@ -349,7 +361,7 @@ def start_graph(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> Run
         If Spark or the graph refuses a section.
     """
     query, step = pipeline.query, pipeline.step
-    sources = {SOURCE: _read(spark, pipeline.source)}
+    sources = {SOURCE: _read_or_path(spark, pipeline.source)}
     options: dict[str, Any] = {}
     if isinstance(step, Queue):
         options = queue_options(step)
@@ -357,10 +369,10 @@ def start_graph(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> Run
             options["apply"] = _function(step.apply)
     elif step is not None:
         options = join_options(step)
-        sources[OTHER] = _read(spark, step.other.source, "join.with.source")
+        sources[OTHER] = _read_or_path(spark, step.other.source, "join.with.source")
     if isinstance(step, UnionSection):
         for name, other in step.inputs.items():
-            sources[name] = _read(spark, other.source, f"union.inputs.{name}.source")
+            sources[name] = _read_or_path(spark, other.source, f"union.inputs.{name}.source")
     if query.state_location is not None:
         options["state_location"] = _resolve(spark, query.state_location)
 

@@ -293,6 +293,8 @@ def _field(document: Document, *path: str) -> Iterator[None]:
 
 def _kind_of(source: Source) -> tuple[Any, dict[str, str]]:
     if isinstance(source, FilesSource):
+        if source.reader == "penstock":
+            return "parquet", {**source.options, "path": source.path}
         return "files", {"format": source.format, "path": source.path}
     return source.type, {}
 

@@ -18,7 +18,7 @@ from penstock.operators.sketches import log2_size_of
 if TYPE_CHECKING:
     from sqlglot import exp
 
-__all__ = ["Decomposition", "decompose", "deviation", "is_aggregate", "pane_ms"]
+__all__ = ["Decomposition", "decompose", "deviation", "is_aggregate", "pane_ms", "sketched"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +265,12 @@ class _Partials:
     def _deviation(self, text: str) -> exp.Expr:
         n, s = self._column("count", text).name, self._column("sum", text).name
         return deviation(n, s, self._column("sum_of_squares", text).name)
+
+
+def sketched(partial: Partial) -> Expression:
+    """Return what the hashes of a ``sketch`` are of."""
+    (case,) = Expression.parse(partial.expression).tree.args["ifs"]
+    return Expression.of(case.args["true"].expressions[0])
 
 
 _DEVIATION: Final = 0.05

@@ -23,7 +23,7 @@ from penstock.operators.selection import selected
 
 __all__ = ["Scanner", "scan_p_stream"]
 
-_FEW = 0.25
+_FEW = 0.5
 """Where less than this share of rows is selected, the others are taken out before anything is computed."""
 
 
@@ -111,11 +111,30 @@ class Scanner:
         InvalidUsageError
             If an integer overflows.
         """
+        return self.over(self._read(blocks))
+
+    def _read(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.Table]:
         for piece, block in blocks:
-            read = block.read(self._columns, piece.first, piece.stop, keep_dictionary=True)
-            rows = pa.Table.from_batches([read])
-            if not self._columns:
-                rows = _counted(piece.stop - piece.first)
+            if self._columns:
+                read = block.read(self._columns, piece.first, piece.stop, keep_dictionary=True)
+                yield pa.Table.from_batches([read])
+            else:
+                yield _counted(piece.stop - piece.first)
+
+    def over(self, tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
+        """Return what rows become, as `run` does.
+
+        Parameters
+        ----------
+        tables : iterable of pyarrow.Table
+            With the scan's columns; those of texts may be dictionaries.
+
+        Raises
+        ------
+        InvalidUsageError
+            If an integer overflows.
+        """
+        for rows in tables:
             found = self._rows(rows)
             if found is not None:
                 yield from found.to_batches()

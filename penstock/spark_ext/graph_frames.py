@@ -41,6 +41,7 @@ from penstock.spark_ext.p_stream_options import WriteOptions
 from penstock.spark_ext.p_stream_rows import OperatorRows
 from penstock.spark_ext.p_stream_source import Columns, Pushed
 from penstock.spark_ext.p_stream_types import check_same, spark_schema
+from penstock.spark_ext.parquet_reader import parquet_files, read_parquet
 from penstock.spark_ext.stateful import Stateful
 from penstock.spark_ext.update_join import update_join
 from penstock.spark_ext.update_queue import update_queue
@@ -198,6 +199,8 @@ class Frames:
         match node:
             case Source(kind="p-stream") | PStream():
                 return self._read(node, None, list(node.schema.names))
+            case Source(kind="parquet"):
+                return parquet_files(self._spark, node)
             case Source():
                 return self._source(node)
             case Fused():
@@ -318,7 +321,9 @@ class Frames:
         return joined_windows(node, sides, place)
 
     def _read(self, base: Node, scan: Scan | None, names: list[str], buckets: int | None = None) -> DataFrame:
-        """Return a p-stream as a streaming DataFrame that subscribes under a name of its own."""
+        """Return a p-stream as a streaming DataFrame that subscribes under a name of its own; or files."""
+        if isinstance(base, Source) and base.kind == "parquet" and scan is not None:
+            return read_parquet(self._spark, base, scan, buckets)
         places = self._streams if isinstance(base, PStream) else self._paths
         if base.name not in places:
             raise InvalidUsageError(

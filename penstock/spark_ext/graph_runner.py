@@ -66,7 +66,8 @@ def start(
         The graph's directory, which need not exist: its plan, its p-streams, state, and Spark's checkpoints.
     sources : mapping of str to DataFrame or path, optional
         For each of the graph's sources its streaming DataFrame; or where a p-stream is, which is read as it
-        is, whatever kind the graph says. A p-stream whose path is in the graph need not be named.
+        is, whatever kind the graph says; or where the files of the kind ``parquet`` are. What has its path in
+        the graph need not be named.
     tables : mapping of str to DataFrame, optional
         The static tables of its lookups.
     sink : callable, optional
@@ -191,12 +192,19 @@ def _located(
         for name, node in known.items()
         if node.kind == "p-stream" and "path" in dict(node.options)
     }
-    places |= {name: one for name, one in sources.items() if not isinstance(one, DataFrame)}
+    given = {name: one for name, one in sources.items() if not isinstance(one, DataFrame)}
+    files = {name for name, node in known.items() if node.kind == "parquet"}
+    places |= {name: one for name, one in given.items() if name not in files}
     paths = {
         name: GraphDirectory(one).location for name, one in places.items() if name not in _frames(sources)
     }
 
     def change(node: Node) -> Node:
+        if isinstance(node, Source) and node.name in files:
+            if node.name in _frames(sources):
+                return replace(node, kind="files")
+            where = {"path": os.fspath(given[node.name])} if node.name in given else {}
+            return replace(node, options=tuple((dict(node.options) | where).items()))
         if not isinstance(node, Source) or node.name not in paths:
             return node
         check_same(

@@ -197,7 +197,7 @@ class Pushed:
     scan : Scan
         What the reader does.
     stored : pyarrow.Schema
-        The p-stream's columns.
+        The columns of the p-stream, or of Parquet files.
     spark : StructType
         What Spark is told.
     buckets : int, optional
@@ -236,12 +236,20 @@ class Pushed:
         from penstock.operators.scanner import Scanner
 
         scanner = Scanner(self.scan, self.stored)
+        return self._crossing(scanner, scanner.run(blocks))
+
+    def over(self, tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
+        """Return what rows with the scan's columns become, as `run` does."""
+        from penstock.operators.scanner import Scanner
+
+        scanner = Scanner(self.scan, self.stored)
+        return self._crossing(scanner, scanner.over(tables))
+
+    def _crossing(self, scanner: Scanner, found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if self.buckets is not None:
-            yield from self._parcels(scanner, scanner.run(blocks), self.buckets)
-            return
+            return self._parcels(scanner, found, self.buckets)
         wanted = as_arrow_of_spark(self.spark)
-        for rows in scanner.run(blocks):
-            yield converted(rows, wanted)
+        return (converted(rows, wanted) for rows in found)
 
     def _parcels(
         self, scanner: Scanner, fragments: Iterable[pa.RecordBatch], buckets: int

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from penstock.errors import InvalidUsageError
@@ -105,7 +106,8 @@ class EntryPacker:
         number = keys.bucket(self.buckets)
         order = np.argsort(number, kind="stable")
         bounds = np.searchsorted(number[order], np.arange(self.buckets + 1))
-        whole = entries.take(pa.array(order)).replace_schema_metadata(facts)
+        # An order has every place once; to look whether it is there costs a third of the time.
+        whole = pc.take(entries, pa.array(order), boundscheck=False).replace_schema_metadata(facts)
         for bucket, label in enumerate(bucket_labels(self.buckets)):
             begin, end = int(bounds[bucket]), int(bounds[bucket + 1])
             if begin == end and not everywhere:

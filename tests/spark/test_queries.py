@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock
-from benchmarks.queries import QUERIES, STREAMS
+from benchmarks.queries import QUERIES, STREAMS, from_parquet
 from benchmarks.streams import bids
 from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.conf.pipeline import load_pipeline
@@ -40,6 +40,7 @@ pytestmark = pytest.mark.spark
 CASES = [
     ("CM1", 6_000, "always"),
     ("CM1", 6_000, "never"),
+    ("CM2", 6_000, "parquet"),
     ("SG2", 8_000, "always"),
     ("SG2", 8_000, "never"),
     ("SG3", 8_000, "always"),
@@ -47,6 +48,7 @@ CASES = [
     ("LRB1", 8_000, "p-stream"),
     ("YSB", 9_000, "always"),
     ("YSB", 9_000, "never"),
+    ("YSB", 9_000, "parquet"),
     ("NQ5", 5_000, "p-stream"),
     ("SM", 9_000, "p-stream"),
 ]
@@ -67,8 +69,12 @@ def test_a_query_closes_the_windows_that_duckdb_has(
         tables["campaigns"] = campaigns(table)
         options["tables"] = {"campaigns": spark.createDataFrame(tables["campaigns"].to_pandas())}
     source = Input(tmp_path / "files")
+    graph = QUERIES[query]()
     if persist == "p-stream":
         options["sources"] = {stream: tmp_path / "stream"}
+    elif persist == "parquet":
+        graph = from_parquet(graph, maxFilesPerTrigger="1")
+        options["sources"] = {stream: source.directory}
     else:
         options |= {"sources": {stream: source.frame(spark, spark_schema(table.schema))}, "persist": persist}
 
@@ -83,7 +89,7 @@ def test_a_query_closes_the_windows_that_duckdb_has(
         else:
             source.add(*pieces)
         running = penstock.start(
-            QUERIES[query](),
+            graph,
             spark,
             tmp_path / "checkpoint",
             sink=lambda df: df.writeStream.format("pstream").option("path", str(tmp_path / "out")),

@@ -160,6 +160,12 @@ def nested() -> Graph:
     return minutes().group_by("window").agg(n="count(DISTINCT window)")
 
 
+def of_maps() -> Graph:
+    schema = pa.schema({"t": pa.int64(), "m": pa.list_(pa.map_(pa.string(), pa.int64()))})
+    windows = graph("maps").source("in", schema).window("t", size="1 s", unit="s")
+    return windows.agg(n="approx_count_distinct(m, 0.01) FILTER (WHERE t > 1)")
+
+
 def in_rows(mode: str = "append", **more: Any) -> Graph:
     windows = READ.window("time", size="100 rows", slide="10 rows", delay="5 s", mode=mode, **more)
     return windows.group_by("plug").agg(load="avg(load)", kinds="count(DISTINCT load)")
@@ -334,6 +340,7 @@ def _queue() -> Graph:
         (lambda: counted("count(DISTINCT load)", "median(load)"), "cannot be made of panes: name=b"),
         (lambda: counted("count(DISTINCT load, plug)"), "cannot be made of panes: name=a"),
         (nested, "a nested type are not counted: expression=window type=struct"),
+        (of_maps, "values with maps in them are not counted: expression=m type=list"),
         (
             lambda: housed("max(house)"),
             "windows have no max of this type: expression=house.*first and last",

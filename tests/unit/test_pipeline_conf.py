@@ -449,6 +449,10 @@ def test_a_wrong_field_is_named_with_its_line_and_what_would_be_right(
             ],
         ),
         (
+            "{type: files, format: parquet, path: in, reader: penstock}",
+            ["p.yaml:1: source.reader: is for windows and for persist: always."],
+        ),
+        (
             "{type: files, format: text, path: in, schema: a INT}",
             [
                 "p.yaml:1: source.schema: text files have one column, value. Hint: take it apart in "

@@ -9,7 +9,7 @@ import pytest
 from penstock.conf.document import PipelineError
 from penstock.conf.pipeline import load_pipeline
 from penstock.jobs.explain import graph_of, plan_file
-from penstock.operators.graph.nodes import Aggregate, RowWindow, Window, WindowJoin, topological
+from penstock.operators.graph.nodes import Aggregate, RowWindow, Source, Window, WindowJoin, topological
 
 _FILE = """\
 source: {type: files, format: json, path: in, schema: "second BIGINT, plug INT, load DOUBLE"}
@@ -51,9 +51,25 @@ def test_windows_are_joined_and_aggregated_by_window(tmp_path: Path) -> None:
     assert [node.label for node in nodes].count("source") == 1
 
 
+def test_fragments_are_made_where_penstock_reads_the_files(tmp_path: Path) -> None:
+    text = _FILE.replace(
+        "format: json,", "format: parquet, reader: penstock, options: {maxFilesPerTrigger: '1'},"
+    )
+    made = graph_of(load_pipeline(written(tmp_path, text)))
+    (source,) = [node for node in topological(made.root) if isinstance(node, Source)]
+    assert (source.kind, dict(source.options)) == ("parquet", {"maxFilesPerTrigger": "1", "path": "in"})
+    labels = [node.label for node in topological(made.plan(persist="never").root)]
+    assert (labels.count("scan"), labels.count("assemble")) == (2, 2)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
+        (
+            "format: json,",
+            "format: json, reader: penstock,",
+            "1: source.reader: Penstock reads Parquet files only",
+        ),
         (
             "mode: append",
             "mode: apend",

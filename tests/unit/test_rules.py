@@ -228,6 +228,28 @@ def test_a_queue_leaves_conflation_to_the_reader() -> None:
     assert not any(isinstance(node, Fused) for node in topological(after))
 
 
+def _of_files(name: str = "in") -> Graph:
+    return graph("g").source(name, _SCHEMA, kind="parquet", options={"path": "files"})
+
+
+def test_what_becomes_less_of_parquet_files_is_done_where_they_are_read() -> None:
+    def scans(made: Graph) -> list[str]:
+        return [node.describe() for node in topological(fuse(made.root)[0]) if isinstance(node, Fused)]
+
+    some = _of_files().where("n > 1").select("t", "k", "x")
+    windows = some.lookup("t", _TABLE, on="k").window("t", size="9 s", unit="s").group_by("c").agg(m="sum(x)")
+    (scan,) = scans(windows)
+    assert scan == "reads t, k, n, x; where n > 1; sum(x), count(*) by 9 s pane and k"
+    (scan,) = scans(some.update_queue("k", "t"))
+    assert scan == "reads t, k, n, x; where n > 1; newest of (k) by t"
+    assert not scans(some), "rows as they are come quicker from Spark"
+    assert not scans(some.select("t", "k", m="my_udf(x)").window("t", size="9 s", unit="s").agg(m="sum(m)"))
+    stored, _ = place_p_stream(windows.root, ["in"])
+    after, _ = fuse(stored)
+    (found,) = [node for node in topological(after) if isinstance(node, Fused)]
+    assert isinstance(found.inputs[0], PStream)
+
+
 @pytest.mark.parametrize(
     "build",
     [

@@ -105,6 +105,9 @@ def fuse(root: Node) -> Rewritten:
     - the conflation of an update queue, whose own order and budget stay with the queue; or
     - the fragments of a window's aggregate, which then only assembles them. With a lookup between, the
       fragments are of the lookup's keys: each is looked up once for all its tuples.
+
+    The same goes for a source of Parquet files that has no p-stream, where it ends in one of these two: rows
+    as they are come quicker from Spark's reader.
     """
     notes: list[str] = []
 
@@ -147,11 +150,11 @@ def _fused(node: Node) -> Node | None:
             return None
         return Fused(node.name, _base(above), _then(scan, node))
     if isinstance(node, UpdateQueue) and above is not None and node.combine:
-        scan = _scan(above)
+        base, scan = _reduced(above)
         if scan is None:
             return None
         latest = replace(scan, latest_by=LatestBy(node.update_key, node.time))
-        return replace(node, inputs=(Fused(f"newest of {node.name}", _base(above), latest),))
+        return replace(node, inputs=(Fused(f"newest of {node.name}", base, latest),))
     if isinstance(node, Aggregate) and isinstance(above, Window):
         return _fragmented(node, above)
     return None
@@ -169,6 +172,15 @@ def _scan(node: Node) -> Scan | None:
     if isinstance(node, Fused) and node.scan.latest_by is None and node.scan.fragments is None:
         return node.scan
     return None
+
+
+def _reduced(node: Node) -> tuple[tuple[Node, ...], Scan | None]:
+    """Return what is read, and what its reader does so far, if it may reduce rows; None if it may not."""
+    scan = _scan(node)
+    if scan is not None:
+        return _base(node), scan
+    source, scan = scan_of(node)
+    return ((source,), scan) if source is not None and source.kind == "parquet" else ((), None)
 
 
 def _selected(scan: Scan) -> dict[str, Expression]:
@@ -199,7 +211,7 @@ def _narrowed(columns: tuple[str, ...], where: str | None, select: dict[str, Exp
 
 def _fragmented(node: Aggregate, window: Window) -> Assemble | None:
     lookup, above = _behind_lookup(window.inputs[0])
-    scan = _scan(above)
+    base, scan = _reduced(above)
     if isinstance(window, RowWindow) or scan is None or (window.time_unit == "s" and window.pane_ms % 1000):
         return None
     here = set(above.schema.names)
@@ -218,7 +230,6 @@ def _fragmented(node: Aggregate, window: Window) -> Assemble | None:
     select = {name: one for name, one in _selected(scan).items() if name in needed}
     narrow = _narrowed(scan.columns, scan.where, select)
     fragments = Fragments(window.pane_ms, window.time, window.time_unit, group_by, split.partials)
-    base = _base(above)
     whole = replace(narrow, fragments=fragments)
     if any(one.type == UNKNOWN for one in scan_schema(whole, base[0].schema)):
         return None

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.operators.stream import Integers
 from penstock.operators.windows import sliding_kernels as kernels
@@ -51,7 +52,9 @@ class Entries:
 
     def take(self, rows: Integers) -> Entries:
         """Return those at places, in that order."""
-        return Entries(self.ids[rows], self.panes[rows], self.values.take(pa.array(rows)))
+        # These places are always there; to look costs a third of the time.
+        values = pc.take(self.values, pa.array(rows), boundscheck=False)
+        return Entries(self.ids[rows], self.panes[rows], values)
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> Entries:
         """Return some of them."""

@@ -84,8 +84,9 @@ class GraphName:
         schema : pyarrow.Schema
             What it yields.
         kind : str
-            ``push`` for a program that appends, which cannot be asked again; ``files``, ``kafka``,
-            ``p-stream``, ``market`` and ``rate`` can.
+            ``push`` for a program that appends, which cannot be asked again; ``files``, ``parquet``,
+            ``kafka``, ``p-stream``, ``market`` and ``rate`` can. ``parquet`` are files of which Penstock
+            reads what fragments of windows and the newest tuples of keys are made of.
         options : mapping of str to str, optional
             What the one that reads it is told.
         key, time : str or sequence of str, and str, optional

@@ -24,9 +24,9 @@ __all__ = [
     "Where",
 ]
 
-SourceKind: TypeAlias = Literal["push", "files", "kafka", "p-stream", "market", "rate"]
+SourceKind: TypeAlias = Literal["push", "files", "parquet", "kafka", "p-stream", "market", "rate"]
 
-_REPLAYABLE: Final = frozenset({"files", "kafka", "p-stream", "market", "rate"})
+_REPLAYABLE: Final = frozenset({"files", "parquet", "kafka", "p-stream", "market", "rate"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class PStream(Node):
 
 @dataclass(frozen=True, slots=True)
 class Fused(Node):
-    """What a p-stream's reader does before a tuple leaves it: operators that became one `Scan`."""
+    """What a reader does before a tuple leaves it, of a p-stream or of Parquet: operators as one `Scan`."""
 
     label: ClassVar[str] = "scan"
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 from penstock.operators.expression import Expression
 from penstock.operators.graph.nodes.base import Node, distinct, duration, known
 from penstock.operators.graph.nodes.service import POLICIES, check_service
-from penstock.operators.graph.types import UNKNOWN, aggregate_type, partial_type
-from penstock.operators.partials import Decomposition, decompose, pane_ms
+from penstock.operators.graph.types import UNKNOWN, aggregate_type, expression_type, partial_type
+from penstock.operators.partials import Decomposition, decompose, pane_ms, sketched
 from penstock.operators.scan import PANE, WEIGHT, Partial, TimeUnit
 from penstock.units import window_rows
 
@@ -202,7 +202,17 @@ class Aggregate(Node):
 
     def _check_fold(self, partial: Partial, schema: pa.Schema) -> None:
         """Refuse what is surely no number and no time, of which partials cannot be made."""
-        if partial.kind in ("count", "first", "last", "sketch"):
+        if partial.kind in ("count", "first", "last"):
+            return
+        if partial.kind == "sketch":
+            kind = expression_type(sketched(partial), schema)
+            if _has_map(kind):
+                raise self.wrong(
+                    "values with maps in them are not counted",
+                    "Spark has no hash of a map; to_json(x) is a text, which has one",
+                    expression=sketched(partial).text,
+                    type=kind,
+                )
             return
         kind = partial_type(replace(partial, kind="min"), schema)
         if partial.kind == "distinct":
@@ -315,6 +325,11 @@ def _window(node: Node, wanted: Callable[[Window], bool]) -> Window | None:
         else:
             waiting += at.inputs
     return None
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    parts = [kind.field(number).type for number in range(kind.num_fields)]
+    return bool(pa.types.is_map(kind)) or any(map(_has_map, parts))
 
 
 def _is_number(kind: pa.DataType) -> bool:
