@@ -18,7 +18,6 @@ from penstock.compression import TableBlock, encode_table
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan import PANE, Fragments, LatestBy, Partial, Scan
 from penstock.operators.scanner import Scanner, scan_p_stream
-from penstock.operators.selection import selected
 
 SCHEMA = pa.schema(
     {
@@ -285,23 +284,3 @@ def _fragments(time: str, partial: Partial) -> Fragments:
 def test_what_cannot_be_computed_is_refused_at_once(scan: Scan, words: str) -> None:
     with pytest.raises(InvalidUsageError, match=words):
         Scanner(scan, SCHEMA)
-
-
-@given(
-    st.lists(st.tuples(st.text("ab\u00e9", max_size=40), st.booleans()), max_size=60),
-    st.sampled_from([pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int8(), pa.string())]),
-    st.integers(0, 3),
-    st.integers(0, 3),
-    st.booleans(),
-)
-def test_rows_are_selected_as_arrow_filters_them(
-    rows: list[tuple[str, bool]], kind: pa.DataType, cut: int, end: int, nulls: bool
-) -> None:
-    texts = [None if nulls and len(text) % 5 == 4 else text for text, _ in rows]
-    whole = pa.table({"text": pa.array(texts, pa.string()).cast(kind), "n": range(len(rows))})
-    mask = pa.array([keep for _, keep in rows], pa.bool_())
-    part = slice(cut, len(rows) - end)
-    for some, keep in ((whole, mask), (whole[part], mask[part])):
-        assert selected(some, keep).equals(some.filter(keep))
-    twice, mask = pa.concat_tables([whole, whole]), pa.concat_arrays([mask, mask])
-    assert selected(twice, mask).equals(twice.filter(mask))

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
@@ -144,9 +145,9 @@ ROWS = {"CM1": 6_000, "CM2": 16_000, "SG1": 12_000, "SG2": 8_000, "SG3": 8_000, 
 ROWS |= {"LRB2": 2_500, "LRB3": 2_500, "YSB": 9_000, "NQ5": 5_000, "SM": 9_000}
 
 
-@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize(("query", "reader"), [*((query, "spark") for query in QUERIES), ("YSB", "penstock")])
 def test_a_packaged_pipeline_closes_the_windows_that_duckdb_has(
-    spark: SparkSession, tmp_path: Path, query: str
+    spark: SparkSession, tmp_path: Path, query: str, reader: str
 ) -> None:
     stream, draw = STREAMS[query], random.Random(query)
     table = stream_of(stream, ROWS[query])
@@ -166,11 +167,18 @@ def test_a_packaged_pipeline_closes_the_windows_that_duckdb_has(
     files.mkdir()
     pieces = cut(table, draw, 3)
     lines = iter(lines_of(stream, table))
+    if reader == "penstock":
+        overrides += ["source.format=parquet", "source.reader=penstock"]
     # Stopped in between, and started again over the same checkpoint.
     for some in (pieces[:2], pieces[2:]):
         for piece in some:
             path = files / f"{added}.txt"
-            path.write_text("".join(f"{next(lines)}\n" for _ in range(piece.num_rows)))
+            if reader == "penstock":
+                instants = piece["event_time"].cast(pa.timestamp("us", "UTC"))
+                at = piece.column_names.index("event_time")
+                pq.write_table(piece.set_column(at, "event_time", instants), path)
+            else:
+                path.write_text("".join(f"{next(lines)}\n" for _ in range(piece.num_rows)))
             os.utime(path, (added, added))
             added += 1
         run_to_end(load_pipeline(query.lower(), overrides), spark=spark)

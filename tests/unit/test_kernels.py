@@ -145,7 +145,7 @@ REFERENCES = {
     "statistics": "test_kernels_of_codecs",
     "fused": "test_kernels_of_codecs",
     "sliding_kernels": "test_panes",
-    "selection": "test_scanner",
+    "selection": "test_selection",
     "join_kernels": "test_update_join",
     "kernels": "test_fragments",
 }

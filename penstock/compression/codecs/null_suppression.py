@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from penstock.compression import bits
 from penstock.compression.abc import Codec, check
-from penstock.compression.bits import SUB_BLOCK, Ints, Packed, Step
+from penstock.compression.bits import SUB_BLOCK, Ints, Packed, Step, sealed
 from penstock.compression.codecs.registry import CODECS, codec_of, decode_stream, encode_light, register
 from penstock.compression.node import TYPES, Node, width_code
 from penstock.errors import CorruptDataError
@@ -132,7 +132,16 @@ def packed_of(node: Node, first: int, last: int) -> Packed:
         payload = decode_stream(children.pop(0), None, begin, end).view(np.uint8)
     else:
         payload = node.payload[begin:end]
-    return Packed(step, widths[first:last], bases, firsts, exceptions, positions, highs, payload)
+    return Packed(
+        step,
+        sealed(widths[first:last]),
+        sealed(bases),
+        sealed(firsts),
+        sealed(exceptions),
+        sealed(positions),
+        sealed(highs),
+        sealed(payload),
+    )
 
 
 def _ends_of(widths: Ints, count: int, widest: int, size_bytes: int) -> npt.NDArray[np.int64]:
