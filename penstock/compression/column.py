@@ -304,7 +304,8 @@ class Block:
             if stop - start == self.rows:
                 return tuple(map(decode_stream, self.nodes))
             lengths = decode_stream(self.nodes[0], None, 0, stop).astype(np.int64)
-            check(bool((lengths >= 0).all()), "a text has a length that cannot be")
+            possible = (lengths >= 0) & (lengths <= self.nodes[1].count)
+            check(bool(possible.all()), "a text has a length that cannot be")
             begin = int(lengths[:start].sum())
             end = begin + int(lengths[start:].sum())
             check(end <= self.nodes[1].count, "texts have other lengths than bytes")

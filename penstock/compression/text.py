@@ -22,12 +22,12 @@ _SPARE = 16
 
 
 @kernel
-def _add_up(lengths: Ints, offsets: Any) -> int:
-    """Write where texts of these lengths begin and the last one ends; return that, or -1 if it cannot be."""
-    at = 0
+def _add_up(lengths: Ints, most: int, offsets: Any) -> int:
+    """Write where texts of these lengths begin and the last one ends; return that, or -1 if above `most`."""
+    at: Any = 0
     for i in range(lengths.shape[0]):
         length: Any = np.int64(lengths[i])
-        if length < 0:
+        if length < 0 or length > most - at:
             return -1
         at += length
         offsets[i + 1] = at
@@ -35,7 +35,7 @@ def _add_up(lengths: Ints, offsets: Any) -> int:
 
 
 @kernel
-def _place(codes: Any, begins: Any, offsets: Any) -> int:
+def _place(codes: Any, begins: Any, most: int, offsets: Any) -> int:
     """As `_add_up`, for the text that each code stands for; -1 if a code has none."""
     at: Any = 0
     size = begins.shape[0] - 1
@@ -44,6 +44,8 @@ def _place(codes: Any, begins: Any, offsets: Any) -> int:
         if code < 0 or code >= size:
             return -1
         at += np.int64(begins[code + 1]) - np.int64(begins[code])
+        if at > most:
+            return -1
         offsets[i + 1] = at
     return at
 
@@ -232,7 +234,7 @@ def distinct_texts(offsets: Ints, source: Bytes) -> tuple[Ints, Ints] | None:
 def offsets_of(lengths: Ints, kind: npt.DTypeLike, most: int) -> Ints | None:
     """Return where texts of these lengths begin and the last one ends; None if that is above `most`."""
     offsets = np.zeros(lengths.size + 1, kind)
-    return offsets if 0 <= _add_up(lengths, offsets) <= most else None
+    return offsets if _add_up(lengths, most, offsets) >= 0 else None
 
 
 def texts_of(
@@ -289,7 +291,7 @@ def _places_of(codes: Ints, begins: Ints, length: int, kind: npt.DTypeLike, most
     """
     if length <= 0:
         offsets: Ints = np.zeros(codes.size + 1, kind)
-        return offsets if 0 <= _place(codes, begins, offsets) <= most else None
+        return offsets if _place(codes, begins, most, offsets) >= 0 else None
     total = codes.size * length
     if total > most or _count_strangers(codes, begins.size - 1):
         return None

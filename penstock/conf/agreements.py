@@ -37,10 +37,11 @@ Problem: TypeAlias = tuple[FieldPath, str, str | None]
 def disagreements(pipeline: Pipeline) -> Iterator[Problem]:
     """Yield what is wrong although every field by itself is right."""
     yield from _source_problems(pipeline.source, pipeline.query)
-    if not pipeline.is_graph:
+    if not pipeline.is_graph or pipeline.persist == "always":
+        # With persist: always all sources have p-streams, which take every row.
         for place, source in [((), pipeline.source), *((at, one.source) for at, one in _others(pipeline))]:
             if isinstance(source, FilesSource) and source.reader != "spark":
-                yield (*place, "source", "reader"), "is for windows and for persist: always", None
+                yield (*place, "source", "reader"), "is for windows, and without persist: always", None
     for place, other in _others(pipeline):
         for path, fact, hint in _source_problems(other.source, pipeline.query):
             yield (*place, *path), fact, hint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -121,13 +122,15 @@ class Scanner:
             else:
                 yield _counted(piece.stop - piece.first)
 
-    def over(self, tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
+    def over(self, tables: Iterable[pa.Table], most_fragments: int | None = None) -> Iterator[pa.RecordBatch]:
         """Return what rows become, as `run` does.
 
         Parameters
         ----------
         tables : iterable of pyarrow.Table
             With the scan's columns; those of texts may be dictionaries.
+        most_fragments : int, optional
+            When there are so many, they are returned, and others of the same panes and groups may follow.
 
         Raises
         ------
@@ -138,6 +141,8 @@ class Scanner:
             found = self._rows(rows)
             if found is not None:
                 yield from found.to_batches()
+            elif self._fragmenter is not None and self._fragmenter.made >= (most_fragments or math.inf):
+                yield self._fragmenter.finish()
         if self._fragmenter is not None:
             yield self._fragmenter.finish()
         elif self._latest is not None:

@@ -241,15 +241,16 @@ class Pushed:
     def over(self, tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
         """Return what rows with the scan's columns become, as `run` does."""
         from penstock.operators.scanner import Scanner
+        from penstock.spark_ext.window_packing import MOST_FRAGMENTS
 
         scanner = Scanner(self.scan, self.stored)
-        return self._crossing(scanner, scanner.over(tables))
+        return self._crossing(scanner, scanner.over(tables, MOST_FRAGMENTS))
 
     def _crossing(self, scanner: Scanner, found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if self.buckets is not None:
             return self._parcels(scanner, found, self.buckets)
         wanted = as_arrow_of_spark(self.spark)
-        return (converted(rows, wanted) for rows in found)
+        return (part for rows in found for part in _bounded(converted(rows, wanted)))
 
     def _parcels(
         self, scanner: Scanner, fragments: Iterable[pa.RecordBatch], buckets: int

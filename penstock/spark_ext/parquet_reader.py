@@ -48,7 +48,8 @@ RANGE = 1 << 16
 """Rows of a range, a power of two."""
 
 _MOST_ROWS = 1 << 20
-"""Rows that are decoded at once."""
+_MOST_BYTES = 1 << 27
+"""Rows, and bytes about, that are decoded at once."""
 
 _LENGTH_BYTES = 4
 """What the length of a text takes where it is stored beside it."""
@@ -62,6 +63,12 @@ def parquet_files(spark: SparkSession, source: Source) -> DataFrame:
     InvalidUsageError
         If the source has no path.
     """
+    # Spark adds columns of what directories are named.
+    names = [f"`{name.replace('`', '``')}`" for name in source.columns.names]
+    return _files(spark, source).select(*names)
+
+
+def _files(spark: SparkSession, source: Source) -> DataFrame:
     options = dict(source.options)
     path = options.pop("path", None)
     if not path:
@@ -93,7 +100,7 @@ def read_parquet(spark: SparkSession, source: Source, scan: Scan, buckets: int |
     """
     pushed = Pushed.of(source.columns, scan, buckets)
     skip_size_of_each_row(spark)
-    files = parquet_files(spark, source)
+    files = _files(spark, source)
     # What is left to Spark is a look at the number of each row: a remainder would cost a fifth more.
     ranges = files.select("_metadata.file_path", "_metadata.row_index").where(f"row_index & {RANGE - 1} = 0")
     return ranges.mapInArrow(_ReadRanges(pushed), pushed.spark)
@@ -178,6 +185,8 @@ def _opened(file: str, columns: pa.Schema) -> ParquetFile:
             missing=", ".join(missing),
             known=", ".join(plain.schema_arrow.names),
         )
+    # Arrow finds damage of what a file says of itself when it reads; to look at it then ends the process.
+    next(plain.iter_batches(1, columns=columns.names, use_threads=False), None)
     texts = [field.name for field in columns if pa.types.is_string(field.type)]
     coded = [name for name in texts if _is_coded(plain, name)]
     return ParquetFile(
@@ -206,18 +215,26 @@ def _decoded(
         end = begin + opened.metadata.row_group(group).num_rows
         low, high = max(first, begin), min(stop, end)
         if low < high:
-            at, size = begin, min(high - begin, _MOST_ROWS)
+            at, size = begin, min(high - begin, _rows_at_once(opened, group))
             with _reading(file):
                 batches = opened.iter_batches(size, row_groups=[group], columns=names, use_threads=False)
             while at < high:
                 with _reading(file):
-                    batch = next(batches)
+                    batch = next(batches, None)
+                if batch is None:
+                    raise CorruptDataError("a Parquet file has fewer rows than it says", file=file)
                 rows = batch.num_rows
                 if at + rows > low:
                     skipped = max(0, low - at)
                     yield batch.slice(skipped, min(high - at, rows) - skipped)
                 at += rows
         begin = end
+
+
+def _rows_at_once(opened: ParquetFile, group: int) -> int:
+    """Return how many rows of a row group have `_MOST_BYTES`, of all columns."""
+    known = opened.metadata.row_group(group)
+    return max(1, min(_MOST_ROWS, _MOST_BYTES * known.num_rows // max(1, known.total_byte_size)))
 
 
 def _typed(batch: pa.RecordBatch, file: str, columns: pa.Schema, opened: ParquetFile) -> pa.Table:
@@ -265,7 +282,7 @@ def _reading(file: str) -> Iterator[None]:
     with refusals("a file of a source cannot be read", file, file):
         try:
             yield
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
             raise CorruptDataError("a Parquet file is damaged", file=file, reason=str(error)) from None
         except OSError as error:
             if error.errno is not None:

@@ -28,7 +28,7 @@ from penstock.spark_ext.parcels import to_parcels
 
 __all__ = ["EntryPacker", "RowPacker", "add_rows", "facts_of", "row_fragmenter", "without_time"]
 
-_MOST_FRAGMENTS = 1 << 20
+MOST_FRAGMENTS = 1 << 20
 """A task hands its fragments on when it has so many."""
 
 _NEWEST, _PART = b"newest", b"part"
@@ -184,6 +184,6 @@ class RowPacker:
             add_rows(fragmenter, self.fragments, conform(batch, self.schema))
             if fragmenter.without_time and self.nulls == "error":
                 raise without_time(fragmenter.without_time)
-            if fragmenter.made >= _MOST_FRAGMENTS:
+            if fragmenter.made >= MOST_FRAGMENTS:
                 yield fragmenter.finish()
         yield fragmenter.finish()

@@ -90,6 +90,15 @@ def test_tables_grow(monkeypatch: pytest.MonkeyPatch) -> None:
         _folded(rows, columns, 1000, ordered=True, group=pa.string())
 
 
+def test_more_numbers_than_places_are_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fragmenter, "_TABLE", 8)
+    known = [(0, (k,), k) for k in range(40)]
+    again = [(7, (k,), k) for k in (0, 1, 2, 39, 38, 37, 0, 5, 13, 21, 29)]
+    for rows in (known[:7] + again, known + again, known[:3] + known + again + known):
+        for cut in (3, 7, 8, 30):
+            _folded(rows, 1, cut, ordered=False, group=pa.string())
+
+
 def test_long_runs_end_where_their_pane_does() -> None:
     for first in (31, 32, 33):
         for second in (1, 30, 31, 32, 33, 64, 70):

@@ -20,7 +20,7 @@ from penstock.compression.codecs import CODECS, decimals, decode_stream, encode_
 from penstock.compression.codecs.decimals import digits_of
 from penstock.compression.codecs.dictionary import codes_of, look_up
 from penstock.compression.codecs.differences import divisor_of
-from penstock.compression.text import MOST_DISTINCT, are_equal, texts_of
+from penstock.compression.text import MOST_DISTINCT, are_equal, offsets_of, texts_of
 from penstock.errors import CorruptDataError
 from tests.coded import WIDTHS, streams, through_bytes
 from tests.naive import packed_lanes, packed_run, runs_of, simple8b_words, variable_bytes
@@ -132,6 +132,14 @@ def test_a_fused_sum_is_that_of_the_rows_selected(
     expected = [n for n in numbers if low <= n % 7 - 3 <= high]
     found = sum_where(Block(encode(values, codec)), Block(encode(keys, codec)), low, high)
     assert found == (sum(expected), len(expected))
+
+
+def test_lengths_whose_sum_wraps_around_are_no_texts() -> None:
+    wraps = np.array([2**62 + 100, 2**62 - 100, 2**62, 2**62])
+    assert offsets_of(wraps, np.int32, 1 << 31) is None
+    assert offsets_of(wraps, np.int64, (1 << 63) - 1) is None
+    assert offsets_of(np.array([1, 2, 3]), np.int32, 6) is not None
+    assert offsets_of(np.array([1, 2, 3]), np.int32, 5) is None
 
 
 def test_statistics_say_what_the_values_are() -> None:

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -16,9 +17,10 @@ from pyspark.sql import SparkSession
 import penstock
 from benchmarks.queries import QUERIES, STREAMS, from_parquet
 from benchmarks.streams import bids
-from penstock.checkpointing.p_stream import PStreamWriter
+from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.conf.pipeline import load_pipeline
 from penstock.jobs.run import run_to_end
+from penstock.operators.graph.nodes import Fused, Source, topological
 from penstock.spark_ext.p_stream_types import spark_schema
 from tests.spark.queries import PATIENCE_S, Input
 from tests.table3 import (
@@ -75,7 +77,9 @@ def test_a_query_closes_the_windows_that_duckdb_has(
         options["sources"] = {stream: tmp_path / "stream"}
     elif persist == "parquet":
         graph = from_parquet(graph, maxFilesPerTrigger="1")
-        options["sources"] = {stream: source.directory}
+        options |= {"sources": {stream: source.directory}, "persist": "never"}
+        scans = [node for node in topological(graph.plan(persist="never").root) if isinstance(node, Fused)]
+        assert [type(node.inputs[0]) for node in scans] == [Source]
     else:
         options |= {"sources": {stream: source.frame(spark, spark_schema(table.schema))}, "persist": persist}
 
@@ -102,6 +106,47 @@ def test_a_query_closes_the_windows_that_duckdb_has(
     wanted = expected(query, tables)
     assert len(wanted) > 3, f"too little to compare: {seed}"
     same(found(tmp_path / "out"), wanted)
+
+
+def test_files_that_spark_divides_are_read_once(spark: SparkSession, tmp_path: Path) -> None:
+    draw, schema, end = random.Random(7), pa.schema({"t": pa.int64(), "n": pa.int64()}), 0
+    files = tmp_path / "100% of it é" / "day=1"
+    files.mkdir(parents=True)
+    for number, rows in enumerate((1, 65_535, 65_537, 200_000)):
+        n = np.arange(end, end + rows)
+        group = draw.choice([5_000, 9_999, 70_000])
+        pq.write_table(
+            pa.table([n // 50_000, n], schema=schema), files / f"{number}.parquet", row_group_size=group
+        )
+        end += rows
+    pq.write_table(pa.table([[100], [0]], schema=schema), files / "9.parquet")
+    graph = (
+        penstock.graph("divided")
+        .source(
+            "files", schema, kind="parquet", options={"path": str(files.parent), "maxFilesPerTrigger": "3"}
+        )
+        .window("t", size="1 s", unit="s")
+        .agg(rows="count(*)", sum="sum(n)")
+    )
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "60000")
+    spark.conf.set("spark.sql.files.openCostInBytes", "0")
+    running = penstock.start(
+        graph.sink("noop"),
+        spark,
+        tmp_path / "checkpoint",
+        sink=lambda df: df.writeStream.format("pstream").option("path", str(tmp_path / "out")),
+        persist="never",
+        available_now=True,
+    )
+    with running:
+        assert running.await_termination(PATIENCE_S), running.status()
+    spark.conf.unset("spark.sql.files.maxPartitionBytes")
+    spark.conf.unset("spark.sql.files.openCostInBytes")
+    rows = PStreamReader(tmp_path / "out").read().to_pylist()
+    bounds = [(low, min(low + 50_000, end)) for low in range(0, end, 50_000)]
+    assert sorted((row["rows"], row["sum"]) for row in rows) == sorted(
+        (high - low, sum(range(low, high))) for low, high in bounds
+    )
 
 
 def test_distinct_values_are_counted_exactly(spark: SparkSession, tmp_path: Path) -> None:

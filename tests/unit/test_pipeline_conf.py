@@ -450,7 +450,7 @@ def test_a_wrong_field_is_named_with_its_line_and_what_would_be_right(
         ),
         (
             "{type: files, format: parquet, path: in, reader: penstock}",
-            ["p.yaml:1: source.reader: is for windows and for persist: always."],
+            ["p.yaml:1: source.reader: is for windows, and without persist: always."],
         ),
         (
             "{type: files, format: text, path: in, schema: a INT}",

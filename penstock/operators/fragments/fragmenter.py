@@ -67,7 +67,7 @@ class Fragmenter:
             for partial in self._fragments.partials
         ]
         self._state = np.array([1, 0, 1, 0], np.int64)
-        self._by_runs = False
+        self._by_runs = self._hashed = False
         self._table = np.zeros(_TABLE, np.int32)
         self._counts = np.zeros(_SLOTS, np.int64)
         self._panes = np.zeros(_SLOTS, np.int64)
@@ -131,6 +131,10 @@ class Fragmenter:
             for codes, group in zip(self._codes, groups, strict=True):
                 codes.direct = codes.direct and not group.null_count
         columns = [codes.of(group) for codes, group in zip(self._codes, groups, strict=True)]
+        if self._numbered and len(self._codes[0]) >= len(self._table):
+            # Numbers that have no place of their own would fall on those of others.
+            self._hashed = True
+            self._enter(len(self._table))
         if not columns:
             return np.zeros((1, rows), np.int8)
         return columns[0].reshape(1, rows) if len(columns) == 1 else np.stack(columns, dtype=np.int64)
@@ -173,8 +177,13 @@ class Fragmenter:
 
     @property
     def _numbered(self) -> bool:
-        """Whether groups are numbered from 0 on. It changes with a new table only."""
-        return len(self._codes) == 1 and not self._codes[0].direct
+        """Whether groups have places by their numbers, from 0 on. It changes with a new table only."""
+        return len(self._codes) == 1 and not self._codes[0].direct and not self._hashed
+
+    def _enter(self, size: int) -> None:
+        """Make a new table, of the slots of the pane."""
+        self._table = np.zeros(size, np.int32)
+        kernels.enter(self._table, self._groups, int(self._state[2]), int(self._state[0]), self._numbered)
 
     def _grow(self) -> None:
         count, first = int(self._state[0]), int(self._state[2])
@@ -186,8 +195,7 @@ class Fragmenter:
             self._groups = np.empty((len(groups), 2 * known), np.int64)
             self._panes[:known], self._groups[:, :known] = panes, groups
         if count - first >= len(self._table) // 2:
-            self._table = np.zeros(4 * len(self._table), np.int32)
-            kernels.enter(self._table, self._groups, first, count, self._numbered)
+            self._enter(4 * len(self._table))
 
     # ------------------------------------------------------------------------------------- results
 

@@ -54,6 +54,10 @@ class Codes:
         self.direct = as_integers(kind) is not None
         """Whether values stand for themselves. Then there must be no nulls."""
 
+    def __len__(self) -> int:
+        """Return how many values are numbered."""
+        return len(self._known)
+
     def of(self, array: pa.Array[Any]) -> npt.NDArray[Any]:
         """Return the number of each value. A null is -1 where values do not stand for themselves."""
         if self.direct and not array.null_count:

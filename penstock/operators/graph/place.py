@@ -233,10 +233,20 @@ def _fragmented(node: Aggregate, window: Window) -> Assemble | None:
     whole = replace(narrow, fragments=fragments)
     if any(one.type == UNKNOWN for one in scan_schema(whole, base[0].schema)):
         return None
+    if isinstance(base[0], Source) and base[0].kind == "parquet" and not _suits(narrow, base[0]):
+        return None
     made: Node = Fused(f"fragments of {node.name}", base, whole)
     if lookup is not None:
         made = replace(lookup, inputs=(made,))
     return Assemble(node.name, (made,), node, split)
+
+
+def _suits(scan: Scan, files: Source) -> bool:
+    """Say whether a scan has columns, all of types that Spark has, too, of which partials are made."""
+    kinds = [files.columns.field(name).type for name in scan.columns]
+    return bool(kinds) and not any(
+        pa.types.is_unsigned_integer(one) or pa.types.is_float16(one) for one in kinds
+    )
 
 
 def _behind_lookup(node: Node) -> tuple[StreamTableJoin | None, Node]:
