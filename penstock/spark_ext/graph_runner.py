@@ -65,9 +65,9 @@ def start(
     checkpoint : str or path
         The graph's directory, which need not exist: its plan, its p-streams, state, and Spark's checkpoints.
     sources : mapping of str to DataFrame or path, optional
-        For each of the graph's sources its streaming DataFrame; or where a p-stream is, which is read as it
-        is, whatever kind the graph says; or where the files of the kind ``parquet`` are. What has its path in
-        the graph need not be named.
+        For each of the graph's sources its streaming DataFrame; or, of the kind ``parquet``, where its files
+        are; or, of any other kind, where a p-stream is, which is read as it is. What has its path in the
+        graph need not be named.
     tables : mapping of str to DataFrame, optional
         The static tables of its lookups.
     sink : callable, optional

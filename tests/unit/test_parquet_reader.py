@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,11 @@ def written(place: Path, table: pa.Table, **options: Any) -> str:
 
 def read(file: str, ranges: list[tuple[int, int]], columns: pa.Schema) -> pa.Table:
     """Return rows, with the values of dictionaries."""
-    tables = [table.cast(columns) for table in rows_in(file, ranges, columns)]
-    return pa.concat_tables(tables) if tables else columns.empty_table()
+    tables = list(rows_in(file, ranges, columns))
+    for table, field in itertools.product(tables, columns):
+        kind = table.schema.field(field.name).type
+        assert field.type in (kind, getattr(kind, "value_type", None))
+    return pa.concat_tables([table.cast(columns) for table in tables]) if tables else columns.empty_table()
 
 
 @pytest.mark.parametrize("group", [1000, RANGE - 1, RANGE, 3 * RANGE + 7, ROWS])
