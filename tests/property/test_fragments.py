@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.operators.fragments import Fragmenter, combined, fragmenter, merged
+from penstock.operators.fragments import Fragmenter, combined, fragmenter, kernels, merged
 from penstock.operators.scan import PANE, Fragments, Partial
 from tests.naive import fragments_of
 
@@ -92,6 +93,17 @@ def test_tables_grow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_numbers_than_places_are_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fragmenter, "_TABLE", 8)
+    hashed: list[bool] = []
+    enter = kernels.enter
+
+    def entering(*given: Any) -> None:
+        hashed.append(not given[-1])
+        enter(*given)
+
+    monkeypatch.setattr(kernels, "enter", entering)
+    for number in range(9):
+        _fragments(1, *[[(pane * 7, (pane,), 1)] for pane in range(number)], group=pa.string())
+        assert hashed == [True] * (number >= 8)
     known = [(0, (k,), k) for k in range(40)]
     again = [(7, (k,), k) for k in (0, 1, 2, 39, 38, 37, 0, 5, 13, 21, 29)]
     for rows in (known[:7] + again, known + again, known[:3] + known + again + known):

@@ -22,6 +22,7 @@ from penstock.conf.pipeline import load_pipeline
 from penstock.jobs.run import run_to_end
 from penstock.operators.graph.nodes import Fused, Source, topological
 from penstock.spark_ext.p_stream_types import spark_schema
+from penstock.spark_ext.parquet_reader import parquet_files
 from tests.spark.queries import PATIENCE_S, Input
 from tests.table3 import (
     Windows,
@@ -128,6 +129,8 @@ def test_files_that_spark_divides_are_read_once(spark: SparkSession, tmp_path: P
         .window("t", size="1 s", unit="s")
         .agg(rows="count(*)", sum="sum(n)")
     )
+    (source,) = [node for node in topological(graph.root) if isinstance(node, Source)]
+    assert parquet_files(spark, source).columns == schema.names, "what a directory is named is no column"
     spark.conf.set("spark.sql.files.maxPartitionBytes", "60000")
     spark.conf.set("spark.sql.files.openCostInBytes", "0")
     running = penstock.start(

@@ -126,6 +126,10 @@ def test_a_zip_file_that_is_not_there_does_no_harm(monkeypatch: pytest.MonkeyPat
     assert importlib.util.find_spec("pyspark") is not None
 
 
+class _OpenedError(Exception):
+    """What a session is asked for is known: none is opened."""
+
+
 class _Builder:
     """Stands for Spark's builder of sessions; there is no session to get."""
 
@@ -140,7 +144,7 @@ class _Builder:
         return self
 
     def getOrCreate(self) -> None:  # noqa: N802 - the name is Spark's
-        raise NotImplementedError
+        raise _OpenedError
 
 
 @pytest.fixture
@@ -159,7 +163,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | None]:
                 return None
 
         monkeypatch.setattr(session, "SparkSession", Session)
-        with pytest.raises(NotImplementedError):
+        with pytest.raises(_OpenedError):
             session.open_session("test", {name.replace("__", "."): value for name, value in settings.items()})
         return Session.builder.settings.get(got)
 

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from penstock.ddl import parse_schema, schema_text
 from penstock.errors import InvalidUsageError
 from penstock.jobs.ingest import Report, Settings, Totals, ingest, sources
 from penstock.jobs.ingest.ingest import KINDS
+from tests import processes
 
 _PATIENCE_S = 60.0
 
@@ -39,10 +39,7 @@ def rows_of(place: Path) -> list[dict[str, Any]]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + _PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)  # polls: the condition is in another process or thread
+    assert processes.until(condition, _PATIENCE_S), "it did not happen"
 
 
 @pytest.fixture(autouse=True)

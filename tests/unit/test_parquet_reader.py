@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
+from penstock.spark_ext import parquet_reader
 from penstock.spark_ext.parquet_reader import RANGE, ranges_of, rows_in
 
 ROWS = 5 * RANGE + 1234
@@ -122,3 +125,51 @@ def test_damage_and_absence_are_told_apart(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(UnavailableError):
         read(path.as_uri(), EVERY, columns)
+
+
+def test_no_more_is_decoded_at_once_than_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"text": [f"{number:04}" * 250 for number in range(2_000)]})
+    file = written(tmp_path, table, use_dictionary=False, compression="none")
+    monkeypatch.setattr(parquet_reader, "_MOST_BYTES", 100_000)
+    tables = list(rows_in(file, EVERY, table.schema))
+    assert pa.concat_tables(tables).equals(table)
+    assert max(part.num_rows for part in tables) == 99
+
+
+DAMAGED = """
+import random, sys
+import pyarrow as pa, pyarrow.parquet as pq
+from penstock.errors import PenstockError
+from penstock.spark_ext.parquet_reader import rows_in
+path = sys.argv[1]
+rows = range(3000)
+table = pa.table({"a": rows, "k": [f"x{i % 7}" for i in rows], "m": [f"yy{i}" for i in rows]})
+pq.write_table(table, path, row_group_size=1000)
+whole = open(path, "rb").read()
+end = len(whole) - 8
+footer = end - int.from_bytes(whole[-8:-4], "little")
+draw = random.Random(1)
+refused = 0
+for number in range(700):
+    damaged = bytearray(whole)
+    at = draw.randrange(footer, end) if number % 2 else draw.randrange(4, footer)
+    damaged[at] ^= 1 << draw.randrange(8)
+    open(path, "wb").write(damaged)
+    try:
+        list(rows_in("file:" + path, [(0, 1 << 17)], table.schema))
+    except PenstockError as error:
+        assert path in str(error)
+        refused += 1
+print(refused)
+"""
+
+
+def test_damage_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DAMAGED, str(tmp_path / "some.parquet")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) > 100

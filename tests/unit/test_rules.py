@@ -244,6 +244,11 @@ def test_what_becomes_less_of_parquet_files_is_done_where_they_are_read() -> Non
     assert scan == "reads t, k, n, x; where n > 1; newest of (k) by t"
     assert not scans(some), "rows as they are come quicker from Spark"
     assert not scans(some.select("t", "k", m="my_udf(x)").window("t", size="9 s", unit="s").agg(m="sum(m)"))
+    unsigned = graph("g").source("in", pa.schema({"t": pa.int64(), "u": pa.uint32()}), kind="parquet")
+    assert not scans(unsigned.window("t", size="9 s", unit="s").agg(m="sum(u)")), "Spark has no such type"
+    assert not scans(
+        unsigned.select(t="CAST(0 AS BIGINT)").window("t", size="9 s", unit="s").agg(n="count(*)")
+    )
     stored, _ = place_p_stream(windows.root, ["in"])
     after, _ = fuse(stored)
     (found,) = [node for node in topological(after) if isinstance(node, Fused)]
