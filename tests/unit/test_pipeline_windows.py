@@ -71,6 +71,11 @@ def test_fragments_are_made_where_penstock_reads_the_files(tmp_path: Path) -> No
             "1: source.reader: Penstock reads Parquet files only",
         ),
         (
+            "source: {type: files, format: json,",
+            "persist: always\nsource: {type: files, format: parquet, reader: penstock,",
+            "2: source.reader: is for windows, and without persist: always",
+        ),
+        (
             "mode: append",
             "mode: apend",
             "2: window.mode: 'apend' is not one of append, lazy, eager. Hint",
