@@ -141,6 +141,34 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def processor_seconds() -> dict[str, float]:
+    """Return the processor time so far of this process, of Java, of its own compilers, and of all others."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    found = dict.fromkeys(("this", "java", "compilers", "workers"), 0.0)
+    for pid in descendants(os.getpid()):
+        place = Path(f"/proc/{pid}")
+        try:
+            is_java = (place / "comm").read_text().strip() == "java"
+            # Threads that ended count for their process alone.
+            spent = _spent(place / "stat")
+            compilers = [
+                _spent(task / "stat")
+                for task in (place / "task").iterdir()
+                if is_java and (task / "comm").read_text().startswith(("C1 ", "C2 "))
+            ]
+        except OSError:
+            continue
+        kind = "this" if pid == os.getpid() else "java" if is_java else "workers"
+        found[kind] += (spent - sum(compilers)) / ticks
+        found["compilers"] += sum(compilers) / ticks
+    return found
+
+
+def _spent(stat: Path) -> int:
+    fields = stat.read_text().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
+
+
 def batch_seconds(query: Any) -> list[float]:
     """Return how long each micro-batch with data took, in seconds, without the first ones (warm-up)."""
     took = [p.durationMs["triggerExecution"] / 1000 for p in query.recentProgress if p.numInputRows]

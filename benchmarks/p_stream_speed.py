@@ -1,18 +1,20 @@
 """P-streams under the queries of (Scabbard Table 3): durable append, read with push-down, both in Spark.
 
     python -m benchmarks.p_stream_speed [--query CM1 ...] [--density sample dense] [--million 40]
-                                        [--mode append read spark parquet options] [--data FOLDER]
+                                        [--mode append read spark parquet options] [--goal fast]
+                                        [--data FOLDER]
 
 Each runs in a process of its own. ``append`` is what a `PStreamWriter` makes durable of the query's stream
 with what the graph's rules push before the p-stream, in input tuples a second, beside plain Arrow IPC files
 with all columns, synced; ``read`` is the scan that the rules push into the reader, down to fragments, by two
 threads of one process; ``spark`` is a streaming query from a p-stream that grows to Spark's noop sink,
-checkpoints on, while a writer in the same process appends; ``parquet`` is Spark's own streaming query, over
-the same tuples in Parquet files that are there before, with the selection and the columns that are pushed to
-the p-stream, and no fragments. ``options`` are the configurations of Scabbard's Fig. 11: tuples a second, and
-the bytes that are written of the sample as it is, whose event times are its own. Input is counted in tuples
-of the stream before any is left out, and in the bytes that Arrow has for them. Densities: the sample's own
-event times, and 10,000 tuples in each second of event time.
+checkpoints on, while a writer in the same process appends, and the nanoseconds of a core that a tuple takes
+in that process, in Java, in Java's compilers, and in the workers that read; ``parquet`` is Spark's own
+streaming query, over the same tuples in Parquet files that are there before, with the selection and the
+columns that are pushed to the p-stream, and no fragments. ``options`` are the configurations of Scabbard's
+Fig. 11: tuples a second, and the bytes that are written of the sample as it is, whose event times are its
+own. Input is counted in tuples of the stream before any is left out, and in the bytes that Arrow has for
+them. Densities: the sample's own event times, and 10,000 tuples in each second of event time.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +47,22 @@ from penstock.operators.scanner import Scanner, scan_p_stream
 CHUNK_ROWS = 1 << 20
 UNIT_ROWS = 1 << 18
 DENSE = 10_000
+WARM_UP = 40
+"""Micro-batches of a chunk before a streaming query is measured: Java's compilers are busy with the first."""
 TIMES = {"ysb": "event_time", "nexmark": "date_time"}
 SCABBARD = {"CM1": 74, "CM2": 87, "SG1": 229, "SG2": 17, "LRB1": 7.2, "YSB": 70, "NQ5": 30, "SM": 80}
 """Its exactly-once figures in million tuples a second, measured on a machine like this one."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one process measures."""
+
+    query: str
+    density: str
+    folder: Path
+    million: int
+    goal: str
 
 
 class Input:
@@ -110,13 +126,13 @@ def fill(place: Path, chunks: list[pa.Table], ingest: Scan | None, **options: An
         return time.perf_counter() - begin
 
 
-def append(query: str, density: str, folder: Path, million: int) -> dict[str, float]:
+def append(case: Case) -> dict[str, float]:
     """Measure durable appends."""
-    stream = Input(query, density, folder)
-    chunks = stream.chunks(max(2, million * 1_000_000 // CHUNK_ROWS))
+    stream = Input(case.query, case.density, case.folder)
+    chunks = stream.chunks(max(2, case.million * 1_000_000 // CHUNK_ROWS))
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) / "p-stream"
-        took = fill(place, chunks, planned(query)[0], goal="fast")
+        took = fill(place, chunks, planned(case.query)[0], goal=case.goal)
         input_bytes = stream.bytes_per_tuple * CHUNK_ROWS * len(chunks)
         share = bytes_in(place) / input_bytes
         ipc = _ipc(Path(scratch), chunks[1:5])
@@ -135,14 +151,14 @@ def _ipc(place: Path, chunks: list[pa.Table]) -> float:
     return CHUNK_ROWS * len(chunks) / (time.perf_counter() - begin) / 1e6
 
 
-def read(query: str, density: str, folder: Path, million: int) -> dict[str, float]:
+def read(case: Case) -> dict[str, float]:
     """Measure the scan in one process, by two threads, of as many tuples as were appended."""
-    ingest, scan = planned(query)
-    stream = Input(query, density, folder)
-    chunks = stream.chunks(max(2, million * 1_000_000 // CHUNK_ROWS))
+    ingest, scan = planned(case.query)
+    stream = Input(case.query, case.density, case.folder)
+    chunks = stream.chunks(max(2, case.million * 1_000_000 // CHUNK_ROWS))
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) / "p-stream"
-        fill(place, chunks, ingest, goal="fast")
+        fill(place, chunks, ingest, goal=case.goal)
         source = PStream(place)
         scan_p_stream(source, scan, stop=UNIT_ROWS)
         best, rows = float("inf"), 1
@@ -156,45 +172,55 @@ def read(query: str, density: str, folder: Path, million: int) -> dict[str, floa
     }
 
 
-def spark(query: str, density: str, folder: Path, million: int) -> dict[str, float]:
+def spark(case: Case) -> dict[str, float]:
     """Measure a streaming query over a p-stream that is written at the same time."""
     import penstock
-    from benchmarks.harness import session
+    from benchmarks.harness import processor_seconds, session
 
-    ingest, scan = planned(query)
-    stream = Input(query, density, folder)
+    ingest, scan = planned(case.query)
+    stream = Input(case.query, case.density, case.folder)
     scanner = Scanner(ingest, stream.schema)
-    count = max(4, million * 1_000_000 // CHUNK_ROWS)
-    chunks = stream.chunks(count)
+    chunks = stream.chunks(WARM_UP + max(4, case.million * 1_000_000 // CHUNK_ROWS))
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) / "p-stream"
         running = session()
         penstock.register(running)
-        with PStreamWriter(place, scanner.schema, unit_rows=UNIT_ROWS, goal="fast") as writer:
+        with PStreamWriter(place, scanner.schema, unit_rows=UNIT_ROWS, goal=case.goal) as writer:
             writer.append(scanner.apply(chunks[0]))
             writer.flush()
             frame = (
                 running.readStream.format("pstream").option("scan", scan.to_json()).option("partitions", 2)
-                .option("reader", query).load(str(place))
+                .option("reader", case.query).load(str(place))
             )  # fmt: skip
-            query_run = frame.writeStream.format("noop").option("checkpointLocation", f"{scratch}/ck").start()
-            query_run.processAllAvailable()
-            for chunk in chunks[1:3]:
+            checkpoint = f"{scratch}/checkpoint"
+            query_run = frame.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
+            for chunk in chunks[1 : WARM_UP + 1]:
                 writer.append(scanner.apply(chunk))
-            writer.flush()
-            query_run.processAllAvailable()
+                writer.flush()
+                query_run.processAllAvailable()
+            measured = chunks[WARM_UP + 1 :]
+            size, spent = writer.metrics()["written_bytes"], processor_seconds()
+            batches = len(query_run.recentProgress)
             begin = time.perf_counter()
-            thread = threading.Thread(target=_append_all, args=(writer, scanner, chunks[3:]))
+            thread = threading.Thread(target=_append_all, args=(writer, scanner, measured))
             thread.start()
             thread.join()
             appended = time.perf_counter() - begin
             query_run.processAllAvailable()
             took = time.perf_counter() - begin
-            batches = len(query_run.recentProgress)
+            spent = {kind: after - spent[kind] for kind, after in processor_seconds().items()}
+            size = writer.metrics()["written_bytes"] - size
+            batches = len(query_run.recentProgress) - batches
             query_run.stop()
         running.stop()
-    rows = CHUNK_ROWS * (len(chunks) - 3) / 1e6
-    return {"spark": rows / took, "its writer": rows / appended, "batches": float(batches)}
+    rows = CHUNK_ROWS * len(measured)
+    return {
+        "spark": rows / took / 1e6,
+        "its writer": rows / appended / 1e6,
+        "batches": float(batches),
+        "written %": 100 * size / (stream.bytes_per_tuple * rows),
+        **{f"{kind} ns": 1e9 * seconds / rows for kind, seconds in spent.items()},
+    }
 
 
 def _append_all(writer: PStreamWriter, scanner: Scanner, chunks: list[pa.Table]) -> None:
@@ -203,14 +229,14 @@ def _append_all(writer: PStreamWriter, scanner: Scanner, chunks: list[pa.Table])
     writer.flush()
 
 
-def parquet(query: str, density: str, folder: Path, million: int) -> dict[str, float]:
+def parquet(case: Case) -> dict[str, float]:
     """Measure Spark's own streaming query over Parquet files, by two tasks, to its noop sink."""
     from benchmarks.harness import batch_seconds, session
 
-    ingest, _ = planned(query)
-    stream = Input(query, density, folder)
+    ingest, _ = planned(case.query)
+    stream = Input(case.query, case.density, case.folder)
     rows = 4 * CHUNK_ROWS
-    files = 2 * max(5, million * 1_000_000 // (2 * rows))
+    files = 2 * max(5, case.million * 1_000_000 // (2 * rows))
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) / "files"
         parquet_files(place, stream, rows, files)
@@ -255,14 +281,14 @@ def parquet_stream(running: Any, place: Path, *, files: int = 1) -> Any:
     return running.readStream.schema(schema).option("maxFilesPerTrigger", files).parquet(str(place))
 
 
-def options(query: str, density: str, folder: Path, million: int) -> dict[str, float]:
+def options(case: Case) -> dict[str, float]:
     """Measure the configurations of Fig. 11: bytes written in percent of the input's, and tuples a second.
 
     The bytes are those of the sample as it is, in one commit, the log's included: a replica repeats itself.
     """
-    ingest, _ = planned(query)
-    stream = Input(query, density, folder)
-    chunks = stream.chunks(max(2, million * 1_000_000 // CHUNK_ROWS // 4))
+    ingest, _ = planned(case.query)
+    stream = Input(case.query, case.density, case.folder)
+    chunks = stream.chunks(max(2, case.million * 1_000_000 // CHUNK_ROWS // 4))
     floats = [field.name for field in stream.schema if pa.types.is_floating(field.type)]
     plain = dict.fromkeys(stream.schema.names, "plain")
     kept = dict.fromkeys(ingest.columns if ingest.select is None else ingest.select, "plain")
@@ -285,13 +311,20 @@ def options(query: str, density: str, folder: Path, million: int) -> dict[str, f
     return found
 
 
-MODES = {"append": append, "read": read, "spark": spark, "parquet": parquet, "options": options}
+MODES: dict[str, Callable[[Case], dict[str, float]]] = {
+    "append": append,
+    "read": read,
+    "spark": spark,
+    "parquet": parquet,
+    "options": options,
+}
 
 
 def _alone(mode: str, query: str, density: str, arguments: argparse.Namespace) -> dict[str, float]:
     command = [
         sys.executable, "-m", "benchmarks.p_stream_speed", "--one", mode, "--query", query,
-        "--density", density, "--million", str(arguments.million), "--data", str(arguments.data),
+        "--density", density, "--million", str(arguments.million), "--goal", arguments.goal,
+        "--data", str(arguments.data),
     ]  # fmt: skip
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -310,10 +343,10 @@ def lines(arguments: argparse.Namespace) -> Iterator[str]:
                 header = list(found)
                 yield (
                     f"\n{mode:8}{'density':8}"
-                    + "".join(f"{name:>18}" for name in header)
+                    + "".join(f"{name:>14}" for name in header)
                     + f"{'Scabbard':>10}"
                 )
-            numbers = "".join(f"{value:18.2f}" for value in found.values())
+            numbers = "".join(f"{value:14.2f}" for value in found.values())
             yield f"{query:8}{density:8}{numbers}{SCABBARD[query]:10}"
 
 
@@ -326,12 +359,15 @@ def main() -> None:
     parser.add_argument("--density", nargs="+", default=["sample", "dense"], choices=["sample", "dense"])
     parser.add_argument("--mode", nargs="+", default=list(MODES), choices=list(MODES))
     parser.add_argument("--million", type=int, default=40, help="million tuples of input")
+    parser.add_argument("--goal", default="fast", help="of what append, read and spark write")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--one", choices=list(MODES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        run = MODES[arguments.one]
-        print(json.dumps(run(arguments.query[0], arguments.density[0], arguments.data, arguments.million)))
+        case = Case(
+            arguments.query[0], arguments.density[0], arguments.data, arguments.million, arguments.goal
+        )
+        print(json.dumps(MODES[arguments.one](case)))
         return
     print(machine())
     print("$ python -m benchmarks.p_stream_speed", *sys.argv[1:])

@@ -311,7 +311,7 @@ class Chooser:
     Parameters
     ----------
     goal : str or Goal
-        ``"fast"``, ``"balanced"`` or ``"small"``, or what to minimise.
+        ``"fast"``, ``"balanced"`` or ``"small"``, a bandwidth such as ``"500 MB/s"``, or what to minimise.
     interval_s : float
         Seconds after which a decision is made again.
     error_bounds : mapping of str to float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from penstock.errors import InvalidUsageError
@@ -43,17 +44,28 @@ class Goal:
 GOALS = {"fast": Goal(140.0), "balanced": Goal(40.0), "small": Goal(1.0)}
 """The goals that have names."""
 
+_BANDWIDTH = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*MB/s\s*", re.IGNORECASE)
+
 
 def goal_of(goal: str | Goal) -> Goal:
-    """Return a goal by its name.
+    """Return a goal by its name, or by the bandwidth at which blocks can be written.
 
     Raises
     ------
     InvalidUsageError
-        If there is none.
+        If it is neither.
+
+    Examples
+    --------
+    >>> goal_of("500 MB/s")
+    Goal(write_mb_s=500.0, decode_weight=1.0)
     """
     if isinstance(goal, Goal):
         return goal
-    if goal not in GOALS:
-        raise InvalidUsageError("there is no such goal", goal=goal, known=", ".join(GOALS))
-    return GOALS[goal]
+    if goal in GOALS:
+        return GOALS[goal]
+    if bandwidth := _BANDWIDTH.fullmatch(goal):
+        return Goal(float(bandwidth["number"]))
+    raise InvalidUsageError(
+        "there is no such goal", goal=goal, known=", ".join(GOALS), hint="or a bandwidth, such as 500 MB/s"
+    )

@@ -189,7 +189,7 @@ class WriteOptions:
     batch : int or None
         The writer's number of what a batch job writes.
     goal : str
-        What the compression minimises; see `penstock.compression.Chooser`.
+        What the compression minimises; see `penstock.compression.goals.goal_of`.
     unit_rows : int
         The most rows of a p-unit.
     descriptors : bool

@@ -13,6 +13,7 @@ from penstock.compression import chooser as chooser_module
 from penstock.compression.chooser import choose
 from penstock.compression.codecs import encode_stream
 from penstock.compression.costs import cost
+from penstock.compression.goals import goal_of
 from penstock.compression.statistics import sample_of
 from penstock.errors import InvalidUsageError
 
@@ -166,9 +167,22 @@ def test_text_that_repeats_gets_a_dictionary_and_other_text_does_not() -> None:
     assert not chooser.columns["code"].plan.dictionary
 
 
-def test_a_goal_without_a_name_is_refused() -> None:
-    with pytest.raises(InvalidUsageError, match="no such goal: goal=quick known=fast, balanced, small"):
-        Chooser("quick")
+@pytest.mark.parametrize("goal", ["quick", "", "-5 MB/s", "500", "500 MB", "nan MB/s", "5 MB/s 6 MB/s"])
+def test_a_goal_that_is_neither_name_nor_bandwidth_is_refused(goal: str) -> None:
+    with pytest.raises(InvalidUsageError, match=f"no such goal: goal={goal} known=fast, balanced, small"):
+        Chooser(goal)
+
+
+@pytest.mark.parametrize(("text", "mb_s"), [("500MB/s", 500.0), (" 12.5 mb/S ", 12.5), ("0 MB/s", 0.0)])
+def test_a_goal_can_be_a_bandwidth(text: str, mb_s: float) -> None:
+    assert goal_of(text) == Goal(mb_s)
+
+
+def test_more_bandwidth_buys_less_compression_in_less_time() -> None:
+    values = pa.array(np.random.default_rng(3).integers(0, 1000, 100_000).repeat(2) * 0.01)
+    sizes = [len(encode(values, chooser=Chooser(goal))) for goal in ("1 MB/s", "140 MB/s", "100000 MB/s")]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[2]
 
 
 @pytest.mark.parametrize("numbers", [(-1.0, 1.0), (float("nan"), 1.0), (5.0, -1.0), (5.0, float("nan"))])

@@ -156,10 +156,24 @@ class SegmentWriter:
         UnavailableError
             If the file system refuses.
         """
+        if 4 * self._waiting_rows >= self._unit_rows and 2 * table.num_rows >= self._unit_rows:
+            # Between large tables a smaller p-unit costs less than to put one together of both.
+            self._begin(self._waiting_rows)
         self._waiting.append(table)
         self._waiting_rows += table.num_rows
         while self._waiting_rows >= self._unit_rows:
             self._begin(self._unit_rows)
+
+    def end(self) -> None:
+        """Begin to code the last rows: none follow.
+
+        Raises
+        ------
+        UnavailableError
+            If the file system refuses.
+        """
+        if self._waiting_rows:
+            self._begin(self._waiting_rows)
 
     def finish(self) -> tuple[Segment, ...]:
         """Make all rows durable; return where they are.
@@ -169,8 +183,7 @@ class SegmentWriter:
         UnavailableError
             If the file system refuses.
         """
-        if self._waiting_rows:
-            self._begin(self._waiting_rows)
+        self.end()
         self._drain(0)
         if self._coded:
             self._publish()

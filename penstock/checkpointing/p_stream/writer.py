@@ -6,9 +6,10 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -29,11 +30,22 @@ _LOGGER = logging.getLogger(__name__)
 _PENDING_BYTES = 256 << 20
 
 
+class _Taken(NamedTuple):
+    """The rows of one commit: the writer's clock behind them, and how many appends there were by then."""
+
+    batch: int
+    tables: list[pa.Table]
+    size_bytes: int
+    clock: dict[str, int]
+    appended: int
+
+
 class PStreamWriter:
     """Appends Arrow tables to a p-stream; rows are visible once they are durable.
 
-    A thread of its own codes, writes and commits what was appended: all that came while the commit before
-    was under way, in one (group commit). What one call appends becomes visible at once or not at all.
+    Threads of its own code, write and commit what was appended: all that came within a while, in one commit
+    (group commit). While one is synced, the next is coded. What one call appends becomes visible at once or
+    not at all.
 
     One name belongs to one process at a time: opening a writer fences the one that had its name before.
     Several writers, each with a name of its own, may append to one stream. Any thread may call it.
@@ -111,8 +123,8 @@ class PStreamWriter:
         self._committed = dict(known.clock)
         self._clock = dict(known.clock)
         self._pending: list[pa.Table] = []
-        self._pending_bytes = 0
-        self._appended = self._durable = self._written_bytes = 0
+        self._pending_bytes = self._taken_bytes = self._written_bytes = 0
+        self._appended = self._taken = self._durable = 0
         self._wanted = 0
         self._error: BaseException | None = None
         self._closed = False
@@ -243,52 +255,74 @@ class PStreamWriter:
         if self._error is not None:
             raise self._error
 
-    # ---------------------------------------------------------------------------------- the thread
+    # --------------------------------------------------------------------------------- the threads
 
     def _run(self) -> None:
-        try:
-            while (taken := self._take()) is not None:
-                self._write(*taken)
-        except BaseException as error:
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
+        """Code one batch while the one before it is committed by another thread."""
+        with ThreadPoolExecutor(1, "penstock-committer") as committer:
+            try:
+                before: Future[None] | None = None
+                while (taken := self._take()) is not None:
+                    segments = self._code(taken)
+                    if before is not None:
+                        before.result()
+                    before = committer.submit(self._commit, taken, segments)
+            except BaseException as error:
+                self._fail(error)
 
-    def _take(self) -> tuple[list[pa.Table], int, dict[str, int], int] | None:
-        """Wait for rows, and a while for more; return them, with the clock and the count of appends."""
+    def _take(self) -> _Taken | None:
+        """Wait for rows, and a while for more; return them."""
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._pending) or self._closed)
+            self._changed.wait_for(lambda: bool(self._pending) or self._is_over())
             self._changed.wait_for(self._is_enough, timeout=self._interval_s)
-            if self._closed:
+            if self._is_over():
                 return None
-            taken = self._pending, self._pending_bytes, dict(self._clock), self._appended
-            self._pending = []
+            size = self._pending_bytes - self._taken_bytes
+            self._batch += 1
+            taken = _Taken(self._batch, self._pending, size, dict(self._clock), self._appended)
+            self._pending, self._taken_bytes, self._taken = [], self._pending_bytes, self._appended
             return taken
+
+    def _is_over(self) -> bool:
+        return self._closed or self._error is not None
 
     def _is_enough(self) -> bool:
         return (
-            self._closed
-            or self._wanted > self._durable
-            or self._pending_bytes >= self._max_pending_bytes // 2
+            self._is_over()
+            or self._wanted > self._taken
+            or self._pending_bytes - self._taken_bytes >= self._max_pending_bytes // 2
         )
 
-    def _write(self, tables: list[pa.Table], size: int, clock: dict[str, int], appended: int) -> None:
-        """Commit rows. Steps: 1. code and write the segments, 2. commit them, 3. tell who waits."""
-        self._batch += 1
+    def _code(self, taken: _Taken) -> SegmentWriter:
         segments = SegmentWriter(
-            self._stream.segments, self._coder, self.name, self._batch, unit_rows=self._unit_rows
+            self._stream.segments, self._coder, self.name, taken.batch, unit_rows=self._unit_rows
         )
-        for table in tables:
+        for table in taken.tables:
             segments.add(table)
-        written = segments.finish()
-        failpoint("p_stream.after_segments")
-        self._stream.log.commit(self.name, self._batch, written, clock=clock, session=self._session)
-        failpoint("p_stream.after_commit")
-        self._stream.log.compact()
+        segments.end()
+        return segments
+
+    def _commit(self, taken: _Taken, segments: SegmentWriter) -> None:
+        """Commit rows. Steps: 1. write the segments, 2. commit them, 3. tell who waits."""
+        try:
+            written = segments.finish()
+            failpoint("p_stream.after_segments")
+            self._stream.log.commit(self.name, taken.batch, written, clock=taken.clock, session=self._session)
+            failpoint("p_stream.after_commit")
+            self._stream.log.compact()
+        except BaseException as error:
+            self._fail(error)
+            raise
         with self._changed:
-            self._pending_bytes -= size
+            self._pending_bytes -= taken.size_bytes
+            self._taken_bytes -= taken.size_bytes
             self._written_bytes += sum(segment.size_bytes for segment in written)
-            self._committed, self._durable = clock, appended
+            self._committed, self._durable = taken.clock, taken.appended
+            self._changed.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = self._error or error
             self._changed.notify_all()
 
     def __repr__(self) -> str:

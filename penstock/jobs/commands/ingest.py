@@ -76,7 +76,8 @@ def ingest(
         str, typer.Option(help="The writer's name. Two that run at once need two names.")
     ] = "ingest",
     goal: Annotated[
-        str, typer.Option(help="How columns are compressed: fast, balanced or small.")
+        str,
+        typer.Option(help="How columns are compressed: fast, balanced, small, or a bandwidth: 500MB/s."),
     ] = "balanced",
     interval: Annotated[
         str, typer.Option(help="How long rows may wait for others to be committed with.")

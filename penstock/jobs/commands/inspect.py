@@ -66,7 +66,7 @@ def block(
         bool, typer.Option("--why", help="Show what was considered, and what it would cost.")
     ] = False,
     goal: Annotated[
-        str, typer.Option(help="fast, balanced or small: the goal that --why counts for.")
+        str, typer.Option(help="fast, balanced, small, or 500MB/s: the goal that --why counts for.")
     ] = "balanced",
     as_json: JsonOption = False,
     debug: DebugOption = False,

@@ -1,0 +1,138 @@
+"""How a writer of p-streams codes and commits: what goes on at once, and what an error ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.checkpointing.files import Content, Files
+from penstock.checkpointing.p_stream import Coder, PStream, PStreamWriter, SegmentWriter
+from penstock.errors import UnavailableError
+from tests.processes import until
+
+SCHEMA = pa.schema({"n": pa.int64()})
+
+
+class _Held:
+    """Files that publish nothing before they are let go, and then fail if they are to."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self.waits, self.go = threading.Event(), threading.Event()
+        self.error: Exception | None = None
+
+    def publish(self, name: str, content: Content) -> None:
+        self.waits.set()
+        self.go.wait()
+        if self.error is not None:
+            raise self.error
+        self._files.publish(name, content)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+
+def numbers(first: int, stop: int) -> pa.Table:
+    return pa.table({"n": range(first, stop)}, SCHEMA)
+
+
+def all_of(place: Path) -> list[int]:
+    stream = PStream(place)
+    return [n for batch in stream.read(0, stream.end) for n in batch.column("n").to_pylist()]
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> PStreamWriter:
+    return PStreamWriter(tmp_path / "s", SCHEMA, interval="1us", threads=1)
+
+
+@pytest.fixture
+def files(writer: PStreamWriter) -> Iterator[_Held]:
+    """Hold up the writer's commits."""
+    log = writer._stream.log
+    log._files = files = _Held(log._files)
+    yield files
+    files.go.set()
+
+
+def test_while_a_commit_is_synced_the_next_rows_are_coded(
+    writer: PStreamWriter, files: _Held, tmp_path: Path
+) -> None:
+    writer.append(numbers(0, 10), clock={"source": 10})
+    files.waits.wait()
+    writer.append(numbers(10, 30), clock={"source": 30})
+    assert until(lambda: writer.metrics()["blocks"] == 2, patience_s=30)
+    assert (writer.metrics()["durable"], PStream(tmp_path / "s").end, writer.clock) == (0, 0, {})
+    files.go.set()
+    writer.close()
+    commits = PStream(tmp_path / "s").log.commits
+    assert [(one.batch, one.offset, one.rows) for one in commits] == [(0, 0, 10), (1, 10, 20)]
+    assert all_of(tmp_path / "s") == list(range(30))
+    assert writer.clock == {"source": 30}
+    assert writer.metrics()["pending_bytes"] == 0
+
+
+def test_rows_that_come_while_others_are_coded_wait_for_one_another(
+    writer: PStreamWriter, files: _Held, tmp_path: Path
+) -> None:
+    writer.append(numbers(0, 10))
+    files.waits.wait()
+    writer.append(numbers(10, 20))
+    assert until(lambda: writer.metrics()["blocks"] == 2, patience_s=30)
+    for first in range(20, 60, 10):
+        writer.append(numbers(first, first + 10))
+    files.go.set()
+    writer.close()
+    assert [commit.rows for commit in PStream(tmp_path / "s").log.commits] == [10, 10, 40]
+
+
+def test_of_what_follows_a_commit_that_fails_nothing_is_committed(
+    writer: PStreamWriter, files: _Held, tmp_path: Path
+) -> None:
+    writer.append(numbers(0, 10))
+    files.waits.wait()
+    writer.append(numbers(10, 20))
+    assert until(lambda: writer.metrics()["blocks"] == 2, patience_s=30)
+    files.error = UnavailableError("no space")
+    files.go.set()
+    with pytest.raises(UnavailableError, match="no space"):
+        writer.flush()
+    with pytest.raises(UnavailableError, match="no space"):
+        writer.append(numbers(20, 30))
+    with pytest.raises(UnavailableError, match="no space"):
+        writer.close()
+    assert PStream(tmp_path / "s").end == 0
+    with PStreamWriter(tmp_path / "s") as again:
+        assert again.clock == {}
+        again.append(numbers(0, 5))
+    assert all_of(tmp_path / "s") == list(range(5))
+
+
+@pytest.mark.parametrize(
+    ("tables", "units"),
+    [
+        ([25], [10, 10, 5]),  # what is left of a large table waits,
+        ([25, 25], [10, 10, 5, 10, 10, 5]),  # and is not put together with the next,
+        ([21, 21], [10, 10, 10, 10, 2]),  # unless it is small,
+        ([4, 4, 4, 4], [10, 6]),  # or both are
+        ([4, 4, 30], [8, 10, 10, 10]),
+        ([2, 30], [10, 10, 10, 2]),
+    ],
+)
+def test_p_units_are_of_few_tables_and_not_small(tmp_path: Path, tables: list[int], units: list[int]) -> None:
+    stream = PStream(tmp_path / "s", SCHEMA)
+    coder = Coder("fast", threads=1)
+    segments = SegmentWriter(stream.segments, coder, "writer", 0, unit_rows=10)
+    total = 0
+    for count in tables:
+        segments.add(numbers(total, total + count))
+        total += count
+    written = segments.finish()
+    assert [unit.rows for segment in written for unit in segment.units] == units
+    stream.log.commit("writer", 0, written)
+    assert all_of(tmp_path / "s") == list(range(total))
