@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,9 +110,10 @@ def bytes_in(place: Path) -> int:
     return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
 
 
-def fill(place: Path, chunks: list[pa.Table], ingest: Scan | None, **options: Any) -> float:
+def fill(place: Path, chunks: Iterable[pa.Table], ingest: Scan | None, **options: Any) -> float:
     """Append chunks to a new p-stream; return the seconds until all were durable, once kernels are there."""
-    first = chunks[0]
+    chunks = iter(chunks)
+    first = next(chunks)
     scanner = None if ingest is None else Scanner(ingest, first.schema)
     apply: Callable[[pa.Table], pa.Table] = scanner.apply if scanner else lambda rows: rows
     schema = scanner.schema if scanner else first.schema
@@ -120,7 +121,7 @@ def fill(place: Path, chunks: list[pa.Table], ingest: Scan | None, **options: An
         writer.append(apply(first))
         writer.flush()
         begin = time.perf_counter()
-        for chunk in chunks[1:]:
+        for chunk in chunks:
             writer.append(apply(chunk))
         writer.flush()
         return time.perf_counter() - begin
@@ -258,7 +259,7 @@ def parquet(case: Case) -> dict[str, float]:
 
 def parquet_files(place: Path, stream: Input, rows: int, count: int) -> None:
     """Write Parquet files of so many rows each, in row groups of a million."""
-    place.mkdir()
+    place.mkdir(parents=True)
     for number in range(count):
         first, last = number * rows, (number + 1) * rows
         table = pa.concat_tables(

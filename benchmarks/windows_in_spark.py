@@ -8,10 +8,11 @@ Each contender runs in a process of its own, as a streaming query with checkpoin
 windows; but ``p-stream to p-stream`` writes them into a p-stream, durably, whose offsets count them, without
 those that a selection leaves out. From ``parquet`` Penstock reads the files itself, and of ``rows`` Spark
 does, as of any other source. Spark's own is ``groupBy(window(...))`` with its RocksDB state store and
-changelog checkpoints, over the same Parquet files as ours. Input is all there before the query starts; the
-first micro-batches are not counted. Input is counted in tuples of the stream before any is left out.
-Densities: the sample's own event times, and 10,000 tuples in each second of event time. Figures are million
-tuples a second, over the micro-batches' ``triggerExecution``.
+changelog checkpoints, over the same Parquet files as ours. Input is all there before the query starts. The
+same query runs in the same session over many small micro-batches before, and the first ones are not counted.
+Input is counted in tuples of the stream before any is left out. Densities: the sample's own event times, and
+10,000 tuples in each second of event time. Figures are million tuples a second, over the micro-batches'
+``triggerExecution``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,8 @@ _FEW_WINDOWS = {"CM1", "SG1", "YSB"}
 _NOT_IN_SPARK = {"SG1"}
 """Queries of whose own windows Spark has a projection for each of a tuple: of 3,600 it sees no end."""
 _WARM, _COUNTED = 2, 3
+_SMALL, _SMALL_ROWS, _SMALL_SHARE = 30, 1 << 17, 16
+"""The same query runs over so many micro-batches of few rows first: Java's compilers are busy with these."""
 
 
 def tables_of(query: str, stream: Input, running: Any) -> dict[str, Any]:
@@ -110,21 +114,36 @@ def native(root: Node, source: Any, tables: dict[str, Any]) -> Any:
     return of(root)
 
 
-def measured(frame: Any, place: Path, rows: float) -> dict[str, float]:
+@dataclass(frozen=True)
+class Load:
+    """What a query gets: tuples of a stream, so many in each of its micro-batches, and where to put them."""
+
+    query: str
+    stream: Input
+    place: Path
+    rows: int
+    batches: int
+
+    def chunks(self) -> Iterator[pa.Table]:
+        """Return the tuples."""
+        return (self.stream.chunk(number) for number in range(-(-self.batches * self.rows // CHUNK_ROWS)))
+
+
+def measured(frame: Any, load: Load) -> dict[str, float]:
     """Run a query over all its input; return million tuples a second, and windows."""
     from pyspark.sql import functions as sf
 
     counted = frame.observe("counted", sf.count(sf.lit(1)).alias("windows"))
-    writer = counted.writeStream.format("noop").option("checkpointLocation", str(place / "checkpoint"))
+    writer = counted.writeStream.format("noop").option("checkpointLocation", str(load.place / "checkpoint"))
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     windows = sum(one.observedMetrics["counted"]["windows"] for one in query.recentProgress)
-    return _figures(query, rows, windows)
+    return _figures(query, load.rows, windows)
 
 
 def _figures(query: Any, rows: float, windows: int) -> dict[str, float]:
     done = [one for one in query.recentProgress if one.numInputRows]
-    took = [one.durationMs["triggerExecution"] / 1000 for one in done[_WARM : _WARM + _COUNTED]]
+    took = [one.durationMs["triggerExecution"] / 1000 for one in done[_WARM:]]
     if not windows:
         raise SystemExit("no window came out, so there is nothing to measure")
     seconds = float(np.median(took))
@@ -136,35 +155,34 @@ def _figures(query: Any, rows: float, windows: int) -> dict[str, float]:
     }
 
 
-def p_stream(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]:
+def p_stream(load: Load) -> dict[str, float]:
     """Measure ours from a p-stream that the graph's rules have narrowed."""
-    frames, root = _from_p_stream(query, stream, place, rows)
+    frames, root = _from_p_stream(load)
     frame, _ = frames.of(root)
-    return measured(frame, place, rows)
+    return measured(frame, load)
 
 
-def to_p_stream(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]:
+def to_p_stream(load: Load) -> dict[str, float]:
     """Measure ours from a p-stream to a p-stream."""
-    frames, root = _from_p_stream(query, stream, place, rows)
-    options = {"path": str(place / "results"), "goal": "fast"}
+    frames, root = _from_p_stream(load)
+    options = {"path": str(load.place / "results"), "goal": "fast"}
     made = frames.into(root, options)
     if made.direct:
         options["descriptors"] = "true"
     writer = made.rows.writeStream.format("pstream").options(**options)
-    writer = writer.option("checkpointLocation", str(place / "checkpoint"))
+    writer = writer.option("checkpointLocation", str(load.place / "checkpoint"))
     running = writer.trigger(availableNow=True).start()
     running.awaitTermination()
-    return _figures(running, rows, PStream(place / "results").end)
+    return _figures(running, load.rows, PStream(load.place / "results").end)
 
 
-def _from_p_stream(query: str, stream: Input, place: Path, rows: int) -> tuple[Any, Node]:
+def _from_p_stream(load: Load) -> tuple[Any, Node]:
     """Return frames over a p-stream, and the end of the query's graph."""
     from penstock.spark_ext.graph_frames import Frames
     from penstock.spark_ext.register import register
 
-    ingest, _ = planned(query)
-    batches = _WARM + _COUNTED
-    fill(place / "p-stream", stream.chunks(batches * rows // CHUNK_ROWS), ingest, goal="fast")
+    query, p_stream = load.query, load.place / "p-stream"
+    fill(p_stream, load.chunks(), planned(query)[0], goal="fast")
     spark = session()
     register(spark)
     plan = QUERIES[query]().plan(persist="always")
@@ -172,52 +190,54 @@ def _from_p_stream(query: str, stream: Input, place: Path, rows: int) -> tuple[A
         spark,
         query,
         sources={},
-        tables=tables_of(query, stream, spark),
-        streams={STREAMS[query]: str(place / "p-stream")},
+        tables=tables_of(query, load.stream, spark),
+        streams={STREAMS[query]: str(p_stream)},
         paths={},
-        state=str(place / "state"),
+        state=str(load.place / "state"),
         # A selection leaves some of a micro-batch's tuples out before the p-stream.
-        max_rows=-(-PStream(place / "p-stream").end // batches),
+        max_rows=-(-PStream(p_stream).end // load.batches),
     )
     return frames, plan.root
 
 
-def parquet(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]:
+def parquet(load: Load) -> dict[str, float]:
     """Measure ours from Parquet files that Penstock reads."""
-    return _from_files(query, stream, place, rows, ours=True)
+    return _from_files(load, ours=True)
 
 
-def rows_of_spark(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]:
+def rows_of_spark(load: Load) -> dict[str, float]:
     """Measure ours of rows that Spark reads from Parquet files."""
-    return _from_files(query, stream, place, rows, ours=False)
+    return _from_files(load, ours=False)
 
 
-def _from_files(query: str, stream: Input, place: Path, rows: int, *, ours: bool) -> dict[str, float]:
+def _from_files(load: Load, *, ours: bool) -> dict[str, float]:
     from penstock.spark_ext.graph_frames import Frames
     from penstock.spark_ext.register import register
 
-    parquet_files(place / "files", stream, rows, _WARM + _COUNTED)
+    query, files = load.query, load.place / "files"
+    parquet_files(files, load.stream, load.rows, load.batches)
     spark = session()
     register(spark)
     frames = Frames(
         spark,
         query,
-        sources={} if ours else {STREAMS[query]: parquet_stream(spark, place / "files")},
-        tables=tables_of(query, stream, spark),
+        sources={} if ours else {STREAMS[query]: parquet_stream(spark, files)},
+        tables=tables_of(query, load.stream, spark),
         streams={},
         paths={},
-        state=str(place / "state"),
+        state=str(load.place / "state"),
     )
     graph = QUERIES[query]()
     if ours:
-        graph = from_parquet(graph, path=str(place / "files"), maxFilesPerTrigger="1")
+        graph = from_parquet(graph, path=str(files), maxFilesPerTrigger="1")
     frame, _ = frames.of(graph.plan(persist="never").root)
-    return measured(frame, place, rows)
+    return measured(frame, load)
 
 
-def spark(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]:
+def spark(load: Load) -> dict[str, float]:
     """Measure Spark's own windows from Parquet files."""
-    parquet_files(place / "files", stream, rows, _WARM + _COUNTED)
+    query, files = load.query, load.place / "files"
+    parquet_files(files, load.stream, load.rows, load.batches)
     running = session(
         **{
             "spark.sql.streaming.stateStore.providerClass": (
@@ -226,12 +246,12 @@ def spark(query: str, stream: Input, place: Path, rows: int) -> dict[str, float]
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         }
     )
-    tables = tables_of(query, stream, running)
-    frame = native(QUERIES[query]().root, parquet_stream(running, place / "files"), tables)
-    return measured(frame, place, rows)
+    tables = tables_of(query, load.stream, running)
+    frame = native(QUERIES[query]().root, parquet_stream(running, files), tables)
+    return measured(frame, load)
 
 
-CONTENDERS: dict[str, Callable[[str, Input, Path, int], dict[str, float]]] = {
+CONTENDERS: dict[str, Callable[[Load], dict[str, float]]] = {
     "p-stream": p_stream,
     "p-stream to p-stream": to_p_stream,
     "parquet": parquet,
@@ -297,8 +317,12 @@ def main() -> None:
     if arguments.one:
         (query,), (density,) = arguments.query, arguments.density
         stream = Input(query, density, arguments.data)
+        run = CONTENDERS[arguments.one]
+        few = max(1024, min(_SMALL_ROWS, arguments.rows // _SMALL_SHARE))
         with scratch("windows") as place:
-            print(json.dumps(CONTENDERS[arguments.one](query, stream, Path(place), arguments.rows)))
+            run(Load(query, stream, Path(place) / "small", few, _SMALL))
+            load = Load(query, stream, Path(place) / "large", arguments.rows, _WARM + _COUNTED)
+            print(json.dumps(run(load)))
         return
     print(machine(), flush=True)
     for line in lines(arguments):
