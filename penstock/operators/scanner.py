@@ -214,19 +214,21 @@ class Scanner:
     def _fold(self, fragmenter: Fragmenter, rows: pa.Table, mask: npt.NDArray[np.bool_] | None) -> None:
         if not rows.num_rows:
             return
+        fragmenter.add(
+            _whole(rows.column(self._fragments.time)),
+            [_whole(rows.column(name)) for name in self._fragments.group_by],
+            self._values_of(rows),
+            mask,
+        )
+
+    def _values_of(self, rows: pa.Table) -> list[pa.Array[Any] | None]:
+        """Return what each partial is made of; None where rows are counted."""
         made: dict[Expression, pa.Array[Any]] = {}
-        values = []
         for value in self._values.values():
             if value is not None and value not in made:
                 column = _whole(_evaluated(value, rows))
                 made[value] = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-            values.append(None if value is None else made[value])
-        fragmenter.add(
-            _whole(rows.column(self._fragments.time)),
-            [_whole(rows.column(name)) for name in self._fragments.group_by],
-            values,
-            mask,
-        )
+        return [None if value is None else made[value] for value in self._values.values()]
 
 
 def scan_p_stream(
