@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
 from penstock.compression import TableBlock
 from penstock.errors import InvalidUsageError
+from penstock.operators.comparisons import Interval, intervals_of, mask_of, together
 from penstock.operators.evaluate import can_fail, evaluate, type_of
 from penstock.operators.expression import Expression
 from penstock.operators.fragments import Fragmenter, merged
@@ -55,9 +56,11 @@ class Scanner:
         self._columns = list(scan.columns)
         read = pa.schema([schema.field(name) for name in scan.columns])
         where = None if scan.where is None else Expression.parse(scan.where)
-        self._parts = () if where is None else where.conjuncts()
+        parts = () if where is None else where.conjuncts()
         if where is not None:
             _known(where, read)
+        self._parts, self._intervals = _divided(parts, read)
+        self._all_parts = parts
         self._select = None
         self._selected = self._columns
         if scan.select is not None:
@@ -173,19 +176,19 @@ class Scanner:
 
     def _rows(self, rows: pa.Table) -> pa.Table | None:
         mask = None
-        if self._parts:
+        if self._all_parts:
             mask = self._mask(rows)
-            count = mask.true_count
+            count = np.count_nonzero(mask)
             if count == len(mask):
                 mask = None
             elif self._fragmenter is None or count < _FEW * len(mask):
                 # What only the predicate needed goes before.
-                rows, mask = selected(rows.select(self._selected), mask), None
+                rows, mask = selected(rows.select(self._selected), _bits(mask)), None
         if self._select is not None:
             columns = [_evaluated(value, rows) for value in self._select.values()]
             rows = pa.table(columns, names=list(self._select))
         if self._fragmenter is not None:
-            self._fold(self._fragmenter, rows, None if mask is None else mask.to_numpy(zero_copy_only=False))
+            self._fold(self._fragmenter, rows, mask)
             return None
         rows = _plain(rows)
         if self._latest is not None:
@@ -193,22 +196,18 @@ class Scanner:
             return None
         return rows if rows.schema.equals(self.schema) else rows.cast(self.schema)
 
-    def _mask(self, rows: pa.Table) -> pa.Array[Any]:
+    def _mask(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
         """Return for which rows the predicate is true."""
-        parts = self._parts
-        mask = pc.fill_null(_whole(_evaluated(parts[0], rows)), False)
-        for part in parts[1:]:
+        mask, parts = mask_of(self._intervals, rows) if self._intervals else None, self._parts
+        if mask is None:
+            mask, parts = _truth(self._all_parts[0], rows), self._all_parts[1:]
+        for part in parts:
             if not can_fail(part):
-                mask = pc.and_(mask, pc.fill_null(_whole(_evaluated(part, rows)), False))
-                continue
-            # What fails for a row that another conjunct excludes must not.
-            passed = pc.indices_nonzero(mask)
-            kept = pc.fill_null(_whole(_evaluated(part, rows.take(passed))), False).to_numpy(
-                zero_copy_only=False
-            )
-            found = np.zeros(len(mask), np.bool_)
-            found[passed.to_numpy()[kept]] = True
-            mask = pa.array(found)
+                mask &= _truth(part, rows)
+            else:
+                # What fails for a row that another conjunct excludes must not.
+                passed = np.flatnonzero(mask)
+                mask[passed] = _truth(part, rows.take(pa.array(passed)))
         return mask
 
     def _fold(self, fragmenter: Fragmenter, rows: pa.Table, mask: npt.NDArray[np.bool_] | None) -> None:
@@ -284,6 +283,38 @@ def _evaluated(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
             values = evaluate(expression, pa.table({coded[0]: column.dictionary}))
             return pa.chunked_array([_whole(values).take(column.indices)])
     return evaluate(expression, _plain(rows.select(list(kinds))))
+
+
+def _divided(
+    parts: Sequence[Expression], schema: pa.Schema
+) -> tuple[tuple[Expression, ...], tuple[Interval, ...]]:
+    """Return what is evaluated of the conjuncts of a predicate, and the intervals that say the others.
+
+    What follows a conjunct that can fail stays behind it, so that it fails for the same rows.
+    """
+    evaluated: list[Expression] = []
+    intervals: list[Interval] = []
+    for part in parts:
+        found = None if any(map(can_fail, evaluated)) else intervals_of(part, schema)
+        if found is None:
+            evaluated.append(part)
+        else:
+            intervals += found
+    return tuple(evaluated), together(intervals)
+
+
+def _truth(part: Expression, rows: pa.Table) -> npt.NDArray[np.bool_]:
+    """Return for which rows a conjunct is true, in memory that may be written."""
+    values = pc.fill_null(_whole(_evaluated(part, rows)), False)
+    bits = np.frombuffer(values.buffers()[1], np.uint8) if len(values) else np.empty(0, np.uint8)
+    first = values.offset
+    unpacked = np.unpackbits(bits, bitorder="little", count=first + len(values))
+    return unpacked[first:].view(np.bool_)
+
+
+def _bits(mask: npt.NDArray[np.bool_]) -> pa.Array[Any]:
+    packed = np.packbits(mask, bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(packed)])
 
 
 def _plain(rows: pa.Table) -> pa.Table:
