@@ -1,4 +1,4 @@
-"""What predicates and projections cost in the scan of a p-stream with all columns, and what fusing could save.
+"""What predicates and projections cost in the scan of a p-stream with all columns, and what intervals save.
 
     python -m benchmarks.scan_parts [--million 16] [--density sample] [--data FOLDER]
 
@@ -7,7 +7,8 @@ CM1's fragments: the sum of a value for each second and category. One thread sca
 time of the whole scan; ``decode`` what it takes to read the columns; ``predicate`` what it takes to
 evaluate the predicate; ``select`` to take the rows for which it is true out of their columns, where that
 is done; ``project`` to compute the value; ``fold`` is the rest. All are nanoseconds of a tuple that is read,
-the least of several runs.
+the least of several runs. Each predicate is evaluated by Arrow, one operation after the other, and as
+intervals (`penstock.operators.comparisons`), in turn.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pyarrow as pa
+
 from benchmarks.harness import machine
 from benchmarks.p_stream_speed import CHUNK_ROWS, Input, fill
 from benchmarks.streams import DATA
 from penstock.checkpointing.p_stream import PStream
 from penstock.compression import TableBlock
 from penstock.operators import scanner
+from penstock.operators.expression import Expression
 from penstock.operators.scan import Fragments, Partial, Scan
 from penstock.operators.scanner import Scanner, scan_p_stream
 
@@ -71,12 +75,19 @@ class Parts:
         return counted
 
 
-def measured(stream: PStream, scan: Scan) -> dict[str, float]:
-    """Return nanoseconds of a tuple for each part."""
-    best: dict[str, float] = {}
-    for _ in range(_TIMES):
+def _unknown(part: Expression, schema: pa.Schema) -> None:
+    """Know no comparison."""
+
+
+def measured(stream: PStream, scan: Scan) -> dict[str, dict[str, float]]:
+    """Return nanoseconds of a tuple for each part, without and with intervals."""
+    best: dict[str, dict[str, float]] = {"evaluated": {}, "intervals": {}}
+    for turn in range(2 * _TIMES):
         parts = Parts()
+        how = list(best)[turn % 2]
+        known = scanner.intervals_of if how == "intervals" else _unknown
         with (
+            mock.patch.object(scanner, "intervals_of", known),
             mock.patch.object(TableBlock, "read", parts.timed("decode", TableBlock.read)),
             mock.patch.object(Scanner, "_mask", parts.timed("predicate", Scanner._mask)),
             mock.patch.object(scanner, "selected", parts.timed("select", scanner.selected)),
@@ -89,7 +100,7 @@ def measured(stream: PStream, scan: Scan) -> dict[str, float]:
         found = {name: parts.seconds[name] for name in ("decode", "predicate", "select", "project")}
         found = {"all": whole, **found, "fold": whole - sum(found.values())}
         for name, seconds in found.items():
-            best[name] = min(best.get(name, float("inf")), seconds / rows * 1e9)
+            best[how][name] = min(best[how].get(name, float("inf")), seconds / rows * 1e9)
     return best
 
 
@@ -105,10 +116,13 @@ def lines(arguments: argparse.Namespace) -> Iterator[str]:
         yield f"{stream.end} tuples, density {arguments.density}"
         for where in WHERE:
             for value in VALUES:
-                found = measured(stream, scan_of(where, value))
-                if where == "nothing" and value == "cpu":
-                    yield f"{'predicate':30}{'value':16}" + "".join(f"{name:>11}" for name in found)
-                yield f"{where:30}{value:16}" + "".join(f"{one:11.2f}" for one in found.values())
+                for how, found in measured(stream, scan_of(where, value)).items():
+                    if (where, value, how) == ("nothing", "cpu", "evaluated"):
+                        header = "".join(f"{name:>11}" for name in found)
+                        yield f"{'predicate':30}{'value':15}{'by':11}{header}"
+                    if where != "nothing" or how == "evaluated":
+                        numbers = "".join(f"{one:11.2f}" for one in found.values())
+                        yield f"{where:30}{value:15}{how:11}{numbers}"
 
 
 def main() -> None:

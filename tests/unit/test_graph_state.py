@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from penstock.checkpointing import PUnit, encode
-from penstock.checkpointing.files import LocalFiles, open_files
+from penstock.checkpointing.files import open_files
 from penstock.checkpointing.graph_directory import GraphDirectory
 from penstock.errors import CorruptDataError, PenstockError
 from penstock.spark_ext.buckets import bucket_labels
@@ -20,6 +20,7 @@ from penstock.spark_ext.spark_state import Held, held_in_files
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, Version
 from tests.graph_directories import write_graph, write_logs, write_pointers
+from tests.s3 import SECRET, S3Server
 from tests.states import DictState
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -31,12 +32,12 @@ LABELS = bucket_labels(BUCKETS)
 class Checkpoint:
     """A query with an operator of four buckets, of which the last was never written."""
 
-    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch, location: str | None = None) -> None:
         monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
         self.place = place
-        self.state = StatePlace(str(place / "state"), "queue")
+        self.state = StatePlace(location or str(place / "state"), "queue")
         self.home = place / "state" / "id of results" / "queue"
-        self.files = LocalFiles(self.home)
+        self.files = open_files(self.state.location).child("id of results").child("queue")
         self.files.publish("operator.punit", encode(PUnit("operator", {"buckets": BUCKETS})))
         self.handles = [[Handle()] for _ in range(3)]
         self.states = [DictState() for _ in self.handles]
@@ -104,6 +105,18 @@ def test_all_buckets_and_files_of_the_last_commit_are_found(
     assert made.find() == FoundState(
         3, sum(len(handle.links) for handle in newest), sum(handle.size_bytes for handle in newest)
     )
+
+
+def test_state_elsewhere_is_found_and_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with S3Server() as server:
+        made = Checkpoint(tmp_path, monkeypatch, server.uri("prefix/state"))
+        found = made.find()
+        assert (found.buckets, found.files) == (3, sum(len(handles[-1].links) for handles in made.handles))
+        made.store(2).files.delete(made.handles[2][-1].links[0].pointer.file_name)
+        with pytest.raises(CorruptDataError, match=r"a state file is missing: file=s3://.*/00002/") as caught:
+            made.find()
+        assert str(caught.value) == made.loaded(2)
+        assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize("link", [0, 1, -1])
