@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from penstock.operators.scan import Scan
 from penstock.operators.selection import selected
 
 __all__ = ["Scanner", "scan_p_stream"]
+
+_Mask: TypeAlias = "pa.Array[Any] | npt.NDArray[np.bool_]"
+"""For which rows something is true: bits as Arrow evaluates, or bytes as a kernel writes them."""
 
 _FEW = 0.5
 """Where less than this share of rows is selected, the others are taken out before anything is computed."""
@@ -175,10 +178,10 @@ class Scanner:
         return found
 
     def _rows(self, rows: pa.Table) -> pa.Table | None:
-        mask = None
+        mask: _Mask | None = None
         if self._all_parts:
             mask = self._mask(rows)
-            count = np.count_nonzero(mask)
+            count = mask.true_count if isinstance(mask, pa.Array) else np.count_nonzero(mask)
             if count == len(mask):
                 mask = None
             elif self._fragmenter is None or count < _FEW * len(mask):
@@ -188,7 +191,7 @@ class Scanner:
             columns = [_evaluated(value, rows) for value in self._select.values()]
             rows = pa.table(columns, names=list(self._select))
         if self._fragmenter is not None:
-            self._fold(self._fragmenter, rows, mask)
+            self._fold(self._fragmenter, rows, None if mask is None else _bytes(mask))
             return None
         rows = _plain(rows)
         if self._latest is not None:
@@ -196,18 +199,25 @@ class Scanner:
             return None
         return rows if rows.schema.equals(self.schema) else rows.cast(self.schema)
 
-    def _mask(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
+    def _mask(self, rows: pa.Table) -> _Mask:
         """Return for which rows the predicate is true."""
-        mask, parts = mask_of(self._intervals, rows) if self._intervals else None, self._parts
-        if mask is None:
-            mask, parts = _truth(self._all_parts[0], rows), self._all_parts[1:]
+        found = mask_of(self._intervals, rows) if self._intervals else None
+        if found is None:
+            first, *parts = self._all_parts
+            mask = _truth(first, rows)
+        elif self._parts:
+            mask, parts = _bits(found), list(self._parts)
+        else:
+            return found
         for part in parts:
             if not can_fail(part):
-                mask &= _truth(part, rows)
-            else:
-                # What fails for a row that another conjunct excludes must not.
-                passed = np.flatnonzero(mask)
-                mask[passed] = _truth(part, rows.take(pa.array(passed)))
+                mask = pc.and_(mask, _truth(part, rows))
+                continue
+            # What fails for a row that another conjunct excludes must not.
+            passed = pc.indices_nonzero(mask)
+            made = np.zeros(len(mask), np.bool_)
+            made[passed.to_numpy()] = _bytes(_truth(part, rows.take(passed)))
+            mask = _bits(made)
         return mask
 
     def _fold(self, fragmenter: Fragmenter, rows: pa.Table, mask: npt.NDArray[np.bool_] | None) -> None:
@@ -303,18 +313,28 @@ def _divided(
     return tuple(evaluated), together(intervals)
 
 
-def _truth(part: Expression, rows: pa.Table) -> npt.NDArray[np.bool_]:
-    """Return for which rows a conjunct is true, in memory that may be written."""
-    values = pc.fill_null(_whole(_evaluated(part, rows)), False)
-    bits = np.frombuffer(values.buffers()[1], np.uint8) if len(values) else np.empty(0, np.uint8)
-    first = values.offset
-    unpacked = np.unpackbits(bits, bitorder="little", count=first + len(values))
-    return unpacked[first:].view(np.bool_)
+def _truth(part: Expression, rows: pa.Table) -> pa.Array[Any]:
+    """Return for which rows a conjunct is true."""
+    return pc.fill_null(_whole(_evaluated(part, rows)), False)
 
 
-def _bits(mask: npt.NDArray[np.bool_]) -> pa.Array[Any]:
+def _bits(mask: _Mask) -> pa.Array[Any]:
+    """Return a mask as Arrow has it."""
+    if isinstance(mask, pa.Array):
+        return mask
     packed = np.packbits(mask, bitorder="little")
     return pa.Array.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(packed)])
+
+
+def _bytes(mask: _Mask) -> npt.NDArray[np.bool_]:
+    """Return a mask as kernels take it; in a tenth of the time that Arrow needs for it."""
+    if not isinstance(mask, pa.Array):
+        return mask
+    if not len(mask):
+        return np.empty(0, np.bool_)
+    end = mask.offset + len(mask)
+    bits = np.frombuffer(mask.buffers()[1], np.uint8)
+    return np.unpackbits(bits, bitorder="little", count=end)[mask.offset :].view(np.bool_)
 
 
 def _plain(rows: pa.Table) -> pa.Table:
