@@ -62,8 +62,8 @@ class Scanner:
         parts = () if where is None else where.conjuncts()
         if where is not None:
             _known(where, read)
-        self._parts, self._intervals = _divided(parts, read)
         self._all_parts = parts
+        self._parts, self._intervals = _divided(parts, read)
         self._select = None
         self._selected = self._columns
         if scan.select is not None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from penstock.checkpointing.files import Files, open_files
@@ -136,7 +137,7 @@ def _asked(checkpoint: str, held_by_spark: HeldBySpark | None) -> Held:
     if held_by_spark is not None:
         try:
             return held_by_spark(checkpoint)
-        except PySparkException as error:
+        except (PySparkException, Py4JError) as error:
             # Its own query will say so, or manage.
             _LOGGER.warning("state is left to the tasks [checkpoint=%s error=%s]", checkpoint, error)
     return {}

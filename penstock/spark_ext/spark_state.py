@@ -58,7 +58,7 @@ class _UnknownError(Exception):
 
 
 _UNKNOWN = (
-    _UnknownError, FileNotFoundError, ValueError, LookupError, TypeError, struct.error, pa.ArrowException
+    _UnknownError, OSError, ValueError, LookupError, TypeError, struct.error, pa.ArrowException
 )  # fmt: skip
 """What comes of reading what is written otherwise."""
 

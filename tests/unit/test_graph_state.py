@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from penstock.checkpointing import PUnit, encode
@@ -212,11 +214,9 @@ def test_what_only_spark_can_read_it_is_asked(made: Checkpoint, damage: str) -> 
         asked.append(checkpoint)
         return {0: {LABELS[b]: handles[-1].links[-1].pointer for b, handles in enumerate(made.handles)}}
 
-    def cannot(checkpoint: str) -> Held:
-        raise PySparkException("it cannot")
-
     assert made.find() == FoundState(), "left to the tasks"
-    assert made.find(cannot) == FoundState()
+    for error in (PySparkException("it cannot"), Py4JError("nor can it")):
+        assert made.find(Mock(side_effect=error)) == FoundState()
     assert made.find(spark) == found
     assert asked == [str(made.place / "queries" / "results")]
 
@@ -242,6 +242,21 @@ def test_pointers_are_those_of_the_newest_version_that_put_or_removed_them(tmp_p
     (home / "0" / "4.delta").rename(home / "0" / "4.snapshot")
     assert held_in_files(state, 3, []) is not None
     assert held_in_files(state, 4, []) is None
+
+
+def test_damage_of_sparks_state_is_left_to_spark(tmp_path: Path) -> None:
+    pointers = {label: Pointer(Version(7), FileId("f" * 32)) for label in LABELS}
+    home = write_pointers(tmp_path, "q", [pointers], partitions=1)
+    state, path = open_files(tmp_path / "queries" / "q" / "state"), home / "0" / "1.delta"
+    content = path.read_bytes()
+    left = 0
+    for at in range(len(content)):
+        for damaged in (content[:at], content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]):
+            path.write_bytes(damaged)
+            found = held_in_files(state, 0, LABELS)
+            assert found in (None, {0: pointers})
+            left += found is None
+    assert left > len(content)
 
 
 def test_what_spark_itself_wrote_is_read(tmp_path: Path) -> None:
