@@ -35,7 +35,7 @@ def graph(files: Path) -> Graph:
 
 
 def start(spark: SparkSession, directory: Path) -> RunningGraph:
-    """Start or restart the graph, with a task for each row group of a file or two."""
+    """Start or restart the graph, with two tasks for most files."""
     spark.conf.set("spark.sql.files.maxPartitionBytes", "100k")
     spark.conf.set("spark.sql.files.openCostInBytes", "0")
     return penstock.start(
