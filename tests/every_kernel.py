@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from penstock.compression import Block, decode, encode, sum_where
 from penstock.operators.arrivals import Arrivals
+from penstock.operators.comparisons import intervals_of, mask_of
 from penstock.operators.evaluate import evaluate
 from penstock.operators.expression import Expression
 from penstock.operators.fragments import Fragmenter
@@ -125,6 +126,9 @@ def _codecs() -> None:
             decode(encode(some, codec))
     same = evaluate(Expression.parse("t = 'a'"), pa.table({"t": texts}))
     selected(pa.table({"t": texts}), same.chunk(0))
+    for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()):
+        rows = pa.table({"n": pa.array([1, 2], kind)})
+        mask_of(intervals_of(Expression.parse("n > 1"), rows.schema) or [], rows)
     for kind in ("f4", "f8"):
         for codec in ("decimal", "quantized_0.5", "auto"):
             decode(encode(pa.array(numbers.astype(kind) / 4), codec))

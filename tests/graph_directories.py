@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import xxhash
 
 from penstock.checkpointing.graph_directory import GraphDirectory
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
+from penstock.spark_ext.buckets import spark_hash
+from penstock.state_store.bucket_store import Pointer
 
 SCHEMA = pa.schema({"n": pa.int64()})
 
@@ -69,3 +74,70 @@ def write_graph(place: Path, *, commits: int = 3, planned: int = 2, committed: i
         },
     )
     return stream
+
+
+def write_pointers(
+    place: Path,
+    query: str,
+    versions: Sequence[Mapping[int, Pointer | None]],
+    *,
+    partitions: int = 2,
+    operator: int = 0,
+    fields: Sequence[tuple[str, str]] = (("version", "long"), ("file_id", "string")),
+    waits: bool = False,
+) -> Path:
+    """Write Spark's state: of each version what it put under labels, or removed; return its directory."""
+    home = place / "queries" / query / "state" / str(operator)
+    (home / "_metadata").mkdir(parents=True, exist_ok=True)
+    facts = {
+        "operatorInfo": {"operatorId": operator, "operatorName": "applyInPandasWithState"},
+        "stateStoreInfo": [{"storeName": "default", "numColsPrefixKey": 0, "numPartitions": partitions}],
+    }
+    (home / "_metadata" / "metadata").write_text("v1\n" + json.dumps(facts))
+    group = {"type": "struct", "fields": [{"name": name, "type": kind} for name, kind in fields]}
+    value: list[dict[str, object]] = [{"name": "groupState", "type": group}]
+    value += [{"name": "timeoutTimestamp", "type": "integer"}] if waits else []
+    schemas = [
+        {"type": "struct", "fields": some} for some in ([{"name": "bucket", "type": "integer"}], value)
+    ]
+    content = _utf("v2") + b"".join(struct.pack(">i", 1) + _utf(json.dumps(one)) for one in schemas)
+    for partition in range(partitions):
+        (home / str(partition)).mkdir(exist_ok=True)
+        for number, put in enumerate(versions, 1):
+            mine = {label: at for label, at in put.items() if _partition(label, partitions) == partition}
+            rows = b"".join(_row(label, pointer, waits=waits) for label, pointer in mine.items())
+            (home / str(partition) / f"{number}.delta").write_bytes(_blocks(rows + struct.pack(">i", -1)))
+    (home / "0" / "_metadata").mkdir(exist_ok=True)
+    (home / "0" / "_metadata" / "schema").write_bytes(content)
+    return home
+
+
+def _partition(label: int, partitions: int) -> int:
+    return int(spark_hash(np.array([label], np.int64))[0]) % partitions
+
+
+def _utf(text: str) -> bytes:
+    return struct.pack(">H", len(text)) + text.encode()
+
+
+def _row(label: int, pointer: Pointer | None, *, waits: bool) -> bytes:
+    key = struct.pack("<Qii", 0, label, 0)
+    if pointer is None:
+        return struct.pack(">i", len(key)) + key + struct.pack(">i", -1)
+    name = pointer.file_id.encode()
+    group = struct.pack("<QqII", 0, pointer.version, len(name), 24) + name + bytes(-len(name) % 8)
+    more = struct.pack("<q", -1) if waits else b""
+    value = struct.pack("<QII", 0, len(group), 16 + len(more)) + more + group
+    return struct.pack(">i", len(key)) + key + struct.pack(">i", len(value)) + value
+
+
+def _blocks(content: bytes, size: int = 100) -> bytes:
+    """Return content in blocks of LZ4 as Java writes them, every other one compressed, and an empty one."""
+    made = b""
+    for at in range(0, len(content), size):
+        plain = content[at : at + size]
+        coded = pa.Codec("lz4_raw").compress(plain).to_pybytes() if at // size % 2 else plain
+        checksum = xxhash.xxh32_intdigest(plain, 0x9747B28C) & 0x0FFFFFFF
+        token = 0x20 if at // size % 2 else 0x10
+        made += struct.pack("<8sBiiI", b"LZ4Block", token, len(coded), len(plain), checksum) + coded
+    return made + struct.pack("<8sBiiI", b"LZ4Block", 0x10, 0, 0, 0)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     # Logs have units without blocks; their readers need not load what codes blocks.
     from penstock.compression import TableBlock
 
-__all__ = ["CODEC", "FORMAT_VERSION", "PUnit", "decode", "encode", "encode_blocks", "tables"]
+__all__ = ["CODEC", "FORMAT_VERSION", "PUnit", "decode", "encode", "encode_blocks", "head", "tables"]
 
 FORMAT_VERSION = 2
 """The newest format that this code reads and the one that it writes."""
@@ -52,6 +52,8 @@ _CHECKSUM = struct.Struct("<Q")
 _HEADER_AT = _PREFIX.size + _CHECKSUM.size
 _ALIGNMENT = 8
 _MAX_COLUMN_BYTES = 1 << 33
+_FIRST_BYTES = 1 << 14
+"""Most headers are within so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,33 @@ def decode(content: bytes | memoryview, file: object) -> PUnit:
     return PUnit(fields["kind"], fields["meta"], blocks)
 
 
+def head(read: Callable[[int, int], bytes | memoryview], size_bytes: int, file: object) -> tuple[PUnit, int]:
+    """Return what a p-unit says of itself, without its blocks, and how long it is with them.
+
+    Parameters
+    ----------
+    read : callable
+        Returns so many bytes of it from a place on, as `penstock.checkpointing.files.Files.read_range`.
+    size_bytes : int
+        How long the file is.
+    file : object
+        Names it in errors.
+
+    Raises
+    ------
+    CorruptDataError
+        If the header is cut, changed, of no p-unit, or of a newer format than this code knows.
+    """
+    begin = read(0, _FIRST_BYTES)
+    version, header_size = _prefix(begin, size_bytes, file)
+    if _HEADER_AT + header_size > len(begin):
+        begin = read(0, _HEADER_AT + header_size)
+    fields = _header(begin, version, header_size, file)
+    end = _HEADER_AT + header_size
+    end += _padding(end) + sum(entry["size"] + _padding(entry["size"]) for entry in fields["blocks"])
+    return PUnit(fields["kind"], fields["meta"]), end
+
+
 def tables(content: bytes | memoryview, file: object) -> dict[str, TableBlock]:
     """Return the blocks of a p-unit by name, still coded.
 
@@ -144,27 +173,8 @@ def _parts(
 ) -> tuple[int, dict[str, Any], dict[str, tuple[int, memoryview]]]:
     """Return the format version, the header, and of each block where it begins and its bytes, all checked."""
     size = len(content)
-    if size < _HEADER_AT:
-        raise CorruptDataError("the file is too short for a p-unit", file=file, size_bytes=size)
-    prefix = bytes(content[: _PREFIX.size])
-    magic, version, flags, header_size = _PREFIX.unpack(prefix)
-    if magic != _MAGIC:
-        raise CorruptDataError("the file is not a p-unit", file=file, offset=0)
-    check_version(version, FORMAT_VERSION, "file", file)
-    if header_size > size - _HEADER_AT:
-        raise CorruptDataError("the file is cut within its header", file=file, size_bytes=size)
-    header = bytes(content[_HEADER_AT : _HEADER_AT + header_size])
-    (checksum,) = _CHECKSUM.unpack(content[_PREFIX.size : _HEADER_AT])
-    if xxhash.xxh3_64_intdigest(prefix + header) != checksum:
-        raise CorruptDataError("the header's checksum is wrong", file=file, offset=0)
-    if version < 1 or flags:
-        raise CorruptDataError(
-            "the file has a format version or flags that nothing writes",
-            file=file,
-            format_version=version,
-            flags=flags,
-        )
-    fields = _fields(header, file)
+    version, header_size = _prefix(content, size, file)
+    fields = _header(content, version, header_size, file)
     at = _HEADER_AT + header_size
     at += _padding(at)
     streams: dict[str, tuple[int, memoryview]] = {}
@@ -182,6 +192,37 @@ def _parts(
     if at != size or any(content[i] for i in _padding_positions(_HEADER_AT + header_size, fields)):
         raise CorruptDataError("the file has bytes that no block names", file=file, offset=at)
     return version, fields, streams
+
+
+def _prefix(content: bytes | memoryview, size: int, file: object) -> tuple[int, int]:
+    """Return the format version of a file of `size` bytes, and its header's length, by its beginning."""
+    if min(size, len(content)) < _HEADER_AT:
+        raise CorruptDataError("the file is too short for a p-unit", file=file, size_bytes=size)
+    magic, version, _, header_size = _PREFIX.unpack(bytes(content[: _PREFIX.size]))
+    if magic != _MAGIC:
+        raise CorruptDataError("the file is not a p-unit", file=file, offset=0)
+    check_version(version, FORMAT_VERSION, "file", file)
+    if header_size > size - _HEADER_AT:
+        raise CorruptDataError("the file is cut within its header", file=file, size_bytes=size)
+    return version, header_size
+
+
+def _header(content: bytes | memoryview, version: int, header_size: int, file: object) -> dict[str, Any]:
+    """Return what the header says, which is checked."""
+    prefix = bytes(content[: _PREFIX.size])
+    flags = _PREFIX.unpack(prefix)[2]
+    header = bytes(content[_HEADER_AT : _HEADER_AT + header_size])
+    (checksum,) = _CHECKSUM.unpack(content[_PREFIX.size : _HEADER_AT])
+    if xxhash.xxh3_64_intdigest(prefix + header) != checksum:
+        raise CorruptDataError("the header's checksum is wrong", file=file, offset=0)
+    if version < 1 or flags:
+        raise CorruptDataError(
+            "the file has a format version or flags that nothing writes",
+            file=file,
+            format_version=version,
+            flags=flags,
+        )
+    return _fields(header, file)
 
 
 def _fields(header: bytes, file: object) -> dict[str, Any]:

@@ -74,4 +74,5 @@ def _recovery(facts: GraphFacts) -> str:
         return "last recovery: none"
     when = datetime.fromtimestamp(found["time_us"] / 1e6, UTC).isoformat(timespec="seconds")
     phases = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found["phases_s"].items())
-    return f"last recovery: {when}, {found['rows_replayed']:,} rows replayed; {phases}"
+    state = f", {found['buckets']:,} buckets of state found" if found.get("buckets") else ""
+    return f"last recovery: {when}, {found['rows_replayed']:,} rows replayed{state}; {phases}"

@@ -25,7 +25,7 @@ from penstock.operators.expression import Expression
 if TYPE_CHECKING:
     from sqlglot import exp
 
-__all__ = ["can_fail", "evaluate", "filter_rows", "project", "type_of"]
+__all__ = ["can_fail", "constant", "evaluate", "filter_rows", "project", "type_of"]
 
 _Value: TypeAlias = Any  # an array or a scalar of pyarrow, which has no types
 _Integers: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
@@ -58,6 +58,15 @@ def evaluate(expression: Expression, table: pa.Table) -> pa.ChunkedArray[Any]:
 def can_fail(expression: Expression) -> bool:
     """Say whether there may be values for which `evaluate` raises: those at which integers overflow."""
     return any(type(node).__name__ in _CHECKED for node in expression.tree.walk())
+
+
+def constant(node: exp.Expr) -> pa.Scalar[Any] | None:
+    """Return the value of what uses no column; None if it does, or its value is null or not known."""
+    try:
+        value = _value(node, pa.table({}))
+    except (_UnknownError, pa.ArrowException):
+        return None
+    return value if isinstance(value, pa.Scalar) and value.is_valid else None
 
 
 def type_of(expression: Expression, schema: pa.Schema) -> pa.DataType | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
 from penstock.compression import TableBlock
 from penstock.errors import InvalidUsageError
+from penstock.operators.comparisons import Interval, intervals_of, mask_of, together
 from penstock.operators.evaluate import can_fail, evaluate, type_of
 from penstock.operators.expression import Expression
 from penstock.operators.fragments import Fragmenter, merged
@@ -23,6 +24,9 @@ from penstock.operators.scan import Scan
 from penstock.operators.selection import selected
 
 __all__ = ["Scanner", "scan_p_stream"]
+
+_Mask: TypeAlias = "pa.Array[Any] | npt.NDArray[np.bool_]"
+"""For which rows something is true: bits as Arrow evaluates, or bytes as a kernel writes them."""
 
 _FEW = 0.5
 """Where less than this share of rows is selected, the others are taken out before anything is computed."""
@@ -55,9 +59,11 @@ class Scanner:
         self._columns = list(scan.columns)
         read = pa.schema([schema.field(name) for name in scan.columns])
         where = None if scan.where is None else Expression.parse(scan.where)
-        self._parts = () if where is None else where.conjuncts()
+        parts = () if where is None else where.conjuncts()
         if where is not None:
             _known(where, read)
+        self._all_parts = parts
+        self._parts, self._intervals = _divided(parts, read)
         self._select = None
         self._selected = self._columns
         if scan.select is not None:
@@ -172,20 +178,20 @@ class Scanner:
         return found
 
     def _rows(self, rows: pa.Table) -> pa.Table | None:
-        mask = None
-        if self._parts:
+        mask: _Mask | None = None
+        if self._all_parts:
             mask = self._mask(rows)
-            count = mask.true_count
+            count = mask.true_count if isinstance(mask, pa.Array) else np.count_nonzero(mask)
             if count == len(mask):
                 mask = None
             elif self._fragmenter is None or count < _FEW * len(mask):
                 # What only the predicate needed goes before.
-                rows, mask = selected(rows.select(self._selected), mask), None
+                rows, mask = selected(rows.select(self._selected), _bits(mask)), None
         if self._select is not None:
             columns = [_evaluated(value, rows) for value in self._select.values()]
             rows = pa.table(columns, names=list(self._select))
         if self._fragmenter is not None:
-            self._fold(self._fragmenter, rows, None if mask is None else mask.to_numpy(zero_copy_only=False))
+            self._fold(self._fragmenter, rows, None if mask is None else _bytes(mask))
             return None
         rows = _plain(rows)
         if self._latest is not None:
@@ -193,40 +199,45 @@ class Scanner:
             return None
         return rows if rows.schema.equals(self.schema) else rows.cast(self.schema)
 
-    def _mask(self, rows: pa.Table) -> pa.Array[Any]:
+    def _mask(self, rows: pa.Table) -> _Mask:
         """Return for which rows the predicate is true."""
-        parts = self._parts
-        mask = pc.fill_null(_whole(_evaluated(parts[0], rows)), False)
-        for part in parts[1:]:
+        found = mask_of(self._intervals, rows) if self._intervals else None
+        if found is None:
+            first, *parts = self._all_parts
+            mask = _truth(first, rows)
+        elif self._parts:
+            mask, parts = _bits(found), list(self._parts)
+        else:
+            return found
+        for part in parts:
             if not can_fail(part):
-                mask = pc.and_(mask, pc.fill_null(_whole(_evaluated(part, rows)), False))
+                mask = pc.and_(mask, _truth(part, rows))
                 continue
             # What fails for a row that another conjunct excludes must not.
             passed = pc.indices_nonzero(mask)
-            kept = pc.fill_null(_whole(_evaluated(part, rows.take(passed))), False).to_numpy(
-                zero_copy_only=False
-            )
-            found = np.zeros(len(mask), np.bool_)
-            found[passed.to_numpy()[kept]] = True
-            mask = pa.array(found)
+            made = np.zeros(len(mask), np.bool_)
+            made[passed.to_numpy()] = _bytes(_truth(part, rows.take(passed)))
+            mask = _bits(made)
         return mask
 
     def _fold(self, fragmenter: Fragmenter, rows: pa.Table, mask: npt.NDArray[np.bool_] | None) -> None:
         if not rows.num_rows:
             return
+        fragmenter.add(
+            _whole(rows.column(self._fragments.time)),
+            [_whole(rows.column(name)) for name in self._fragments.group_by],
+            self._values_of(rows),
+            mask,
+        )
+
+    def _values_of(self, rows: pa.Table) -> list[pa.Array[Any] | None]:
+        """Return what each partial is made of; None where rows are counted."""
         made: dict[Expression, pa.Array[Any]] = {}
-        values = []
         for value in self._values.values():
             if value is not None and value not in made:
                 column = _whole(_evaluated(value, rows))
                 made[value] = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-            values.append(None if value is None else made[value])
-        fragmenter.add(
-            _whole(rows.column(self._fragments.time)),
-            [_whole(rows.column(name)) for name in self._fragments.group_by],
-            values,
-            mask,
-        )
+        return [None if value is None else made[value] for value in self._values.values()]
 
 
 def scan_p_stream(
@@ -282,6 +293,48 @@ def _evaluated(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
             values = evaluate(expression, pa.table({coded[0]: column.dictionary}))
             return pa.chunked_array([_whole(values).take(column.indices)])
     return evaluate(expression, _plain(rows.select(list(kinds))))
+
+
+def _divided(
+    parts: Sequence[Expression], schema: pa.Schema
+) -> tuple[tuple[Expression, ...], tuple[Interval, ...]]:
+    """Return what is evaluated of the conjuncts of a predicate, and the intervals that say the others.
+
+    What follows a conjunct that can fail stays behind it, so that it fails for the same rows.
+    """
+    evaluated: list[Expression] = []
+    intervals: list[Interval] = []
+    for part in parts:
+        found = None if any(map(can_fail, evaluated)) else intervals_of(part, schema)
+        if found is None:
+            evaluated.append(part)
+        else:
+            intervals += found
+    return tuple(evaluated), together(intervals)
+
+
+def _truth(part: Expression, rows: pa.Table) -> pa.Array[Any]:
+    """Return for which rows a conjunct is true."""
+    return pc.fill_null(_whole(_evaluated(part, rows)), False)
+
+
+def _bits(mask: _Mask) -> pa.Array[Any]:
+    """Return a mask as Arrow has it."""
+    if isinstance(mask, pa.Array):
+        return mask
+    packed = np.packbits(mask, bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(packed)])
+
+
+def _bytes(mask: _Mask) -> npt.NDArray[np.bool_]:
+    """Return a mask as kernels take it; in a tenth of the time that Arrow needs for it."""
+    if not isinstance(mask, pa.Array):
+        return mask
+    if not len(mask):
+        return np.empty(0, np.bool_)
+    end = mask.offset + len(mask)
+    bits = np.frombuffer(mask.buffers()[1], np.uint8)
+    return np.unpackbits(bits, bitorder="little", count=end)[mask.offset :].view(np.bool_)
 
 
 def _plain(rows: pa.Table) -> pa.Table:

@@ -31,7 +31,7 @@ from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Poin
 from penstock.state_store.cache import CachedState, Found, StateCache
 from penstock.state_store.clock_record import ClockRecord, RecordedClock
 
-__all__ = ["SPECIFICATION_FILE", "BucketTask", "Operator", "Parcel", "Turn"]
+__all__ = ["SPECIFICATION_FILE", "BucketTask", "Operator", "Parcel", "Turn", "missing_state"]
 
 S = TypeVar("S", bound=CachedState)
 
@@ -241,11 +241,7 @@ class BucketTask(Generic[S]):
                 files.publish(SPECIFICATION_FILE, encode(PUnit("operator", self.specification())))
             theirs = _specification_in(files)
         if theirs is None:
-            raise CorruptDataError(
-                "the state of this checkpoint is missing",
-                file=path,
-                hint="restore the state location, or start with a new checkpoint",
-            )
+            raise missing_state(path)
         for name, value in self.specification().items():
             if theirs.get(name) != value:
                 raise InvalidUsageError(
@@ -257,3 +253,12 @@ class BucketTask(Generic[S]):
                     hint="set it back, or start with a new checkpoint",
                 )
         _CHECKED.add(mark)
+
+
+def missing_state(path: str) -> CorruptDataError:
+    """Return the error for a checkpoint that has pointers, where what describes their operator is gone."""
+    return CorruptDataError(
+        "the state of this checkpoint is missing",
+        file=path,
+        hint="restore the state location, or start with a new checkpoint",
+    )

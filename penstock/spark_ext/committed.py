@@ -16,12 +16,11 @@ from penstock.checkpointing.files import Files
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.spark_ext.bucket_task import SPECIFICATION_FILE
 from penstock.spark_ext.buckets import bucket_labels
+from penstock.spark_ext.spark_state import POINTER_FIELDS, SPARK_OPERATOR, Held
 from penstock.state_store.bucket_store import FileId, Pointer, Version
 
-__all__ = ["committed_pointers", "query_of", "specification_of"]
+__all__ = ["committed_pointers", "held_pointers", "of_operator", "query_of", "specification_of"]
 
-_SPARK_OPERATOR = "applyInPandasWithState"
-_POINTER_FIELDS = {"version", "file_id"}
 _NOTHING_COMMITTED = "STDS_COMMITTED_BATCH_UNAVAILABLE"
 """Spark's name for a checkpoint without a committed micro-batch."""
 
@@ -94,20 +93,11 @@ def committed_pointers(spark: SparkSession, checkpoint: str, files: Files) -> di
     UnavailableError
         If the file system refuses.
     """
-    metadata = spark.read.format("state-metadata").load(checkpoint)
-    rows = metadata.where(sf.col("operatorName") == _SPARK_OPERATOR).select("operatorId").distinct().collect()
-    buckets = int(specification_of(files)["buckets"])
-    labels = {label: bucket for bucket, label in enumerate(bucket_labels(buckets))}
-    none = True
-    for number in sorted(row[0] for row in rows):
-        found = _pointers_of(spark, checkpoint, number)
-        none = none and not found
-        by_bucket = {labels[label]: pointer for label, pointer in found.items() if label in labels}
-        if len(by_bucket) == len(found) and any(
-            _has(files.child(f"{bucket:05d}"), pointer) for bucket, pointer in by_bucket.items()
-        ):
-            return by_bucket
-    if none:
+    held = held_pointers(spark, checkpoint)
+    found = of_operator(held, files, int(specification_of(files)["buckets"]))
+    if found is not None:
+        return found
+    if not any(held.values()):
         return {}
     raise CorruptDataError(
         "the checkpoint points to no file of this operator",
@@ -117,8 +107,42 @@ def committed_pointers(spark: SparkSession, checkpoint: str, files: Files) -> di
     )
 
 
-def _pointers_of(spark: SparkSession, checkpoint: str, number: int) -> dict[int, Pointer]:
-    """Return the pointers that one of Spark's operators holds, by label; none if it holds something else."""
+def held_pointers(spark: SparkSession, checkpoint: str) -> Held:
+    """Return the pointers in Spark's state at the newest committed micro-batch, as Spark reads them.
+
+    Raises
+    ------
+    pyspark.errors.PySparkException
+        If Spark cannot.
+    """
+    metadata = spark.read.format("state-metadata").load(checkpoint)
+    rows = metadata.where(sf.col("operatorName") == SPARK_OPERATOR).select("operatorId").distinct().collect()
+    found = {row[0]: _pointers_of(spark, checkpoint, row[0]) for row in sorted(rows)}
+    return {number: pointers for number, pointers in found.items() if pointers is not None}
+
+
+def of_operator(held: Held, files: Files, buckets: int) -> dict[int, Pointer] | None:
+    """Return the pointers of the operator whose directory is `files`, by bucket; None if there is none.
+
+    Its are those of which one at least is to a file in its directory.
+
+    Raises
+    ------
+    UnavailableError
+        If the file system refuses.
+    """
+    labels = {label: bucket for bucket, label in enumerate(bucket_labels(buckets))}
+    for pointers in held.values():
+        by_bucket = {labels[label]: pointer for label, pointer in pointers.items() if label in labels}
+        if len(by_bucket) == len(pointers) and any(
+            _has(files.child(f"{bucket:05d}"), pointer) for bucket, pointer in by_bucket.items()
+        ):
+            return by_bucket
+    return None
+
+
+def _pointers_of(spark: SparkSession, checkpoint: str, number: int) -> dict[int, Pointer] | None:
+    """Return the pointers that one of Spark's operators holds, by label; None if it holds something else."""
     try:
         states = spark.read.format("statestore").option("operatorId", number).load(checkpoint)
     except PySparkException as error:
@@ -131,8 +155,8 @@ def _pointers_of(spark: SparkSession, checkpoint: str, number: int) -> dict[int,
         if isinstance(value, StructType) and "groupState" in value.names
         else None
     )
-    if not isinstance(group, StructType) or set(group.names) != _POINTER_FIELDS:
-        return {}
+    if not isinstance(group, StructType) or set(group.names) != set(POINTER_FIELDS):
+        return None
     held = states.where("value.groupState is not null").select(
         "key.bucket", "value.groupState.version", "value.groupState.file_id"
     )

@@ -24,7 +24,7 @@ from penstock.operators.graph.nodes import (
     window_by_key,
 )
 
-__all__ = ["check_runnable", "holds_back"]
+__all__ = ["check_runnable", "holds_back", "with_state"]
 
 
 def check_runnable(root: Node) -> None:
@@ -129,6 +129,20 @@ def _refuse_stateful(node: Aggregate) -> None:
 
 def _refuse_two_states(end: Node) -> None:
     """Refuse what Spark would: one query has room for one operator with Penstock's state."""
+    found = with_state(end)
+    if len(found) > 1:
+        below, above = found[0], found[1]
+        raise InvalidUsageError(
+            "one query of Spark has room for one window, update queue, union or join of update streams",
+            hint=f"persist the output of the first: persist={{{above.name!r}: 'always'}}; or say that a "
+            "source is an update stream with source(key=..., time=...), if it needs no queue",
+            first=above.name,
+            second=below.name,
+        )
+
+
+def with_state(end: Node) -> list[Node]:
+    """Return the operators with Penstock's state in the query that makes a node's output."""
     found: list[Node] = []
     waiting = [end]
     while waiting:
@@ -141,12 +155,4 @@ def _refuse_two_states(end: Node) -> None:
             waiting += [above for side in node.inputs for above in node.aggregate_of(side).inputs]
         elif not isinstance(node, PStream):
             waiting += node.inputs
-    if len(found) > 1:
-        below, above = found[0], found[1]
-        raise InvalidUsageError(
-            "one query of Spark has room for one window, update queue, union or join of update streams",
-            hint=f"persist the output of the first: persist={{{above.name!r}: 'always'}}; or say that a "
-            "source is an update stream with source(key=..., time=...), if it needs no queue",
-            first=above.name,
-            second=below.name,
-        )
+    return found

@@ -36,6 +36,8 @@ from penstock.operators.graph.nodes import (
 )
 from penstock.operators.scan import Scan
 from penstock.operators.windows.finish import Step
+from penstock.spark_ext.graph_checks import with_state
+from penstock.spark_ext.graph_state import StatePlace
 from penstock.spark_ext.graph_windows import assembled, of_rows, of_windows
 from penstock.spark_ext.p_stream_options import WriteOptions
 from penstock.spark_ext.p_stream_rows import OperatorRows
@@ -195,6 +197,20 @@ class Frames:
         into = OperatorRows.into(WriteOptions.parse(options), rows.schema, chosen=chosen)
         return Written(windows.written(place, finish, into), rows.schema, readings, direct=True)
 
+    def state_of(self, end: Node) -> StatePlace | None:
+        """Return where the state is of the query that makes a node's output; None if it has none.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it has its state where no file system is known.
+        """
+        for node in with_state(end):
+            options = dict(node.options) if isinstance(node, UpdateQueue | UpdateUnion | Join) else {}
+            place = self._place(node, options.get("state_location"))
+            return StatePlace(place.state_location, place.name)
+        return None
+
     def _of(self, node: Node) -> DataFrame:
         match node:
             case Source(kind="p-stream") | PStream():
@@ -290,9 +306,10 @@ class Frames:
             **options,
         )
 
-    def _place(self, node: Node) -> Stateful:
+    def _place(self, node: Node, location: str | None = None) -> Stateful:
         """Return the place of a stateful operator."""
-        return Stateful.of(self._spark, name=_plain(node.name), buckets=None, state_location=self._state)
+        where = location or self._state
+        return Stateful.of(self._spark, name=_plain(node.name), buckets=None, state_location=where)
 
     def _windowed(self, node: Node, buckets: int) -> Windowed:
         """Return the windows of an aggregate, before they are made."""

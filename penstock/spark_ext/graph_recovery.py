@@ -4,7 +4,8 @@
    p-streams' logs hold.
 2. **Upstream requesting**: from which row each query needs its p-streams again; nothing of that may be
    released.
-3. **Data recovery**: the p-units from there on are there, and so is the state of update queues. What is in
+3. **Data recovery**: the p-units from there on are there, and so are the files of the state that each query's
+   last commit points to, of every bucket (`penstock.spark_ext.graph_state`): by name and length. What is in
    them is checked by the tasks that load them.
 4. **Upstream replay**: until the query of the results has committed its first micro-batch; at once where
    nothing is to be replayed.
@@ -21,8 +22,8 @@ from penstock._clock import monotonic_s, now_us
 from penstock.checkpointing.graph_directory import GraphDirectory, QueryProgress
 from penstock.checkpointing.p_stream import Piece, PStream
 from penstock.checkpointing.protocol import RecoveryReport
-from penstock.errors import CorruptDataError, InvalidUsageError
-from penstock.state_store.state_location import find_operators
+from penstock.errors import CorruptDataError
+from penstock.spark_ext.graph_state import FoundState, HeldBySpark, StatePlace, find_state
 
 __all__ = ["GraphRecovery", "QueryStreams"]
 
@@ -33,10 +34,11 @@ _PHASES = ("progress recovery", "upstream requesting", "data recovery", "upstrea
 
 @dataclass(frozen=True, slots=True)
 class QueryStreams:
-    """A query, and where the p-streams are that it reads; the last query makes the results."""
+    """A query, where the p-streams are that it reads, and its state; the last one makes the results."""
 
     name: str
     reads: tuple[str, ...]
+    state: StatePlace | None = None
 
 
 class GraphRecovery:
@@ -54,6 +56,8 @@ class GraphRecovery:
         Its queries.
     clock : callable
         Returns seconds on a clock that never goes back.
+    held_by_spark : callable, optional
+        As for `penstock.spark_ext.graph_state.find_state`.
 
     Raises
     ------
@@ -76,16 +80,19 @@ class GraphRecovery:
         directory: GraphDirectory,
         queries: Sequence[QueryStreams],
         clock: Callable[[], float] = monotonic_s,
+        held_by_spark: HeldBySpark | None = None,
     ) -> None:
         self._name = name
         self._directory = directory
         self._queries = queries
         self._clock = clock
+        self._held_by_spark = held_by_spark
         self._times = [clock()]
         self._progress: dict[str, QueryProgress] = {}
         self._streams: dict[str, PStream] = {}
         self._begins: dict[str, int] = {}
         self._rows = self._units = 0
+        self._state = FoundState()
         self.report: RecoveryReport | None = None
         self._progress_recovery()
         self._upstream_requesting()
@@ -148,21 +155,23 @@ class GraphRecovery:
                         file=stream.segments.path_of(piece.segment),
                     )
             self._units += len(pieces)
-        buckets = sum(self._buckets(progress) for progress in self._progress.values())
-        self._ended(units=self._units, buckets=buckets)
+        states = [
+            find_state(self._directory, one.name, self._progress[one.name], one.state, self._held_by_spark)
+            for one in self._queries
+            if one.state is not None
+        ]
+        self._state = FoundState(
+            sum(one.buckets for one in states),
+            sum(one.files for one in states),
+            sum(one.size_bytes for one in states),
+        )
+        self._ended(units=self._units, **self._counts)
 
-    def _buckets(self, progress: QueryProgress) -> int:
-        """Return how many buckets of state a query has; what all of an operator's share is checked."""
-        if progress.id is None:
-            return 0
-        try:
-            operators = find_operators(self._directory.files.child("state").child(progress.id))
-        except InvalidUsageError:
-            return 0
-        for operator in operators:
-            for damage in operator.damage:
-                raise CorruptDataError(damage.fact, file=damage.file)
-        return sum(len(operator.buckets) for operator in operators)
+    @property
+    def _counts(self) -> dict[str, int]:
+        """What the report says of the state."""
+        state = self._state
+        return {"buckets": state.buckets, "state_files": state.files, "state_bytes": state.size_bytes}
 
     def committed(self, batch: int) -> None:
         """Tell that the query of the results has committed a micro-batch, which ends the replay.
@@ -176,7 +185,7 @@ class GraphRecovery:
             return
         self._ended(batch=batch)
         phases = [after - before for before, after in zip(self._times, self._times[1:], strict=False)]
-        self.report = RecoveryReport(self._checkpoint, self._units, *phases)
+        self.report = RecoveryReport(self._checkpoint, self._units, *phases, **self._counts)
         self._directory.put("recovery", self._document(self.report))
 
     def _document(self, report: RecoveryReport) -> dict[str, Any]:
@@ -185,6 +194,7 @@ class GraphRecovery:
             "checkpoint": report.checkpoint,
             "rows_replayed": self._rows,
             "units_replayed": report.units_loaded,
+            **self._counts,
             "phases_s": {
                 "progress recovery": report.progress_recovery_s,
                 "upstream requesting": report.upstream_requesting_s,

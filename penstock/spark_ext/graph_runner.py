@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -22,10 +23,12 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph, Persist, PhysicalPlan, Statistics, as_json, explain
 from penstock.operators.graph.nodes import Node, PStream, Sink, Source, rebuild, topological
 from penstock.operators.graph.shape import shape
+from penstock.spark_ext.committed import held_pointers
 from penstock.spark_ext.graph_checks import check_runnable, holds_back
 from penstock.spark_ext.graph_frames import Frames, Reading, Written
 from penstock.spark_ext.graph_handle import RESULTS, RunningGraph, Stage
 from penstock.spark_ext.graph_recovery import GraphRecovery, QueryStreams
+from penstock.spark_ext.graph_state import StatePlace
 from penstock.spark_ext.p_stream_types import check_same, spark_schema, stored_schema
 from penstock.spark_ext.register import register
 from penstock.units import parse_duration_us
@@ -134,6 +137,7 @@ def start(
     )
     stages: list[Stage] = []
     readings: dict[str, tuple[Reading, ...]] = {}
+    states: dict[str, StatePlace | None] = {}
     writers: dict[str, str] = {}
     for node in topological(results):
         if isinstance(node, PStream):
@@ -141,7 +145,7 @@ def start(
             made = frames.into(node.inputs[0], {"path": location})
             Stream(location, stored_schema(made.schema))
             writer = _written(made, {"path": location})
-            readings[query] = made.readings
+            readings[query], states[query] = made.readings, frames.state_of(node.inputs[0])
             writer = _named(writer, f"{graph.name}.{node.name}", directory.query(query), retain)
             after = _after(made.readings, writers)
             stages.append(Stage(query, writer, after, made.direct, holds_back(node.inputs[0])))
@@ -154,7 +158,7 @@ def start(
         rows, read = frames.of(results)
         made = Written(rows, rows.schema, read, direct=False)
         writer = _sink(made.rows, results, sink)
-    readings[RESULTS] = made.readings
+    readings[RESULTS], states[RESULTS] = made.readings, frames.state_of(results)
     writer = _named(writer, graph.name, directory.query(RESULTS), commit)
     after = _after(made.readings, writers)
     stages.append(Stage(RESULTS, writer, after, made.direct, holds_back(results)))
@@ -162,8 +166,12 @@ def start(
     if old is None:
         _check_readers_are_free(readings, writers)
     else:
-        reads = {query: tuple(one.location for one in some) for query, some in readings.items()}
-        recovery = GraphRecovery(graph.name, directory, [QueryStreams(*one) for one in reads.items()])
+        queries = [
+            QueryStreams(query, tuple(one.location for one in some), states[query])
+            for query, some in readings.items()
+        ]
+        by_spark = partial(held_pointers, spark)
+        recovery = GraphRecovery(graph.name, directory, queries, held_by_spark=by_spark)
     directory.put("graph", _document(plan, readings, writers))
     for one in chain.from_iterable(readings.values()):
         Stream(one.location).subscribe(one.reader, EARLIEST)

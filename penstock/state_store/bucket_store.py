@@ -32,17 +32,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field, replace
-from typing import NewType, Protocol, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, TypeVar
 
 from penstock._clock import new_id
 from penstock._failpoints import failpoint
-from penstock.checkpointing import PUnit, decode, encode, encode_blocks
+from penstock.checkpointing import PUnit, decode, encode, encode_blocks, head
 from penstock.checkpointing.files import Content, Files
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
+from penstock.state_store.lineage import (
+    CLOCK_SUFFIX,
+    FileId,
+    Handle,
+    Link,
+    Pointer,
+    Snapshot,
+    Version,
+    number_of,
+)
 
 __all__ = [
     "CLOCK_SUFFIX",
@@ -61,9 +71,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-Version = NewType("Version", int)
-FileId = NewType("FileId", str)
-
 RETAIN_VERSIONS = 2
 """How many versions stay loadable by default: the newest committed one and those before it."""
 
@@ -79,12 +86,6 @@ _LONGEST_CHAIN = 64
 _SNAPSHOT_COMMITS = 16
 """How many commits a snapshot may take to be written; one that takes longer is given up for lost."""
 
-_SUFFIX = ".punit"
-CLOCK_SUFFIX = ".clock"
-"""How the names of records of the clock end (`penstock.state_store.clock_record`)."""
-
-_NAME = re.compile(r"\.?([0-9]{12,})-[^./\\]+\.(punit|clock)(\.[^./\\]+\.tmp)?")
-
 
 class State(Protocol):
     """What a store needs of a working copy."""
@@ -97,124 +98,6 @@ class State(Protocol):
 
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply units in their order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pointer:
-    """What Spark's ``GroupState`` holds of a bucket: which file is its newest version."""
-
-    version: Version
-    file_id: FileId
-
-    @property
-    def file_name(self) -> str:
-        """The name of the file within the bucket's directory."""
-        return f"{self.version:012d}-{self.file_id}{_SUFFIX}"
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One file of a chain. Of a part of a snapshot, the pointer's version is the file's number."""
-
-    pointer: Pointer
-    size_bytes: int
-
-    def to_json(self) -> list[object]:
-        """Return what `from_json` takes."""
-        return [self.pointer.version, self.pointer.file_id, self.size_bytes]
-
-    @staticmethod
-    def from_json(value: Sequence[object]) -> Link:
-        """Return the link in a header."""
-        version, file_id, size_bytes = value
-        return Link(Pointer(Version(int(str(version))), FileId(str(file_id))), int(str(size_bytes)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    """A snapshot that was begun, as the headers of its version and of those after it name it."""
-
-    pointer: Pointer
-    """Its own file, whose number all its parts have."""
-    last: Version
-    """The last version that may adopt it."""
-    deltas_begin: int
-    """Where, in the chains of its version and of those after it, the deltas begin that it does not hold."""
-    parts: Future[tuple[Link, ...]] | None = field(default=None, compare=False)
-    """What this process writes; None if another one does, or did."""
-
-    def to_json(self) -> list[object]:
-        """Return what `from_json` takes."""
-        return [self.pointer.version, self.pointer.file_id, self.last, self.deltas_begin]
-
-    @staticmethod
-    def from_json(value: Sequence[object]) -> _Snapshot:
-        """Return the snapshot in a header."""
-        number, file_id, last, deltas_begin = value
-        pointer = Pointer(Version(int(str(number))), FileId(str(file_id)))
-        return _Snapshot(pointer, Version(int(str(last))), int(str(deltas_begin)))
-
-
-@dataclass(frozen=True, slots=True)
-class Handle:
-    """Where a loaded state stands: its chain up to and with its newest file.
-
-    Attributes
-    ----------
-    links : tuple of Link
-        The base and the deltas since, oldest first.
-    base : int
-        How many of the links are the base.
-    superseded : tuple of (Version, str)
-        Names of files that a snapshot replaced, its own too, and that may still be there, each with the
-        version that adopted the snapshot.
-    parent : Pointer or None
-        The version before.
-    snapshot : optional
-        What was begun, of this version or one before it, and is not adopted yet.
-    """
-
-    links: tuple[Link, ...] = ()
-    base: int = 1
-    superseded: tuple[tuple[Version, str], ...] = ()
-    parent: Pointer | None = None
-    snapshot: _Snapshot | None = None
-
-    @property
-    def pointer(self) -> Pointer | None:
-        """The newest file; None for the empty state."""
-        return self.links[-1].pointer if self.links else None
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all files of the chain."""
-        return sum(link.size_bytes for link in self.links)
-
-    def written_since(self, before: Handle) -> int:
-        """Return how many bytes the commit wrote that led from `before` here, its new base included."""
-        known = {link.pointer.file_name for link in before.links}
-        return sum(link.size_bytes for link in self.links if link.pointer.file_name not in known)
-
-    def releasable(self, retain_versions: int) -> list[str]:
-        """Return the superseded files that neither `pointer` nor the retained versions before it need."""
-        if self.pointer is None:
-            return []
-        newest = self.pointer.version - retain_versions + 1
-        return [name for version, name in self.superseded if version <= newest]
-
-    def needed(self, retain_versions: int) -> set[str]:
-        """Return the files that `pointer` and the retained versions before it need."""
-        released = set(self.releasable(retain_versions))
-        names = {link.pointer.file_name for link in self.links}
-        return names | {name for _, name in self.superseded if name not in released}
-
-    def snapshot_is_due(self, more_bytes: int) -> bool:
-        """Say whether the deltas outgrow the base with one more, of about `more_bytes`."""
-        sizes = [*(link.size_bytes for link in self.links), more_bytes]
-        base, deltas = sizes[: self.base], sizes[self.base :]
-        return len(deltas) > _LONGEST_CHAIN or sum(deltas) > max(
-            _SNAPSHOT_SHARE * sum(base), _LEAST_CHAIN_BYTES
-        )
 
 
 class BucketStore:
@@ -308,7 +191,7 @@ class BucketStore:
         unit = state.delta()
         begun = None
         coded = encode_blocks(unit.blocks)
-        if before.snapshot is None and before.snapshot_is_due(sum(map(len, coded.values()))):
+        if before.snapshot is None and _snapshot_is_due(before, sum(map(len, coded.values()))):
             begun = self._begun(pointer.version, len(before.links) + 1)
             before = replace(before, snapshot=begun)
         link = self._publish(pointer, unit, coded, before, held.pointer)
@@ -366,6 +249,41 @@ class BucketStore:
         newest, handle = self._open(pointer)
         return handle, PUnit(newest.kind, newest.meta["state"], newest.blocks)
 
+    def find(self, pointer: Pointer) -> Handle:
+        """Return where the version at `pointer` stands, once all that a load of it reads is seen to be there.
+
+        Called where nothing is loaded yet. The directory is listed, and the header of the version's own file
+        is read. Only what is missing, or not as long as it should be, is read whole, as `load` does it,
+        which says what is wrong. What else is in a file of the right length is not looked at.
+
+        Raises
+        ------
+        CorruptDataError
+            As `load`, if a file is missing, cut, or its header is damaged.
+        UnavailableError
+            If the file system refuses.
+        """
+        sizes = {facts.name: facts.size_bytes for facts in self.files.list()}
+        handle = self._from_head(pointer, sizes.get(pointer.file_name, 0))
+        if handle is None:
+            handle = self._open(pointer)[1]
+        for link in handle.links[:-1]:
+            if sizes.get(link.pointer.file_name) != link.size_bytes:
+                self._read(link.pointer)
+        return handle
+
+    def _from_head(self, pointer: Pointer, size_bytes: int) -> Handle | None:
+        """Return where a version stands by the header of its own file; None if it is not whole."""
+        read = partial(self.files.read_range, pointer.file_name)
+        path = self.files.path_of(pointer.file_name)
+        try:
+            unit, whole_bytes = head(read, size_bytes, path)
+        except (CorruptDataError, FileNotFoundError):
+            return None
+        if whole_bytes != size_bytes:
+            return None
+        return self._handle_in(pointer, self._checked(pointer, unit), size_bytes)
+
     def _try_sweep(self, held: Handle) -> None:
         try:
             freed = self.sweep(held)
@@ -374,11 +292,11 @@ class BucketStore:
         else:
             _log.debug("garbage is gone [location=%s files=%d]", self.files.location, freed)
 
-    def _begun(self, shown: Version, deltas_begin: int) -> _Snapshot:
+    def _begun(self, shown: Version, deltas_begin: int) -> Snapshot:
         """Return a snapshot of the version `shown`, under a name that no other has."""
         last = Version(shown + _SNAPSHOT_COMMITS)
         number = Version(last + self.retain_versions - 1)
-        return _Snapshot(Pointer(number, FileId(new_id())), last, deltas_begin)
+        return Snapshot(Pointer(number, FileId(new_id())), last, deltas_begin)
 
     def _adopted(self, held: Handle, version: Version) -> Handle:
         """Return `held`, upon which `version` is committed, with the snapshot if it is complete by now."""
@@ -479,7 +397,7 @@ class BucketStore:
             # The first files of the format named neither base, which was one file, nor parent, nor snapshot.
             base, parent, begun = int(meta.get("base", 1)), meta.get("parent"), meta.get("snapshot")
             before_it = Pointer(Version(int(parent[0])), FileId(str(parent[1]))) if parent else None
-            snapshot = _Snapshot.from_json(begun) if begun else None
+            snapshot = Snapshot.from_json(begun) if begun else None
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise CorruptDataError("the header of a state file is not as it should be", file=path) from error
         names = [link.pointer.file_name for link in before] + [name for _, name in superseded]
@@ -503,8 +421,11 @@ class BucketStore:
         return self._decoded(pointer, content), len(content)
 
     def _decoded(self, pointer: Pointer, content: Content) -> PUnit:
+        return self._checked(pointer, decode(content, self.files.path_of(pointer.file_name)))
+
+    def _checked(self, pointer: Pointer, unit: PUnit) -> PUnit:
+        """Return the unit in the file at `pointer` if it is what the name says."""
         path = self.files.path_of(pointer.file_name)
-        unit = decode(content, path)
         if (unit.meta.get("version"), unit.meta.get("file_id")) != (pointer.version, pointer.file_id):
             raise CorruptDataError("the file holds another version than its name says", file=path)
         if not isinstance(unit.meta.get("state"), dict):
@@ -512,10 +433,11 @@ class BucketStore:
         return unit
 
 
-def number_of(name: str) -> Version | None:
-    """Return the number in a file's name, finished or not; None if it is no file of a bucket."""
-    match = _NAME.fullmatch(name)
-    return Version(int(match[1])) if match else None
+def _snapshot_is_due(held: Handle, more_bytes: int) -> bool:
+    """Say whether the deltas outgrow the base with one more, of about `more_bytes`."""
+    sizes = [*(link.size_bytes for link in held.links), more_bytes]
+    base, deltas = sizes[: held.base], sizes[held.base :]
+    return len(deltas) > _LONGEST_CHAIN or sum(deltas) > max(_SNAPSHOT_SHARE * sum(base), _LEAST_CHAIN_BYTES)
 
 
 def _meta(pointer: Pointer, unit: PUnit, before: Handle, parent: Pointer | None) -> dict[str, object]:

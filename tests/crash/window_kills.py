@@ -1,4 +1,4 @@
-"""Kill the driver or a worker of windows and their join at random, and compare window for window."""
+"""Kill the driver, the JVM or a worker of a graph of windows at random, and compare window for window."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +23,8 @@ from tests.spark.queries import Input
 from tests.table3 import expected, found, same
 
 _PATIENCE_S = 300.0
-_JOB = "window_job.py"
 _FILE_S = 8
+_KINDS = ("all", "driver", "jvm", "worker")
 
 
 def readings(seed: int, seconds: int) -> pa.Table:
@@ -44,8 +47,44 @@ def readings(seed: int, seconds: int) -> pa.Table:
     return pa.table({name: pa.array(columns[name]).cast(kind) for name, kind in names.items()})
 
 
-def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str], None] = print) -> None:
-    """Kill `kills` times, a driver or a worker in turn, at moments drawn from `seed`; compare what came out.
+@dataclass(frozen=True)
+class Workload:
+    """What is killed.
+
+    Parameters
+    ----------
+    job : str
+        A program of this directory; its graph reads the directory ``files`` and writes the p-stream ``out``.
+    table : callable
+        From a seed and seconds to all rows of all files, in order.
+    expected : callable
+        From these to the windows that come out.
+    group_rows : int, optional
+        Rows of the files' row groups.
+    """
+
+    job: str
+    table: Callable[[int, int], pa.Table]
+    expected: Callable[[pa.Table], list[dict[str, Any]]]
+    group_rows: int | None = None
+
+
+JOINED = Workload("window_job.py", readings, lambda table: expected("SG3", {"smart_grid": table}))
+"""Two kinds of windows and their join, behind a p-stream."""
+
+
+def run_with_kills(
+    directory: Path,
+    seed: int,
+    kills: int,
+    *,
+    workload: Workload = JOINED,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Kill `kills` times, of each kind, at moments drawn from `seed`; compare what came out.
+
+    Files come while the job runs and while it does not. A job whose worker is killed goes on for a while;
+    then, as after every kill, all that is left of it is killed, too.
 
     Raises
     ------
@@ -53,8 +92,9 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
         If a window is missing, came twice or is another, or the job ended by itself.
     """
     draw = random.Random(seed)
+    kinds = [kind for _ in range(-(-kills // len(_KINDS))) for kind in draw.sample(_KINDS, len(_KINDS))]
     files = 3 * (kills + 1)
-    table = readings(seed, _FILE_S * files)
+    table = workload.table(seed, _FILE_S * files)
     bounds = sorted(draw.randrange(table.num_rows) for _ in range(files - 1))
     pieces = [table.slice(a, b - a) for a, b in zip([0, *bounds], [*bounds, table.num_rows], strict=True)]
     source = Input(directory / "files")
@@ -63,34 +103,51 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
     def committed() -> int:
         return len(list(commits.glob("[0-9]*")))
 
-    source.add(*pieces[:3])
-    for kill in range(1, kills + 1):
-        with started(directory, _JOB) as job:
+    def add(*some: pa.Table) -> None:
+        source.add(*some, group_rows=workload.group_rows)
+
+    add(*pieces[:3])
+    for kill, kind in enumerate(kinds[:kills], 1):
+        with started(directory, workload.job) as job:
             goal = committed() + draw.choice([0, 1, 1, 2])
-            source.add(*pieces[3 * kill : 3 * kill + 2])
+            add(*pieces[3 * kill : 3 * kill + 2])
             until(lambda job=job, goal=goal: committed() >= goal or job.poll() is not None, _PATIENCE_S)  # type: ignore[misc]
             assert committed() >= goal, f"no progress: {why(job, directory)}"
             random_moment(draw)
             assert job.poll() is None, why(job, directory)
-            if kill % 2 == 0:
-                _kill_worker(job.pid, draw)
+            if kind != "all":
+                _kill_one(job, kind, draw)
                 random_moment(draw)
+            assert kind != "worker" or job.poll() is None, why(job, directory)
             killed = kill_all(job)
-            assert job.returncode == -signal.SIGKILL
-        source.add(pieces[3 * kill + 2])
-        say(f"kill {kill} of {kills}: {len(killed)} processes after {committed()} micro-batches")
-    with started(directory, _JOB) as job:
+            # A driver whose JVM is gone may have ended with an error.
+            assert kind == "jvm" or job.returncode == -signal.SIGKILL
+        add(pieces[3 * kill + 2])
+        say(f"kill {kill} of {kills}: {kind}, {len(killed)} processes after {committed()} micro-batches")
+    with started(directory, workload.job) as job:
         (directory / "finished").touch()
         assert until(lambda: job.poll() is not None, _PATIENCE_S), f"no end: {why(job, directory)}"
         assert job.returncode == 0, why(job, directory)
-    wanted = expected("SG3", {"smart_grid": table})
+    wanted = workload.expected(table)
     assert wanted
     same(found(directory / "out"), wanted)
     say(f"{table.num_rows} rows in, {len(wanted)} rows of windows out, as without kills")
 
 
-def _kill_worker(job: int, draw: random.Random) -> None:
-    workers = [process for process in processes_of(job) if is_worker(process)]
-    if workers:
+def _kill_one(job: subprocess.Popen[str], kind: str, draw: random.Random) -> None:
+    """Kill a worker, the JVM, or the driver alone."""
+    known: dict[str, Callable[[int], bool]] = {
+        "driver": lambda one: one == job.pid,
+        "jvm": _is_jvm,
+        "worker": is_worker,
+    }
+    found = [process for process in processes_of(job.pid) if known[kind](process)]
+    if found:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(draw.choice(workers), signal.SIGKILL)
+            os.kill(draw.choice(found), signal.SIGKILL)
+
+
+def _is_jvm(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"java" in Path(f"/proc/{process}/cmdline").read_bytes().partition(b"\0")[0]
+    return False

@@ -45,12 +45,12 @@ class Input:
         directory.mkdir(parents=True, exist_ok=True)
         self._count = len(list(directory.glob("*.parquet")))
 
-    def add(self, *tables: pa.Table) -> None:
-        """Add one file for each table; a file appears whole."""
+    def add(self, *tables: pa.Table, group_rows: int | None = None) -> None:
+        """Add one file for each table, of groups of so many rows; a file appears whole."""
         for table in tables:
             path = self.directory / f"{self._count:06d}.parquet"
             hidden = path.with_name(f"_{path.name}")
-            pq.write_table(table, hidden)
+            pq.write_table(table, hidden, row_group_size=group_rows)
             moment = 1_000_000 + self._count  # Spark takes files in the order of their times.
             os.utime(hidden, (moment, moment))
             hidden.rename(path)

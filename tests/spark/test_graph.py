@@ -17,7 +17,7 @@ import penstock
 from penstock.checkpointing.graph_directory import GraphDirectory
 from penstock.checkpointing.graph_facts import facts_of
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
-from penstock.errors import InvalidUsageError, PenstockError
+from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
 from penstock.operators.graph import Graph
 from penstock.spark_ext.graph_handle import RunningGraph
 from tests.graphs import rounded, rows_of
@@ -260,11 +260,25 @@ def test_an_update_queue_and_what_follows_it(spark: SparkSession, tmp_path: Path
     options: dict[str, Any] = {"sources": {"quotes": source.frame(spark)}, "persist": "always"}
     run(graph, spark, tmp_path, **options)
     source.add(quotes(ROWS[30:]))
-    run(graph, spark, tmp_path, **options)
+    recovered = run(graph, spark, tmp_path, **options).recovery
+    assert recovered is not None
+    assert (recovered.buckets, recovered.state_files) == (2, 2)
     newest = {k: (k, t, v) for rows in (ROWS[:30], ROWS[30:]) for k, t, v in rows}
     first = {k: (k, t, v) for k, t, v in ROWS[:30]}
     made = sorted(row for rows in (first, newest) for row in rows.values() if row[2] > 1)
     assert rows_in(tmp_path / "out") == made
+    # The file that the checkpoint points to: before a query starts, it is missed.
+    last = max((tmp_path / "checkpoint" / "state").glob("*/newest/00001/*.punit"))
+    content = last.read_bytes()
+    for damage in (lambda: last.write_bytes(content[:40]), last.unlink):
+        damage()
+        with pytest.raises(CorruptDataError, match=f"file={last}"):
+            run(graph, spark, tmp_path, **options)
+    assert not spark.streams.active
+    last.write_bytes(content)
+    recovered = run(graph, spark, tmp_path, **options).recovery
+    assert recovered is not None
+    assert (recovered.buckets, recovered.state_files) == (2, 4)
 
 
 def test_the_output_of_an_operator_is_persisted(spark: SparkSession, tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
 from penstock.state_store.memory_table import MemoryTable
 
+_LOOKS = 5
+"""Of so many damages one is looked for without a load, too."""
+
 SCHEMA = pa.schema([("k", pa.int64()), ("text", pa.string()), ("list", pa.list_(pa.int16()))])
 
 
@@ -69,11 +72,58 @@ def test_no_damage_of_any_byte_gives_wrong_data(
         for at in range(len(content)):
             path.write_bytes(damage(content, at))
             table = MemoryTable(SCHEMA, ("k",))
+            said = None
             try:
                 store.load(pointer, table)
             except CorruptDataError as error:
                 found += error.context["file"] == str(path)
-            else:
+                said = str(error)
+            if at % _LOOKS == 0:
+                before_load = _said(store.find, pointer)
+                assert before_load in {None, said}, "a load goes well, or says something else"
+                assert damage is _flipped or before_load == said, "of a wrong length"
+            if said is None:
                 assert _content(table) == expected, f"{path.name} at {at}"
         path.write_bytes(content)
     assert found == sum(link.size_bytes for link in handle.links), "each is found, and the file named"
+
+
+def test_what_is_missing_is_found_without_a_load(stored: tuple[BucketStore, Handle, list[Any]]) -> None:
+    store, handle, _ = stored
+    pointer: Pointer = handle.links[-1].pointer
+    assert store.find(pointer).links == handle.links
+    for link in handle.links:
+        path = Path(store.files.path_of(link.pointer.file_name))
+        content = path.read_bytes()
+        path.unlink()
+        said = _said(store.find, pointer)
+        assert said == _said(store.load, pointer, MemoryTable(SCHEMA, ("k",)))
+        assert said is not None
+        assert f"a state file is missing: file={path}" in said
+        path.write_bytes(content)
+
+
+def _said(call: Callable[..., object], *arguments: object) -> str | None:
+    try:
+        call(*arguments)
+    except CorruptDataError as error:
+        return str(error)
+    return None
+
+
+def test_what_is_whole_is_found_without_reading_more_than_one_header(
+    stored: tuple[BucketStore, Handle, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, handle, _ = stored
+    read: list[tuple[str, int]] = []
+    plain = LocalFiles.read_range
+
+    def counted(files: LocalFiles, name: str, at: int, size: int) -> Any:
+        read.append((name, size))
+        return plain(files, name, at, size)
+
+    monkeypatch.setattr(LocalFiles, "read_range", counted)
+    monkeypatch.delattr(LocalFiles, "read")
+    pointer: Pointer = handle.links[-1].pointer
+    store.find(pointer)
+    assert read == [(pointer.file_name, 1 << 14)]

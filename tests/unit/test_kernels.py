@@ -20,7 +20,16 @@ import penstock
 from penstock import _kernels
 from penstock.compression import bits, fused, statistics, text
 from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
-from penstock.operators import arrivals, join_kernels, key_queue, pages, selection, staleness, weighted_queue
+from penstock.operators import (
+    arrivals,
+    comparison_kernels,
+    join_kernels,
+    key_queue,
+    pages,
+    selection,
+    staleness,
+    weighted_queue,
+)
 from penstock.operators.fragments import kernels
 from penstock.operators.windows import sliding_kernels, transitions, zones
 from penstock.state_store import key_index, key_set, keys, memory_table, row_codec, row_store
@@ -113,6 +122,7 @@ KERNELS = {
         *("slide_sum", "_beats", "slide_extreme", "slide_first", "slide_last", "slide_distinct"),
     },
     "selection": {"_find_true"},
+    "comparison_kernels": {"keep"},
     "join_kernels": {"too_old", "link", "next_pairs", "unlink_useless"},
     "kernels": {
         *("_bits", "_position", "enter", "find_slots", "find_slots_of_one", "add_count", "add_sum"),
@@ -146,6 +156,7 @@ REFERENCES = {
     "fused": "test_kernels_of_codecs",
     "sliding_kernels": "test_panes",
     "selection": "test_selection",
+    "comparison_kernels": "test_comparisons",
     "join_kernels": "test_update_join",
     "kernels": "test_fragments",
 }
@@ -162,6 +173,7 @@ MODULES = [
         sliding_kernels,
         join_kernels,
         selection,
+        comparison_kernels,
     ),
     *(bits, text, statistics, fused, decimals, differences, dictionary, run_length, simple8b, variable_byte),
     kernels,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from penstock.checkpointing.protocol.collect import Checkpoint, Facts, Requests, requests
 from penstock.checkpointing.protocol.graph import PersistentOperatorGraph
@@ -18,7 +18,7 @@ __all__ = ["Recovery", "RecoveryReport"]
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What a recovery did, and how long each phase took, in seconds."""
+    """What a recovery did, how long each phase took, in seconds, and what it found of operators' state."""
 
     checkpoint: int | None
     units_loaded: int
@@ -26,6 +26,10 @@ class RecoveryReport:
     upstream_requesting_s: float
     data_recovery_s: float
     upstream_replay_s: float
+    _: KW_ONLY
+    buckets: int = 0
+    state_files: int = 0
+    state_bytes: int = 0
 
 
 class Recovery:

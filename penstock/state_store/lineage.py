@@ -1,0 +1,139 @@
+"""Where versions of a bucket's state stand: pointers, chains of files, and the names of these.
+
+`penstock.state_store.bucket_store` says what they mean and has their invariants.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import NewType
+
+__all__ = ["CLOCK_SUFFIX", "FileId", "Handle", "Link", "Pointer", "Snapshot", "Version", "number_of"]
+
+Version = NewType("Version", int)
+FileId = NewType("FileId", str)
+
+_SUFFIX = ".punit"
+CLOCK_SUFFIX = ".clock"
+"""How the names of records of the clock end (`penstock.state_store.clock_record`)."""
+
+_NAME = re.compile(r"\.?([0-9]{12,})-[^./\\]+\.(punit|clock)(\.[^./\\]+\.tmp)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """What Spark's ``GroupState`` holds of a bucket: which file is its newest version."""
+
+    version: Version
+    file_id: FileId
+
+    @property
+    def file_name(self) -> str:
+        """The name of the file within the bucket's directory."""
+        return f"{self.version:012d}-{self.file_id}{_SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One file of a chain. Of a part of a snapshot, the pointer's version is the file's number."""
+
+    pointer: Pointer
+    size_bytes: int
+
+    def to_json(self) -> list[object]:
+        """Return what `from_json` takes."""
+        return [self.pointer.version, self.pointer.file_id, self.size_bytes]
+
+    @staticmethod
+    def from_json(value: Sequence[object]) -> Link:
+        """Return the link in a header."""
+        version, file_id, size_bytes = value
+        return Link(Pointer(Version(int(str(version))), FileId(str(file_id))), int(str(size_bytes)))
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A snapshot that was begun, as the headers of its version and of those after it name it."""
+
+    pointer: Pointer
+    """Its own file, whose number all its parts have."""
+    last: Version
+    """The last version that may adopt it."""
+    deltas_begin: int
+    """Where, in the chains of its version and of those after it, the deltas begin that it does not hold."""
+    parts: Future[tuple[Link, ...]] | None = field(default=None, compare=False)
+    """What this process writes; None if another one does, or did."""
+
+    def to_json(self) -> list[object]:
+        """Return what `from_json` takes."""
+        return [self.pointer.version, self.pointer.file_id, self.last, self.deltas_begin]
+
+    @staticmethod
+    def from_json(value: Sequence[object]) -> Snapshot:
+        """Return the snapshot in a header."""
+        number, file_id, last, deltas_begin = value
+        pointer = Pointer(Version(int(str(number))), FileId(str(file_id)))
+        return Snapshot(pointer, Version(int(str(last))), int(str(deltas_begin)))
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """Where a loaded state stands: its chain up to and with its newest file.
+
+    Attributes
+    ----------
+    links : tuple of Link
+        The base and the deltas since, oldest first.
+    base : int
+        How many of the links are the base.
+    superseded : tuple of (Version, str)
+        Names of files that a snapshot replaced, its own too, and that may still be there, each with the
+        version that adopted the snapshot.
+    parent : Pointer or None
+        The version before.
+    snapshot : optional
+        What was begun, of this version or one before it, and is not adopted yet.
+    """
+
+    links: tuple[Link, ...] = ()
+    base: int = 1
+    superseded: tuple[tuple[Version, str], ...] = ()
+    parent: Pointer | None = None
+    snapshot: Snapshot | None = None
+
+    @property
+    def pointer(self) -> Pointer | None:
+        """The newest file; None for the empty state."""
+        return self.links[-1].pointer if self.links else None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files of the chain."""
+        return sum(link.size_bytes for link in self.links)
+
+    def written_since(self, before: Handle) -> int:
+        """Return how many bytes the commit wrote that led from `before` here, its new base included."""
+        known = {link.pointer.file_name for link in before.links}
+        return sum(link.size_bytes for link in self.links if link.pointer.file_name not in known)
+
+    def releasable(self, retain_versions: int) -> list[str]:
+        """Return the superseded files that neither `pointer` nor the retained versions before it need."""
+        if self.pointer is None:
+            return []
+        newest = self.pointer.version - retain_versions + 1
+        return [name for version, name in self.superseded if version <= newest]
+
+    def needed(self, retain_versions: int) -> set[str]:
+        """Return the files that `pointer` and the retained versions before it need."""
+        released = set(self.releasable(retain_versions))
+        names = {link.pointer.file_name for link in self.links}
+        return names | {name for _, name in self.superseded if name not in released}
+
+
+def number_of(name: str) -> Version | None:
+    """Return the number in a file's name, finished or not; None if it is no file of a bucket."""
+    match = _NAME.fullmatch(name)
+    return Version(int(match[1])) if match else None
