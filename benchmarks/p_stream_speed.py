@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,10 @@ def bytes_in(place: Path) -> int:
     return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
 
 
-def fill(place: Path, chunks: list[pa.Table], ingest: Scan | None, **options: Any) -> float:
+def fill(place: Path, chunks: Iterable[pa.Table], ingest: Scan | None, **options: Any) -> float:
     """Append chunks to a new p-stream; return the seconds until all were durable, once kernels are there."""
-    first = chunks[0]
+    rest = iter(chunks)
+    first = next(rest)
     scanner = None if ingest is None else Scanner(ingest, first.schema)
     apply: Callable[[pa.Table], pa.Table] = scanner.apply if scanner else lambda rows: rows
     schema = scanner.schema if scanner else first.schema
@@ -104,7 +105,7 @@ def fill(place: Path, chunks: list[pa.Table], ingest: Scan | None, **options: An
         writer.append(apply(first))
         writer.flush()
         begin = time.perf_counter()
-        for chunk in chunks[1:]:
+        for chunk in rest:
             writer.append(apply(chunk))
         writer.flush()
         return time.perf_counter() - begin
