@@ -34,7 +34,7 @@ from benchmarks.p_stream_speed import CHUNK_ROWS, fill
 from benchmarks.windows_growth import KEYS, RATIOS, Case, plot, table
 from penstock.operators.graph import Graph, graph
 
-WARM, COUNTED = 3, 9
+WARM, COUNTED = 9, 9
 """Micro-batches after the first one that are not counted, and those that are."""
 TINY = Case(10, 60, 1024, 10, 10)
 SHOWN = ("million a s", "workers ns", "state MB")

@@ -375,4 +375,4 @@ class Panes:
             [*columns, pa.array(entries.panes), *entries.values.columns], schema=self._layout.entry
         )
         meta = {"watermark": self.watermark, "next": self._next, "rows": len(self), "entries_before": before}
-        return PUnit(kind=kind, meta=meta, blocks={"entries": block})
+        return PUnit(kind=kind, meta=meta, blocks={"entries": block}, packed=True)
