@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.checkpointing.p_unit import decode, encode
+from penstock.checkpointing.p_unit import PUnit, decode, encode
 from penstock.operators.fragments import Fragmenter
 from penstock.operators.scan import PANE, Fragments, Partial
 from penstock.operators.windows import entries as entries_module
@@ -212,8 +212,10 @@ def as_brute_force(
     """
     oracle = Windows(layout.spec.size, layout.spec.slide, delay)
     wanted = {name: AGGREGATES[name] for name in layout.values.names if name in AGGREGATES}
-    state, units, late, newest = Panes(layout), [], 0, None
-    other, missed = Panes(layout), []
+    state, late, newest = Panes(layout), 0, None
+    units: list[PUnit] = []
+    other = Panes(layout)
+    missed: list[PUnit] = []
     for batch in batches:
         # Two parcels, of which the second one arrives later.
         halves = [batch[: len(batch) // 3], batch[len(batch) // 3 :]]
