@@ -10,9 +10,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -90,15 +91,14 @@ def session(master: str = "local[2]", **settings: str) -> Any:
     return spark
 
 
-class MemoryProbe:
-    """Samples the resident memory of this process and all below it, by kind; reports the peaks."""
+class _Probe:
+    """Looks at the processes below this one again and again, while it is entered."""
 
     def __init__(self) -> None:
-        self.peak_mib: dict[str, float] = {}
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> MemoryProbe:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -106,21 +106,57 @@ class MemoryProbe:
         self._stop.set()
         self._thread.join()
 
-    def _sample(self) -> None:
+    def _run(self) -> None:
         while not self._stop.wait(0.2):
-            totals = {"jvm": 0.0, "python": 0.0}
-            for pid in descendants(os.getpid()):
-                try:
-                    status = Path(f"/proc/{pid}/smaps_rollup").read_text()
-                    name = Path(f"/proc/{pid}/comm").read_text().strip()
-                except OSError:
-                    continue
-                pss = next(line for line in status.splitlines() if line.startswith("Pss:"))
-                kind = "jvm" if name == "java" else "python"
-                totals[kind] += int(pss.split()[1]) / 1024
-            totals["total"] = totals["jvm"] + totals["python"]
-            for kind, value in totals.items():
-                self.peak_mib[kind] = max(self.peak_mib.get(kind, 0.0), value)
+            self._look()
+
+    def _look(self) -> None:
+        raise NotImplementedError
+
+
+class MemoryProbe(_Probe):
+    """Samples the resident memory of this process and all below it, by kind; reports the peaks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak_mib: dict[str, float] = {}
+
+    def _look(self) -> None:
+        totals = {"jvm": 0.0, "python": 0.0}
+        for pid in descendants(os.getpid()):
+            try:
+                status = Path(f"/proc/{pid}/smaps_rollup").read_text()
+                kind = _kind(pid)
+            except OSError:
+                continue
+            pss = next(line for line in status.splitlines() if line.startswith("Pss:"))
+            totals[kind] += int(pss.split()[1]) / 1024
+        totals["total"] = totals["jvm"] + totals["python"]
+        for kind, value in totals.items():
+            self.peak_mib[kind] = max(self.peak_mib.get(kind, 0.0), value)
+
+
+class ProcessorProbe(_Probe):
+    """Samples the processor time of all processes below this one, by kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: list[tuple[float, dict[str, float]]] = []
+
+    def between(self, begin: float, end: float) -> dict[str, float]:
+        """Return what `processor_seconds` counted between two times since the epoch."""
+        at = [time_s for time_s, _ in self._seen]
+        return {
+            kind: float(np.diff(np.interp([begin, end], at, [spent[kind] for _, spent in self._seen]))[0])
+            for kind in self._seen[0][1]
+        }
+
+    def _look(self) -> None:
+        self._seen.append((time.time(), processor_seconds()))
+
+
+def _kind(pid: int) -> str:
+    return "jvm" if Path(f"/proc/{pid}/comm").read_text().strip() == "java" else "python"
 
 
 def descendants(root: int) -> list[int]:
@@ -148,7 +184,7 @@ def processor_seconds() -> dict[str, float]:
     for pid in descendants(os.getpid()):
         place = Path(f"/proc/{pid}")
         try:
-            is_java = (place / "comm").read_text().strip() == "java"
+            is_java = _kind(pid) == "jvm"
             # Threads that ended count for their process alone.
             spent = _spent(place / "stat")
             compilers = [

@@ -112,8 +112,8 @@ def bytes_in(place: Path) -> int:
 
 def fill(place: Path, chunks: Iterable[pa.Table], ingest: Scan | None, **options: Any) -> float:
     """Append chunks to a new p-stream; return the seconds until all were durable, once kernels are there."""
-    chunks = iter(chunks)
-    first = next(chunks)
+    rest = iter(chunks)
+    first = next(rest)
     scanner = None if ingest is None else Scanner(ingest, first.schema)
     apply: Callable[[pa.Table], pa.Table] = scanner.apply if scanner else lambda rows: rows
     schema = scanner.schema if scanner else first.schema
@@ -121,7 +121,7 @@ def fill(place: Path, chunks: Iterable[pa.Table], ingest: Scan | None, **options
         writer.append(apply(first))
         writer.flush()
         begin = time.perf_counter()
-        for chunk in chunks:
+        for chunk in rest:
             writer.append(apply(chunk))
         writer.flush()
         return time.perf_counter() - begin

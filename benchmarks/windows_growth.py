@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,26 +106,32 @@ def run(case: Case) -> dict[str, float]:
     }
 
 
-def table(title: str, cases: dict[int, Case]) -> dict[int, dict[str, float]]:
+def table(
+    title: str, cases: dict[int, Case], measure: Callable[[Case], dict[str, float]] = run
+) -> dict[int, dict[str, float]]:
     """Print the figures of cases."""
     found: dict[int, dict[str, float]] = {}
     for number, (label, case) in enumerate(cases.items()):
-        found[label] = run(case)
+        found[label] = measure(case)
         if not number:
             print(f"\n{title:>14}" + "".join(f"{name:>14}" for name in found[label]))
         print(f"{label:>14}" + "".join(f"{value:14.3f}" for value in found[label].values()), flush=True)
     return found
 
 
-def plot(path: Path, found: dict[str, dict[int, dict[str, float]]]) -> None:
-    """Draw throughput and state."""
+def plot(
+    path: Path,
+    found: dict[str, dict[int, dict[str, float]]],
+    names: tuple[str, ...] = ("million a s", "state MB"),
+) -> None:
+    """Draw figures, throughput and state unless told otherwise."""
     plt = pyplot()
-    figure, axes = plt.subplots(2, len(found), figsize=(12, 6), sharex="col")
+    figure, axes = plt.subplots(len(names), len(found), figsize=(12, 3 * len(names)), sharex="col")
     for column, (title, points) in enumerate(found.items()):
-        for row, name in enumerate(("million a s", "state MB")):
+        for row, name in enumerate(names):
             axis: Any = axes[row][column]
             axis.plot(list(points), [one[name] for one in points.values()], marker="o")
-            axis.set(xscale="log", ylabel=name, ylim=(0, None), xlabel=title if row else "")
+            axis.set(xscale="log", ylabel=name, ylim=(0, None), xlabel=title if row == len(names) - 1 else "")
             axis.grid(visible=True, alpha=0.3)
     figure.tight_layout()
     save(figure, path)

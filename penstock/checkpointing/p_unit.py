@@ -46,6 +46,9 @@ FORMAT_VERSION = 2
 CODEC = "zstd"
 """The cascade of every column: no kernel is compiled for it, on whichever machine a worker starts."""
 
+PACKED = "base_delta>ns"
+"""The cascade of integers in units that are `PUnit.packed`: a tenth of the time."""
+
 _MAGIC = b"PENSTOCK"
 _PREFIX = struct.Struct("<8sHHI")
 _CHECKSUM = struct.Struct("<Q")
@@ -58,22 +61,38 @@ _FIRST_BYTES = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class PUnit:
-    """One durable unit: what kind it is, what it says of itself, and its blocks."""
+    """One durable unit: what kind it is, what it says of itself, and its blocks.
+
+    Attributes
+    ----------
+    kind : str
+        What kind it is.
+    meta : mapping of str to JSON values
+        What it says of itself.
+    blocks : mapping of str to pyarrow.RecordBatch
+        Its blocks by name.
+    packed : bool
+        Whether integers are written with `PACKED`, for who runs kernels on what is in it anyway.
+    """
 
     kind: str
     meta: Mapping[str, Any]
     blocks: Mapping[str, pa.RecordBatch] = field(default_factory=dict)
+    packed: bool = field(default=False, kw_only=True, compare=False)
 
 
-def encode_blocks(blocks: Mapping[str, pa.RecordBatch]) -> dict[str, bytes]:
-    """Return the bytes of each block of a p-unit, its columns coded with `CODEC`."""
-    if not blocks:
+def encode_blocks(unit: PUnit) -> dict[str, bytes]:
+    """Return the bytes of each block of a p-unit."""
+    if not unit.blocks:
         return {}
     from penstock.compression import encode_table
 
+    def codec(kind: pa.DataType) -> str:
+        return PACKED if unit.packed and pa.types.is_integer(kind) else CODEC
+
     return {
-        name: encode_table(batch, codecs=dict.fromkeys(batch.schema.names, CODEC))
-        for name, batch in blocks.items()
+        name: encode_table(batch, codecs={field.name: codec(field.type) for field in batch.schema})
+        for name, batch in unit.blocks.items()
     }
 
 
@@ -87,7 +106,7 @@ def encode(unit: PUnit, coded: Mapping[str, bytes] | None = None) -> memoryview:
     coded : mapping of str to bytes, optional
         Its blocks as `encode_blocks` returned them, where the caller has them already.
     """
-    streams = encode_blocks(unit.blocks) if coded is None else coded
+    streams = encode_blocks(unit) if coded is None else coded
     entries = [
         {"name": name, "size": len(stream), "checksum": xxhash.xxh3_64_hexdigest(stream)}
         for name, stream in streams.items()

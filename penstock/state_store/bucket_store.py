@@ -190,7 +190,7 @@ class BucketStore:
         before = self._adopted(replace(held, superseded=kept), pointer.version)
         unit = state.delta()
         begun = None
-        coded = encode_blocks(unit.blocks)
+        coded = encode_blocks(unit)
         if before.snapshot is None and _snapshot_is_due(before, sum(map(len, coded.values()))):
             begun = self._begun(pointer.version, len(before.links) + 1)
             before = replace(before, snapshot=begun)
@@ -349,7 +349,7 @@ class BucketStore:
         try:
             for unit in units:
                 pointer = Pointer(number, FileId(new_id()))
-                coded = encode_blocks(unit.blocks)
+                coded = encode_blocks(unit)
                 parts.append(self._publish(pointer, unit, coded, Handle(base=0), None))
         except Exception:
             for link in parts:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.checkpointing.p_unit import decode, encode
+from penstock.checkpointing.p_unit import PUnit, decode, encode
 from penstock.operators.fragments import Fragmenter
 from penstock.operators.scan import PANE, Fragments, Partial
 from penstock.operators.windows import entries as entries_module
@@ -119,8 +119,9 @@ def test_windows_hold_what_brute_force_puts_into_them(
         rows = sorted(rows, key=lambda row: row.pane)
     cuts = data.draw(st.lists(st.integers(0, len(rows)), max_size=6))
     layout = layout_of(size, min(slide, size))
-    hows = st.sampled_from(["keep", "deltas", "snapshot"])
-    as_brute_force(layout, batches_of(rows, cuts), delay, lambda: data.draw(hows))
+    hows = st.sampled_from(["keep", "deltas", "snapshot", "catch up"])
+    with mock.patch.object(panes_module, "_UNIT_ENTRIES", 5):
+        as_brute_force(layout, batches_of(rows, cuts), delay, lambda: data.draw(hows))
 
 
 MANY_ROWS = st.lists(
@@ -156,11 +157,12 @@ def test_windows_of_stacks_hold_what_brute_force_puts_into_them(
     ]
     cuts = data.draw(st.lists(st.integers(0, len(rows)), min_size=4, max_size=20))
     layout = layout_of(size, min(slide, size), sets=False)
-    hows = st.sampled_from(["keep"] * 8 + ["later", "deltas", "snapshot", "store"])
+    hows = st.sampled_from(["keep"] * 8 + ["later", "deltas", "snapshot", "store", "catch up", "catch up"])
     few = data.draw(st.sampled_from([0, 8]))
     with (
         mock.patch.object(panes_module, "_FEW", 0),
         mock.patch.object(panes_module, "_SHARED", shared),
+        mock.patch.object(panes_module, "_UNIT_ENTRIES", 5),
         mock.patch.object(stacks_module, "_GONE", gone),
         mock.patch.object(entries_module, "_FEW", few),
     ):
@@ -204,10 +206,16 @@ def test_a_micro_batch_goes_over_what_comes_and_what_leaves(monkeypatch: pytest.
 def as_brute_force(
     layout: WindowLayout, batches: list[list[Row]], delay: int, how_next: Callable[[], str]
 ) -> None:
-    """Run micro-batches and compare; between them the state goes on, is stored, now or later, or is read."""
+    """Run micro-batches and compare; between them the state goes on, is stored, now or later, or is read.
+
+    Or another worker goes on, which has an older version, and reads what was stored since.
+    """
     oracle = Windows(layout.spec.size, layout.spec.slide, delay)
     wanted = {name: AGGREGATES[name] for name in layout.values.names if name in AGGREGATES}
-    state, units, late, newest = Panes(layout), [], 0, None
+    state, late, newest = Panes(layout), 0, None
+    units: list[PUnit] = []
+    other = Panes(layout)
+    missed: list[PUnit] = []
     for batch in batches:
         # Two parcels, of which the second one arrives later.
         halves = [batch[: len(batch) // 3], batch[len(batch) // 3 :]]
@@ -231,9 +239,13 @@ def as_brute_force(
         how = how_next()
         if how == "later":
             continue  # The next delta has it, too.
-        units += stored([state.delta()])
+        delta = stored([state.delta()])
+        units, missed = units + delta, missed + delta
         if how in ("snapshot", "store"):
             units = stored(state.snapshot())
+        if how == "catch up":
+            other.restore(missed)
+            state, other, missed = other, state, []
         if how in ("snapshot", "deltas"):
             state = Panes(layout)
             state.restore(units)

@@ -12,6 +12,7 @@ import xxhash
 
 from penstock.checkpointing import FORMAT_VERSION, PUnit, decode, encode
 from penstock.checkpointing.files import LocalFiles
+from penstock.checkpointing.p_unit import CODEC, PACKED, tables
 from penstock.errors import CorruptDataError
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
 from tests.golden import make_fixtures, windows
@@ -32,6 +33,23 @@ def _same(a: PUnit, b: PUnit) -> bool:
 def _small() -> PUnit:
     first = pa.RecordBatch.from_pydict({"a": [1, 2, None], "s": ["x", None, "yz"]})
     return PUnit("delta", {"version": 7}, {"first": first, "second": first.slice(1, 1)})
+
+
+def test_integers_of_a_packed_unit_are_packed_and_read_the_same() -> None:
+    block = pa.RecordBatch.from_pydict(
+        {"n": [7, None, -(1 << 60)], "x": [0.5, None, -0.0], "s": ["a", "", "b"]}
+    )
+    units = [PUnit("delta", {}, {"b": block}, packed=packed) for packed in (False, True)]
+    found = []
+    for unit in units:
+        content = encode(unit)
+        assert _same(decode(content, FILE), unit)
+        coded = tables(content, FILE)["b"]
+        found.append({name: [cascade for _, cascade, *_ in coded.column(name).describe()] for name in "nxs"})
+    assert all(CODEC in cascades for cascades in found[0].values())
+    assert PACKED in found[1].pop("n")
+    del found[0]["n"]
+    assert found[0] == found[1]
 
 
 def _with_header(header: bytes, *, version: int = FORMAT_VERSION, flags: int = 0, tail: bytes = b"") -> bytes:

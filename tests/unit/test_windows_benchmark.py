@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from benchmarks.windows_growth import BATCHES, Case, run
+from benchmarks import windows_growth_in_spark as in_spark
+from benchmarks.windows_growth import BATCHES, Case, run, table
 
 
 @pytest.mark.parametrize(
@@ -19,3 +24,26 @@ def test_a_case_is_measured(case: Case) -> None:
     assert found["million a s"] > 0
     assert found["entries"] >= case.keys
     assert found["delta MB"] > 0
+
+
+def test_in_spark_windows_are_full_before_what_is_counted() -> None:
+    case = Case(7, 40, 4000, 30, 1)
+    stream = pa.concat_tables(in_spark.chunks(case))
+    assert stream.num_rows == case.tuples * (1 + in_spark.WARM + in_spark.COUNTED)
+    first = stream.slice(0, case.tuples)
+    pairs = set(zip(first["key"].to_pylist(), first["time"].to_pylist(), strict=True))
+    assert pairs == set(itertools.product(range(7), range(-30, 0)))
+    times = stream["time"].to_numpy()
+    assert (np.diff(times) >= 0).all()
+    assert times[-1] == (in_spark.WARM + in_spark.COUNTED) * case.seconds - 1
+    assert len(in_spark.query_of(case).plan(persist="always").streams) == 1
+
+
+def test_tables_that_were_printed_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"million a s": 1.5, "beyond ns": 20.25}
+    cases = {number: Case(number, 60, 1000, 10, 10) for number in (10, 1_000_000)}
+    table("keys", cases, lambda _: {"million a s": 3.0})  # of another benchmark
+    for title in ("keys", "size / slide"):
+        table(title, cases, lambda _: found)
+    expected = dict.fromkeys(cases, found)
+    assert in_spark.printed(capsys.readouterr().out) == {"keys": expected, "size / slide": expected}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -244,6 +244,12 @@ class Pile:
         self._newest = newest if self._newest is None else max(newest, self._newest)
         if self._again > _FEW and len(self) >= _CROWDED * (len(self) - self._again):
             self.replace(combined(self._layout, self.whole()))
+
+    def restrict(self, kept: Callable[[Entries], npt.NDArray[np.bool_]]) -> None:
+        """Keep those entries of each part that a function says."""
+        self.parts = [part.where(kept(part)) for part in self.parts]
+        self._count, self.nbytes = sum(map(len, self.parts)), sum(part.nbytes for part in self.parts)
+        self._again = min(self._again, self._count)
 
     def whole(self) -> Entries:
         """Return all entries, sorted."""

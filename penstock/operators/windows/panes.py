@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -239,13 +239,13 @@ class Panes:
             self._forget_silent()
         if not shared:
             return
-        held, border = self._held.whole(), spec.start(first) + spec.size
-        below = held.panes < border
+        border = spec.start(first) + spec.size
         # Those of the stacks were in windows that ended before.
-        front = merged([*([] if stacks is None else stacks.parts()), held.where(below)])
-        if stacks is not None or len(front) >= _FEW:
-            self._held.replace(held.where(~below))
-            self._stacks = Stacks(self._layout, front, border, len(self._index))
+        below = [] if stacks is None else stacks.parts()
+        below += [part.where(part.panes < border) for part in self._held.parts]
+        if stacks is not None or sum(map(len, below)) >= _FEW:
+            self._held.restrict(lambda part: part.panes >= border)
+            self._stacks = Stacks(self._layout, merged(below), border, len(self._index))
 
     def _live(self) -> int:
         """Return how many groups have an entry."""
@@ -351,14 +351,22 @@ class Panes:
 
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply units in their order."""
-        for unit in units:
-            if unit.kind == "snapshot" and unit.meta["entries_before"] == 0:
+        for kind, same in groupby(units, key=lambda unit: unit.kind):
+            if kind == "snapshot":
                 self._held.replace(Entries.none(self._layout))
                 self._stacks = None
-            self._held.add(self._entries_of(unit.blocks["entries"]).in_order())
-            self.watermark, self._next = unit.meta["watermark"], unit.meta["next"]
+            parts = (self._read(unit) for unit in same)
+            # A snapshot was cut where it was long enough, deltas come one after the other.
+            for part in [Entries.concat(parts)] if kind == "snapshot" else parts:
+                self._held.add(part.in_order())
         if self._oldest is not None:
-            self._keep(self._held.whole())
+            self._held.restrict(self._needed)
+            self._forget_silent()
+
+    def _read(self, unit: PUnit) -> Entries:
+        """Return the entries of a unit, and go on from where it was."""
+        self.watermark, self._next = unit.meta["watermark"], unit.meta["next"]
+        return self._entries_of(unit.blocks["entries"])
 
     def _unit(self, kind: str, entries: Entries, before: int = 0) -> PUnit:
         known, of = self._groups(entries.ids)
@@ -367,4 +375,4 @@ class Panes:
             [*columns, pa.array(entries.panes), *entries.values.columns], schema=self._layout.entry
         )
         meta = {"watermark": self.watermark, "next": self._next, "rows": len(self), "entries_before": before}
-        return PUnit(kind=kind, meta=meta, blocks={"entries": block})
+        return PUnit(kind=kind, meta=meta, blocks={"entries": block}, packed=True)

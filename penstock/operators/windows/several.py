@@ -72,6 +72,7 @@ class SeveralPanes:
                 "sides": [unit.meta for unit in units],
             },
             blocks={f"entries_{number}": unit.blocks["entries"] for number, unit in enumerate(units)},
+            packed=True,
         )
 
     def snapshot(self) -> Iterator[PUnit]:
@@ -101,4 +102,4 @@ class SeveralPanes:
 
 def _of_side(number: int, unit: PUnit, watermarks: list[Any]) -> PUnit:
     meta = {"watermarks": watermarks, "side": number, "of_side": unit.meta}
-    return PUnit(unit.kind, meta, unit.blocks)
+    return PUnit(unit.kind, meta, unit.blocks, packed=unit.packed)
