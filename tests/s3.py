@@ -49,8 +49,10 @@ class S3Server:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         self.port = self._server.port
-        created = urllib.request.Request(f"http://127.0.0.1:{self.port}/{BUCKET}", method="PUT")
-        urllib.request.urlopen(created).close()
+        # What all servers of a process hold is one: that of a server before goes.
+        for path, method in (("moto-api/reset", "POST"), (BUCKET, "PUT")):
+            made = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", method=method)
+            urllib.request.urlopen(made).close()
         self.requests.clear()
         return self
 
