@@ -7,7 +7,7 @@ A streaming query with checkpoints on, from a p-stream whose reader makes the fr
 a graph, to a sink that counts them; each case in a process of its own. Keys are drawn evenly, and all
 micro-batches have equally many tuples. Keys: tumbling windows of 10 s, a minute to a micro-batch. Size over
 slide: 1,000 keys, a slide of a second, 400 seconds to a micro-batch. All input is there before the query
-starts. The first micro-batch fills the windows; it and three more are not counted, and then nine are: as
+starts. The first micro-batch fills the windows; it and nine more are not counted, and then nine are: as
 many as it takes until the longest windows have other panes.
 
 Of these: million tuples a second over their ``triggerExecution``; seconds of one, and of the slowest;

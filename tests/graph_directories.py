@@ -105,11 +105,18 @@ def write_pointers(
         (home / str(partition)).mkdir(exist_ok=True)
         for number, put in enumerate(versions, 1):
             mine = {label: at for label, at in put.items() if _partition(label, partitions) == partition}
-            rows = b"".join(_row(label, pointer, waits=waits) for label, pointer in mine.items())
-            (home / str(partition) / f"{number}.delta").write_bytes(_blocks(rows + struct.pack(">i", -1)))
+            write_delta(home / str(partition) / f"{number}.delta", list(mine.items()), waits=waits)
     (home / "0" / "_metadata").mkdir(exist_ok=True)
     (home / "0" / "_metadata" / "schema").write_bytes(content)
     return home
+
+
+def write_delta(
+    path: Path, pairs: Sequence[tuple[int, Pointer | None]], *, waits: bool = False, checksums: bool = False
+) -> None:
+    """Write what a micro-batch put or removed, one after the other; with checksums of rows if told to."""
+    rows = b"".join(_row(label, pointer, waits=waits, checksums=checksums) for label, pointer in pairs)
+    path.write_bytes(_blocks(rows + struct.pack(">i", -1)))
 
 
 def _partition(label: int, partitions: int) -> int:
@@ -120,14 +127,16 @@ def _utf(text: str) -> bytes:
     return struct.pack(">H", len(text)) + text.encode()
 
 
-def _row(label: int, pointer: Pointer | None, *, waits: bool) -> bytes:
+def _row(label: int, pointer: Pointer | None, *, waits: bool, checksums: bool) -> bytes:
     key = struct.pack("<Qii", 0, label, 0)
+    checksum = struct.pack("<I", 0x1234567) if checksums else b""
     if pointer is None:
+        key = checksum + key
         return struct.pack(">i", len(key)) + key + struct.pack(">i", -1)
     name = pointer.file_id.encode()
     group = struct.pack("<QqII", 0, pointer.version, len(name), 24) + name + bytes(-len(name) % 8)
     more = struct.pack("<q", -1) if waits else b""
-    value = struct.pack("<QII", 0, len(group), 16 + len(more)) + more + group
+    value = checksum + struct.pack("<QII", 0, len(group), 16 + len(more)) + more + group
     return struct.pack(">i", len(key)) + key + struct.pack(">i", len(value)) + value
 
 

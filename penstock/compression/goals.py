@@ -64,7 +64,7 @@ def goal_of(goal: str | Goal) -> Goal:
         return goal
     if goal in GOALS:
         return GOALS[goal]
-    if bandwidth := _BANDWIDTH.fullmatch(goal):
+    if bandwidth := _BANDWIDTH.fullmatch(str(goal)):
         return Goal(float(bandwidth["number"]))
     raise InvalidUsageError(
         "there is no such goal", goal=goal, known=", ".join(GOALS), hint="or a bandwidth, such as 500 MB/s"

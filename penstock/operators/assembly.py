@@ -106,14 +106,14 @@ class _Divisions:
 def _mean(total: pa.Array[Any], count: pa.Array[Any]) -> pa.Array[Any]:
     """Return sums divided by counts, null where nothing was counted."""
     if total.null_count:
-        return pc.divide(total.cast(pa.float64()), count.cast(pa.float64()))
+        return pc.divide(total.cast(pa.float64(), safe=False), count.cast(pa.float64()))
     return pa.array(np.true_divide(total.to_numpy(), count.to_numpy()))
 
 
 def _deviation(count: pa.Array[Any], total: pa.Array[Any], squares: pa.Array[Any]) -> pa.Array[Any]:
     """Return the deviation of a sample, null where it has less than two values; see `decompose`."""
     n, s, q = (
-        one.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
+        one.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy(zero_copy_only=False)
         for one in (count, total, squares)
     )
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -29,6 +29,8 @@ __all__ = ["can_fail", "constant", "evaluate", "filter_rows", "project", "type_o
 
 _Value: TypeAlias = Any  # an array or a scalar of pyarrow, which has no types
 _Integers: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+_LEAST_INEXACT: Final = 1 << 53
+"""From it on several whole numbers are the same as doubles."""
 
 
 class _UnknownError(Exception):
@@ -168,6 +170,11 @@ def _is_float(kind: pa.DataType) -> bool:
     return pa.types.is_float32(kind) or pa.types.is_float64(kind)
 
 
+def _double(value: _Value) -> _Value:
+    """Return a value as a ``DOUBLE``: of a whole number that is none the nearest one, as in Spark."""
+    return value.cast(pa.float64(), safe=value.type not in _Integers)
+
+
 def _common(left: _Value, right: _Value) -> tuple[_Value, _Value]:
     """Cast two values to the type in which Spark combines them."""
     kinds = (left.type, right.type)
@@ -181,7 +188,7 @@ def _common(left: _Value, right: _Value) -> tuple[_Value, _Value]:
         return left.cast(wide), right.cast(wide)
     numbers = all(_is_float(kind) or kind in _Integers or pa.types.is_decimal(kind) for kind in kinds)
     if numbers and any(_is_float(kind) for kind in kinds):
-        return left.cast(pa.float64()), right.cast(pa.float64())
+        return _double(left), _double(right)
     raise _UnknownError(f"it combines {kinds[0]} and {kinds[1]}")
 
 
@@ -207,7 +214,7 @@ def _divisor(node: exp.Expr, table: pa.Table) -> _Value:
 
 
 def _divide(node: exp.Expr, table: pa.Table) -> _Value:
-    left, right = _numbers(_value(node.this, table).cast(pa.float64()), _divisor(node, table))
+    left, right = _numbers(_double(_value(node.this, table)), _divisor(node, table))
     return pc.divide(left, right)
 
 
@@ -249,7 +256,8 @@ def _compared(name: str, left: _Value, right: _Value) -> _Value:
         return pc.invert(_compared("equal", left, right))
     decimals = pa.types.is_decimal(left.type) or pa.types.is_decimal(right.type)
     if decimals and (left.type in _Integers or right.type in _Integers):
-        left, right = left.cast(pa.float64()), right.cast(pa.float64())
+        _check_exact(left, right)
+        left, right = _double(left), _double(right)
     left, right = _common(left, right)
     if pa.types.is_nested(left.type):
         raise _UnknownError(f"it compares {left.type}")
@@ -265,6 +273,15 @@ def _compared(name: str, left: _Value, right: _Value) -> _Value:
         return pc.or_(result, pc.and_(left_nan, right_nan))
     more = pc.and_(left_nan, pc.invert(right_nan)) if name == "greater" else left_nan
     return pc.or_(result, more)
+
+
+def _check_exact(left: _Value, right: _Value) -> None:
+    """Leave decimals to Spark that may lie between whole numbers which are the same as doubles."""
+    for decimal, other in ((left, right), (right, left)):
+        if other.type == pa.int64() and pa.types.is_decimal(decimal.type):
+            small = isinstance(decimal, pa.Scalar) and abs(decimal.as_py() or 0) < _LEAST_INEXACT
+            if not small:
+                raise _UnknownError("it compares whole numbers of 64 bits with what is no small literal")
 
 
 def _are(texts: pa.ChunkedArray[Any], text: str) -> pa.ChunkedArray[Any]:

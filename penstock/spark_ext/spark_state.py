@@ -10,7 +10,7 @@ a recovery has less. Read here is what Spark's default provider writes for ``app
 
 Micro-batch ``b`` leaves version ``b + 1``. A file is blocks of LZ4, each with the length and the checksum of
 what is in it; in them are pairs of rows (Spark's ``UnsafeRow``), each behind its length, big-endian. What is
-written otherwise (another provider, codec or format) is not guessed at.
+written otherwise (another provider, codec or format, checksums of rows) is not guessed at.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ _RAW, _COMPRESSED = 0x10, 0x20
 _SEED, _CHECKSUM_BITS = 0x9747B28C, 0x0FFFFFFF
 _VALUES = (["groupState"], ["groupState", "timeoutTimestamp"])
 _END = -1
+_WORD_BYTES, _KEY_BYTES = 8, 16
+"""A row is of words; with checksums of rows, which Spark may be told to write, 4 bytes are before it."""
 _MOST_BLOCK_BYTES = 1 << 25
 """LZ4 in Java has no larger blocks."""
 
@@ -168,8 +170,8 @@ def _newest(version: int, wanted: tuple[Files, set[int]]) -> dict[int, Pointer |
             if names is not None:
                 raise
             content, whole = files.read(f"{number}.snapshot"), True
-        for label, pointer in _pairs(_decompressed(content)):
-            found.setdefault(label, pointer)
+        # Within a version the last one counts, of versions the newest.
+        found = dict(_pairs(_decompressed(content))) | found
         # Nearly always each bucket has a new pointer in each version.
         if whole or (labels and labels <= found.keys()):
             break
@@ -206,10 +208,14 @@ def _pairs(content: bytes) -> Iterator[tuple[int, Pointer | None]]:
         at += 4
         if size == _END:
             return
+        if size != _KEY_BYTES:
+            raise _UnknownError
         (label,) = struct.unpack_from("<i", content, at + 8)
         at += size
         (size,) = struct.unpack_from(">i", content, at)
         at += 4
+        if size > 0 and size % _WORD_BYTES:
+            raise _UnknownError
         yield label, None if size < 0 else _pointer(content[at : at + size])
         at += max(size, 0)
 

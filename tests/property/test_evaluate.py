@@ -161,6 +161,31 @@ def test_what_spark_means_differently_or_may_fail_is_left_to_spark(text: str) ->
     assert type_of(Expression.parse(text), _SCHEMA) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("j > 1.5", [False, True]),
+        ("j BETWEEN 0.5 AND 1.5", [True, False]),
+        ("j >= CAST(1 AS DOUBLE)", [True, True]),
+        ("j > x", [False, True]),
+        ("CAST(9007199254740992 AS DOUBLE) = j", [False, True]),
+        ("j / 2", [0.5, 2.0**52]),
+        ("j * x", [1.0, 2.0**54]),
+    ],
+)
+def test_whole_numbers_that_are_no_doubles_are_the_nearest_ones(text: str, expected: list[object]) -> None:
+    table = pa.table({"j": pa.array([1, 2**53 + 1]), "x": pa.array([1.0, 2.0])})
+    assert evaluate(Expression.parse(text), table).to_pylist() == expected
+
+
+def test_decimals_between_large_whole_numbers_are_left_to_spark() -> None:
+    schema = pa.schema({"i": pa.int32(), "j": pa.int64(), "d": pa.decimal128(20, 1)})
+    for text in ("j > 9007199254740992.0", "j = d", "9007199254740993.5 > j"):
+        assert type_of(Expression.parse(text), schema) is None, text
+    for text in ("j > 9007199254740991.5", "i > 9007199254740992.5", "d > i"):
+        assert type_of(Expression.parse(text), schema) == pa.bool_(), text
+
+
 def test_nothing_is_not_a_number() -> None:
     assert _one("isnan(x)") is False
     assert _one("isnan(x)", x=float("nan")) is True

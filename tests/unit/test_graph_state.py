@@ -21,7 +21,7 @@ from penstock.spark_ext.graph_state import FoundState, HeldBySpark, StatePlace, 
 from penstock.spark_ext.spark_state import Held, held_in_files
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, Version
-from tests.graph_directories import write_graph, write_logs, write_pointers
+from tests.graph_directories import write_delta, write_graph, write_logs, write_pointers
 from tests.s3 import SECRET, S3Server
 from tests.states import DictState
 
@@ -242,6 +242,21 @@ def test_pointers_are_those_of_the_newest_version_that_put_or_removed_them(tmp_p
     (home / "0" / "4.delta").rename(home / "0" / "4.snapshot")
     assert held_in_files(state, 3, []) is not None
     assert held_in_files(state, 4, []) is None
+
+
+def test_of_one_version_the_last_pointer_counts(tmp_path: Path) -> None:
+    first, last = (Pointer(Version(3), FileId(name)) for name in ("first", "last"))
+    home = write_pointers(tmp_path, "q", [{}], partitions=1)
+    write_delta(home / "0" / "1.delta", [(7, first), (8, first), (7, last), (8, None), (9, None), (9, last)])
+    state = open_files(tmp_path / "queries" / "q" / "state")
+    assert held_in_files(state, 0, []) == {0: {7: last, 9: last}}
+
+
+@pytest.mark.parametrize("pointer", [Pointer(Version(7), FileId("f" * 32)), None])
+def test_rows_with_checksums_are_left_to_spark(tmp_path: Path, pointer: Pointer | None) -> None:
+    home = write_pointers(tmp_path, "q", [{}], partitions=1)
+    write_delta(home / "0" / "1.delta", [(LABELS[0], pointer)], checksums=True)
+    assert held_in_files(open_files(tmp_path / "queries" / "q" / "state"), 0, []) is None
 
 
 def test_damage_of_sparks_state_is_left_to_spark(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +14,35 @@ import pytest
 
 from penstock.checkpointing.files import Content, Files
 from penstock.checkpointing.p_stream import Coder, PStream, PStreamWriter, SegmentWriter
-from penstock.errors import UnavailableError
+from penstock.errors import InvalidUsageError, UnavailableError
 from tests.processes import until
+
+AT_THE_END = """
+import atexit, sys, threading
+import pyarrow as pa
+from penstock import PStreamWriter
+
+schema = pa.schema({"n": pa.int64()})
+writer = PStreamWriter(sys.argv[1], schema, interval="1us", threads=int(sys.argv[2]))
+
+def more():
+    for n in range(1, 5):
+        writer.append(pa.table({"n": [n]}, schema))
+        writer.flush()
+
+def others():
+    threading.main_thread().join()
+    more()
+    writer.close()
+
+writer.append(pa.table({"n": [0]}, schema))
+if sys.argv[3] == "thread":
+    threading.Thread(target=others).start()
+else:
+    atexit.register(writer.close)
+    atexit.register(more)
+"""
+"""A program that goes on appending after its main thread has ended, or when it is told of the end."""
 
 SCHEMA = pa.schema({"n": pa.int64()})
 
@@ -110,6 +139,45 @@ def test_of_what_follows_a_commit_that_fails_nothing_is_committed(
     with PStreamWriter(tmp_path / "s") as again:
         assert again.clock == {}
         again.append(numbers(0, 5))
+    assert all_of(tmp_path / "s") == list(range(5))
+
+
+def test_an_abort_commits_only_what_is_under_way_and_tells_who_waits(
+    writer: PStreamWriter, files: _Held, tmp_path: Path
+) -> None:
+    writer.append(numbers(0, 10))
+    files.waits.wait()
+    for first in (10, 20):
+        # The first of these is coded and waits, the other one is taken by nobody.
+        writer.append(numbers(first, first + 10))
+        assert until(lambda: writer.metrics()["blocks"] == 2, patience_s=30)
+    told: list[Exception] = []
+
+    def flush() -> None:
+        try:
+            writer.flush()
+        except InvalidUsageError as error:
+            told.append(error)
+
+    waiting = threading.Thread(target=flush, daemon=True)
+    waiting.start()
+    assert until(lambda: writer._wanted == 3, patience_s=30)
+    ending = threading.Thread(target=writer.abort)
+    ending.start()
+    assert until(lambda: writer._closed, patience_s=30)
+    files.go.set()
+    ending.join()
+    waiting.join(30)
+    assert [str(error).partition(":")[0] for error in told] == ["the writer is closed"]
+    assert all_of(tmp_path / "s") == list(range(10))
+
+
+@pytest.mark.parametrize("how", ["thread", "atexit"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_are_committed_while_the_process_ends(tmp_path: Path, how: str, threads: int) -> None:
+    command = [sys.executable, "-c", AT_THE_END, str(tmp_path / "s"), str(threads), how]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
     assert all_of(tmp_path / "s") == list(range(5))
 
 

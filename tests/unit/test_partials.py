@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.assembly import Assembly
 from penstock.operators.partials import decompose, pane_ms
 from penstock.operators.scan import Partial
 
@@ -118,3 +120,11 @@ def test_a_pane_divides_size_and_slide() -> None:
     for size_ms, slide_ms in ((0, 1), (1, 0), (1_000, 2_000)):
         with pytest.raises(InvalidUsageError):
             pane_ms(size_ms, slide_ms)
+
+
+def test_sums_of_whole_numbers_may_be_no_doubles() -> None:
+    assembly = Assembly({}, {"mean": ("sum", "count")}, {"deviation": ("count", "sum", "squares")})
+    sums, counts = pa.array([None, 2**53 + 1], pa.int64()), pa.array([0, 2])
+    assert assembly.computed("mean", [sums, counts]).to_pylist() == [None, 2.0**52]
+    squares = pa.array([None, 2.0**106])
+    assert assembly.computed("deviation", [counts, sums, squares]).to_pylist() == [None, 2.0**52.5]

@@ -13,7 +13,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from penstock._clock import new_id
 from penstock.checkpointing.p_stream.entry import Commit, Segment, Unit
+from penstock.checkpointing.p_stream.threads import Threads
 from penstock.errors import CorruptDataError
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Coder:
         self._error_bounds = dict(error_bounds or {})
         self._codecs = codecs
         self._chooser()  # a goal or bound that cannot be is refused here
-        self._pool = ThreadPoolExecutor(self.threads, "penstock-coder") if self.threads > 1 else None
+        self._pool = Threads(self.threads, "penstock-coder") if self.threads > 1 else None
 
     def _chooser(self) -> Chooser:
         from penstock.compression import Chooser
@@ -110,7 +111,7 @@ class Coder:
     def close(self) -> None:
         """Wait for what is being coded and let the threads end."""
         if self._pool is not None:
-            self._pool.shutdown()
+            self._pool.close()
 
 
 class SegmentWriter:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +17,7 @@ from penstock._clock import new_id
 from penstock._failpoints import failpoint
 from penstock.checkpointing.p_stream.segments import UNIT_ROWS, Coder, SegmentWriter
 from penstock.checkpointing.p_stream.stream import PStream, check_schema, checked_name
+from penstock.checkpointing.p_stream.threads import Threads
 from penstock.errors import InvalidUsageError
 from penstock.units import parse_duration_us
 
@@ -127,8 +128,9 @@ class PStreamWriter:
         self._appended = self._taken = self._durable = 0
         self._wanted = 0
         self._error: BaseException | None = None
-        self._closed = False
+        self._closed = self._ended = False
         self._changed = threading.Condition()
+        self._committer = Threads(1, "penstock-committer")
         self._thread = threading.Thread(target=self._run, name="penstock-writer", daemon=True)
         self._thread.start()
 
@@ -180,6 +182,8 @@ class PStreamWriter:
         ------
         FencedError
             If another process opened a writer of this name since.
+        InvalidUsageError
+            If the writer was aborted before all was committed.
         CorruptDataError, UnavailableError
             If the stream is damaged or the file system refuses. What was appended since the last commit is
             lost to this writer; a new one tells by its clock from where to go on.
@@ -188,7 +192,9 @@ class PStreamWriter:
             self._check_error()
             wanted = self._wanted = self._appended
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._durable >= wanted or self._error is not None)
+            self._changed.wait_for(lambda: self._durable >= wanted or self._error is not None or self._ended)
+            if self._durable < wanted:
+                self._check_open()
             self._check_error()
 
     def close(self) -> None:
@@ -208,7 +214,7 @@ class PStreamWriter:
             self.abort()
 
     def abort(self) -> None:
-        """End without committing what is pending."""
+        """End without committing what is pending, but for a commit that is under way."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -259,16 +265,22 @@ class PStreamWriter:
 
     def _run(self) -> None:
         """Code one batch while the one before it is committed by another thread."""
-        with ThreadPoolExecutor(1, "penstock-committer") as committer:
-            try:
-                before: Future[None] | None = None
-                while (taken := self._take()) is not None:
-                    segments = self._code(taken)
-                    if before is not None:
-                        before.result()
-                    before = committer.submit(self._commit, taken, segments)
-            except BaseException as error:
-                self._fail(error)
+        try:
+            before: Future[None] | None = None
+            while (taken := self._take()) is not None:
+                segments = self._code(taken)
+                if before is not None:
+                    before.result()
+                if self._is_over():
+                    return
+                before = self._committer.submit(self._commit, taken, segments)
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self._committer.close()
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
 
     def _take(self) -> _Taken | None:
         """Wait for rows, and a while for more; return them."""

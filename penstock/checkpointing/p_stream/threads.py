@@ -1,0 +1,92 @@
+"""Threads that work as long as the process does."""
+
+from __future__ import annotations
+
+import concurrent.futures.thread  # noqa: F401  # pyarrow loads it for arrays, too late after the main thread
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+from typing import ParamSpec, TypeAlias, TypeVar
+
+from penstock.errors import InternalError
+
+__all__ = ["Threads"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_Queue: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
+
+
+class Threads:
+    """Threads that do what they are given, which begins in that order. Any thread may call it.
+
+    Executors of the standard library take nothing any more once the main thread has ended; but other threads,
+    and what is registered for the end (`atexit`), may append rows then, and wait until they are durable.
+    What is not waited for ends with the process.
+
+    Parameters
+    ----------
+    count : int
+        How many; they start at once, since none may start at the end.
+    name : str
+        The beginning of their names.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._work: _Queue = SimpleQueue()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=_run, args=(self._work,), name=f"{name}-{number}", daemon=True)
+            for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+        # The threads know the queue alone, so what is never closed goes all the same.
+        weakref.finalize(self, _end, self._work, count).atexit = False
+
+    def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have something done; the future has what it returns or raises.
+
+        Raises
+        ------
+        InternalError
+            If this is closed.
+        """
+        future: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise InternalError("threads that have ended are given work")
+            self._work.put(partial(_do, future, partial(work, *args, **kwargs)))
+        return future
+
+    def close(self) -> None:
+        """Wait until all is done and the threads have ended. Closing twice is no error."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                _end(self._work, len(self._threads))
+        for thread in self._threads:
+            thread.join()
+
+
+def _run(queue: _Queue) -> None:
+    while (work := queue.get()) is not None:
+        work()
+        del work  # which holds what it was given
+
+
+def _do(future: Future[T], work: Callable[[], T]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _end(queue: _Queue, count: int) -> None:
+    for _ in range(count):
+        queue.put(None)
