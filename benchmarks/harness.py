@@ -184,24 +184,26 @@ def processor_seconds() -> dict[str, float]:
     for pid in descendants(os.getpid()):
         place = Path(f"/proc/{pid}")
         try:
-            is_java = _kind(pid) == "jvm"
-            # Threads that ended count for their process alone.
-            spent = _spent(place / "stat")
-            compilers = [
-                _spent(task / "stat")
-                for task in (place / "task").iterdir()
-                if is_java and (task / "comm").read_text().startswith(("C1 ", "C2 "))
-            ]
+            is_java, spent = _kind(pid) == "jvm", _spent(place)
         except OSError:
             continue
+        compilers = sum(_compiling(task) for task in (place / "task").glob("*")) if is_java else 0
         kind = "this" if pid == os.getpid() else "java" if is_java else "workers"
-        found[kind] += (spent - sum(compilers)) / ticks
-        found["compilers"] += sum(compilers) / ticks
+        found[kind] += (spent - compilers) / ticks
+        found["compilers"] += compilers / ticks
     return found
 
 
-def _spent(stat: Path) -> int:
-    fields = stat.read_text().rsplit(")", 1)[1].split()
+def _compiling(task: Path) -> int:
+    """Return the ticks of a thread that compiles; none of any other, or of one that has ended meanwhile."""
+    try:
+        return _spent(task) if (task / "comm").read_text().startswith(("C1 ", "C2 ")) else 0
+    except OSError:
+        return 0
+
+
+def _spent(place: Path) -> int:
+    fields = (place / "stat").read_text().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])
 
 
