@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -92,9 +93,10 @@ def session(master: str = "local[2]", **settings: str) -> Any:
 
 
 class _Probe:
-    """Looks at the processes below this one again and again, while it is entered."""
+    """Looks at processes again and again, while it is entered."""
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -110,18 +112,15 @@ class _Probe:
         while not self._stop.wait(0.2):
             self._look()
 
-    def _look(self) -> None:
-        raise NotImplementedError
-
 
 class MemoryProbe(_Probe):
     """Samples the resident memory of this process and all below it, by kind; reports the peaks."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(self._sample)
         self.peak_mib: dict[str, float] = {}
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         totals = {"jvm": 0.0, "python": 0.0}
         for pid in descendants(os.getpid()):
             try:
@@ -137,10 +136,10 @@ class MemoryProbe(_Probe):
 
 
 class ProcessorProbe(_Probe):
-    """Samples the processor time of all processes below this one, by kind."""
+    """Samples the processor time of this process and all below it, by kind."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(self._sample)
         self._seen: list[tuple[float, dict[str, float]]] = []
 
     def between(self, begin: float, end: float) -> dict[str, float]:
@@ -151,7 +150,7 @@ class ProcessorProbe(_Probe):
             for kind in self._seen[0][1]
         }
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         self._seen.append((time.time(), processor_seconds()))
 
 
@@ -178,7 +177,10 @@ def descendants(root: int) -> list[int]:
 
 
 def processor_seconds() -> dict[str, float]:
-    """Return the processor time so far of this process, of Java, of its own compilers, and of all others."""
+    """Return the processor time so far of this process, of Java, of its own compilers, and of all others.
+
+    That of processes that have ended is not in it, and that of compiling threads that have is Java's.
+    """
     ticks = os.sysconf("SC_CLK_TCK")
     found = dict.fromkeys(("this", "java", "compilers", "workers"), 0.0)
     for pid in descendants(os.getpid()):

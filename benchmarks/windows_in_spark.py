@@ -126,7 +126,9 @@ class Load:
 
     def chunks(self) -> Iterator[pa.Table]:
         """Return the tuples."""
-        return (self.stream.chunk(number) for number in range(-(-self.batches * self.rows // CHUNK_ROWS)))
+        total = self.batches * self.rows
+        for first in range(0, total, CHUNK_ROWS):
+            yield self.stream.chunk(first // CHUNK_ROWS).slice(0, total - first)
 
 
 def measured(frame: Any, load: Load) -> dict[str, float]:

@@ -92,14 +92,13 @@ def _interval(operator: str, left: exp.Expr, right: exp.Expr, schema: pa.Schema)
     whole, exact = isinstance(value, int), not pa.types.is_decimal(literal.type)
     if isinstance(value, bool) or (not whole and not _is_number(literal.type)):
         return None
+    number = value if exact else literal.cast(pa.float64()).as_py()
     if str(kind) in _FLOATS:
         if whole and abs(value) > _MOST_EXACT:
             return None
-        number = value if exact else literal.cast(pa.float64()).as_py()
         return _of_floats(left.name, np.dtype(_FLOATS[str(kind)]), operator, float(number))
     if str(kind) not in _INTEGERS or (not whole and kind == pa.int64()):
         return None
-    number = value if exact else literal.cast(pa.float64()).as_py()
     return _of_integers(left.name, np.dtype(str(kind)), operator, number)
 
 
@@ -179,9 +178,10 @@ def mask_of(intervals: Iterable[Interval], rows: pa.Table) -> npt.NDArray[np.boo
         if column.null_count:
             return None
         whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        columns.append((one, whole.to_numpy(zero_copy_only=True)))
-        if columns[-1][1].dtype != one.low.dtype:
+        values = whole.to_numpy(zero_copy_only=True)
+        if values.dtype != one.low.dtype:
             return None
+        columns.append((one, values))
     mask = np.empty(rows.num_rows, np.bool_)
     for number, (one, values) in enumerate(columns):
         keep(values, one.low, one.high, one.nan, one.inverted, number == 0, mask)

@@ -62,8 +62,8 @@ class Scanner:
         parts = () if where is None else where.conjuncts()
         if where is not None:
             _known(where, read)
-        self._all_parts = parts
-        self._parts, self._intervals = _divided(parts, read)
+        self._conjuncts = parts
+        self._evaluated, self._intervals = _divided(parts, read)
         self._select = None
         self._selected = self._columns
         if scan.select is not None:
@@ -179,7 +179,7 @@ class Scanner:
 
     def _rows(self, rows: pa.Table) -> pa.Table | None:
         mask: _Mask | None = None
-        if self._all_parts:
+        if self._conjuncts:
             mask = self._mask(rows)
             count = mask.true_count if isinstance(mask, pa.Array) else np.count_nonzero(mask)
             if count == len(mask):
@@ -203,10 +203,10 @@ class Scanner:
         """Return for which rows the predicate is true."""
         found = mask_of(self._intervals, rows) if self._intervals else None
         if found is None:
-            first, *parts = self._all_parts
+            first, *parts = self._conjuncts
             mask = _truth(first, rows)
-        elif self._parts:
-            mask, parts = _bits(found), list(self._parts)
+        elif self._evaluated:
+            mask, parts = _bits(found), list(self._evaluated)
         else:
             return found
         for part in parts:

@@ -89,6 +89,14 @@ def files(writer: PStreamWriter) -> Iterator[_Held]:
     files.go.set()
 
 
+def _hold_up(writer: PStreamWriter, files: _Held) -> None:
+    """Append twice ten rows, of which the first wait to be committed, and the others are coded."""
+    writer.append(numbers(0, 10))
+    files.waits.wait()
+    writer.append(numbers(10, 20))
+    assert until(lambda: writer.metrics()["blocks"] == 2, patience_s=30)
+
+
 def test_while_a_commit_is_synced_the_next_rows_are_coded(
     writer: PStreamWriter, files: _Held, tmp_path: Path
 ) -> None:
@@ -109,10 +117,7 @@ def test_while_a_commit_is_synced_the_next_rows_are_coded(
 def test_rows_that_come_while_others_are_coded_wait_for_one_another(
     writer: PStreamWriter, files: _Held, tmp_path: Path
 ) -> None:
-    writer.append(numbers(0, 10))
-    files.waits.wait()
-    writer.append(numbers(10, 20))
-    assert until(lambda: writer.metrics()["blocks"] == 2, patience_s=30)
+    _hold_up(writer, files)
     for first in range(20, 60, 10):
         writer.append(numbers(first, first + 10))
     files.go.set()
@@ -123,10 +128,7 @@ def test_rows_that_come_while_others_are_coded_wait_for_one_another(
 def test_of_what_follows_a_commit_that_fails_nothing_is_committed(
     writer: PStreamWriter, files: _Held, tmp_path: Path
 ) -> None:
-    writer.append(numbers(0, 10))
-    files.waits.wait()
-    writer.append(numbers(10, 20))
-    assert until(lambda: writer.metrics()["blocks"] == 2, patience_s=30)
+    _hold_up(writer, files)
     files.error = UnavailableError("no space")
     files.go.set()
     with pytest.raises(UnavailableError, match="no space"):
