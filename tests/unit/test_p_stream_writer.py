@@ -125,6 +125,14 @@ def test_rows_that_come_while_others_are_coded_wait_for_one_another(
     assert [commit.rows for commit in PStream(tmp_path / "s").log.commits] == [10, 10, 40]
 
 
+def test_half_of_what_may_wait_is_committed_before_its_time_is_over(tmp_path: Path) -> None:
+    with PStreamWriter(tmp_path / "s", SCHEMA, interval="1h", threads=1, max_pending_bytes=1600) as writer:
+        for number in range(3):
+            writer.append(numbers(100 * number, 100 * number + 100))
+            assert until(lambda: writer.metrics()["pending_bytes"] == 0, patience_s=10)
+    assert all_of(tmp_path / "s") == list(range(300))
+
+
 def test_of_what_follows_a_commit_that_fails_nothing_is_committed(
     writer: PStreamWriter, files: _Held, tmp_path: Path
 ) -> None:
