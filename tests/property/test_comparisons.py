@@ -167,3 +167,14 @@ def test_conjuncts_of_one_column_are_one_interval() -> None:
     found = together(one for text in texts for one in intervals_of(Expression.parse(text), SCHEMA) or ())
     assert [(one.column, one.inverted) for one in found] == [("f", False), ("i", False), ("f", True)]
     assert (int(found[1].low), int(found[1].high)) == (-3, 3)
+
+
+def test_a_conjunct_that_can_fail_fails_for_the_rows_that_those_before_it_let_pass() -> None:
+    rows = pa.table({"i": pa.array([1, 2**31 - 1], pa.int32()), "d": [1.0, 9.0]})
+    after, before = (
+        Scanner(Scan(("i", "d"), where=text), rows.schema)
+        for text in ("d < 5 AND i + 1 > 0", "i + 1 > 0 AND d < 5")
+    )
+    assert after.apply(rows).to_pydict() == {"i": [1], "d": [1.0]}
+    with pytest.raises(InvalidUsageError, match="overflow"):
+        before.apply(rows)
