@@ -293,6 +293,17 @@ def test_silent_groups_leave_nothing_behind(size: int, step: int, monkeypatch: p
     assert state.size_bytes < 1_000_000
 
 
+def test_a_restart_holds_no_entries_of_windows_that_are_closed() -> None:
+    layout = layout_of(4, 2)
+    state, again = Panes(layout), Panes(layout)
+    deltas = []
+    for pane in range(0, 60, 2):
+        state.run([entries_of([Row(f"{i}", pane, 1.0) for i in range(20)], layout)], pane)
+        deltas.append(state.delta())
+    again.restore(stored(deltas))
+    assert len(again) == len(state) <= 60
+
+
 def test_entries_of_a_pane_that_comes_again_and_again_are_combined() -> None:
     layout = layout_of(1000, 1)
     state = Panes(layout)

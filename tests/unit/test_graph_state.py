@@ -185,6 +185,13 @@ def test_a_state_that_is_gone_as_a_whole_is_told(made: Checkpoint) -> None:
         made.find()
 
 
+def test_what_all_buckets_share_is_looked_at_before_anything_is_committed(made: Checkpoint) -> None:
+    shutil.rmtree(made.place / "queries" / "results" / "commits")
+    (made.home / "operator.punit").write_bytes(b"cut")
+    with pytest.raises(CorruptDataError, match=r"too short for a p-unit: file=.*operator\.punit"):
+        made.find()
+
+
 def test_operators_that_are_not_ours_are_left_alone(made: Checkpoint) -> None:
     found = made.find()
     theirs: list[dict[int, Pointer | None]] = [{0: Pointer(Version(3), FileId("theirs"))}]
