@@ -29,6 +29,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from penstock._memory import keep_freed
+
 __all__ = ["DAEMON", "DAEMON_SETTING", "main", "warm_up"]
 
 DAEMON_SETTING: Final = "spark.python.daemon.module"
@@ -106,6 +108,7 @@ def main() -> None:
     """Be Spark's daemon. If something cannot be loaded, it says so and its workers start cold."""
     # Arrow's jemalloc would start a thread, to tidy memory that Arrow does not take from it.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
+    keep_freed()
     try:
         # Spark reads standard output, which has to begin with a port.
         with contextlib.redirect_stdout(sys.stderr):

@@ -32,26 +32,54 @@ SIDE = "side"
 """The column that parcels have besides where an operator has several inputs: the number of theirs."""
 
 _PARCEL_BYTES = 16 << 20
+_IPC = b"\xff\xff\xff\xff"
+_KIND = "rows"
 
 
-def to_parcels(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """Return `batches` as parcels of bounded size; an empty one is a parcel, too."""
+def to_parcels(batches: Iterable[pa.RecordBatch], *, packed: bool = False) -> Iterator[bytes]:
+    """Return `batches` as parcels of bounded size; an empty one is a parcel, too.
+
+    Parameters
+    ----------
+    batches : iterable of pyarrow.RecordBatch
+        The rows; what their schema's metadata say stays with each parcel.
+    packed : bool
+        Whether integers are packed, for which both ends run kernels.
+    """
     for batch in batches:
         size = max(batch.nbytes, 1)
         pieces = max(-(-size // _PARCEL_BYTES), 1)
         rows = max(-(-batch.num_rows // pieces), 1)
         for begin in range(0, max(batch.num_rows, 1), rows):
-            sink = pa.BufferOutputStream()
             piece = batch.slice(begin, rows)
-            with pa.ipc.new_stream(sink, piece.schema) as writer:
-                writer.write_batch(piece)
-            yield sink.getvalue().to_pybytes()
+            yield _packed(piece) if packed else _stream(piece)
+
+
+def _stream(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def _packed(batch: pa.RecordBatch) -> bytes:
+    from penstock.checkpointing.p_unit import PACKED, PUnit, encode
+    from penstock.compression import encode_table
+
+    codecs = {field.name: PACKED if pa.types.is_integer(field.type) else "plain" for field in batch.schema}
+    facts = {name.decode(): text.decode() for name, text in (batch.schema.metadata or {}).items()}
+    return bytes(encode(PUnit(_KIND, facts), {_KIND: encode_table(batch, codecs=codecs)}))
 
 
 def from_parcel(parcel: bytes) -> pa.RecordBatch:
     """Return the batch in `parcel`."""
-    with pa.ipc.open_stream(pa.py_buffer(parcel)) as reader:
-        return reader.read_next_batch()
+    if parcel[: len(_IPC)] == _IPC:
+        with pa.ipc.open_stream(pa.py_buffer(parcel)) as reader:
+            return reader.read_next_batch()
+    from penstock.checkpointing.p_unit import decode
+
+    unit = decode(parcel, "a parcel")
+    return unit.blocks[_KIND].replace_schema_metadata(dict(unit.meta) or None)
 
 
 @dataclass(frozen=True)

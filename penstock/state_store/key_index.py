@@ -154,6 +154,12 @@ class KeyIndex:
         return sum(array.nbytes for array in arrays)
 
     @property
+    def keys(self) -> Keys:
+        """The keys by their numbers."""
+        starts = self._starts[: self._count + 1]
+        return Keys(self._words[: int(starts[-1])], starts, self._hashes[: self._count])
+
+    @property
     def words(self) -> Words:
         """The words of all keys; see `starts`."""
         return self._words

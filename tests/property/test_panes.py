@@ -24,7 +24,7 @@ from penstock.operators.windows import panes as panes_module
 from penstock.operators.windows import sliding, sliding_kernels
 from penstock.operators.windows import stacks as stacks_module
 from penstock.operators.windows.groups import GroupCodec
-from penstock.operators.windows.layout import ENTRY_PANE, START, WindowLayout
+from penstock.operators.windows.layout import ENTRY_PANE, START, Closed, WindowLayout
 from penstock.operators.windows.panes import Panes
 from penstock.operators.windows.several import SeveralPanes
 from penstock.operators.windows.spec import WindowSpec
@@ -120,9 +120,15 @@ def test_windows_hold_what_brute_force_puts_into_them(
     cuts = data.draw(st.lists(st.integers(0, len(rows)), max_size=6))
     layout = layout_of(size, min(slide, size))
     hows = st.sampled_from(["keep", "deltas", "snapshot", "catch up"])
-    with mock.patch.object(panes_module, "_UNIT_ENTRIES", 5):
+    with (
+        mock.patch.object(panes_module, "_UNIT_ENTRIES", 5),
+        mock.patch.object(panes_module, "_CHUNK_WINDOWS", data.draw(CHUNKS)),
+    ):
         as_brute_force(layout, batches_of(rows, cuts), delay, lambda: data.draw(hows))
 
+
+CHUNKS = st.sampled_from([1, 4, 1000])
+"""Windows are made a few at once, by two threads, or all at once."""
 
 MANY_ROWS = st.lists(
     st.builds(
@@ -163,6 +169,7 @@ def test_windows_of_stacks_hold_what_brute_force_puts_into_them(
         mock.patch.object(panes_module, "_FEW", 0),
         mock.patch.object(panes_module, "_SHARED", shared),
         mock.patch.object(panes_module, "_UNIT_ENTRIES", 5),
+        mock.patch.object(panes_module, "_CHUNK_WINDOWS", data.draw(CHUNKS)),
         mock.patch.object(stacks_module, "_GONE", gone),
         mock.patch.object(entries_module, "_FEW", few),
     ):
@@ -266,15 +273,51 @@ def test_what_is_late_is_late_where_nothing_waits() -> None:
         assert starts == [18]
 
 
-def test_many_windows_are_handed_over_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = layout_of(4, 1)
-    rows = [Row(group, pane, 1.0) for pane in range(30) for group in "abc"]
-    whole = Panes(layout).run([entries_of(rows, layout)], 30).windows
+@pytest.mark.parametrize("slide", [1, 3])
+@pytest.mark.parametrize("groups", ["abc", "a", "aaaaaaaabc", "abbbbbbbbbbc"])
+def test_many_windows_are_handed_over_in_pieces(
+    groups: str, slide: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = layout_of(4, slide)
+    # Where a group is named more often, it has tuples in more panes, though not in all.
+    rows = [
+        Row(group, pane, float(pane))
+        for pane in range(90)
+        for number, group in enumerate(groups)
+        if group == "b" or pane % len(groups) == number
+    ]
+    whole = Panes(layout).run([entries_of(rows, layout)], 90).windows
     monkeypatch.setattr(panes_module, "_CHUNK_WINDOWS", 10)
-    pieces = Panes(layout).run([entries_of(rows, layout)], 30).windows
+    pieces = Panes(layout).run([entries_of(rows, layout)], 90).windows
     assert len(whole) == 1
     assert len(pieces) > 1
+    assert max(piece.num_rows for piece in pieces) <= 40
     assert pa.Table.from_batches(pieces) == pa.Table.from_batches(whole)
+
+
+def test_an_error_in_one_piece_is_that_of_the_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = layout_of(4, 1)
+    rows = [Row(group, pane, 1.0) for pane in range(30) for group in "abc"]
+    monkeypatch.setattr(panes_module, "_CHUNK_WINDOWS", 10)
+
+    def fail(closed: Closed) -> pa.RecordBatch:
+        raise ZeroDivisionError(len(closed.of))
+
+    with pytest.raises(ZeroDivisionError):
+        Panes(layout).run([entries_of(rows, layout)], 30, fail)
+
+
+def test_groups_that_are_forgotten_have_their_windows_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Forgotten groups give their numbers to others, which must not be while theirs are looked up.
+    monkeypatch.setattr(panes_module, "_FEW", 0)
+    monkeypatch.setattr(panes_module, "_CHUNK_WINDOWS", 1)
+    layout = layout_of(1, 1)
+    state, found = Panes(layout), []
+    for pane in range(20):
+        rows = [Row(f"{pane} {number}", pane, 1.0) for number in range(6)]
+        done = state.run([entries_of(rows, layout)], pane + 1)
+        found += [group for batch in done.windows for group in batch["group"].to_pylist()]
+    assert sorted(found) == sorted(f"{pane} {number}" for pane in range(20) for number in range(6))
 
 
 @pytest.mark.parametrize(("size", "step"), [(4, 100), (80, 10)], ids=["apart", "in stacks"])
@@ -338,6 +381,51 @@ def test_groups_get_numbers_in_order_of_appearance(
         found = codec.numbers(numbers, [some], len(some))
         assert found.tolist() == keys.find_or_add(codec.encode([some], len(some))).tolist()
     assert len(numbers) == len(keys)
+
+
+@pytest.mark.parametrize("least", [10, 1 << 14], ids=["by runs", "as keys"])
+@pytest.mark.parametrize("run", [1, 8])
+def test_runs_of_equal_groups_get_the_numbers_that_their_rows_would(
+    least: int, run: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups_module, "_MANY", least)
+    monkeypatch.setattr(groups_module, "_SAMPLE", 16)
+    columns = [
+        pa.array([choices[i // run * i // run % 7 % len(choices)] for i in range(200)])
+        for choices in VALUES_OF_GROUPS.values()
+    ]
+    columns.append(columns[1].dictionary_encode())
+    for names in ([0], [1, 2], [0, 1, 2, 3], [4], [4, 0], []):
+        some = [columns[name].slice(3) for name in names]
+        plain = [columns[1 if name == 4 else name].type for name in names]
+        codec = GroupCodec([pa.field(f"{name}", kind) for name, kind in zip(names, plain, strict=True)])
+        numbers, keys = KeyIndex(), KeyIndex()
+        found = codec.numbers(numbers, some, 197)
+        assert found.tolist() == keys.find_or_add(codec.encode(some, 197)).tolist()
+        assert numbers.keys.hashes.tolist() == keys.keys.hashes.tolist()
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 2)), max_size=8),
+    in_order=st.booleans(),
+)
+def test_entries_that_are_sorted_are_known_for_it(rows: list[tuple[int, int]], in_order: bool) -> None:
+    rows = sorted(rows) if in_order else rows
+    ids, panes = (np.array([row[at] for row in rows], np.int64) for at in (0, 1))
+    assert sliding_kernels.are_sorted(ids, panes) == (rows == sorted(rows))
+
+
+@given(
+    values=st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=20),
+    ranges=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=20),
+)
+def test_integers_of_ranges_are_added(values: list[int], ranges: list[tuple[int, int]]) -> None:
+    bounds = [(min(a, b, len(values)), min(max(a, b), len(values))) for a, b in ranges]
+    lows, highs = (np.array([one[end] for one in bounds], np.int64) for end in (0, 1))
+    out = np.empty(len(bounds), np.int64)
+    sliding_kernels.add_ranges(np.array(values), lows, highs, np.empty(len(values) + 1, np.int64), out)
+    wrapped = [(sum(values[a:b]) + 2**63) % 2**64 - 2**63 for a, b in bounds]
+    assert out.tolist() == wrapped
 
 
 @given(

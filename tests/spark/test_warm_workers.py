@@ -38,6 +38,7 @@ def facts_of_a_worker(spark: SparkSession) -> dict[str, Any]:
             "daemon_process": os.getppid(),
             "modules": loaded,
             "pyspark": sys.modules["pyspark"].__file__,
+            "memory_pool": pa.default_memory_pool().backend_name,
             "frozen": gc.get_freeze_count(),
             "kernels": kernels,
             "daemon": (parent / "cmdline").read_text().split("\0"),
@@ -58,6 +59,7 @@ def test_a_worker_has_loaded_what_it_needs(spark: SparkSession) -> None:
     assert {"pandas", "pyarrow", "numba", "pyspark.worker"} <= set(facts["modules"])
     assert {"penstock.spark_ext.update_queue", "penstock.spark_ext.bucket_task"} <= set(facts["modules"])
     assert facts["frozen"] > 10_000
+    assert facts["memory_pool"] == "system", "it keeps memory that is free"
     assert facts["kernels"]["_find_or_add"] >= 1
     assert ".zip" not in facts["pyspark"]
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock._clock import SimulatedClock
 from penstock.errors import InvalidUsageError
 from penstock.operators.arrivals import Arrivals, conflate
 from penstock.operators.conform import conform
 from penstock.operators.key_queue import Policy
+from penstock.operators.scan import PANE, Fragments, Partial
 from penstock.operators.serve import Budget, Query
 from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.windows import groups
+from penstock.operators.windows.groups import GroupCodec
 from penstock.spark_ext import bucket_task, packing, parcels
 from penstock.spark_ext.bucket_task import BucketTask, Parcel, Turn
 from penstock.spark_ext.buckets import bucket_labels
@@ -28,7 +34,7 @@ from penstock.spark_ext.stateful import result_frames
 from penstock.spark_ext.window_packing import EntryPacker, facts_of
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.cache import StateCache
-from tests.columns import KINDS, sliced
+from tests.columns import KINDS, arrays
 from tests.naive import Update, bucket_of, key_words
 from tests.streams import STREAM, rows_of, updates_of
 
@@ -128,10 +134,11 @@ def test_positions_go_on_across_batches() -> None:
     assert first.tolist() == list(range(6))
 
 
-def test_large_batches_are_cut_into_bounded_parcels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_large_batches_are_cut_into_bounded_parcels(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parcels, "_PARCEL_BYTES", 10_000)
     batch = pa.RecordBatch.from_pydict({"n": list(range(5000)), "s": ["x" * 20] * 5000})
-    pieces = list(to_parcels([batch]))
+    pieces = list(to_parcels([batch], packed=packed))
     assert len(pieces) > 10
     assert max(map(len, pieces)) < 12_000
     assert pa.Table.from_batches(map(from_parcel, pieces)).to_batches() != []
@@ -145,11 +152,25 @@ def test_a_parcel_of_a_slice_does_not_carry_the_whole_batch() -> None:
     assert from_parcel(parcel) == batch.slice(500, 10)
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", list(KINDS), ids=str)
-def test_no_type_is_lost_on_the_way(kind: pa.DataType) -> None:
-    batch = pa.RecordBatch.from_arrays([sliced(pa.nulls(3, kind), 2)], ["c"])
-    (parcel,) = to_parcels([batch])
-    assert from_parcel(parcel).schema == batch.schema
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_nothing_is_lost_on_the_way(kind: pa.DataType, packed: bool, data: st.DataObject) -> None:
+    schema = pa.schema([pa.field("c", kind)], metadata={"newest": "-3"})
+    column = arrays(data.draw, kind, data.draw(st.integers(0, 5)), nulls=True)
+    batch = pa.RecordBatch.from_arrays([column], schema=schema)
+    (parcel,) = to_parcels([batch], packed=packed)
+    back = from_parcel(parcel)
+    assert back.schema.equals(schema, check_metadata=True)
+    assert repr(back.to_pylist()) == repr(batch.to_pylist())
+
+
+def test_entries_of_windows_cross_in_a_third_of_their_bytes() -> None:
+    many = {"k": [7] * 10_000, "pane": list(range(10_000)), "n": [i % 20 for i in range(10_000)]}
+    batch = pa.RecordBatch.from_pydict(many | {"sum": [i / 3 for i in range(10_000)]})
+    (parcel,) = to_parcels([batch], packed=True)
+    assert len(parcel) < batch.nbytes / 3
     assert from_parcel(parcel) == batch
 
 
@@ -302,6 +323,43 @@ def test_rows_for_windows_of_rows_travel_with_their_times() -> None:
     assert all(batch.schema.equals(arriving) for batch in batches)
     found = sorted(tuple(row.values()) for batch in batches for row in batch.to_pylist() if row["k"])
     assert found == [("a", 5, 0), ("b", 6, 3)]
+
+
+@pytest.mark.parametrize("keys", [("k",), ("k", "l"), ()])
+@pytest.mark.parametrize("many", [8, 1 << 14], ids=["by group", "by bucket"])
+def test_entries_of_a_bucket_come_by_group_where_groups_have_many(
+    keys: tuple[str, ...], many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "_MANY", many)
+    monkeypatch.setattr(groups, "_SAMPLE", 64)
+    count = 400
+    columns = {
+        "pane": pa.array([i // 8 * 60 for i in range(count)]),
+        "k": pa.array([[None, "a", "b", "cc"][i % 4] for i in range(count)]),
+        "l": pa.array([i % 8 // 4 for i in range(count)]),
+        "rows": pa.array(range(count)),
+    }
+    made = pa.record_batch(columns).rename_columns([PANE, "k", "l", "rows"])
+    packer = EntryPacker.of(Fragments(1000, "t", "s", keys, (Partial("count", "*", "rows"),)), made.schema, 3)
+    packer = replace(packer, pane_steps=60)
+    found = [
+        (bucket_labels(3).index(row["bucket"]), from_parcel(row["payload"]))
+        for batch in packer.pack([made.select([PANE, *keys, "rows"])])
+        for row in batch.to_pylist()
+    ]
+    assert sorted(i for _, batch in found for i in batch["rows"].to_pylist()) == list(range(count))
+    for bucket, batch in found:
+        rows = batch.to_pylist()
+        codec = GroupCodec([batch.schema.field(key) for key in keys])
+        of = codec.encode([batch[key] for key in keys], len(rows)).bucket(3)
+        assert set(of.tolist()) <= {bucket}
+        runs = [tuple(row[key] for key in keys) for row in rows]
+        changes = sum(a != b for a, b in pairwise(runs))
+        if many == 8:
+            assert changes == max(len(set(runs)) - 1, 0)
+        for run in set(runs):
+            mine = [row["rows"] for row in rows if tuple(row[key] for key in keys) == run]
+            assert mine == sorted(mine)
 
 
 def test_results_that_are_many_bytes_are_followed_by_rows_that_let_them_pass() -> None:

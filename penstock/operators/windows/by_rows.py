@@ -135,7 +135,7 @@ class RowPanes(Panes):
         self._fragmenter.add(pa.array(np.cumsum(starts)), [], columns)
         values = self._fragmenter.finish()
         made = Entries(ids[starts], panes[starts], values.select(self._rows.values.names))
-        self._arrive(made)
+        self._arrive([made])
 
     def _make_room(self) -> None:
         self._numbered = grown(self._numbered, len(self._index))
@@ -154,10 +154,11 @@ class RowPanes(Panes):
     def _in_time(self, settled: Entries) -> Entries:
         return settled.take(np.argsort(settled.values.column(self._rows.end).to_numpy(), kind="stable"))
 
-    def _close(self) -> Iterator[Found]:
-        """Yield the windows whose panes are full, and let go of what no other needs."""
-        if not len(self):
-            return
+    def _close(self) -> Iterator[Found] | None:
+        """Return the windows whose panes are full; None if there are no panes."""
+        return self._whole() if len(self) else None
+
+    def _whole(self) -> Iterator[Found]:
         held = self._held.whole()
         spec, full, begun = self._rows.spec, self._full(), self._next_windows
         panes = held.panes - begun[held.ids] * spec.slide
@@ -172,13 +173,12 @@ class RowPanes(Panes):
                     low=found.low[whole],
                     high=found.high[whole],
                 )
-        self._let_go()
 
     def _let_go(self) -> None:
-        """Drop the entries that no incomplete window needs."""
+        """Let go of the entries that no incomplete window needs, once those that are whole are made."""
         spec = self._rows.spec
         self._next_windows = np.maximum((self._full() - spec.size) // spec.slide + 1, 0)
-        self._keep(self._held.whole())
+        super()._let_go()
 
     def _needed(self, entries: Entries) -> npt.NDArray[np.bool_]:
         needed = self._full() if self._settles else self._next_windows * self._rows.spec.slide

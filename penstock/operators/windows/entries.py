@@ -70,8 +70,7 @@ class Entries:
 
     def in_order(self) -> Entries:
         """Return them sorted by group and pane, equal ones in the order that they have."""
-        same = self.ids[1:] == self.ids[:-1]
-        if ((self.ids[1:] > self.ids[:-1]) | (same & (self.panes[1:] >= self.panes[:-1]))).all():
+        if kernels.are_sorted(self.ids, self.panes):
             return self
         order = np.arange(len(self))
         if (self.panes[1:] < self.panes[:-1]).any():

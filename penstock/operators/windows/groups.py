@@ -55,19 +55,30 @@ class GroupCodec:
             filled.append(plain)
         return self._codec.encode([pa.array(nulls), *filled])
 
+    def repeat(self, columns: Sequence[pa.Array[Any]], rows: int) -> bool:
+        """Say whether few groups have many rows, by a sample of these."""
+        if rows < _MANY:
+            return False
+        sample = [column.take(pa.array(np.arange(0, rows, rows // _SAMPLE))) for column in columns]
+        count = len(sample[0]) if sample else 1
+        return len(np.unique(self.encode(sample, count).hashes)) * _TIMES <= _SAMPLE
+
     def numbers(self, index: KeyIndex, columns: Sequence[pa.Array[Any]], rows: int) -> Integers:
         """Return the numbers of rows' groups in an index; those that are new get the next ones.
 
         Where few groups have many rows, these are told apart as values, and only the groups as keys.
         """
-        if len(columns) != 1 or rows < _MANY or pa.types.is_dictionary(columns[0].type):
+        if rows < _MANY:
             return index.find_or_add(self.encode(columns, rows))
-        (column,) = columns
-        if len(column.slice(0, _SAMPLE).unique()) > _SAMPLE // _TIMES:
-            return index.find_or_add(self.encode(columns, rows))
-        coded = column.dictionary_encode(null_encoding="encode")
-        known = index.find_or_add(self.encode([coded.dictionary], len(coded.dictionary)))
-        return known[coded.indices.to_numpy()]
+        if (begins := _runs(columns, rows)) is not None:
+            heads = [column.take(pa.array(begins)) for column in columns]
+            known = index.find_or_add(self.encode(heads, len(begins)))
+            return np.repeat(known, np.diff(begins, append=rows))
+        if len(columns) == 1 and not pa.types.is_dictionary(columns[0].type) and self.repeat(columns, rows):
+            coded = columns[0].dictionary_encode(null_encoding="encode")
+            known = index.find_or_add(self.encode([coded.dictionary], len(coded.dictionary)))
+            return known[coded.indices.to_numpy()]
+        return index.find_or_add(self.encode(columns, rows))
 
     def decode(self, words: Words, starts: Positions) -> list[pa.Array[Any]]:
         """Return the columns of the groups that begin at `starts` in `words`."""
@@ -79,6 +90,25 @@ class GroupCodec:
             pc.if_else(pa.array((bits >> bit) & 1 == 1), pa.scalar(None, column.type), column)
             for bit, column in enumerate(columns)
         ]
+
+
+def _runs(columns: Sequence[pa.Array[Any]], rows: int) -> Integers | None:
+    """Return where runs of equal rows begin; None where they are short."""
+    sample = _begins([column.slice(0, _SAMPLE) for column in columns], min(rows, _SAMPLE))
+    if len(sample) * _TIMES > min(rows, _SAMPLE):
+        return None
+    begins = _begins(columns, rows)
+    return begins if len(begins) * _TIMES <= rows else None
+
+
+def _begins(columns: Sequence[pa.Array[Any]], rows: int) -> Integers:
+    """Return the places of rows that differ from the one before, in order; the first one is."""
+    differ = np.zeros(rows, np.bool_)
+    differ[:1] = True
+    for column in columns:
+        plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        differ[pc.run_end_encode(plain).run_ends.to_numpy()[:-1]] = True
+    return np.flatnonzero(differ)
 
 
 def _nothing(kind: pa.DataType) -> pa.Scalar[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import groupby, pairwise
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow as pa
 from penstock.checkpointing import PUnit
 from penstock.operators.stream import Integers
 from penstock.operators.windows import sliding_kernels as kernels
+from penstock.operators.windows.at_once import at_once
 from penstock.operators.windows.entries import Entries, Found, Pile, combined, merged, sorted_by
 from penstock.operators.windows.groups import GroupCodec
 from penstock.operators.windows.layout import ENTRY_PANE, Assembled, Closed, Settled, WindowLayout
@@ -24,7 +26,9 @@ from penstock.state_store.keys import Keys
 __all__ = ["Panes"]
 
 _UNIT_ENTRIES = 1 << 20
-_CHUNK_WINDOWS = 1 << 20
+_CHUNK_WINDOWS = 1 << 17
+_THREADS = min(2, len(os.sched_getaffinity(0)))
+"""Cores that are idle where few groups have all windows."""
 _FEW = 1024
 _LEAST = np.iinfo(np.int64).min
 _ROOM = 4
@@ -99,12 +103,17 @@ class Panes:
             The partials of windows that `finish` reads; all unless given.
         """
         rows_in, late = self._enter(list(arriving), watermark)
-        count, windows = 0, []
-        for found in self._close():
+
+        def made(found: Found) -> tuple[int, pa.RecordBatch]:
             closed = self._closed(found, reads)
-            count += len(closed.of)
-            windows.append(closed.batch(self._layout.window) if finish is None else finish(closed))
-        return Assembled(windows, rows_in, late, self._live(), count)
+            return len(closed.of), closed.batch(self._layout.window) if finish is None else finish(closed)
+
+        closing = self._close()
+        done = [] if closing is None else list(at_once(made, closing, _THREADS))
+        if closing is not None:
+            self._let_go()
+        windows = [batch for _, batch in done]
+        return Assembled(windows, rows_in, late, self._live(), sum(count for count, _ in done))
 
     def _enter(self, arriving: list[pa.RecordBatch], watermark: int | None) -> tuple[int, int]:
         """Add entries, then note the watermark; return how many rows came, and how many of these are late."""
@@ -120,7 +129,7 @@ class Panes:
                 late += int(counts[behind].sum())
                 parts.append(self._entries_of(batch.filter(pa.array(~behind))))
         if parts:
-            self._arrive(Entries.concat(parts))
+            self._arrive(parts)
         self._pass(watermark)
         return rows, late
 
@@ -194,37 +203,42 @@ class Panes:
         columns = [batch.column(name) for name in layout.values.names]
         return Entries(ids, panes, pa.RecordBatch.from_arrays(columns, schema=layout.values))
 
-    def _arrive(self, entries: Entries) -> None:
+    def _arrive(self, parts: list[Entries]) -> None:
         """Let entries in, in any order."""
-        self._arrived.append(entries)
-        if self._stacks is None and len(self._held) < len(entries):
+        if self._stacks is None and len(self._held) < sum(map(len, parts)):
             # Sorted with them, so that what is more is not copied once more.
-            self._held.replace(Entries.concat([*self._held.parts, entries]).in_order())
+            self._arrived.append(Entries.concat(parts))
+            self._held.replace(merged(part.in_order() for part in [*self._held.parts, *parts]))
             return
-        self._arrived[-1] = entries.in_order()
+        self._arrived.append(merged(part.in_order() for part in parts))
         self._held.add(self._arrived[-1])
 
-    def _close(self) -> Iterator[Found]:
-        """Yield the windows that the watermark closes, and let go of what no other needs."""
+    def _close(self) -> Iterator[Found] | None:
+        """Return the windows that the watermark closes; None if there are none."""
         spec = self._layout.spec
         if self.watermark is None:
-            return
+            return None
         last, before = spec.last_complete(self.watermark), self._next
         self._next = last + 1 if before is None else max(last + 1, before)
         if not len(self):
-            return
+            return None
         first = before
         if first is None:
             first = spec.first_with(min(int(part.panes.min()) for part in self._held.parts if len(part)))
         if last < first:
-            return
+            return None
         self._stack(first, last)
-        held = self._held.whole()
-        needed = held
+        needed = self._held.whole()
         if self._stacks is not None:
-            needed, held = self._stacks.close(held, first, last)
-        yield from self._found(needed, needed.panes, first, last)
-        self._keep(held)
+            needed, left = self._stacks.close(needed, first, last)
+            self._held.replace(left)
+        return self._found(needed, needed.panes, first, last)
+
+    def _let_go(self) -> None:
+        """Let go of the entries that no open window needs, once those that closed are made."""
+        held = self._held.whole()
+        self._held.replace(held.where(self._needed(held)))
+        self._forget_silent()
 
     def _stack(self, first: int, last: int) -> None:
         """Have stacks for the windows that close, if these have much in common, or none."""
@@ -260,11 +274,6 @@ class Panes:
         """Return which entries an open window needs."""
         return entries.panes >= (_LEAST if self._oldest is None else self._oldest)
 
-    def _keep(self, held: Entries) -> None:
-        """Hold those entries that are needed, of what was held."""
-        self._held.replace(held.where(self._needed(held)))
-        self._forget_silent()
-
     def _many_silent(self) -> bool:
         """Say whether there are many groups without entries."""
         return not self._settles and len(self._index) > _SILENT * self._live() + _FEW
@@ -294,23 +303,48 @@ class Panes:
         `panes` are those of the entries, from which windows are numbered.
         """
         spec, ids = self._layout.spec, entries.ids
+        if not len(ids):
+            return
         count = self._room(ids, panes, first, last)
-        pieces = -(-count // _CHUNK_WINDOWS)
-        cuts = [int(np.searchsorted(ids, ids[len(ids) * i // pieces])) for i in range(1, pieces)]
-        for begin, end in pairwise([0, *cuts, len(ids)]):
+        for begin, end, low, high in self._pieces(ids, panes, first, last, -(-count // _CHUNK_WINDOWS)):
             piece = slice(begin, end)
-            if pieces > 1:
-                count = self._room(ids[piece], panes[piece], first, last)
+            if end - begin < len(ids):
+                count = self._room(ids[piece], panes[piece], low, high)
             found = [np.empty(count, np.int64) for _ in range(4)]
-            count = kernels.find_windows(ids[piece], panes[piece], spec.size, spec.slide, first, last, *found)
+            count = kernels.find_windows(ids[piece], panes[piece], spec.size, spec.slide, low, high, *found)
             if count:
                 yield Found(entries.piece(begin, end), *(one[:count] for one in found))
 
+    def _pieces(
+        self, ids: Integers, panes: Integers, first: int, last: int, count: int
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """Divide windows into about so many pieces: ranges of entries, and of windows.
+
+        Groups are kept whole but for large ones, whose pieces share the entries where windows overlap.
+        """
+        spec, most = self._layout.spec, -(-len(ids) // max(count, 1))
+        cuts = {0, len(ids)}
+        for at in range(most, len(ids), most):
+            begin, end = (int(np.searchsorted(ids, ids[at], side)) for side in ("left", "right"))
+            cuts |= {begin, end} if end - begin > most else {begin}
+        for begin, end in pairwise(sorted(cuts)):
+            if end - begin <= most or ids[begin] != ids[end - 1]:
+                yield begin, end, first, last
+                continue
+            mine = panes[begin:end]
+            # The last windows that have the last entry of each piece.
+            ends = [min(int(pane) // spec.slide, last) for pane in [*mine[most:-1:most], mine[-1]]]
+            for before, window in pairwise([first - 1, *ends]):
+                bounds = spec.start(before + 1), spec.start(window) + spec.size
+                low, high = (begin + int(np.searchsorted(mine, pane)) for pane in bounds)
+                if before < window and low < high:
+                    yield low, high, before + 1, window
+
     def _room(self, ids: Integers, panes: Integers, first: int, last: int) -> int:
         """Return how many windows there are at most; they are counted only where these may be many fewer."""
-        most = (np.count_nonzero(np.diff(ids)) + 1) * (last - first + 1)
+        most = (int(ids[-1] - ids[0]) + 1) * (last - first + 1)
         if most <= _ROOM * len(ids):
-            return int(most)
+            return most
         return int(
             kernels.count_windows(ids, panes, self._layout.spec.size, self._layout.spec.slide, first, last)
         )

@@ -149,11 +149,10 @@ def _bare(column: _Column) -> npt.NDArray[Any]:
 def _sum(column: _Column, low: Integers, high: Integers) -> _Column:
     seen = _seen(column, low, high)
     values = _numbers(column, 0)
+    sums = np.empty(len(low), values.dtype)
     if values.dtype == np.int64:
-        running = _running(values)
-        sums: npt.NDArray[Any] = running[high] - running[low]
+        kernels.add_ranges(values, low, high, np.empty(len(values) + 1, np.int64), sums)
     else:
-        sums = np.empty(len(low), values.dtype)
         kernels.slide_sum(values, low, high, np.empty(len(values), values.dtype), sums)
     return pa.array(sums, mask=None if seen is None else ~seen)
 

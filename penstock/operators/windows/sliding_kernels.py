@@ -13,6 +13,8 @@ import numpy as np
 from penstock._kernels import kernel
 
 __all__ = [
+    "add_ranges",
+    "are_sorted",
     "count_windows",
     "find_runs",
     "find_windows",
@@ -71,6 +73,15 @@ def merge(ids: Any, panes: Any, known: int, order: Any, out: Any) -> None:
         out[at] = order[j]
         j += 1
         at += 1
+
+
+@kernel
+def are_sorted(ids: Any, panes: Any) -> bool:
+    """Say whether entries are sorted by group and pane."""
+    for i in range(1, ids.shape[0]):
+        if ids[i] < ids[i - 1] or (ids[i] == ids[i - 1] and panes[i] < panes[i - 1]):
+            return False
+    return True
 
 
 @kernel
@@ -173,6 +184,28 @@ def find_windows(
                 k = a
         i = end
     return count
+
+
+@kernel
+def add_ranges(values: Any, low: Any, high: Any, running: Any, out: Any) -> None:
+    """Add what each range has, as differences of running sums; for integers, of which these are exact.
+
+    Parameters
+    ----------
+    values : int64 array of n
+    low, high : int64 arrays of m
+        Any ranges of `values`.
+    running : int64 array of n + 1
+        Room for the sums.
+    out : int64 array of m
+    """
+    total = 0
+    running[0] = 0
+    for i in range(values.shape[0]):
+        total += values[i]
+        running[i + 1] = total
+    for i in range(low.shape[0]):
+        out[i] = running[high[i]] - running[low[i]]
 
 
 @kernel

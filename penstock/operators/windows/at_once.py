@@ -1,0 +1,41 @@
+"""Several pieces of work at once, whose results come in their order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, islice
+from typing import TypeVar
+
+__all__ = ["at_once"]
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def at_once(work: Callable[[A], B], items: Iterable[A], threads: int) -> Iterator[B]:
+    """Yield what becomes of items, in their order.
+
+    Parameters
+    ----------
+    work : callable
+        What is done with each of them, by so many threads; a single item is left to the caller's.
+    items : iterable
+        Drawn by the caller's thread, and no more of them ahead than there are threads.
+    threads : int
+        How many work.
+    """
+    items = iter(items)
+    begin = list(islice(items, 2))
+    if len(begin) < 2 or threads < 2:
+        yield from map(work, chain(begin, items))
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[B]] = deque()
+        for item in chain(begin, items):
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
