@@ -1,4 +1,4 @@
-"""Parcels: rows on their way through Spark as binary values, each an Arrow IPC stream of one batch.
+"""Parcels: rows on their way through Spark as binary values, each an Arrow IPC stream or a p-unit of a batch.
 
 Spark shuffles and groups a handful of parcels in place of millions of rows, and no type is lost on the way.
 Kept apart from the packer, so that a worker that only unpacks does not load the kernels.
@@ -32,22 +32,24 @@ SIDE = "side"
 """The column that parcels have besides where an operator has several inputs: the number of theirs."""
 
 _PARCEL_BYTES = 16 << 20
+_LARGE_BYTES, _SAMPLE_ROWS, _SMALLER = 1 << 20, 1 << 12, 0.7
+"""From so many bytes on rows are packed if a sample of them comes to that share of its bytes or less."""
 _IPC = b"\xff\xff\xff\xff"
 _KIND = "rows"
 
 
-def to_parcels(batches: Iterable[pa.RecordBatch], *, packed: bool = False) -> Iterator[bytes]:
+def to_parcels(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
     """Return `batches` as parcels of bounded size; an empty one is a parcel, too.
 
-    Parameters
-    ----------
-    batches : iterable of pyarrow.RecordBatch
-        The rows; what their schema's metadata say stays with each parcel.
-    packed : bool
-        Whether integers are packed, for which both ends run kernels.
+    Where there is much, and it would be much less packed, it is: each byte is copied a dozen times by Spark.
+    What the schemas' metadata say stays with each parcel.
     """
+    packed: bool | None = None
     for batch in batches:
         size = max(batch.nbytes, 1)
+        if packed is None and size >= _LARGE_BYTES:
+            sample = batch.slice(0, _SAMPLE_ROWS)
+            packed = len(_packed(sample)) < _SMALLER * sample.nbytes
         pieces = max(-(-size // _PARCEL_BYTES), 1)
         rows = max(-(-batch.num_rows // pieces), 1)
         for begin in range(0, max(batch.num_rows, 1), rows):
@@ -63,6 +65,7 @@ def _stream(batch: pa.RecordBatch) -> bytes:
 
 
 def _packed(batch: pa.RecordBatch) -> bytes:
+    # Kernels are loaded where there is much only.
     from penstock.checkpointing.p_unit import PACKED, PUnit, encode
     from penstock.compression import encode_table
 

@@ -110,7 +110,7 @@ class EntryPacker:
             begin, end = int(bounds[bucket]), int(bounds[bucket + 1])
             if begin == end and not everywhere:
                 continue
-            for payload in to_parcels([whole.slice(begin, end - begin)], packed=True):
+            for payload in to_parcels([whole.slice(begin, end - begin)]):
                 yield parcel_row(label, 0, payload)
 
     def _by_bucket(self, entries: pa.RecordBatch) -> tuple[Integers, Integers]:

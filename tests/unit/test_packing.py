@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeAlias
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -137,8 +138,10 @@ def test_positions_go_on_across_batches() -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_large_batches_are_cut_into_bounded_parcels(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parcels, "_PARCEL_BYTES", 10_000)
+    monkeypatch.setattr(parcels, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(parcels, "_SMALLER", 10 if packed else 0)
     batch = pa.RecordBatch.from_pydict({"n": list(range(5000)), "s": ["x" * 20] * 5000})
-    pieces = list(to_parcels([batch], packed=packed))
+    pieces = list(to_parcels([batch]))
     assert len(pieces) > 10
     assert max(map(len, pieces)) < 12_000
     assert pa.Table.from_batches(map(from_parcel, pieces)).to_batches() != []
@@ -160,18 +163,23 @@ def test_nothing_is_lost_on_the_way(kind: pa.DataType, packed: bool, data: st.Da
     schema = pa.schema([pa.field("c", kind)], metadata={"newest": "-3"})
     column = arrays(data.draw, kind, data.draw(st.integers(0, 5)), nulls=True)
     batch = pa.RecordBatch.from_arrays([column], schema=schema)
-    (parcel,) = to_parcels([batch], packed=packed)
+    with mock.patch.multiple(parcels, _LARGE_BYTES=0, _SMALLER=1e9 if packed else 0):
+        (parcel,) = to_parcels([batch])
+    assert parcel.startswith(b"PENSTOCK") == packed or not batch.nbytes
     back = from_parcel(parcel)
     assert back.schema.equals(schema, check_metadata=True)
     assert repr(back.to_pylist()) == repr(batch.to_pylist())
 
 
-def test_entries_of_windows_cross_in_a_third_of_their_bytes() -> None:
-    many = {"k": [7] * 10_000, "pane": list(range(10_000)), "n": [i % 20 for i in range(10_000)]}
-    batch = pa.RecordBatch.from_pydict(many | {"sum": [i / 3 for i in range(10_000)]})
-    (parcel,) = to_parcels([batch], packed=True)
-    assert len(parcel) < batch.nbytes / 3
-    assert from_parcel(parcel) == batch
+def test_much_is_packed_where_that_makes_it_much_less() -> None:
+    many = {"k": [7] * 50_000, "pane": list(range(50_000)), "n": [i % 20 for i in range(50_000)]}
+    entries = pa.RecordBatch.from_pydict(many | {"sum": [i / 3 for i in range(50_000)]})
+    (parcel,) = to_parcels([entries])
+    assert len(parcel) < entries.nbytes / 3
+    assert from_parcel(parcel) == entries
+    for batch in (entries.select(["sum"]), entries.slice(0, 1000)):
+        (parcel,) = to_parcels([pa.RecordBatch.from_pydict({f"{i}": batch["sum"] for i in range(9)})])
+        assert not parcel.startswith(b"PENSTOCK")
 
 
 def test_batches_conform_to_the_schema_by_position() -> None:
