@@ -60,7 +60,8 @@ _FEW_WINDOWS = {"CM1", "SG1", "YSB"}
 """Queries of which micro-batches from Parquet may be as large as those from a p-stream."""
 _NOT_IN_SPARK = {"SG1"}
 """Queries of whose own windows Spark has a projection for each of a tuple: of 3,600 it sees no end."""
-_WARM, _COUNTED = 2, 3
+_WARM, _COUNTED = 8, 5
+"""Each worker gets the memory that it keeps before micro-batches count."""
 _SMALL, _SMALL_ROWS, _SMALL_SHARE = 30, 1 << 17, 16
 """The same query runs over so many micro-batches of few rows first: Java's compilers are busy with these."""
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     # Logs have units without blocks; their readers need not load what codes blocks.
     from penstock.compression import TableBlock
 
-__all__ = ["CODEC", "FORMAT_VERSION", "PUnit", "decode", "encode", "encode_blocks", "head", "tables"]
+__all__ = ["CODEC", "FORMAT_VERSION", "MAGIC", "PUnit", "decode", "encode", "encode_blocks", "head", "tables"]
 
 FORMAT_VERSION = 2
 """The newest format that this code reads and the one that it writes."""
@@ -49,7 +49,8 @@ CODEC = "zstd"
 PACKED = "base_delta>ns"
 """The cascade of integers in units that are `PUnit.packed`: a tenth of the time."""
 
-_MAGIC = b"PENSTOCK"
+MAGIC = b"PENSTOCK"
+"""What a p-unit begins with."""
 _PREFIX = struct.Struct("<8sHHI")
 _CHECKSUM = struct.Struct("<Q")
 _HEADER_AT = _PREFIX.size + _CHECKSUM.size
@@ -114,7 +115,7 @@ def encode(unit: PUnit, coded: Mapping[str, bytes] | None = None) -> memoryview:
     header = json.dumps(
         {"kind": unit.kind, "meta": unit.meta, "blocks": entries}, separators=(",", ":")
     ).encode()
-    prefix = _PREFIX.pack(_MAGIC, FORMAT_VERSION, 0, len(header))
+    prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(header))
     parts: list[Any] = [prefix, _CHECKSUM.pack(xxhash.xxh3_64_intdigest(prefix + header)), header]
     parts.append(bytes(_padding(_HEADER_AT + len(header))))
     for stream in streams.values():
@@ -218,7 +219,7 @@ def _prefix(content: bytes | memoryview, size: int, file: object) -> tuple[int, 
     if min(size, len(content)) < _HEADER_AT:
         raise CorruptDataError("the file is too short for a p-unit", file=file, size_bytes=size)
     magic, version, _, header_size = _PREFIX.unpack(bytes(content[: _PREFIX.size]))
-    if magic != _MAGIC:
+    if magic != MAGIC:
         raise CorruptDataError("the file is not a p-unit", file=file, offset=0)
     check_version(version, FORMAT_VERSION, "file", file)
     if header_size > size - _HEADER_AT:

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from penstock._memory import keep_freed
+from penstock._memory import give_back, keep_freed
 
 __all__ = ["DAEMON", "DAEMON_SETTING", "main", "warm_up"]
 
@@ -118,21 +118,24 @@ def main() -> None:
         print("penstock: Python workers start cold because of the error above", file=sys.stderr)
     from pyspark import daemon
 
-    daemon.worker = _until_gone(daemon.worker)
+    daemon.worker = _task(daemon.worker)
     daemon.manager()
 
 
-def _until_gone(work: Callable[..., int]) -> Callable[..., int]:
-    """Return Spark's work in a worker, which ends without a trace where Spark has hung up on it.
+def _task(work: Callable[..., int]) -> Callable[..., int]:
+    """Return Spark's work on a task, which ends without a trace where Spark has hung up on it.
 
-    Spark does so when a query is stopped in the middle of a task: nobody is left to be told.
+    Spark does so when a query is stopped in the middle of a task: nobody is left to be told. After a task,
+    when Spark has its rows, memory that is more than is kept goes back to the system.
     """
 
     def worker(*connection: Any) -> int:
         try:
-            return work(*connection)
+            code = work(*connection)
         except (BrokenPipeError, ConnectionResetError):
             return 1
+        give_back()
+        return code
 
     return worker
 

@@ -1,7 +1,7 @@
 """Parcels: rows on their way through Spark as binary values, each an Arrow IPC stream or a p-unit of a batch.
 
 Spark shuffles and groups a handful of parcels in place of millions of rows, and no type is lost on the way.
-Kept apart from the packer, so that a worker that only unpacks does not load the kernels.
+Kept apart from the packer, so that a worker that only unpacks little does not load the kernels.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
+from penstock.checkpointing.p_unit import MAGIC
+from penstock.errors import InvalidUsageError
 from penstock.operators.conform import conform
 
 __all__ = ["PARCELS", "PARCEL_SCHEMA", "SIDE", "Unpacker", "from_parcel", "to_parcels"]
@@ -34,27 +36,30 @@ SIDE = "side"
 _PARCEL_BYTES = 16 << 20
 _LARGE_BYTES, _SAMPLE_ROWS, _SMALLER = 1 << 20, 1 << 12, 0.7
 """From so many bytes on rows are packed if a sample of them comes to that share of its bytes or less."""
-_IPC = b"\xff\xff\xff\xff"
 _KIND = "rows"
+_ANY = "latin-1"
+"""A text for any bytes."""
 
 
 def to_parcels(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
     """Return `batches` as parcels of bounded size; an empty one is a parcel, too.
 
     Where there is much, and it would be much less packed, it is: each byte is copied a dozen times by Spark.
-    What the schemas' metadata say stays with each parcel.
+    That is decided once, by the first rows of the first large batch. What the schemas' metadata say stays
+    with each parcel.
     """
     packed: bool | None = None
     for batch in batches:
         size = max(batch.nbytes, 1)
         if packed is None and size >= _LARGE_BYTES:
             sample = batch.slice(0, _SAMPLE_ROWS)
-            packed = len(_packed(sample)) < _SMALLER * sample.nbytes
+            made = _packed(sample)
+            packed = made is not None and len(made) < _SMALLER * sample.nbytes
         pieces = max(-(-size // _PARCEL_BYTES), 1)
         rows = max(-(-batch.num_rows // pieces), 1)
         for begin in range(0, max(batch.num_rows, 1), rows):
             piece = batch.slice(begin, rows)
-            yield _packed(piece) if packed else _stream(piece)
+            yield (_packed(piece) if packed else None) or _stream(piece)
 
 
 def _stream(batch: pa.RecordBatch) -> bytes:
@@ -64,25 +69,36 @@ def _stream(batch: pa.RecordBatch) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def _packed(batch: pa.RecordBatch) -> bytes:
-    # Kernels are loaded where there is much only.
+def _packed(batch: pa.RecordBatch) -> bytes | None:
+    """Return rows as a p-unit; None where they have what only a stream of Arrow's holds."""
+    # What codes blocks is loaded where there is much only.
     from penstock.checkpointing.p_unit import PACKED, PUnit, encode
     from penstock.compression import encode_table
 
+    if any(field.metadata for field in batch.schema):
+        return None
     codecs = {field.name: PACKED if pa.types.is_integer(field.type) else "plain" for field in batch.schema}
-    facts = {name.decode(): text.decode() for name, text in (batch.schema.metadata or {}).items()}
-    return bytes(encode(PUnit(_KIND, facts), {_KIND: encode_table(batch, codecs=codecs)}))
+    try:
+        block = encode_table(batch, codecs=codecs)
+    except InvalidUsageError:
+        # Two columns of one name, or text that is not UTF-8, which Spark can have.
+        return None
+    facts = {name.decode(_ANY): text.decode(_ANY) for name, text in (batch.schema.metadata or {}).items()}
+    made = encode(PUnit(_KIND, facts), {_KIND: block}).obj
+    assert isinstance(made, bytes)  # noqa: S101  # which is not copied again
+    return made
 
 
 def from_parcel(parcel: bytes) -> pa.RecordBatch:
     """Return the batch in `parcel`."""
-    if parcel[: len(_IPC)] == _IPC:
+    if not parcel.startswith(MAGIC):
         with pa.ipc.open_stream(pa.py_buffer(parcel)) as reader:
             return reader.read_next_batch()
     from penstock.checkpointing.p_unit import decode
 
     unit = decode(parcel, "a parcel")
-    return unit.blocks[_KIND].replace_schema_metadata(dict(unit.meta) or None)
+    facts = {name.encode(_ANY): text.encode(_ANY) for name, text in unit.meta.items()}
+    return unit.blocks[_KIND].replace_schema_metadata(facts or None)
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ class EntryPacker:
         names = self.entry.names[: self.entry.names.index(ENTRY_PANE)]
         groups = [entries.column(name) for name in names]
         codec = GroupCodec([self.entry.field(name) for name in names])
-        if codec.repeat(groups, entries.num_rows):
+        if codec.repeats(groups, entries.num_rows):
             index = KeyIndex()
             ids = codec.numbers(index, groups, entries.num_rows)
             buckets = index.keys.bucket(self.buckets)

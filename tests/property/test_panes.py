@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import date
+from decimal import Decimal
 from typing import Any
 from unittest import mock
 
@@ -23,6 +24,7 @@ from penstock.operators.windows import groups as groups_module
 from penstock.operators.windows import panes as panes_module
 from penstock.operators.windows import sliding, sliding_kernels
 from penstock.operators.windows import stacks as stacks_module
+from penstock.operators.windows.entries import Entries
 from penstock.operators.windows.groups import GroupCodec
 from penstock.operators.windows.layout import ENTRY_PANE, START, Closed, WindowLayout
 from penstock.operators.windows.panes import Panes
@@ -295,6 +297,15 @@ def test_many_windows_are_handed_over_in_pieces(
     assert pa.Table.from_batches(pieces) == pa.Table.from_batches(whole)
 
 
+def test_windows_before_the_first_are_in_no_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = layout_of(2, 1)
+    entries = Entries(np.zeros(20, np.int64), np.arange(20), pa.record_batch([np.arange(20)], ["v"]))
+    monkeypatch.setattr(panes_module, "_CHUNK_WINDOWS", 1)
+    found = [one.windows.tolist() for one in Panes(layout)._found(entries, entries.panes, 10, 17)]
+    assert [window for windows in found for window in windows] == list(range(10, 18))
+    assert len(found) > 1
+
+
 def test_an_error_in_one_piece_is_that_of_the_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = layout_of(4, 1)
     rows = [Row(group, pane, 1.0) for pane in range(30) for group in "abc"]
@@ -363,6 +374,9 @@ VALUES_OF_GROUPS: dict[str, list[Any]] = {
     "text": ["b", None, "", "a"],
     "float": [0.0, -0.0, math.nan, None, 1.5],
     "day": [date(2006, 1, 3), None, date(1969, 12, 31)],
+    "truth": [True, None, False],
+    "decimal": [Decimal("1.25"), None, Decimal(0)],
+    "bytes": [b"", None, b"\xff"],
 }
 
 
@@ -395,9 +409,9 @@ def test_runs_of_equal_groups_get_the_numbers_that_their_rows_would(
         for choices in VALUES_OF_GROUPS.values()
     ]
     columns.append(columns[1].dictionary_encode())
-    for names in ([0], [1, 2], [0, 1, 2, 3], [4], [4, 0], []):
+    for names in ([0], [1, 2], range(7), [7], [7, 0], []):
         some = [columns[name].slice(3) for name in names]
-        plain = [columns[1 if name == 4 else name].type for name in names]
+        plain = [columns[1 if name == 7 else name].type for name in names]
         codec = GroupCodec([pa.field(f"{name}", kind) for name, kind in zip(names, plain, strict=True)])
         numbers, keys = KeyIndex(), KeyIndex()
         found = codec.numbers(numbers, some, 197)

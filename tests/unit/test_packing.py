@@ -182,6 +182,27 @@ def test_much_is_packed_where_that_makes_it_much_less() -> None:
         assert not parcel.startswith(b"PENSTOCK")
 
 
+def test_what_no_p_unit_holds_crosses_as_a_stream() -> None:
+    count = 200_000
+    numbers = pa.array([7] * count)
+    noted = pa.schema([pa.field("n", pa.int64(), metadata={"unit": "s"})])
+    bad = pa.array([b"\xff"] * count).view(pa.string())
+    for batch in (
+        pa.RecordBatch.from_arrays([numbers, numbers], ["n", "n"]),
+        pa.RecordBatch.from_arrays([numbers], schema=noted),
+        pa.RecordBatch.from_arrays([numbers, numbers, bad], ["n", "m", "t"]),
+    ):
+        (parcel,) = to_parcels([batch])
+        back = from_parcel(parcel)
+        assert back.schema.equals(batch.schema, check_metadata=True)
+        assert [column.buffers()[1] for column in back] == [column.buffers()[1] for column in batch]
+    (parcel,) = to_parcels(
+        [pa.RecordBatch.from_arrays([numbers], schema=pa.schema({"n": pa.int64()}, {b"\xff": b"\xfe"}))]
+    )
+    assert parcel.startswith(b"PENSTOCK")
+    assert from_parcel(parcel).schema.metadata == {b"\xff": b"\xfe"}
+
+
 def test_batches_conform_to_the_schema_by_position() -> None:
     schema = pa.schema(
         [

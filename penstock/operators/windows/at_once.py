@@ -20,11 +20,16 @@ def at_once(work: Callable[[A], B], items: Iterable[A], threads: int) -> Iterato
     Parameters
     ----------
     work : callable
-        What is done with each of them, by so many threads; a single item is left to the caller's.
+        What is done with each of them, by one of the threads; with a single item by the caller's own.
     items : iterable
-        Drawn by the caller's thread, and no more of them ahead than there are threads.
+        Drawn by the caller's thread, at most one more of them ahead than there are threads.
     threads : int
         How many work.
+
+    Raises
+    ------
+    Exception
+        What `work` raises, in its item's turn, once what was begun after it has ended.
     """
     items = iter(items)
     begin = list(islice(items, 2))

@@ -16,7 +16,18 @@ from penstock.operators.windows import sliding_kernels as kernels
 from penstock.operators.windows.layout import WindowLayout
 from penstock.operators.windows.sliding import slide
 
-__all__ = ["Entries", "Found", "Pile", "by_group", "combined", "empty", "merged", "ranges", "sorted_by"]
+__all__ = [
+    "Entries",
+    "Found",
+    "Pile",
+    "by_group",
+    "combined",
+    "empty",
+    "merged",
+    "ranges",
+    "sorted_by",
+    "sorted_together",
+]
 
 _CROWDED = 1.5
 """Entries of equal pane and group are combined once there are so many for each pane and group."""
@@ -155,6 +166,14 @@ def merged(parts: Iterable[Entries]) -> Entries:
     order = np.empty(len(whole), np.int64)
     kernels.merge(whole.ids, whole.panes, len(there[0]), np.arange(len(there[0]), len(whole)), order)
     return whole.take(order)
+
+
+def sorted_together(parts: Iterable[Entries]) -> Entries:
+    """Return parts as one that is sorted; of equal entries an earlier part's come first."""
+    known = list(parts)
+    if all(kernels.are_sorted(part.ids, part.panes) for part in known):
+        return merged(known)
+    return Entries.concat(known).in_order()
 
 
 def combined(layout: WindowLayout, entries: Entries, *, always: bool = False) -> Entries:

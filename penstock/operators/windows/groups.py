@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -55,18 +56,20 @@ class GroupCodec:
             filled.append(plain)
         return self._codec.encode([pa.array(nulls), *filled])
 
-    def repeat(self, columns: Sequence[pa.Array[Any]], rows: int) -> bool:
+    def repeats(self, columns: Sequence[pa.Array[Any]], rows: int) -> bool:
         """Say whether few groups have many rows, by a sample of these."""
         if rows < _MANY:
             return False
-        sample = [column.take(pa.array(np.arange(0, rows, rows // _SAMPLE))) for column in columns]
+        places = pa.array(np.arange(0, rows, max(rows // _SAMPLE, 1)))
+        sample = [column.take(places) for column in columns]
         count = len(sample[0]) if sample else 1
         return len(np.unique(self.encode(sample, count).hashes)) * _TIMES <= _SAMPLE
 
     def numbers(self, index: KeyIndex, columns: Sequence[pa.Array[Any]], rows: int) -> Integers:
         """Return the numbers of rows' groups in an index; those that are new get the next ones.
 
-        Where few groups have many rows, these are told apart as values, and only the groups as keys.
+        Where rows of a group stand together, one of each run is looked for; where few groups have many rows
+        otherwise, these are told apart as values, and only the groups as keys.
         """
         if rows < _MANY:
             return index.find_or_add(self.encode(columns, rows))
@@ -74,7 +77,7 @@ class GroupCodec:
             heads = [column.take(pa.array(begins)) for column in columns]
             known = index.find_or_add(self.encode(heads, len(begins)))
             return np.repeat(known, np.diff(begins, append=rows))
-        if len(columns) == 1 and not pa.types.is_dictionary(columns[0].type) and self.repeat(columns, rows):
+        if len(columns) == 1 and not pa.types.is_dictionary(columns[0].type) and self.repeats(columns, rows):
             coded = columns[0].dictionary_encode(null_encoding="encode")
             known = index.find_or_add(self.encode([coded.dictionary], len(coded.dictionary)))
             return known[coded.indices.to_numpy()]
@@ -113,7 +116,9 @@ def _begins(columns: Sequence[pa.Array[Any]], rows: int) -> Integers:
 
 def _nothing(kind: pa.DataType) -> pa.Scalar[Any]:
     """Return the value that stands where a null is; its bit tells the two apart."""
-    if pa.types.is_decimal(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind):
+    if pa.types.is_decimal(kind):
+        return pa.scalar(Decimal(0), kind)
+    if pa.types.is_boolean(kind) or pa.types.is_floating(kind):
         return pa.scalar(0, pa.int64()).cast(kind)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return pa.scalar("", kind)

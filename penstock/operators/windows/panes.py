@@ -15,7 +15,15 @@ from penstock.checkpointing import PUnit
 from penstock.operators.stream import Integers
 from penstock.operators.windows import sliding_kernels as kernels
 from penstock.operators.windows.at_once import at_once
-from penstock.operators.windows.entries import Entries, Found, Pile, combined, merged, sorted_by
+from penstock.operators.windows.entries import (
+    Entries,
+    Found,
+    Pile,
+    combined,
+    merged,
+    sorted_by,
+    sorted_together,
+)
 from penstock.operators.windows.groups import GroupCodec
 from penstock.operators.windows.layout import ENTRY_PANE, Assembled, Closed, Settled, WindowLayout
 from penstock.operators.windows.sliding import slide
@@ -28,7 +36,7 @@ __all__ = ["Panes"]
 _UNIT_ENTRIES = 1 << 20
 _CHUNK_WINDOWS = 1 << 17
 _THREADS = min(2, len(os.sched_getaffinity(0)))
-"""Cores that are idle where few groups have all windows."""
+"""How many threads make windows: where few groups have all of them, other tasks leave cores idle."""
 _FEW = 1024
 _LEAST = np.iinfo(np.int64).min
 _ROOM = 4
@@ -98,7 +106,8 @@ class Panes:
         watermark : int, optional
             All panes before it have arrived; the greatest one ever given counts.
         finish : callable, optional
-            What is done with windows in batches of bounded size; its results stand in their place.
+            What is done with windows in batches, by several threads at once; its results stand in their
+            place, in order.
         reads : container of str, optional
             The partials of windows that `finish` reads; all unless given.
         """
@@ -208,9 +217,9 @@ class Panes:
         if self._stacks is None and len(self._held) < sum(map(len, parts)):
             # Sorted with them, so that what is more is not copied once more.
             self._arrived.append(Entries.concat(parts))
-            self._held.replace(merged(part.in_order() for part in [*self._held.parts, *parts]))
+            self._held.replace(sorted_together([*self._held.parts, *parts]))
             return
-        self._arrived.append(merged(part.in_order() for part in parts))
+        self._arrived.append(sorted_together(parts))
         self._held.add(self._arrived[-1])
 
     def _close(self) -> Iterator[Found] | None:
@@ -308,7 +317,7 @@ class Panes:
         count = self._room(ids, panes, first, last)
         for begin, end, low, high in self._pieces(ids, panes, first, last, -(-count // _CHUNK_WINDOWS)):
             piece = slice(begin, end)
-            if end - begin < len(ids):
+            if (begin, end, low, high) != (0, len(ids), first, last):
                 count = self._room(ids[piece], panes[piece], low, high)
             found = [np.empty(count, np.int64) for _ in range(4)]
             count = kernels.find_windows(ids[piece], panes[piece], spec.size, spec.slide, low, high, *found)
@@ -320,7 +329,8 @@ class Panes:
     ) -> Iterator[tuple[int, int, int, int]]:
         """Divide windows into about so many pieces: ranges of entries, and of windows.
 
-        Groups are kept whole but for large ones, whose pieces share the entries where windows overlap.
+        Groups are kept whole but for large ones, whose pieces share the entries where windows overlap; so
+        these are no shorter than half a window.
         """
         spec, most = self._layout.spec, -(-len(ids) // max(count, 1))
         cuts = {0, len(ids)}
@@ -333,7 +343,9 @@ class Panes:
                 continue
             mine = panes[begin:end]
             # The last windows that have the last entry of each piece.
-            ends = [min(int(pane) // spec.slide, last) for pane in [*mine[most:-1:most], mine[-1]]]
+            step = max(most, spec.size // 2)
+            panes_at = [*mine[step:-1:step], mine[-1]]
+            ends = [max(first - 1, min(int(pane) // spec.slide, last)) for pane in panes_at]
             for before, window in pairwise([first - 1, *ends]):
                 bounds = spec.start(before + 1), spec.start(window) + spec.size
                 low, high = (begin + int(np.searchsorted(mine, pane)) for pane in bounds)
