@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = ["KEPT_BYTES", "give_back", "keep_freed"]
 
-KEPT_BYTES = 512 << 20
+KEPT_BYTES = 1 << 30
 """How much free memory a process keeps."""
 
 _AT_ONCE = 16 << 20

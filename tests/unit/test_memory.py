@@ -31,7 +31,7 @@ for _ in range(20):
 rows.clear()
 print(resident() - before, end=" ")
 if kept:
-    give_back()
+    give_back(512 << 20)
 print(resident() - before)
 """
 
