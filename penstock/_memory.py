@@ -2,8 +2,8 @@
 
 A task takes the same memory as the one before it. Ordinarily malloc returns what was large to the system once
 it is free, and Arrow does so with its own; the next task then waits for the system to find and clear all of
-it again, page by page. That costs a quarter of a second for each gigabyte, and two seconds in a virtual
-machine that hands its free memory back.
+it again, page by page. That costs up to half a second for each gigabyte, and two seconds in a virtual machine
+that hands its free memory back.
 """
 
 from __future__ import annotations
