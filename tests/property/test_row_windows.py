@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from itertools import pairwise
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pyarrow as pa
 from hypothesis import given, settings
@@ -15,12 +16,13 @@ from penstock._clock import SimulatedClock
 from penstock.operators.key_queue import Policy
 from penstock.operators.scan import Partial
 from penstock.operators.serve import Budget, Query, serve
+from penstock.operators.windows import panes as panes_module
 from penstock.operators.windows.by_rows import panes_of
 from penstock.operators.windows.layout import ENTRY_PANE, START, RowLayout
 from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.spec import WindowSpec
 from penstock.operators.windows.update import Entering, UpdateWindows
-from tests.property.test_panes import stored
+from tests.property.test_panes import CHUNKS, stored
 
 GROUPS = pa.schema([pa.field("group", pa.string())])
 ARRIVING = pa.schema([*GROUPS, (ENTRY_PANE, pa.int64()), ("value", pa.float64()), ("hash", pa.int64())])
@@ -128,12 +130,13 @@ def test_in_append_mode_each_window_comes_once_when_its_last_row_is_there(
 ) -> None:
     slide, size = sizes
     layout, oracle = layout_of(size, slide), Oracle(size, slide, delay)
-    state, units, late = panes_of(layout), [], 0
+    state, units, late, chunk = panes_of(layout), [], 0, data.draw(CHUNKS)
     known: dict[tuple[Any, int], dict[str, Any]] = {}
     for batch in cut(rows, data, delay):
         expected = oracle.batch(batch)
         newest = max((row.time for row in batch), default=None)
-        done = state.run(batch_of(batch), None if newest is None else newest - delay)
+        with mock.patch.object(panes_module, "_CHUNK_WINDOWS", chunk):
+            done = state.run(batch_of(batch), None if newest is None else newest - delay)
         for windows in done.windows:
             assert windows.schema == layout.window
             for row in windows.to_pylist():
