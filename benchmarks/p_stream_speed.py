@@ -2,19 +2,20 @@
 
     python -m benchmarks.p_stream_speed [--query CM1 ...] [--density sample dense] [--million 40]
                                         [--mode append read spark parquet options] [--goal fast]
-                                        [--data FOLDER]
+                                        [--interval "0 seconds"] [--data FOLDER]
 
 Each runs in a process of its own. ``append`` is what a `PStreamWriter` makes durable of the query's stream
 with what the graph's rules push before the p-stream, in input tuples a second, beside plain Arrow IPC files
 with all columns, synced; ``read`` is the scan that the rules push into the reader, down to fragments, by two
 threads of one process; ``spark`` is a streaming query from a p-stream that grows to Spark's noop sink,
-checkpoints on, while a writer in the same process appends, and the nanoseconds of a core that a tuple takes
-in that process, in Java, in Java's compilers, and in the workers that read; ``parquet`` is Spark's own
-streaming query, over the same tuples in Parquet files that are there before, with the selection and the
-columns that are pushed to the p-stream, and no fragments. ``options`` are the configurations of Scabbard's
-Fig. 11: tuples a second, and the bytes that are written of the sample as it is, whose event times are its
-own. Input is counted in tuples of the stream before any is left out, and in the bytes that Arrow has for
-them. Densities: the sample's own event times, and 10,000 tuples in each second of event time.
+checkpoints on, while a writer in the same process appends, with a micro-batch in each ``--interval``, and
+the nanoseconds of a core that a tuple takes in that process, in Java, in Java's compilers, and in the workers
+that read; ``parquet`` is Spark's own streaming query, over the same tuples in Parquet files that are there
+before, with the selection and the columns that are pushed to the p-stream, and no fragments. ``options`` are
+the configurations of Scabbard's Fig. 11: tuples a second, and the bytes that are written of the sample as it
+is, whose event times are its own. Input is counted in tuples of the stream before any is left out, and in the
+bytes that Arrow has for them. Densities: the sample's own event times, and 10,000 tuples in each second of
+event time.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Case:
     folder: Path
     million: int
     goal: str
+    interval: str
 
 
 class Input:
@@ -193,12 +195,15 @@ def spark(case: Case) -> dict[str, float]:
                 running.readStream.format("pstream").option("scan", scan.to_json()).option("partitions", 2)
                 .option("reader", case.query).load(str(place))
             )  # fmt: skip
-            checkpoint = f"{scratch}/checkpoint"
-            query_run = frame.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
+            query = frame.writeStream.format("noop").option("checkpointLocation", f"{scratch}/checkpoint")
+            query_run = query.start()
             for chunk in chunks[1 : WARM_UP + 1]:
                 writer.append(scanner.apply(chunk))
                 writer.flush()
                 query_run.processAllAvailable()
+            query_run.stop()
+            query_run = query.trigger(processingTime=case.interval).start()
+            query_run.processAllAvailable()
             measured = chunks[WARM_UP + 1 :]
             size, spent = writer.metrics()["written_bytes"], processor_seconds()
             batches = len(query_run.recentProgress)
@@ -325,7 +330,7 @@ def _alone(mode: str, query: str, density: str, arguments: argparse.Namespace) -
     command = [
         sys.executable, "-m", "benchmarks.p_stream_speed", "--one", mode, "--query", query,
         "--density", density, "--million", str(arguments.million), "--goal", arguments.goal,
-        "--data", str(arguments.data),
+        "--interval", arguments.interval, "--data", str(arguments.data),
     ]  # fmt: skip
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -361,12 +366,20 @@ def main() -> None:
     parser.add_argument("--mode", nargs="+", default=list(MODES), choices=list(MODES))
     parser.add_argument("--million", type=int, default=40, help="million tuples of input")
     parser.add_argument("--goal", default="fast", help="of what append, read and spark write")
+    parser.add_argument(
+        "--interval", default="0 seconds", help="between micro-batches' starts in spark; 0: without a pause"
+    )
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--one", choices=list(MODES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         case = Case(
-            arguments.query[0], arguments.density[0], arguments.data, arguments.million, arguments.goal
+            arguments.query[0],
+            arguments.density[0],
+            arguments.data,
+            arguments.million,
+            arguments.goal,
+            arguments.interval,
         )
         print(json.dumps(MODES[arguments.one](case)))
         return

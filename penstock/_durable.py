@@ -20,8 +20,8 @@ from penstock.errors import ConflictError, UnavailableError
 __all__ = ["delete", "delete_tree", "make_directory", "publish", "read", "replace"]
 
 
-def publish(path: Path, content: bytes | memoryview) -> None:
-    """Create `path` with `content`, durably.
+def publish(path: Path, *content: bytes | memoryview) -> None:
+    """Create `path` with `content`, one piece after the other, durably.
 
     Steps: 1. write a temporary file, 2. sync it, 3. link it under its name, 4. sync the directory.
 
@@ -38,10 +38,11 @@ def publish(path: Path, content: bytes | memoryview) -> None:
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            view = memoryview(content).cast("B")
-            written = 0
-            while written < len(view):
-                written += os.write(descriptor, view[written:])
+            for piece in content:
+                view = memoryview(piece).cast("B")
+                written = 0
+                while written < len(view):
+                    written += os.write(descriptor, view[written:])
             failpoint("state.after_write")
             os.fsync(descriptor)
         finally:

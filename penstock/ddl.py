@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["parse_schema", "schema_text"]
+__all__ = ["parse_schema", "quoted", "schema_text"]
 
 _TYPES = {
     "boolean": pa.bool_(),
@@ -96,7 +96,12 @@ def _fields_text(fields: Iterable[pa.Field], colon: str = "") -> str:
 
 
 def _name_text(name: str) -> str:
-    return name if _PLAIN.fullmatch(name) else "`" + name.replace("`", "``") + "`"
+    return name if _PLAIN.fullmatch(name) else quoted(name)
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as SQL has it."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _type_text(kind: pa.DataType) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,15 +44,16 @@ class Files(Protocol):
         instead of opening its location.
         """
 
-    def publish(self, name: str, content: Content) -> None:
+    def publish(self, name: str, *content: Content) -> None:
         """Create the file `name`: whole or not at all, and durable when this returns.
 
         Parameters
         ----------
         name : str
             A name without directories.
-        content : bytes or memoryview
-            At least one byte; it is read before this returns, and stays the caller's.
+        *content : bytes or memoryview
+            Its pieces, one after the other: at least one byte in all. They are read before this returns,
+            and stay the caller's.
 
         Raises
         ------
@@ -131,9 +133,9 @@ def checked(name: str) -> str:
     return name
 
 
-def bytes_of(content: Content) -> memoryview:
-    """Return the bytes to publish, of which there is at least one."""
-    view = memoryview(content).cast("B")
-    if not view:
+def bytes_of(content: Sequence[Content]) -> list[memoryview]:
+    """Return the bytes to publish, of which there is at least one in all."""
+    views = [memoryview(piece).cast("B") for piece in content]
+    if not any(views):
         raise InvalidUsageError("a file has at least one byte", hint="do not publish what is empty")
-    return view
+    return views

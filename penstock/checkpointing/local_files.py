@@ -27,11 +27,11 @@ class LocalFiles:
         """The absolute path."""
         return str(self.directory)
 
-    def publish(self, name: str, content: Content) -> None:
+    def publish(self, name: str, *content: Content) -> None:
         """Create the file `name`; see `Files.publish`."""
-        path, view = self.directory / checked(name), bytes_of(content)
+        path, views = self.directory / checked(name), bytes_of(content)
         _durable.make_directory(self.directory)
-        _durable.publish(path, view)
+        _durable.publish(path, *views)
 
     def read(self, name: str) -> Content:
         """Return the content of the file `name`; see `Files.read`."""

@@ -38,7 +38,18 @@ if TYPE_CHECKING:
     # Logs have units without blocks; their readers need not load what codes blocks.
     from penstock.compression import TableBlock
 
-__all__ = ["CODEC", "FORMAT_VERSION", "MAGIC", "PUnit", "decode", "encode", "encode_blocks", "head", "tables"]
+__all__ = [
+    "CODEC",
+    "FORMAT_VERSION",
+    "MAGIC",
+    "PUnit",
+    "decode",
+    "encode",
+    "encode_blocks",
+    "head",
+    "packed_cascades",
+    "tables",
+]
 
 FORMAT_VERSION = 2
 """The newest format that this code reads and the one that it writes."""
@@ -88,13 +99,15 @@ def encode_blocks(unit: PUnit) -> dict[str, bytes]:
         return {}
     from penstock.compression import encode_table
 
-    def codec(kind: pa.DataType) -> str:
-        return PACKED if unit.packed and pa.types.is_integer(kind) else CODEC
+    def cascades(schema: pa.Schema) -> dict[str, str]:
+        return packed_cascades(schema, CODEC) if unit.packed else dict.fromkeys(schema.names, CODEC)
 
-    return {
-        name: encode_table(batch, codecs={field.name: codec(field.type) for field in batch.schema})
-        for name, batch in unit.blocks.items()
-    }
+    return {name: encode_table(batch, codecs=cascades(batch.schema)) for name, batch in unit.blocks.items()}
+
+
+def packed_cascades(schema: pa.Schema, others: str) -> dict[str, str]:
+    """Return the cascades of columns of which integers are packed, and others have the same one."""
+    return {field.name: PACKED if pa.types.is_integer(field.type) else others for field in schema}
 
 
 def encode(unit: PUnit, coded: Mapping[str, bytes] | None = None) -> memoryview:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,19 +54,19 @@ class RemoteFiles:
         address, mark, parameters = shown(self.uri).partition("?")
         return "/".join([address.rstrip("/"), *self.below]) + mark + parameters
 
-    def publish(self, name: str, content: Content) -> None:
+    def publish(self, name: str, *content: Content) -> None:
         """Create the file `name`; see `Files.publish`."""
-        target, view = checked(name), bytes_of(content)
+        target, views = checked(name), bytes_of(content)
         with self._refusals("cannot write state", self.path_of(name)):
             # A large upload to S3 begins when it is opened: if that fails, no stream is left behind whose end
             # would create an object that is not whole.
-            system, directory = self._place(delayed=view.nbytes < _PART_BYTES)
+            system, directory = self._place(delayed=sum(view.nbytes for view in views) < _PART_BYTES)
             if self._scheme in OBJECT_STORES:
-                _write(system, f"{directory}/{target}", view)
+                _write(system, f"{directory}/{target}", views)
             else:
-                self._write_and_move(system, directory, target, view)
+                self._write_and_move(system, directory, target, views)
 
-    def _write_and_move(self, system: Any, directory: str, name: str, view: memoryview) -> None:
+    def _write_and_move(self, system: Any, directory: str, name: str, views: Sequence[memoryview]) -> None:
         """Publish where a file is seen while it grows.
 
         Steps: 1. look whether the name is taken, 2. write a temporary file, 3. move it to its name.
@@ -76,7 +77,7 @@ class RemoteFiles:
             raise ConflictError("the file exists already", file=self.path_of(name))
         system.create_dir(directory, recursive=True)
         try:
-            _write(system, temporary, view)
+            _write(system, temporary, views)
             system.move(temporary, path)
         except (OSError, pa.ArrowException):
             with contextlib.suppress(OSError, pa.ArrowException):
@@ -160,10 +161,11 @@ def _exists(system: Any, path: str) -> bool:
     return bool(system.get_file_info(path).type != fs.FileType.NotFound)
 
 
-def _write(system: Any, path: str, view: memoryview) -> None:
+def _write(system: Any, path: str, views: Sequence[memoryview]) -> None:
     stream = system.open_output_stream(path, compression=None)
     try:
-        stream.write(view)
+        for view in views:
+            stream.write(view)
     except Exception:
         # pyarrow cannot give up a stream: its end makes a file of what was written.
         with contextlib.suppress(OSError, pa.ArrowException):

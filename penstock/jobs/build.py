@@ -16,6 +16,8 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from penstock.checkpointing.files import open_files
+from penstock.checkpointing.graph_directory import drop_torn_start
 from penstock.conf.pipeline import (
     ConsoleSink,
     FilesSource,
@@ -35,6 +37,7 @@ from penstock.conf.pipeline import (
     TableSection,
     UnionSection,
 )
+from penstock.ddl import quoted
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.jobs.explain import OTHER, SOURCE, TABLE, graph_of, join_options, queue_options
 from penstock.jobs.session import is_local
@@ -43,6 +46,7 @@ from penstock.operators.graph.nodes import Join, Node, UpdateQueue, UpdateUnion,
 from penstock.spark_ext import graph_runner
 from penstock.spark_ext.failure import root_cause, spark_message
 from penstock.spark_ext.graph_handle import RunningGraph
+from penstock.spark_ext.lookup_tables import joined
 from penstock.spark_ext.update_join import update_join
 from penstock.spark_ext.update_queue import update_queue
 from penstock.spark_ext.update_union import update_union
@@ -156,8 +160,8 @@ def pack_values(rows: DataFrame, key: tuple[str, ...]) -> DataFrame:
     key : tuple of str
         The columns of the record's key: one as text, several as JSON.
     """
-    columns = [sf.col(f"`{name}`") for name in rows.columns]
-    keys = [sf.col(f"`{name}`") for name in key]
+    columns = [sf.col(quoted(name)) for name in rows.columns]
+    keys = [sf.col(quoted(name)) for name in key]
     name = keys[0].cast("string") if len(keys) == 1 else sf.to_json(sf.struct(*keys))
     return rows.select(name.alias("key"), sf.to_json(sf.struct(*columns)).alias("value"))
 
@@ -260,8 +264,7 @@ def _looked_up(rows: DataFrame, table: DataFrame, on: Sequence[str]) -> DataFram
                 column=twice[0],
                 hint="rename it in the projection, or in the table's schema",
             )
-        names = [f"`{name}`" for name in (*rows.columns, *more)]
-        return rows.join(table, list(on)).select(*names)
+        return joined(rows, table, on)
 
 
 def _results(rows: DataFrame, results: ResultsSection, key: tuple[str, ...]) -> DataFrame:
@@ -308,6 +311,9 @@ def _write(spark: SparkSession, rows: DataFrame, sink: Sink, key: tuple[str, ...
 def writer(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> DataStreamWriter:
     """Return the writer that starts a pipeline; only ``start()`` is left to call.
 
+    What a driver left of the query's first offset that was killed while it wrote that is dropped, unless
+    state has a location of its own.
+
     Parameters
     ----------
     spark : pyspark.sql.SparkSession
@@ -321,6 +327,8 @@ def writer(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> DataStre
     ------
     InvalidUsageError
         If Spark or the queue refuses a section; its text names the section.
+    UnavailableError
+        If the checkpoint's file system refuses.
     """
     query, step = pipeline.query, pipeline.step
     if step is None:
@@ -330,6 +338,9 @@ def writer(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> DataStre
         rows = _looked_up(rows, _table(spark, pipeline.lookup.table), pipeline.lookup.key)
     checkpoint = _resolve(spark, checkpoint)
     state = _resolve(spark, query.state_location or f"{checkpoint.rstrip('/')}/penstock")
+    if query.state_location is None:
+        # Else nothing says that the checkpoint is where pyarrow can reach it.
+        drop_torn_start(open_files(checkpoint))
     served = _stepped(spark, rows, step, state)
     if pipeline.results is not None:
         served = _results(served, pipeline.results, step.key)

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.checkpointing.p_stream import PStream as Stream
+from penstock.ddl import quoted
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.expression import Expression, column
 from penstock.operators.graph.nodes import (
@@ -38,12 +39,13 @@ from penstock.operators.scan import Scan
 from penstock.operators.windows.finish import Step
 from penstock.spark_ext.graph_checks import with_state
 from penstock.spark_ext.graph_state import StatePlace
-from penstock.spark_ext.graph_windows import assembled, of_rows, of_windows
+from penstock.spark_ext.graph_windows import assembled, of_rows, of_windows, packed
+from penstock.spark_ext.lookup_tables import joined, lookup_in
 from penstock.spark_ext.p_stream_options import WriteOptions
 from penstock.spark_ext.p_stream_rows import OperatorRows
-from penstock.spark_ext.p_stream_source import Columns, Pushed
 from penstock.spark_ext.p_stream_types import check_same, spark_schema
 from penstock.spark_ext.parquet_reader import parquet_files, read_parquet
+from penstock.spark_ext.pushed import Columns, Pushed
 from penstock.spark_ext.stateful import Stateful
 from penstock.spark_ext.update_join import update_join
 from penstock.spark_ext.update_queue import update_queue
@@ -261,15 +263,18 @@ class Frames:
         return checked(self._sources[node.name], spark_schema(node.columns), node.name, streaming=True)
 
     def _lookup(self, node: StreamTableJoin) -> DataFrame:
-        rows = self._of(node.inputs[0])
+        rows, table = self._of(node.inputs[0]), self._table(node)
+        if node.key:
+            _check_one_row_each(table, node)
+        return joined(rows, table, node.on)
+
+    def _table(self, node: StreamTableJoin) -> DataFrame:
+        """Return the table that a node looks up in."""
         if node.table not in self._tables:
             raise InvalidUsageError(
                 "a table is not given", hint=f"such as tables={{{node.table!r}: df}}", table=node.table
             )
-        table = checked(self._tables[node.table], spark_schema(node.columns), node.table, streaming=False)
-        if node.key:
-            _check_one_row_each(table, node)
-        return rows.join(table, list(node.on)).select(*map(_quoted, node.schema.names))
+        return checked(self._tables[node.table], spark_schema(node.columns), node.table, streaming=False)
 
     def _queue(self, node: UpdateQueue, rows: DataFrame) -> DataFrame:
         options: dict[str, Any] = {"state_location": self._state, **dict(node.options)}
@@ -318,10 +323,17 @@ class Frames:
             return of_rows(node, self._of(above), buckets)
         if not isinstance(node, Assemble):
             raise InternalError("windows are of an aggregate", node=node.name)
-        if not isinstance(above, Fused):
-            return assembled(node, self._of(above), buckets)
-        parcels = self._read(above.inputs[0], above.scan, list(above.scan.columns), buckets)
-        return assembled(node, parcels, buckets)
+        if isinstance(above, Fused):
+            return assembled(node, self._scanned(above, buckets))
+        if isinstance(above, StreamTableJoin) and isinstance(above.inputs[0], Fused):
+            lookup = lookup_in(self._table(above), above, node.aggregate.group_by)
+            if lookup is not None:
+                return assembled(node, self._scanned(above.inputs[0], buckets, lookup))
+        return assembled(node, packed(node, self._of(above), buckets))
+
+    def _scanned(self, node: Fused, buckets: int, lookup: str | None = None) -> DataFrame:
+        """Return the parcels of a reader's fragments, which it looks up if it is told where."""
+        return self._read(node.inputs[0], node.scan, list(node.scan.columns), buckets, lookup)
 
     def _window_join(self, node: WindowJoin) -> DataFrame:
         place = self._place(node)
@@ -337,10 +349,17 @@ class Frames:
             sides.append(Side(made[id(at)], tuple(reversed(steps))))
         return joined_windows(node, sides, place)
 
-    def _read(self, base: Node, scan: Scan | None, names: list[str], buckets: int | None = None) -> DataFrame:
+    def _read(
+        self,
+        base: Node,
+        scan: Scan | None,
+        names: list[str],
+        buckets: int | None = None,
+        lookup: str | None = None,
+    ) -> DataFrame:
         """Return a p-stream as a streaming DataFrame that subscribes under a name of its own; or files."""
         if isinstance(base, Source) and base.kind == "parquet" and scan is not None:
-            return read_parquet(self._spark, base, scan, buckets)
+            return read_parquet(self._spark, base, scan, buckets, lookup)
         places = self._streams if isinstance(base, PStream) else self._paths
         if base.name not in places:
             raise InvalidUsageError(
@@ -359,6 +378,8 @@ class Frames:
         options |= {"columns": json.dumps(names)} if scan is None else {"scan": scan.to_json()}
         if buckets is not None:
             options["buckets"] = str(buckets)
+        if lookup is not None:
+            options["lookup"] = lookup
         if self._max_rows is not None:
             options["maxRows"] = str(self._max_rows)
         return self._spark.readStream.format("pstream").schema(what.spark).options(**options).load(location)
@@ -376,7 +397,7 @@ def checked(df: DataFrame, wanted: StructType, name: str, *, streaming: bool) ->
         raise InvalidUsageError(
             "a source is a streaming DataFrame, and a table is not", name=name, is_streaming=df.isStreaming
         )
-    there = df.select(*(_quoted(one) for one in wanted.names if one in df.columns))
+    there = df.select(*(quoted(one) for one in wanted.names if one in df.columns))
     try:
         check_same(there.schema, wanted, name)
     except InvalidUsageError as error:
@@ -391,7 +412,9 @@ def checked(df: DataFrame, wanted: StructType, name: str, *, streaming: bool) ->
 
 def _check_one_row_each(table: DataFrame, node: StreamTableJoin) -> None:
     """Refuse a table that would make several tuples of one update (UpStream §3.2)."""
-    keys = [_quoted(name) for name in node.on]
+    keys = [quoted(name) for name in node.on]
+    # A null is nobody's key.
+    table = table.where(" AND ".join(f"{name} IS NOT NULL" for name in keys))
     if table.groupBy(*keys).count().where("count > 1").limit(1).count():
         raise InvalidUsageError(
             "a table has several rows for one update, which would be several of the same key and time",
@@ -432,7 +455,3 @@ def _same(made: Sequence[pa.Schema] | None, seen: Sequence[StructType]) -> bool:
 
 def _item(name: str, expression: Expression) -> str:
     return f"{expression.text} AS {column(name).text}"
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -16,7 +16,6 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.checkpointing.files import open_files
 from penstock.checkpointing.graph_directory import GraphDirectory
 from penstock.checkpointing.p_stream import EARLIEST
 from penstock.checkpointing.p_stream import PStream as Stream
@@ -288,22 +287,8 @@ def _trigger(interval: str | timedelta | None) -> dict[str, Any]:
 def _named(
     writer: DataStreamWriter, name: str, checkpoint: str, trigger: Mapping[str, Any]
 ) -> DataStreamWriter:
-    drop_torn_start(checkpoint)
     writer = writer.queryName(name).option("checkpointLocation", checkpoint)
     return writer.trigger(**trigger) if trigger else writer
-
-
-def drop_torn_start(checkpoint: str) -> None:
-    """Delete what Spark left of the first offset of a query when it was killed while it wrote that.
-
-    It takes the temporary file for one of another query's, and would never start again.
-    """
-    offsets = open_files(checkpoint).child("offsets")
-    names = [file.name for file in offsets.list()]
-    if not any(name.isdigit() for name in names):
-        for name in names:
-            if name.startswith("."):
-                offsets.delete(name)
 
 
 def _after(readings: Sequence[Reading], writers: Mapping[str, str]) -> tuple[str, ...]:

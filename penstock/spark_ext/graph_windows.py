@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import NullType, StructType
 
+from penstock.ddl import quoted
 from penstock.errors import InternalError
 from penstock.operators.conform import conform
 from penstock.operators.graph.nodes import Aggregate, Assemble, Fused, Node, Window
@@ -19,47 +20,33 @@ from penstock.operators.stream import RESERVED_PREFIX
 from penstock.operators.windows.sliding import in_windows
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
+from penstock.spark_ext.pushed import behind_lookup
 from penstock.spark_ext.update_window import service_of, windowed
 from penstock.spark_ext.window_packing import EntryPacker, add_rows, row_fragmenter
-from penstock.spark_ext.window_plan import WINDOW, Windowed, WindowPlan, quoted, typed, value_columns
+from penstock.spark_ext.window_plan import WINDOW, Windowed, WindowPlan, typed, value_columns
 
-__all__ = ["START_COLUMN", "ByWindow", "assembled", "of_rows", "of_windows"]
+__all__ = ["START_COLUMN", "ByWindow", "assembled", "of_rows", "of_windows", "packed"]
 
 START_COLUMN = f"{RESERVED_PREFIX}start"
 """Where a window starts, in microseconds, while it is aggregated."""
 
 
-def assembled(node: Assemble, rows: DataFrame, buckets: int) -> Windowed:
+def assembled(node: Assemble, parcels: DataFrame) -> Windowed:
     """Return windows of fragments, before they are made.
 
     Parameters
     ----------
     node : Assemble
         Which windows.
-    rows : DataFrame
-        The parcels of a reader's fragments; or fragments, where there is a lookup between.
-    buckets : int
-        Into how many parts the groups are divided.
+    parcels : DataFrame
+        Of the fragments, looked up where there is a lookup between.
     """
     fused = _fused(node)
-    fragments = fused.scan.fragments
-    if fragments is None:
-        raise InternalError("windows are assembled of fragments")
-    made = scan_schema(fused.scan, fused.inputs[0].schema)
-    parcels = rows
-    if node.inputs[0] is not fused:
-        # What crossed to the JVM has Spark's types.
-        groups = node.aggregate.group_by
-        rows = rows.select(*map(quoted, (PANE, *groups, *(one.name for one in fragments.partials))))
-        made = as_arrow_of_spark(rows.schema)
-        unit = "us" if pa.types.is_timestamp(made.field(PANE).type) else fragments.time_unit
-        fragments = Fragments(fragments.pane_ms, PANE, unit, groups, fragments.partials)
-        packer = _FragmentPacker(made, EntryPacker.of(fragments, made, buckets))
-        parcels = rows.mapInArrow(packer, PARCEL_SCHEMA)
+    fragments, schema = _fragments(node)
     plan = WindowPlan(
         fragments=fragments,
         decomposition=node.decomposition,
-        schema=made,
+        schema=schema,
         output=spark_schema(node.schema),
         size_ms=node.window.size_ms,
         slide_ms=node.window.slide_ms,
@@ -68,6 +55,39 @@ def assembled(node: Assemble, rows: DataFrame, buckets: int) -> Windowed:
     )
     columns = [f"{field.name} {field.type}" for field in fused.inputs[0].schema]
     return Windowed(_served(plan, node.window), parcels, tuple(columns))
+
+
+def packed(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:
+    """Return parcels of fragments that Spark has looked up.
+
+    Parameters
+    ----------
+    node : Assemble
+        Of which windows.
+    rows : DataFrame
+        The fragments.
+    buckets : int
+        Into how many parts the groups are divided.
+    """
+    fragments, schema = _fragments(node)
+    packer = _FragmentPacker(schema, EntryPacker.of(fragments, schema, buckets))
+    return rows.select(*map(quoted, schema.names)).mapInArrow(packer, PARCEL_SCHEMA)
+
+
+def _fragments(node: Assemble) -> tuple[Fragments, pa.Schema]:
+    """Return what windows are assembled of, and its columns; in Spark's types behind a lookup."""
+    fused, above = _fused(node), node.inputs[0]
+    fragments = fused.scan.fragments
+    if fragments is None:
+        raise InternalError("windows are assembled of fragments")
+    if above is fused:
+        return fragments, scan_schema(fused.scan, fused.inputs[0].schema)
+    groups = node.aggregate.group_by
+    names = (PANE, *groups, *(one.name for one in fragments.partials))
+    # A null is a group of its own, also where the table's column was said to have none.
+    fields = [above.schema.field(name).with_nullable(True) for name in names]
+    schema = as_arrow_of_spark(spark_schema(pa.schema(fields)))
+    return behind_lookup(fragments, schema, groups), schema
 
 
 def _fused(node: Assemble) -> Fused:

@@ -16,7 +16,7 @@ from penstock.operators.scan import Scan
 
 __all__ = ["ReadOptions", "WriteOptions"]
 
-_READ = ("buckets", "columns", "maxBytes", "maxRows", "partitions", "reader", "scan", "start")
+_READ = ("buckets", "columns", "lookup", "maxBytes", "maxRows", "partitions", "reader", "scan", "start")
 _WRITE = ("batch", "descriptors", "goal", "unitRows", "writer")
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 
@@ -113,6 +113,8 @@ class ReadOptions:
         What the readers do; then `columns` is None.
     buckets : int or None
         For how many buckets of an operator behind the readers make parcels of a scan's fragments.
+    lookup : str or None
+        The text of a `Lookup`, in which the fragments are looked up before.
     """
 
     path: str
@@ -124,6 +126,7 @@ class ReadOptions:
     partitions: int | None
     scan: Scan | None
     buckets: int | None
+    lookup: str | None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -140,6 +143,8 @@ class ReadOptions:
         scan = Scan.from_json(given["scan"]) if "scan" in given else None
         if "buckets" in given and (scan is None or scan.fragments is None):
             raise InvalidUsageError("the option buckets is for a scan's fragments only")
+        if "lookup" in given and "buckets" not in given:
+            raise InvalidUsageError("the option lookup is for fragments that become parcels only")
         return cls(
             path=path_in(options),
             reader=_name(given, "reader"),
@@ -150,6 +155,7 @@ class ReadOptions:
             partitions=_count(given, "partitions"),
             scan=scan,
             buckets=_count(given, "buckets"),
+            lookup=given.get("lookup"),
         )
 
     def start_in(self, stream: PStream) -> int | str:

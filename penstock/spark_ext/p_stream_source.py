@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -28,20 +27,12 @@ from pyspark.sql.types import StructType
 from penstock.checkpointing.files import Files
 from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
 from penstock.errors import InternalError, InvalidUsageError
-from penstock.operators.scan import Scan
 from penstock.spark_ext.p_stream_options import ReadOptions, WriteOptions
 from penstock.spark_ext.p_stream_sink import BatchWriter, StreamWriter
-from penstock.spark_ext.p_stream_types import as_arrow_of_spark, check_same, converted, spark_schema
-from penstock.spark_ext.parcels import PARCELS
-
-if TYPE_CHECKING:
-    from penstock.compression import TableBlock
-    from penstock.operators.scanner import Scanner
+from penstock.spark_ext.p_stream_types import check_same
+from penstock.spark_ext.pushed import Columns, Pushed, bounded
 
 __all__ = ["PStreamDataSource", "p_stream_source"]
-
-_BATCH_BYTES = 32 << 20
-"""What crosses to the JVM at once."""
 
 
 class PStreamDataSource(DataSource):
@@ -65,6 +56,8 @@ class PStreamDataSource(DataSource):
         planner of a graph sets it, in place of `columns`.
     buckets
         With a scan's fragments: they cross as parcels for so many buckets of the operator behind.
+    lookup
+        With buckets: what the fragments are looked up in before, as text; a graph sets it.
     maxRows, maxBytes
         The most rows of a micro-batch, and the most bytes as they are stored, but at least one p-unit.
     partitions
@@ -138,135 +131,9 @@ def p_stream_source(parallelism: int) -> type[PStreamDataSource]:
     return type("PStreamDataSource", (PStreamDataSource,), {"parallelism": parallelism})
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """What becomes of a p-unit's rows before they cross to the JVM: some columns, in Spark's types.
-
-    Parameters
-    ----------
-    names : tuple of str
-        Which columns.
-    spark : StructType
-        What Spark is told that they are.
-    """
-
-    names: tuple[str, ...]
-    spark: StructType
-
-    @classmethod
-    def of(cls, stored: pa.Schema, names: Sequence[str] | None) -> Columns:
-        """Return what reads columns, by name, of a p-stream; all where no names are given.
-
-        Raises
-        ------
-        InvalidUsageError
-            If there is no such column, it is named twice, or it has a type that Spark has not.
-        """
-        chosen = stored.names if names is None else list(names)
-        unknown = [name for name in chosen if name not in stored.names]
-        if unknown or len(set(chosen)) < len(chosen):
-            raise InvalidUsageError(
-                "the p-stream has no such columns, or one is named twice",
-                columns=", ".join(unknown or chosen),
-                known=", ".join(stored.names),
-            )
-        fields = pa.schema([stored.field(name) for name in chosen], stored.metadata)
-        return cls(tuple(chosen), spark_schema(fields))
-
-    def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
-        """Return the rows of p-units as they cross to the JVM.
-
-        Raises
-        ------
-        InvalidUsageError
-            If a value has no counterpart in Spark.
-        CorruptDataError
-            If a p-unit is damaged.
-        """
-        wanted = as_arrow_of_spark(self.spark)
-        for piece, block in blocks:
-            yield converted(block.read(self.names, piece.first, piece.stop), wanted)
-
-
-@dataclass(frozen=True, slots=True)
-class Pushed:
-    """What becomes of a task's rows where a graph's planner set a `Scan`.
-
-    Parameters
-    ----------
-    scan : Scan
-        What the reader does.
-    stored : pyarrow.Schema
-        The columns of the p-stream, or of Parquet files.
-    spark : StructType
-        What Spark is told.
-    buckets : int, optional
-        For how many buckets parcels are made of fragments.
-    """
-
-    scan: Scan
-    stored: pa.Schema
-    spark: StructType
-    buckets: int | None = None
-
-    @classmethod
-    def of(cls, stored: pa.Schema, scan: Scan, buckets: int | None = None) -> Pushed:
-        """Return what runs a scan on a p-stream.
-
-        Raises
-        ------
-        InvalidUsageError
-            If the scan does not fit the stream, or makes a type that Spark has not.
-        """
-        from penstock.operators.scanner import Scanner
-
-        made = spark_schema(Scanner(scan, stored).schema)
-        return cls(scan, stored, made if buckets is None else PARCELS, buckets)
-
-    def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
-        """Return what the rows of p-units become, as it crosses to the JVM.
-
-        Raises
-        ------
-        InvalidUsageError
-            If a value has no counterpart in Spark, or an integer overflows.
-        CorruptDataError
-            If a p-unit is damaged.
-        """
-        from penstock.operators.scanner import Scanner
-
-        scanner = Scanner(self.scan, self.stored)
-        return self._crossing(scanner, scanner.run(blocks))
-
-    def over(self, tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
-        """Return what rows with the scan's columns become, as `run` does."""
-        from penstock.operators.scanner import Scanner
-        from penstock.spark_ext.window_packing import MOST_FRAGMENTS
-
-        scanner = Scanner(self.scan, self.stored)
-        return self._crossing(scanner, scanner.over(tables, MOST_FRAGMENTS))
-
-    def _crossing(self, scanner: Scanner, found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if self.buckets is not None:
-            return self._parcels(scanner, found, self.buckets)
-        wanted = as_arrow_of_spark(self.spark)
-        return (part for rows in found for part in _bounded(converted(rows, wanted)))
-
-    def _parcels(
-        self, scanner: Scanner, fragments: Iterable[pa.RecordBatch], buckets: int
-    ) -> Iterator[pa.RecordBatch]:
-        from penstock.spark_ext.window_packing import EntryPacker
-
-        made = self.scan.fragments
-        if made is None:
-            raise InternalError("parcels are made of fragments")
-        packer = EntryPacker.of(made, scanner.schema, buckets)
-        yield from packer.pack(fragments, lambda: scanner.without_time)
-
-
 def _scan_of(options: ReadOptions, stored: pa.Schema, columns: Sequence[str] | None) -> Columns | Pushed:
     if options.scan:
-        return Pushed.of(stored, options.scan, options.buckets)
+        return Pushed.of(stored, options.scan, options.buckets, options.lookup)
     return Columns.of(stored, columns)
 
 
@@ -274,7 +141,7 @@ def _planned(options: ReadOptions, stream: PStream, schema: StructType) -> Colum
     """Return what the readers do, whose rows Spark takes for those of `schema`."""
     if options.scan:
         # What runs scans takes long to load and made this schema in `PStreamDataSource.schema`.
-        return Pushed(options.scan, stream.schema, schema, options.buckets)
+        return Pushed(options.scan, stream.schema, schema, options.buckets, options.lookup)
     scan = Columns.of(stream.schema, options.columns or tuple(schema.names))
     check_same(schema, scan.spark, stream.files.location)
     # A schema that was given to Spark may say otherwise what can be null.
@@ -333,14 +200,7 @@ class _Plan:
         # Spark makes a partition of its own where a batch has none.
         pieces = partition.pieces if isinstance(partition, _Pieces) else ()
         for rows in self.scan.run(read_blocks(self._segments, pieces)):
-            yield from _bounded(rows)
-
-
-def _bounded(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    parts = min(rows.num_rows, 1 + rows.nbytes // _BATCH_BYTES)
-    edges = [rows.num_rows * part // parts for part in range(parts + 1)] if parts else []
-    for low, high in pairwise(edges):
-        yield rows.slice(low, high - low)
+            yield from bounded(rows)
 
 
 class _Reader(DataSourceReader):

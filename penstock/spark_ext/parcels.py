@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
-from penstock.checkpointing.p_unit import MAGIC
+from penstock.checkpointing.p_unit import MAGIC, PUnit, decode, encode, packed_cascades
 from penstock.errors import InvalidUsageError
 from penstock.operators.conform import conform
 
@@ -44,7 +44,7 @@ _ANY = "latin-1"
 def to_parcels(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
     """Return `batches` as parcels of bounded size; an empty one is a parcel, too.
 
-    Where there is much, and it would be much less packed, it is: each byte is copied a dozen times by Spark.
+    Where there is much, and it would be much less packed, it is: Spark copies each byte again and again.
     That is decided once, by the first rows of the first large batch. What the schemas' metadata say stays
     with each parcel.
     """
@@ -72,14 +72,12 @@ def _stream(batch: pa.RecordBatch) -> bytes:
 def _packed(batch: pa.RecordBatch) -> bytes | None:
     """Return rows as a p-unit; None where they have what only a stream of Arrow's holds."""
     # What codes blocks is loaded where there is much only.
-    from penstock.checkpointing.p_unit import PACKED, PUnit, encode
     from penstock.compression import encode_table
 
     if any(field.metadata for field in batch.schema):
         return None
-    codecs = {field.name: PACKED if pa.types.is_integer(field.type) else "plain" for field in batch.schema}
     try:
-        block = encode_table(batch, codecs=codecs)
+        block = encode_table(batch, codecs=packed_cascades(batch.schema, "plain"))
     except InvalidUsageError:
         # Two columns of one name, or text that is not UTF-8, which Spark can have.
         return None
@@ -94,8 +92,6 @@ def from_parcel(parcel: bytes) -> pa.RecordBatch:
     if not parcel.startswith(MAGIC):
         with pa.ipc.open_stream(pa.py_buffer(parcel)) as reader:
             return reader.read_next_batch()
-    from penstock.checkpointing.p_unit import decode
-
     unit = decode(parcel, "a parcel")
     facts = {name.encode(_ANY): text.encode(_ANY) for name, text in unit.meta.items()}
     return unit.blocks[_KIND].replace_schema_metadata(facts or None)

@@ -31,13 +31,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.checkpointing.locations import file_system, refusals
+from penstock.ddl import quoted
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.conform import cast, fits
 from penstock.operators.graph.nodes import Source
 from penstock.operators.scan import Scan
 from penstock.spark_ext.arrow_settings import skip_size_of_each_row
-from penstock.spark_ext.p_stream_source import Pushed
 from penstock.spark_ext.p_stream_types import spark_schema
+from penstock.spark_ext.pushed import Pushed
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -64,8 +65,7 @@ def parquet_files(spark: SparkSession, source: Source) -> DataFrame:
         If the source has no path.
     """
     # Spark adds columns of what directories are named.
-    names = [f"`{name.replace('`', '``')}`" for name in source.columns.names]
-    return _files(spark, source).select(*names)
+    return _files(spark, source).select(*map(quoted, source.columns.names))
 
 
 def _files(spark: SparkSession, source: Source) -> DataFrame:
@@ -81,7 +81,9 @@ def _files(spark: SparkSession, source: Source) -> DataFrame:
     return reader.parquet(path)
 
 
-def read_parquet(spark: SparkSession, source: Source, scan: Scan, buckets: int | None) -> DataFrame:
+def read_parquet(
+    spark: SparkSession, source: Source, scan: Scan, buckets: int | None, lookup: str | None = None
+) -> DataFrame:
     """Return what a scan makes of the rows of a source's files, as a p-stream's reader would.
 
     Parameters
@@ -92,13 +94,15 @@ def read_parquet(spark: SparkSession, source: Source, scan: Scan, buckets: int |
         What is done with the rows.
     buckets : int, optional
         For how many buckets parcels are made of the scan's fragments.
+    lookup : str, optional
+        The text of a `Lookup`, in which fragments are looked up before.
 
     Raises
     ------
     InvalidUsageError
         If the source has no path, or the scan does not fit its columns.
     """
-    pushed = Pushed.of(source.columns, scan, buckets)
+    pushed = Pushed.of(source.columns, scan, buckets, lookup)
     skip_size_of_each_row(spark)
     files = _files(spark, source)
     # What is left to Spark is a look at the number of each row: a remainder would cost a fifth more.

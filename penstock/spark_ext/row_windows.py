@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as sf
 
+from penstock.ddl import quoted
 from penstock.operators.conform import conform
 from penstock.operators.fragments.keys import integers_of
 from penstock.operators.scan import PANE, Fragments, Partial, TimeUnit
@@ -19,7 +20,7 @@ from penstock.operators.stream import RESERVED_PREFIX
 from penstock.operators.windows.layout import ENTRY_PANE, RowLayout
 from penstock.operators.windows.spec import WindowSpec
 from penstock.spark_ext.window_packing import EntryPacker, without_time
-from penstock.spark_ext.window_plan import WindowPlan, quoted
+from penstock.spark_ext.window_plan import WindowPlan
 
 __all__ = ["FIRST_TIME", "LAST_TIME", "RowOrderPacker", "RowWindowPlan", "arriving_rows", "row_fragments"]
 

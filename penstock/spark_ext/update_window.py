@@ -19,6 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from penstock.ddl import quoted
 from penstock.errors import InvalidUsageError
 from penstock.operators.arguments import budget_of, cost_of, one_of, weight_of
 from penstock.operators.key_queue import Policy
@@ -34,7 +35,7 @@ from penstock.spark_ext.row_windows import (
 )
 from penstock.spark_ext.stateful import Stateful, arrow_schema, check_streaming, columns_of, key_columns
 from penstock.spark_ext.window_packing import RowPacker, row_fragmenter
-from penstock.spark_ext.window_plan import WINDOW, Service, Windowed, WindowPlan, quoted, value_columns
+from penstock.spark_ext.window_plan import WINDOW, Service, Windowed, WindowPlan, value_columns
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 from penstock.units import parse_duration_us, window_rows
 

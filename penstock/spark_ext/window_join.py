@@ -27,6 +27,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from penstock._clock import Clock
+from penstock.ddl import quoted
 from penstock.operators.conform import conform
 from penstock.operators.graph.nodes import Aggregate, Select, Where, WindowJoin
 from penstock.operators.metrics import BatchMetrics
@@ -42,7 +43,7 @@ from penstock.spark_ext.parcels import SIDE as PARCEL_SIDE
 from penstock.spark_ext.stateful import Stateful
 from penstock.spark_ext.window_operator import Gathered
 from penstock.spark_ext.window_packing import add_rows, row_fragmenter
-from penstock.spark_ext.window_plan import WINDOW, Windowed, quoted, spark_windows, typed
+from penstock.spark_ext.window_plan import WINDOW, Windowed, spark_windows, typed
 
 __all__ = ["Side", "SidesOperator", "joined_windows"]
 

@@ -17,8 +17,9 @@ from pyspark import TaskContext
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.conform import conform
-from penstock.operators.fragments import Fragmenter
+from penstock.operators.fragments import Fragmenter, combined
 from penstock.operators.fragments.keys import integers_of
+from penstock.operators.lookup import Lookup
 from penstock.operators.scan import PANE, Fragments
 from penstock.operators.stream import Integers
 from penstock.operators.windows.entries import sorted_by
@@ -29,7 +30,7 @@ from penstock.spark_ext.packing import parcel_row
 from penstock.spark_ext.parcels import to_parcels
 from penstock.state_store.key_index import KeyIndex
 
-__all__ = ["EntryPacker", "RowPacker", "add_rows", "facts_of", "row_fragmenter", "without_time"]
+__all__ = ["EntryPacker", "RowPacker", "add_rows", "facts_of", "looked_up", "row_fragmenter", "without_time"]
 
 MOST_FRAGMENTS = 1 << 20
 """A task hands its fragments on when it has so many."""
@@ -132,6 +133,28 @@ class EntryPacker:
             ranks = numbers = codec.encode(groups, entries.num_rows).bucket(self.buckets)
         sizes = np.bincount(numbers, minlength=self.buckets)
         return sorted_by(ranks, np.arange(len(ranks))), np.append(0, np.cumsum(sizes))
+
+
+def looked_up(
+    fragments: Fragments, lookup: Lookup, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Return fragments as what they are looked up as: those of one pane and group as one, where that can be.
+
+    Parameters
+    ----------
+    fragments : Fragments
+        What they are then.
+    lookup : Lookup
+        Where they are looked up.
+    batches : iterable of RecordBatch
+        The fragments before.
+    """
+    # Of a first or last value a fragment does not say itself when it was.
+    ordered = any(partial.kind in ("first", "last") for partial in fragments.partials)
+    alone = ordered or set(lookup.on) <= set(fragments.group_by)
+    for batch in batches:
+        found = lookup.join(batch)
+        yield found if alone or not found.num_rows else combined(fragments, [found])
 
 
 def row_fragmenter(rows: pa.Schema, fragments: Fragments) -> Fragmenter:

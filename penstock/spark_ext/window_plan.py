@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import LongType, NullType, StructField, StructType
 
+from penstock.ddl import quoted
 from penstock.operators.arguments import check_weight
 from penstock.operators.assembly import Assembly
 from penstock.operators.expression import Expression
@@ -35,7 +36,6 @@ __all__ = [
     "Service",
     "WindowPlan",
     "Windowed",
-    "quoted",
     "spark_windows",
     "typed",
     "value_columns",
@@ -289,8 +289,3 @@ def spark_windows(layout: WindowLayout) -> StructType:
     known = {field.name: field for field in spark_schema(names)}
     known[START] = StructField(START, LongType())
     return StructType([known[name] for name in layout.window.names])
-
-
-def quoted(name: str) -> str:
-    """Return a column's name as SQL has it."""
-    return "`" + name.replace("`", "``") + "`"

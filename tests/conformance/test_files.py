@@ -85,6 +85,12 @@ def test_what_was_published_is_read(directory: Files, size: int, wrap: Callable[
     assert bytes(directory.read("f")) == content
 
 
+def test_a_file_is_published_in_pieces(directory: Files) -> None:
+    content = os.urandom(LARGE)
+    directory.publish("f", b"", content[:1], memoryview(content[1:100]), b"", content[100:])
+    assert bytes(directory.read("f")) == content
+
+
 def test_a_part_of_a_file_is_read(directory: Files) -> None:
     content = os.urandom(1000)
     directory.publish("f", content)
@@ -165,8 +171,9 @@ def test_a_name_does_not_lead_elsewhere(directory: Files, name: str) -> None:
 
 
 def test_an_empty_file_is_refused(directory: Files) -> None:
-    with pytest.raises(InvalidUsageError, match="at least one byte"):
-        directory.publish("f", b"")
+    for content in ([], [b""], [b"", b""]):
+        with pytest.raises(InvalidUsageError, match="at least one byte"):
+            directory.publish("f", *content)
     assert directory.list() == []
 
 
@@ -489,8 +496,8 @@ def test_a_file_of_hdfs_is_not_seen_under_its_name_while_it_is_written(
     seen: list[list[FileFacts]] = []
     real = remote_files._write
 
-    def write(system: Any, path: str, view: memoryview) -> None:
-        real(system, path, view)
+    def write(system: Any, path: str, views: Any) -> None:
+        real(system, path, views)
         seen.append(directory.list())
 
     monkeypatch.setattr(remote_files, "_write", write)

@@ -27,8 +27,8 @@ def _whole_at_each_commit() -> None:
 def overwrites_in_place() -> None:
     """Keep one file a bucket, of a fixed name, and write each version over the one before."""
 
-    def publish(path: Path, content: bytes | memoryview) -> None:
-        path.write_bytes(content)
+    def publish(path: Path, *content: bytes | memoryview) -> None:
+        path.write_bytes(b"".join(content))
 
     def trusting_read(self: BucketStore, pointer: Pointer) -> tuple[PUnit, int]:
         path = Path(self.files.path_of(pointer.file_name))

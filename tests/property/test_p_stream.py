@@ -48,10 +48,10 @@ class _Interrupted:
     def __init__(self, files: Files, interrupt: Callable[[], None]) -> None:
         self._files, self._interrupt = files, [interrupt]
 
-    def publish(self, name: str, content: Content) -> None:
+    def publish(self, name: str, *content: Content) -> None:
         while self._interrupt:
             self._interrupt.pop()()
-        self._files.publish(name, content)
+        self._files.publish(name, *content)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._files, name)

@@ -88,6 +88,20 @@ def test_a_restarted_graph_goes_on_exactly_once(spark: SparkSession, tmp_path: P
     assert same(tmp_path / "out", graph, quotes=quotes(ROWS))
 
 
+def test_a_graph_that_was_killed_while_its_first_offset_was_written_starts_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    graph, source = filtered(), Input(tmp_path / "in")
+    options: dict[str, Any] = {"sources": {"quotes": source.frame(spark)}, "persist": "never"}
+    run(graph, spark, tmp_path, **options)
+    offsets = tmp_path / "checkpoint" / "queries" / "results" / "offsets"
+    assert not list(offsets.glob("[0-9]*")), "there was no input"
+    (offsets / ".0.de89336d.tmp").write_text("v1")
+    source.add(quotes(ROWS))
+    run(graph, spark, tmp_path, **options)
+    assert same(tmp_path / "out", graph, quotes=quotes(ROWS))
+
+
 def test_markers_and_offsets_are_in_the_metrics(spark: SparkSession, tmp_path: Path) -> None:
     source = Input(tmp_path / "in")
     source.add(quotes(ROWS[:20]), quotes(ROWS[20:40]), quotes(ROWS[40:]))

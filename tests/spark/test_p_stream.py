@@ -21,7 +21,7 @@ import penstock
 from penstock.checkpointing.p_stream import PStream, PStreamWriter, Unit
 from penstock.checkpointing.p_stream.segments import pieces
 from penstock.cli import app
-from penstock.spark_ext import p_stream_source
+from penstock.spark_ext import p_stream_source, pushed
 from tests.spark.p_streams import (
     SCHEMA,
     append,
@@ -289,6 +289,8 @@ def test_what_is_not_there_or_not_possible_is_said(spark: SparkSession, tmp_path
         ("start", "newest", "no such start: start=newest"),
         ("reader", "a/b", "a name is not possible"),
         ("columns", "[1]", "no JSON list of names"),
+        ("buckets", 2, "for a scan's fragments only"),
+        ("lookup", "{}", "for fragments that become parcels only"),
     ]:
         with refused(message):
             stream(spark, source, **{name: value})
@@ -410,8 +412,8 @@ def test_the_p_stream_of_the_readme_runs(
 def test_large_units_cross_to_the_jvm_in_parts(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(p_stream_source, "_BATCH_BYTES", 100)
+    monkeypatch.setattr(pushed, "_BATCH_BYTES", 100)
     rows = table(0, 100).to_batches()[0]
-    parts = list(p_stream_source._bounded(rows))
+    parts = list(pushed.bounded(rows))
     assert len(parts) > 10
     assert pa.Table.from_batches(parts).equals(table(0, 100))

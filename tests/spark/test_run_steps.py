@@ -56,6 +56,17 @@ def test_a_union_with_results(spark: SparkSession, inputs: Path, persist: str) -
     assert sorted(map(tuple, rows)) == [("a", 5, 20.0), ("c", 12, 60.0)]
 
 
+def test_a_run_that_was_killed_while_its_first_offset_was_written_starts_again(
+    spark: SparkSession, inputs: Path
+) -> None:
+    offsets = inputs / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / ".0.de89336d.tmp").write_text("v1")
+    sink = {"type": "parquet", "path": str(inputs / "out")}
+    run_to_end(pipeline(inputs, queue={"key": "k", "time": "t", "nulls": "drop"}, sink=sink))
+    assert spark.read.parquet(str(inputs / "out")).count() == 3
+
+
 @pytest.mark.parametrize("persist", ["auto", "always"])
 def test_a_lookup_and_a_join(spark: SparkSession, inputs: Path, persist: str) -> None:
     table = {"format": "csv", "path": str(inputs / "names.csv"), "schema": "k string, name string"}

@@ -15,6 +15,7 @@ import penstock
 from penstock.checkpointing.p_stream import PStreamReader
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph
+from penstock.spark_ext import graph_frames, lookup_tables
 from tests.naive_join import NaiveJoin, Tuple
 from tests.naive_union import NaiveUnion
 from tests.naive_union import Tuple as Ranked
@@ -121,48 +122,73 @@ CAMPAIGNS = pa.schema({"ad": pa.int32(), "campaign": pa.string()})
 VIEWS = pa.schema({"t": pa.int64(), "ad": pa.int32(), "kind": pa.string()})
 
 
+@pytest.mark.parametrize(
+    ("ways", "files"),
+    [
+        (("Spark", "readers"), False),
+        (("readers", "Spark"), False),
+        (("readers",), True),
+        (("Spark",), True),
+    ],
+)
 def test_fragments_of_views_are_looked_up_once_for_each_advertisement(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ways: tuple[str, ...], files: bool
 ) -> None:
     draw = random.Random(7)
-    events = [(draw.randint(0, 59), draw.randint(0, 9), draw.choice(["view", "click"])) for _ in range(400)]
-    events.append((60, 0, "view"))
+    times = sorted(draw.sample(range(60_000), 400))
+    events = [(t, draw.choice([*range(9), None]), draw.choice(["view", "click"])) for t in times]
+    events.append((60_000, 0, "view"))
     columns = [list(column) for column in zip(*events, strict=True)]
     views = pa.table(
         [pa.array(column, one.type) for column, one in zip(columns, VIEWS, strict=True)], schema=VIEWS
     )
-    table = pa.table({"ad": range(8), "campaign": [f"c{n % 3}" for n in range(8)]}, CAMPAIGNS)
+    table = pa.table({"ad": [*range(8), None], "campaign": [f"c{n % 3}" for n in range(9)]}, CAMPAIGNS)
     place = Input(tmp_path / "views")
-    place.add(views)
     graph = (
         penstock.graph("ysb")
-        .source("views", VIEWS)
+        .source("views", VIEWS, kind="parquet" if files else "push")
         .where("kind = 'view'")
         .lookup("campaigns", CAMPAIGNS, on="ad")
-        .window("t", size="10 s", unit="s")
+        .window("t", size="10 s", unit="ms")
         .group_by("campaign")
-        .agg(views="count(*)", times="count(DISTINCT t)")
-        .select("campaign", "views", "times", begin="window.start")
+        .agg(views="count(*)", mean="avg(t)", ads="count(DISTINCT ad)", first="first(ad)", last="last(ad)")
+        .select("campaign", "views", "mean", "ads", "first", "last", begin="window.start")
         .sink("pstream")
     )
-    assert any("before the lookup" in note for _, note in graph.plan(persist="always").changes)
-    frame = place.frame(spark, "t long, ad int, kind string")
-    made = run(
-        graph,
-        spark,
-        tmp_path,
-        sources={"views": frame},
-        tables={"campaigns": spark.createDataFrame(table.to_pandas(), "ad int, campaign string")},
-        persist="always",
-    )
-    found = [(begin.timestamp(), campaign, *counts) for campaign, *counts, begin in made]
+    persist: Any = "never" if files else "always"
+    assert any("before the lookup" in note for _, note in graph.plan(persist=persist).changes)
+    told: list[str] = []
+
+    def lookup_in(*arguments: Any) -> str | None:
+        text = lookup_tables.lookup_in(*arguments)
+        told.append("Spark" if text is None else "readers")
+        return text
+
+    monkeypatch.setattr(graph_frames, "lookup_in", lookup_in)
+    made: list[tuple[Any, ...]] = []
+    for number, way in enumerate(ways):
+        share = len(events) // len(ways)
+        place.add(views.slice(number * share, None if number == len(ways) - 1 else share))
+        monkeypatch.setattr(lookup_tables, "MOST_ROWS", 100 if way == "readers" else 0)
+        made = run(
+            graph,
+            spark,
+            tmp_path,
+            sources={
+                "views": str(place.directory) if files else place.frame(spark, "t long, ad int, kind string")
+            },
+            tables={"campaigns": spark.createDataFrame(table)},
+            persist=persist,
+        )
+    assert tuple(told) == ways
+    found = [(begin.timestamp(), campaign, *values) for campaign, *values, begin in made]
     with duckdb.connect(config={"threads": 1}) as database:
         database.register("views", views)
         database.register("campaigns", table)
         wanted = database.sql(
-            "select t // 10 * 10 as pane, campaign, count(*), count(distinct t) "
-            "from views join campaigns using (ad) "
-            "where kind = 'view' and t < 60 group by all order by all"
+            "select t // 10000 * 10 as pane, campaign, count(*), avg(t), count(distinct ad), "
+            "arg_min(ad, t), arg_max(ad, t) from views join campaigns using (ad) "
+            "where kind = 'view' and t < 60000 group by all order by all"
         ).fetchall()
     assert sorted(found) == wanted, "of the windows that are complete"
     assert len(wanted) > 15
@@ -186,3 +212,36 @@ def test_a_lookup_makes_no_second_tuple_of_an_update(spark: SparkSession, tmp_pa
         **given,
     )
     assert sorted(made) == [("a", 1, 1.0, "A"), ("b", 2, 2.0, "B")]
+    nobody = spark.createDataFrame([*rows, (None, "Y"), (None, "Z")], "k string, name string")
+    assert sorted(run(graph, spark, tmp_path / "nobody", tables={"names": nobody}, **given)) == sorted(made)
+
+
+@pytest.mark.parametrize("most", [0, 100], ids=["Spark", "readers"])
+def test_a_lookup_takes_keys_of_any_name_and_nulls_that_were_not_said(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(lookup_tables, "MOST_ROWS", most)
+    views = pa.schema({"t": pa.int64(), "a`d.x": pa.int32()})
+    campaigns = pa.schema([("a`d.x", pa.int32()), pa.field("c d", pa.string(), nullable=False)])
+    graph = (
+        penstock.graph("g")
+        .source("views", views)
+        .lookup("campaigns", campaigns, on="a`d.x")
+        .window("t", size="10 s", unit="s")
+        .group_by("c d")
+        .agg(views="count(*)")
+        .select("`c d` AS c", "views")
+        .sink("pstream")
+    )
+    place = Input(tmp_path / "views")
+    place.add(pa.table({"t": [1, 2, 3, 100], "a`d.x": [1, 2, 1, 1]}, views))
+    table = pa.table({"a`d.x": pa.array([1, 2], pa.int32()), "c d": [None, "b"]})
+    made = run(
+        graph,
+        spark,
+        tmp_path,
+        sources={"views": place.frame(spark, "t long, `a``d.x` int")},
+        tables={"campaigns": spark.createDataFrame(table)},
+        persist="always",
+    )
+    assert sorted(made, key=str) == [("b", 1), (None, 2)]

@@ -79,6 +79,20 @@ def test_a_worker_on_which_spark_hangs_up_ends_without_a_trace(error: str, trace
     assert (error in said) == bool(traces)
 
 
+def test_memory_is_given_back_after_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(daemon, "give_back", lambda: done.append("given back"))
+
+    def work(connection: str) -> int:
+        done.append(connection)
+        if connection == "cut":
+            raise BrokenPipeError
+        return 3
+
+    assert [daemon._task(work)(connection) for connection in ("whole", "cut")] == [3, 1]
+    assert done == ["whole", "given back", "cut"]
+
+
 def test_what_is_loaded_passes_no_fail_point_on_its_way() -> None:
     armed = ";".join(f"{name}=error" for name in FAILPOINTS)
     subprocess.run(

@@ -51,8 +51,8 @@ def test_a_file_is_published_once(tmp_path: Path) -> None:
 def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
-    _durable.publish(tmp_path / "f", b"longer than three")
-    assert _durable.read(tmp_path / "f") == b"longer than three"
+    _durable.publish(tmp_path / "f", b"longer than three", b"", b"ends")
+    assert _durable.read(tmp_path / "f") == b"longer than threeends"
 
 
 def test_a_file_is_synced_before_it_has_its_name_and_its_directory_after(

@@ -55,12 +55,12 @@ class _Held:
         self.waits, self.go = threading.Event(), threading.Event()
         self.error: Exception | None = None
 
-    def publish(self, name: str, content: Content) -> None:
+    def publish(self, name: str, *content: Content) -> None:
         self.waits.set()
         self.go.wait()
         if self.error is not None:
             raise self.error
-        self._files.publish(name, content)
+        self._files.publish(name, *content)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._files, name)

@@ -220,7 +220,7 @@ class SegmentWriter:
             units.append(Unit(at, len(block), rows))
             at += len(block)
         name = f"{self._name}{new_id()}.segment"
-        self._files.publish(name, b"".join(block for _, block in self._coded))
+        self._files.publish(name, *(block for _, block in self._coded))
         self._segments.append(Segment(name, tuple(units)))
         self._coded, self._coded_bytes = [], 0
 
