@@ -20,7 +20,7 @@ from penstock.jobs.session import open_session
 from penstock.jobs.signals import StopSignals
 from penstock.spark_ext.graph_handle import RESULTS, RunningGraph
 from penstock.spark_ext.metrics import ProgressReader, batch_metrics, had_input, is_last
-from penstock.spark_ext.register import register
+from penstock.spark_ext.register import register, wait_for_metrics
 from penstock.spark_ext.stopping import stop_between_batches
 
 __all__ = ["Batch", "StopSignals", "Totals", "follow", "run_pipeline", "run_to_end"]
@@ -297,13 +297,18 @@ def run_to_end(
                 return Totals(signal=signals.received)
             if pipeline.is_graph:
                 with start_graph(spark, pipeline, _prepared(pipeline, spark)) as graph:
-                    return _follow_graph(graph, on_batch, signals)
+                    totals = _follow_graph(graph, on_batch, signals)
+                for one in graph.queries.values():
+                    wait_for_metrics(spark, one)
+                return totals
             running = _start(pipeline, spark)
             try:
-                return follow(running, spark, on_batch, signals, partial(_ends, query))
+                totals = follow(running, spark, on_batch, signals, partial(_ends, query))
             except BaseException:
                 running.stop()
                 raise
+            wait_for_metrics(spark, running)
+            return totals
         finally:
             if made:
                 spark.stop()

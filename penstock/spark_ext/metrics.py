@@ -7,8 +7,10 @@ the query's progress. They are exactly those of the attempts that Spark committe
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -140,6 +142,8 @@ class MetricsFile(StreamingQueryListener):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.touch(mode=0o600)
         self._query = query
+        self._ended: set[UUID] = set()
+        self._one_ended = threading.Condition()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Nothing is written before the first batch."""
@@ -157,4 +161,15 @@ class MetricsFile(StreamingQueryListener):
         """Nothing is written for a query without data."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Nothing is left to write."""
+        """Tell those who wait for the run's last line."""
+        with self._one_ended:
+            self._ended.add(event.runId)
+            self._one_ended.notify_all()
+
+    def wait(self, run: UUID | str, timeout_s: float) -> bool:
+        """Wait until all lines of a run of a query that has ended are written; return whether they are.
+
+        Spark tells listeners of a batch some time after its end, and maybe after that of the query.
+        """
+        with self._one_ended:
+            return self._one_ended.wait_for(lambda: UUID(str(run)) in self._ended, timeout_s)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from weakref import WeakKeyDictionary
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.spark_ext.market_source import MarketDataSource
 from penstock.spark_ext.metrics import MetricsFile
 from penstock.spark_ext.p_stream_source import p_stream_source
 
-__all__ = ["register"]
+__all__ = ["register", "wait_for_metrics"]
 
+_LOGGER = logging.getLogger(__name__)
+_LAST_LINE_S = 10.0
+"""How long after a query's end its last metrics may come."""
 
-_files: WeakKeyDictionary[SparkSession, set[tuple[str, str | None]]] = WeakKeyDictionary()
+_files: WeakKeyDictionary[SparkSession, dict[tuple[str, str | None], MetricsFile]] = WeakKeyDictionary()
 
 
 def register(
@@ -35,7 +40,17 @@ def register(
     """
     spark.dataSource.register(MarketDataSource)
     spark.dataSource.register(p_stream_source(spark.sparkContext.defaultParallelism))
-    known = _files.setdefault(spark, set())
+    known = _files.setdefault(spark, {})
     if metrics_file is not None and (metrics_file, metrics_query) not in known:
-        known.add((metrics_file, metrics_query))
-        spark.streams.addListener(MetricsFile(metrics_file, metrics_query))
+        file = known[metrics_file, metrics_query] = MetricsFile(metrics_file, metrics_query)
+        spark.streams.addListener(file)
+
+
+def wait_for_metrics(spark: SparkSession, query: StreamingQuery) -> None:
+    """Wait until the session's files of metrics have those of a query that has ended.
+
+    Spark tells of batches in its own time; if it has not within ten seconds, that is logged.
+    """
+    for (path, _), file in _files.get(spark, {}).items():
+        if not file.wait(query.runId, _LAST_LINE_S):
+            _LOGGER.warning("%s: the last metrics may be missing: Spark has not told of them yet", path)

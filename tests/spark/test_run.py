@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
@@ -79,6 +81,37 @@ def test_a_run_with_a_budget_ends_when_the_input_is_used_up_and_nothing_waits(
     assert all(0 <= batch.emitted <= 200 for batch in batches)
     lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["batch_id"] for line in lines[:2]] == [0, 1]
+
+
+class Behind(StreamingQueryListener):
+    """Keeps Spark from telling of any batch until all queries have ended."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.streams, self.pause = spark.streams, Event()
+
+    def onQueryStarted(self, event: object) -> None: ...
+
+    def onQueryProgress(self, event: object) -> None:
+        while self.streams.active:
+            self.pause.wait(0.01)
+
+    def onQueryIdle(self, event: object) -> None: ...
+
+    def onQueryTerminated(self, event: object) -> None: ...
+
+
+@pytest.mark.parametrize("persist", ["always", "auto"])
+def test_the_file_of_metrics_is_complete_when_a_run_returns(
+    spark: SparkSession, tmp_path: Path, persist: str
+) -> None:
+    behind, file = Behind(spark), tmp_path / "metrics.jsonl"
+    spark.streams.addListener(behind)
+    try:
+        totals = run_to_end(pipeline(tmp_path, persist=persist, query={"metrics": str(file)}), spark=spark)
+    finally:
+        spark.streams.removeListener(behind)
+    told = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert sum(entry["rows_in"] for entry in told) == totals.rows_in > 0
 
 
 def test_without_draining_what_waits_is_served_by_the_next_run(spark: SparkSession, tmp_path: Path) -> None:
