@@ -125,7 +125,8 @@ def _codecs() -> None:
         for some in (texts, texts[:3]):
             decode(encode(some, codec))
     same = evaluate(Expression.parse("t = 'a'"), pa.table({"t": texts}))
-    selected(pa.table({"t": texts}), same.chunk(0))
+    for number in (False, True):
+        selected(pa.table({"t": texts}), same.chunk(0), number=number)
     for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()):
         rows = pa.table({"n": pa.array([1, 2], kind)})
         mask_of(intervals_of(Expression.parse("n > 1"), rows.schema) or [], rows)

@@ -30,7 +30,14 @@ import pyarrow.compute as pc
 
 from penstock.compression.abc import check
 from penstock.compression.bits import Bytes, Ints
-from penstock.compression.text import distinct_texts, offsets_of, texts_of
+from penstock.compression.kinds import is_coded_text, is_text
+from penstock.compression.text import (
+    MOST_DISTINCT,
+    code_type,
+    distinct_texts,
+    offsets_of,
+    texts_of,
+)
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 
 __all__ = [
@@ -39,7 +46,7 @@ __all__ = [
     "from_streams",
     "get_type",
     "is_float",
-    "is_text",
+    "numbered",
     "offsets_and_bytes",
     "put_type",
     "taken",
@@ -59,6 +66,10 @@ _SIMPLE: tuple[pa.DataType, ...] = (
     *(pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")),
 )
 _OTHER = 255
+_REPEATED = 4
+"""Texts are numbered before they are coded where each is there so many times, on average."""
+_FEW = 4096
+"""Of so many texts at least half must repeat others, so that it is tried with all."""
 _I32, _U16 = struct.Struct("<i"), struct.Struct("<H")
 
 
@@ -128,19 +139,17 @@ def layouts_of(kind: pa.DataType) -> tuple[Layout, ...]:
     return (Layout.NESTED,)
 
 
-def is_text(kind: pa.DataType) -> bool:
-    """Say whether values are texts, or binary."""
-    types = pa.types
-    return bool(
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-    )
-
-
-def to_streams(array: pa.Array[Any], *, dictionary: bool = False) -> Streams:
+def to_streams(array: pa.Array[Any], *, dictionary: bool = False, kind: pa.DataType | None = None) -> Streams:
     """Return the streams of `array`; text with distinct values apart where `dictionary` says so.
+
+    Parameters
+    ----------
+    array : pyarrow.Array
+        The values; where `kind` is text, maybe as a dictionary of such.
+    dictionary : bool
+        Whether the distinct values of texts are kept apart.
+    kind : pyarrow.DataType, optional
+        The values' type; the array's unless told.
 
     Raises
     ------
@@ -148,7 +157,12 @@ def to_streams(array: pa.Array[Any], *, dictionary: bool = False) -> Streams:
         If it has more text than one array of its type can hold, or is no valid Arrow array, such as text
         that is not UTF-8: nothing would read the block.
     """
-    kind = array.type
+    kind = array.type if kind is None else kind
+    if is_coded_text(array.type, kind):
+        kept = _kept(array) if dictionary else None
+        if kept is not None:
+            return kept
+        array = array.cast(kind)
     valid = None
     if array.null_count and not pa.types.is_null(kind):
         valid = _bits(pc.is_valid(array))
@@ -288,6 +302,44 @@ def taken(array: pa.Array[Any], rows: Ints) -> pa.Array[Any]:
     if texts is None:
         raise InternalError("there are no such rows")
     return pa.Array.from_buffers(array.type, len(rows), [None, *map(pa.py_buffer, texts)])
+
+
+def numbered(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | None:
+    """Return the texts in some rows as a dictionary array; None if few of them are there several times.
+
+    Parameters
+    ----------
+    array : pyarrow.Array
+        Texts, without nulls.
+    rows : Ints
+        The rows.
+    """
+    texts = offsets_and_bytes(array)
+    few = distinct_texts(*texts, rows[:_FEW])
+    if few is None or len(few[0]) * 2 > len(few[1]):
+        return None
+    found = distinct_texts(*texts, rows, min(MOST_DISTINCT, rows.size // _REPEATED))
+    if found is None:
+        return None
+    first, codes = found
+    return pa.DictionaryArray.from_arrays(pa.array(codes), array.take(pa.array(first)), safe=False)
+
+
+def _kept(array: pa.Array[Any]) -> Streams | None:
+    """Return the streams of texts that are numbered already; None if they are to be numbered anew."""
+    texts, indices = array.dictionary, array.indices
+    if not len(array) or texts.null_count or len(texts) * _REPEATED > len(array):
+        return None
+    valid = None
+    if indices.null_count:
+        valid = _bits(pc.is_valid(indices))
+        indices = indices.fill_null(0)
+    codes = indices.to_numpy()
+    if not 0 <= int(codes.min()) <= int(codes.max()) < len(texts):
+        raise InvalidUsageError("a number of a dictionary has no text", texts=len(texts))
+    _refuse_other_than_utf8(texts)
+    codes = codes.astype(code_type(len(texts)), copy=False)
+    return Streams(Layout.TEXT_DICTIONARY, (codes, *_text(texts)), valid)
 
 
 def _distinct(array: pa.Array[Any]) -> tuple[Ints, pa.Array[Any]]:

@@ -26,6 +26,7 @@ from penstock.compression.codecs.dictionary import MAX_DISTINCT
 from penstock.compression.codecs.registry import DEFAULT, head_of
 from penstock.compression.costs import cost, least_cost
 from penstock.compression.goals import Goal, goal_of
+from penstock.compression.kinds import is_coded_text
 from penstock.compression.node import Node
 from penstock.compression.statistics import ColumnStats, sample_of, stream_stats
 from penstock.errors import InvalidUsageError
@@ -338,25 +339,25 @@ class Chooser:
         for bound in self.error_bounds.values():
             Quantized(bound)
 
-    def plan(self, column: str, array: pa.Array[Any]) -> Plan:
-        """Return how to code `array`, the next values of `column`."""
+    def plan(self, column: str, array: pa.Array[Any], kind: pa.DataType) -> Plan:
+        """Return how to code `array`, the next values of `column`, which are of a type."""
         known = self.columns.get(column)
         now_s = self.now_s()
         # A plan for floats may code them within a bound, which must not happen to the bits of anything else.
         if (
             known is not None
             and not known.stale
-            and known.type == array.type
+            and known.type == kind
             and now_s - known.made_s < self._interval_s()
         ):
             return known.plan
-        plan = self._decide(column, array)
+        plan = self._decide(column, array.cast(kind) if is_coded_text(array.type, kind) else array)
         made_s = self.now_s()
         if known is None:
-            known = self.columns[column] = Decision(plan, made_s, made_s - now_s, array.type)
+            known = self.columns[column] = Decision(plan, made_s, made_s - now_s, kind)
         else:
             known.plan, known.made_s, known.took_s, known.stale = plan, made_s, made_s - now_s, False
-            known.type = array.type
+            known.type = kind
             known.decisions += 1
         return plan
 

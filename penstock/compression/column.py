@@ -92,6 +92,7 @@ def encode(
     *,
     chooser: Chooser | None = None,
     column: str = "",
+    kind: pa.DataType | None = None,
 ) -> bytes:
     """Return a column as one block.
 
@@ -109,6 +110,9 @@ def encode(
         where it is not given.
     column : str
         Names the column to the chooser.
+    kind : pyarrow.DataType, optional
+        The type of the block's values; the array's unless told. Texts of it may come as a dictionary, whose
+        numbers are kept.
 
     Raises
     ------
@@ -123,17 +127,18 @@ def encode(
         raise InvalidUsageError(
             "only Arrow arrays can be coded", type=type(array).__name__, hint="pyarrow.array(values)"
         )
+    kind = array.type if kind is None else kind
     if codec != "auto":
-        return _encode(array, Plan.of(array.type, parse_cascade(codec)))[0]
+        return _encode(array, Plan.of(kind, parse_cascade(codec)), kind)[0]
     chooser = chooser if chooser is not None else Chooser()
-    block, fits = _encode(array, chooser.plan(column, array))
+    block, fits = _encode(array, chooser.plan(column, array, kind), kind)
     chooser.coded(column, fits=fits)
     return block
 
 
-def _encode(array: pa.Array[Any], plan: Plan) -> tuple[bytes, bool]:
-    """Return the block, and whether all streams fitted the plan."""
-    parts = to_streams(array, dictionary=plan.dictionary)
+def _encode(array: pa.Array[Any], plan: Plan, kind: pa.DataType) -> tuple[bytes, bool]:
+    """Return the block of values of a type, and whether all streams fitted the plan."""
+    parts = to_streams(array, dictionary=plan.dictionary, kind=kind)
     planned = list(zip_longest(parts.streams, plan.cascades[: len(parts.streams)]))
     if parts.valid is not None:
         planned.insert(0, (parts.valid, plan.validity))
@@ -146,9 +151,9 @@ def _encode(array: pa.Array[Any], plan: Plan) -> tuple[bytes, bool]:
             fits = False
             nodes.append(encode_stream(stream, _FALLBACKS.get(cascade[:1], DEFAULT)))
     head = bytearray()
-    kind = put_type(array.type)
-    put_varint(len(kind), head)
-    head += kind
+    name = put_type(kind)
+    put_varint(len(name), head)
+    head += name
     put_varint(len(array), head)
     put_varint(raw_bytes(parts), head)
     body: list[Any] = [head]

@@ -47,6 +47,7 @@ def encode_table(
     *,
     chooser: Chooser | None = None,
     codecs: Mapping[str, str] | None = None,
+    schema: pa.Schema | None = None,
 ) -> bytes:
     """Return a table as one block.
 
@@ -58,6 +59,9 @@ def encode_table(
         Decides how columns are coded; a new one with the goal "balanced" where it is not given.
     codecs : mapping of str to str, optional
         Cascades for columns that the chooser does not decide about.
+    schema : pyarrow.Schema, optional
+        That of the block; the table's unless told, from which it may differ only in that texts come as
+        dictionaries.
 
     Raises
     ------
@@ -65,19 +69,27 @@ def encode_table(
         If two columns have one name, or there is no such codec or column.
     """
     codecs = codecs or {}
-    names = table.schema.names
+    schema = table.schema if schema is None else schema
+    names = schema.names
     if len(set(names)) < len(names):
         raise InvalidUsageError("two columns of a table have one name", columns=names)
     if unknown := set(codecs) - set(names):
         raise InvalidUsageError("the table has no such columns", columns=sorted(unknown))
     chooser = chooser if chooser is not None else Chooser()
     blocks = [
-        encode(table.column(name), codecs.get(name, "auto"), chooser=chooser, column=name) for name in names
+        encode(
+            table.column(field.name),
+            codecs.get(field.name, "auto"),
+            chooser=chooser,
+            column=field.name,
+            kind=field.type,
+        )
+        for field in schema
     ]
     directory = bytearray()
     put_varint(table.num_rows, directory)
     put_varint(len(names), directory)
-    for field, block in zip(table.schema, blocks, strict=True):
+    for field, block in zip(schema, blocks, strict=True):
         text = field.name.encode()
         put_varint(len(text), directory)
         directory += text

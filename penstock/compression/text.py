@@ -163,19 +163,24 @@ def _compare(offsets: Any, source: Bytes, text: Bytes, equal: Any) -> None:
 
 
 @kernel
-def _assign_codes(offsets: Any, source: Bytes, table: Any, rows: Any, heads: Any, codes: Any) -> int:
+def _assign_codes(
+    offsets: Any, source: Bytes, taken: Any, table: Any, rows: Any, heads: Any, codes: Any
+) -> int:
     """Give each text the code of its first appearance; return how many there are, -1 if too many.
 
-    `table` has a power of two of slots, at least two and more than `rows`, each -1. `rows` gets the row
-    where each distinct text is, `heads` its first 8 bytes.
+    The texts are those in the rows `taken`, or the first ones if there are none of these. `table` has a power
+    of two of slots, at least two and more than `rows`, each -1. `rows` gets the row where each distinct text
+    is, `heads` its first 8 bytes.
     """
+    some = taken.shape[0] > 0
     mask = np.uint64(table.shape[0] - 1)
     # The highest bits of a product depend on all bits of its factors.
     unused = np.uint64(65 - bit_length(np.uint64(table.shape[0])))
     count = 0
     for i in range(codes.shape[0]):
-        begin: Any = np.int64(offsets[i])
-        end: Any = np.int64(offsets[i + 1])
+        row: Any = taken[i] if some else i
+        begin: Any = np.int64(offsets[row])
+        end: Any = np.int64(offsets[row + 1])
         size = end - begin
         head = _head(source, begin, end)
         mixed = _mix(np.uint64(size), head)
@@ -191,7 +196,7 @@ def _assign_codes(offsets: Any, source: Bytes, table: Any, rows: Any, heads: Any
                     return -1
                 code = count
                 table[slot] = code
-                rows[code] = i
+                rows[code] = row
                 heads[code] = head
                 count += 1
                 break
@@ -218,16 +223,31 @@ def code_type(count: int) -> np.dtype[Any]:
     return np.dtype(np.int8 if count <= 1 << 7 else np.int16 if count <= 1 << 15 else np.int32)
 
 
-def distinct_texts(offsets: Ints, source: Bytes) -> tuple[Ints, Ints] | None:
+def distinct_texts(
+    offsets: Ints, source: Bytes, taken: Ints | None = None, most: int = MOST_DISTINCT
+) -> tuple[Ints, Ints] | None:
     """Return the rows where texts are for the first time, and which of them each text is.
 
-    None if there are more than `MOST_DISTINCT`.
+    Parameters
+    ----------
+    offsets, source : Ints, Bytes
+        Where each text begins and the last one ends, and the bytes that they are in.
+    taken : Ints, optional
+        The rows whose texts are meant; all unless told.
+    most : int
+        The most texts.
+
+    Returns
+    -------
+    tuple or None
+        None if there are more texts than `most`.
     """
-    count = offsets.size - 1
-    most = max(1, min(count, MOST_DISTINCT))
+    count = offsets.size - 1 if taken is None else taken.size
+    most = max(1, min(count, most))
     table = np.full(1 << (2 * most - 1).bit_length(), -1, np.int32)
     rows, heads, codes = np.empty(most, np.int64), np.empty(most, np.uint64), np.empty(count, np.int32)
-    found = _assign_codes(offsets, source, table, rows, heads, codes)
+    taken = np.empty(0, np.int64) if taken is None else taken
+    found = _assign_codes(offsets, source, taken, table, rows, heads, codes)
     return None if found < 0 else (rows[:found], codes.astype(code_type(found), copy=False))
 
 

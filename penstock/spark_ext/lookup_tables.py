@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from penstock.compression.arrow import is_text
+from penstock.compression.kinds import is_text
 from penstock.ddl import quoted
 from penstock.operators.graph.nodes import StreamTableJoin
 from penstock.operators.lookup import Lookup, can_be_looked_up

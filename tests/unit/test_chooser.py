@@ -283,7 +283,7 @@ def test_decisions_about_all_columns_take_no_more_than_their_share_of_the_time(
     begin = clock.now
     for _ in range(400):
         for column in "abc":
-            chooser.plan(column, array)
+            chooser.plan(column, array, array.type)
         clock.now += 1.0
     spent = sum(known.decisions for known in chooser.columns.values()) * 1.0
     assert spent <= (clock.now - begin) / 40 + 6

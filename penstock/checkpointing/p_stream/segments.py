@@ -22,6 +22,7 @@ import pyarrow as pa
 from penstock._clock import new_id
 from penstock.checkpointing.p_stream.entry import Commit, Segment, Unit
 from penstock.checkpointing.p_stream.threads import Threads
+from penstock.compression.kinds import is_coded_text
 from penstock.errors import CorruptDataError
 
 if TYPE_CHECKING:
@@ -83,25 +84,25 @@ class Coder:
 
         return Chooser(self._goal, error_bounds=self._error_bounds)
 
-    def submit(self, table: pa.Table) -> Future[bytes]:
-        """Begin to code a table as one p-unit."""
+    def submit(self, table: pa.Table, schema: pa.Schema | None = None) -> Future[bytes]:
+        """Begin to code a table as one p-unit, of its schema unless told; see `encode_table`."""
         if self._pool is not None:
-            return self._pool.submit(self._code, table)
+            return self._pool.submit(self._code, table, schema)
         future: Future[bytes] = Future()
         try:
-            future.set_result(self._code(table))
+            future.set_result(self._code(table, schema))
         except BaseException as error:
             future.set_exception(error)
         return future
 
-    def _code(self, table: pa.Table) -> bytes:
+    def _code(self, table: pa.Table, schema: pa.Schema | None) -> bytes:
         from penstock.compression import encode_table
 
         chooser = getattr(self._of_thread, "chooser", None)
         if chooser is None:
             chooser = self._of_thread.chooser = self._chooser()
             self._choosers.append(chooser)
-        return encode_table(table, chooser=chooser, codecs=self._codecs)
+        return encode_table(table, chooser=chooser, codecs=self._codecs, schema=schema)
 
     def blocks(self) -> tuple[int, int]:
         """Return how many blocks of columns choosers decided about, and in how many a value did not fit."""
@@ -127,6 +128,8 @@ class SegmentWriter:
         Who writes, for the names.
     unit_rows : int
         The most rows of a p-unit.
+    schema : pyarrow.Schema, optional
+        The p-stream's, where texts of tables may be dictionaries of such.
     """
 
     def __init__(
@@ -138,8 +141,10 @@ class SegmentWriter:
         part: int = 0,
         *,
         unit_rows: int = UNIT_ROWS,
+        schema: pa.Schema | None = None,
     ) -> None:
         self._files, self._coder = files, coder
+        self._schema = schema
         self._name = f"{writer}-{batch:012}-{part:04}-"
         self._unit_rows = unit_rows
         self._waiting: list[pa.Table] = []
@@ -203,7 +208,14 @@ class SegmentWriter:
             left -= taken[-1].num_rows
         self._waiting_rows -= rows
         self._drain(_AHEAD * self._coder.threads)
-        self._coding.append((rows, self._coder.submit(pa.concat_tables(taken).combine_chunks())))
+        self._coding.append((rows, self._coder.submit(self._whole(taken), self._schema)))
+
+    def _whole(self, tables: Sequence[pa.Table]) -> pa.Table:
+        """Return tables as one."""
+        if len(tables) > 1 and self._schema is not None:
+            # To number texts anew takes less than to make one dictionary of several.
+            tables = [_without_dictionaries(table, self._schema) for table in tables]
+        return pa.concat_tables(tables).combine_chunks()
 
     def _drain(self, leave: int) -> None:
         while len(self._coding) > leave:
@@ -223,6 +235,13 @@ class SegmentWriter:
         self._files.publish(name, *(block for _, block in self._coded))
         self._segments.append(Segment(name, tuple(units)))
         self._coded, self._coded_bytes = [], 0
+
+
+def _without_dictionaries(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    for at, field in enumerate(schema):
+        if is_coded_text(table.field(at).type, field.type):
+            table = table.set_column(at, field, table.column(at).cast(field.type))
+    return table
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from penstock._failpoints import failpoint
 from penstock.checkpointing.p_stream.segments import UNIT_ROWS, Coder, SegmentWriter
 from penstock.checkpointing.p_stream.stream import PStream, check_schema, checked_name
 from penstock.checkpointing.p_stream.threads import Threads
+from penstock.compression.kinds import is_coded_text
 from penstock.errors import InvalidUsageError
 from penstock.units import parse_duration_us
 
@@ -153,7 +154,8 @@ class PStreamWriter:
         Parameters
         ----------
         table : pyarrow.Table or pyarrow.RecordBatch
-            With the stream's columns, in any order. Its memory is shared until it is coded.
+            With the stream's columns, in any order; texts may be dictionaries of such, which takes less time.
+            Its memory is shared until it is coded.
         clock : mapping of str to int, optional
             How far its sources were read with it. What is not named stays as it was.
 
@@ -237,17 +239,12 @@ class PStreamWriter:
     def _checked(self, table: pa.Table | pa.RecordBatch) -> pa.Table:
         rows = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
         check_schema(rows.schema, self.schema, self._stream.files.location)
-        for field in self.schema:
-            if not field.nullable and rows.column(field.name).null_count:
+        columns = [_as_kept(rows.column(field.name), field) for field in self.schema]
+        for field, column in zip(self.schema, columns, strict=True):
+            if not field.nullable and column.null_count:
                 raise InvalidUsageError("a column has nulls that may have none", column=field.name)
-        # pyarrow casts no null struct with a field that is never null, not even to its own type.
-        columns = [
-            rows.column(field.name)
-            if rows.schema.field(field.name).type.equals(field.type, check_metadata=True)
-            else rows.column(field.name).cast(field.type)
-            for field in self.schema
-        ]
-        return pa.Table.from_arrays(columns, schema=self.schema)
+        fields = [field.with_type(column.type) for field, column in zip(self.schema, columns, strict=True)]
+        return pa.Table.from_arrays(columns, schema=pa.schema(fields, self.schema.metadata))
 
     def _has_room(self) -> bool:
         return self._pending_bytes < self._max_pending_bytes or self._error is not None or self._closed
@@ -307,7 +304,12 @@ class PStreamWriter:
 
     def _code(self, taken: _Taken) -> SegmentWriter:
         segments = SegmentWriter(
-            self._stream.segments, self._coder, self.name, taken.batch, unit_rows=self._unit_rows
+            self._stream.segments,
+            self._coder,
+            self.name,
+            taken.batch,
+            unit_rows=self._unit_rows,
+            schema=self.schema,
         )
         for table in taken.tables:
             segments.add(table)
@@ -358,3 +360,15 @@ class PStreamWriter:
                 "blocks": blocks,
                 "deoptimised": deoptimised,
             }
+
+
+def _as_kept(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedArray[Any]:
+    """Return a column as it is coded: of the field's type, or texts of it as a dictionary without nulls."""
+    # pyarrow casts no null struct with a field that is never null, not even to its own type.
+    if column.type.equals(field.type, check_metadata=True):
+        return column
+    if is_coded_text(column.type, field.type) and not any(
+        chunk.dictionary.null_count for chunk in column.chunks
+    ):
+        return column
+    return column.cast(field.type)

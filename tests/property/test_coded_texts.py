@@ -1,0 +1,166 @@
+"""Texts that come as dictionaries, beside the same texts plain."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from penstock.checkpointing.p_stream import PStream, PStreamWriter
+from penstock.compression import Block, Chooser, decode, encode
+from penstock.compression.arrow import Layout, numbered
+from penstock.compression.text import distinct_texts
+from penstock.errors import InvalidUsageError
+from penstock.operators.scan import Scan
+from penstock.operators.scanner import Scanner
+
+KINDS = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
+SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string()})
+
+
+def coded(texts: list[str | None], kind: pa.DataType, index: pa.DataType, spare: list[str]) -> Any:
+    """Return texts as a dictionary, in which others are, too."""
+    distinct = pa.array([*dict.fromkeys(text for text in texts if text is not None), *spare], pa.string())
+    numbers = [None if text is None else distinct.to_pylist().index(text) for text in texts]
+    return pa.DictionaryArray.from_arrays(pa.array(numbers, index), distinct.cast(kind))
+
+
+def all_of(stream: PStream) -> pa.Table:
+    return pa.Table.from_batches(stream.read(stream.start, stream.end), stream.schema)
+
+
+@given(
+    st.lists(st.text("ab\u00e9", max_size=9) | st.none() | st.just("often"), max_size=80),
+    st.sampled_from(KINDS),
+    st.sampled_from([pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint64()]),
+    st.lists(st.text("ab", max_size=20), max_size=3),
+    st.sampled_from(["auto", "ns", "dictionary>ns", "dictionary>run_length"]),
+    st.integers(0, 3),
+)
+def test_a_dictionary_is_coded_as_its_texts_are(
+    texts: list[str | None], kind: pa.DataType, index: pa.DataType, spare: list[str], codec: str, cut: int
+) -> None:
+    array = coded(texts, kind, index, spare)[cut:]
+    chooser = Chooser()
+    for _ in range(2):  # as it was decided, and as it was decided before
+        block = decode(encode(array, codec, chooser=chooser, kind=kind))
+        assert block.equals(pa.array(texts, pa.string()).cast(kind)[cut:])
+    assert decode(encode(array)).equals(array), "of the type that it has, where no other is told"
+
+
+def test_texts_that_are_numbered_keep_their_numbers() -> None:
+    array = coded(["b", "a", "b", None] * 5, pa.string(), pa.int32(), ["never"])
+    block = Block(encode(array, "dictionary>ns", kind=pa.string()))
+    assert block.layout is Layout.TEXT_DICTIONARY
+    assert block.read(keep_dictionary=True).dictionary.to_pylist() == ["b", "a", "never"]
+    few = Block(encode(array[:8], "dictionary>ns", kind=pa.string()))
+    assert few.read(keep_dictionary=True).dictionary.to_pylist() == ["b", "a", ""], "too many for so few"
+
+
+def test_a_number_without_a_text_is_refused() -> None:
+    wrong = pa.DictionaryArray.from_arrays(pa.array([0, 0, 0, 0, 1, 0, 0, 0]), ["a"], safe=False)
+    with pytest.raises(InvalidUsageError, match="has no text"):
+        encode(wrong, "dictionary>ns", kind=pa.string())
+    broken = pa.DictionaryArray.from_arrays([0] * 4, pa.array([b"\xff"]).view(pa.string()))
+    with pytest.raises(InvalidUsageError, match="UTF-8"):
+        encode(broken, "dictionary>ns", kind=pa.string())
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(["", "a", "bc", "a longer text", "\u00e9"]) | st.none(), max_size=30),
+            st.sampled_from([None, pa.int8(), pa.int32()]),
+        ),
+        max_size=6,
+    ),
+    st.integers(1, 50),
+    st.booleans(),
+)
+def test_a_writer_takes_texts_as_dictionaries(
+    parts: list[tuple[list[str | None], pa.DataType | None]], unit_rows: int, at_once: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        interval = "10s" if at_once else "1us"
+        with PStreamWriter(place, SCHEMA, unit_rows=unit_rows, interval=interval, threads=1) as writer:
+            for texts, index in parts:
+                column = (
+                    pa.array(texts, pa.string()) if index is None else coded(texts, pa.string(), index, [])
+                )
+                writer.append(pa.table({"text": column, "n": pa.array(range(len(texts)), pa.int64())}))
+        read = all_of(PStream(place))
+        assert read.schema == SCHEMA
+        assert read["text"].to_pylist() == [text for texts, _ in parts for text in texts]
+        assert read["n"].to_pylist() == [n for texts, _ in parts for n in range(len(texts))]
+
+
+def test_a_writer_refuses_other_dictionaries_and_nulls_where_none_may_be(tmp_path: Any) -> None:
+    schema = pa.schema([pa.field("text", pa.string(), nullable=False)])
+    with PStreamWriter(tmp_path, schema) as writer:
+        writer.append(pa.table({"text": coded(["a"], pa.string(), pa.int8(), [])}))
+        with pytest.raises(InvalidUsageError, match="the columns are not those"):
+            writer.append(pa.table({"text": coded(["a"], pa.binary(), pa.int8(), [])}))
+        hidden = pa.DictionaryArray.from_arrays([0, 1], pa.array(["a", None]))
+        for nulls in (coded(["a", None], pa.string(), pa.int8(), []), hidden):
+            with pytest.raises(InvalidUsageError, match="may have none"):
+                writer.append(pa.table({"text": nulls}))
+    assert all_of(PStream(tmp_path))["text"].to_pylist() == ["a"]
+
+
+@given(
+    st.lists(st.text("ab", max_size=20) | st.sampled_from(["one", "two of them"]), max_size=60),
+    st.data(),
+    st.integers(0, 3),
+)
+def test_texts_in_some_rows_are_numbered_as_a_dictionary_of_them(
+    texts: list[str], data: st.DataObject, cut: int
+) -> None:
+    array = pa.array([*["before"] * cut, *texts], pa.string())[cut:]
+    assume(len(array))
+    rows = np.flatnonzero(data.draw(st.lists(st.booleans(), min_size=len(array), max_size=len(array))))
+    assume(rows.size)
+    wanted = [texts[row] for row in rows]
+    distinct = list(dict.fromkeys(wanted))
+    made = numbered(array, rows)
+    if len(distinct) > max(1, len(wanted) // 4) or len(distinct) * 2 > len(wanted):
+        assert made is None
+    else:
+        assert made is not None
+        assert made.dictionary.to_pylist() == distinct
+        assert made.to_pylist() == wanted
+    bounds = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
+    content = np.frombuffer(array.buffers()[2] or b"", np.uint8)
+    for most in (len(distinct), len(distinct) - 1):
+        found = distinct_texts(bounds, content, rows, most)
+        if most < max(len(distinct), 1):
+            assert (found is None) == (len(distinct) > max(1, most))
+            continue
+        assert found is not None
+        first, codes = found
+        assert [texts[row] for row in first] == distinct
+        assert [distinct[code] for code in codes] == wanted
+
+
+@pytest.mark.parametrize("often", [True, False])
+def test_what_is_pushed_before_a_p_stream_may_number_texts(often: bool) -> None:
+    count = 20_000
+    texts = pa.array([f"text number {n % (10 if often else count)}" for n in range(count)])
+    rows = pa.table({"n": pa.array(range(count), pa.int64()), "text": texts, "left": texts})
+    scan = Scan(
+        columns=("n", "text", "left"),
+        where="n % 3 = 0",
+        select={"text": "text", "same": "left = 'text number 3'", "n": "n"},
+    )
+    scanner = Scanner(scan, rows.schema)
+    made = scanner.apply(rows)
+    assert pa.types.is_dictionary(made.schema.field("text").type) is often
+    kept = [text.as_py() for n, text in enumerate(texts) if n % 3 == 0]
+    assert made["text"].to_pylist() == kept
+    assert made["same"].to_pylist() == [text == "text number 3" for text in kept]
+    assert made["n"].to_pylist() == list(range(0, count, 3))
+    assert made.cast(scanner.schema).schema == scanner.schema
