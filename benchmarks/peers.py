@@ -77,9 +77,9 @@ class _TimedChooser(Chooser):
 
     spent_s = 0.0
 
-    def plan(self, column: str, array: pa.Array[Any]) -> Plan:
+    def plan(self, column: str, array: pa.Array[Any], kind: pa.DataType) -> Plan:
         begin = process_time()
-        plan = super().plan(column, array)
+        plan = super().plan(column, array, kind)
         self.spent_s += process_time() - begin
         return plan
 

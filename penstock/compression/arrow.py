@@ -328,7 +328,7 @@ def numbered(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | None:
 def _kept(array: pa.Array[Any]) -> Streams | None:
     """Return the streams of texts that are numbered already; None if they are to be numbered anew."""
     texts, indices = array.dictionary, array.indices
-    if not len(array) or texts.null_count or len(texts) * _REPEATED > len(array):
+    if not len(texts) or texts.null_count or len(texts) * _REPEATED > len(array):
         return None
     valid = None
     if indices.null_count:
