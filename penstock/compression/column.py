@@ -42,6 +42,7 @@ from penstock.compression.bits import SUB_BLOCK, Ints
 from penstock.compression.chooser import Chooser, Plan
 from penstock.compression.codecs import decode_stream, encode_stream
 from penstock.compression.codecs.registry import DEFAULT, cascade_of, head_of
+from penstock.compression.kinds import is_coded_text
 from penstock.compression.node import Node, Reader, put_varint
 from penstock.errors import CorruptDataError, InvalidUsageError
 
@@ -121,6 +122,8 @@ def encode(
         are no Arrow array.
     """
     if isinstance(array, pa.ChunkedArray):
+        if array.num_chunks > 1 and kind is not None and is_coded_text(array.type, kind):
+            array = array.cast(kind)  # the dictionaries of chunks may differ
         # Arrow copies a chunk, even the only one.
         array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if not isinstance(array, pa.Array):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,15 @@ def test_a_writer_takes_texts_as_dictionaries(
         assert read.schema == SCHEMA
         assert read["text"].to_pylist() == [text for texts, _ in parts for text in texts]
         assert read["n"].to_pylist() == [n for texts, _ in parts for n in range(len(texts))]
+
+
+def test_chunks_may_have_dictionaries_that_cannot_become_one(tmp_path: Any) -> None:
+    texts = [[f"{part} {n}" for n in range(100)] * 5 for part in range(3)]
+    column = pa.chunked_array([coded([*some], pa.string(), pa.int8(), []) for some in texts])
+    with PStreamWriter(tmp_path, SCHEMA) as writer:
+        writer.append(pa.table({"text": column, "n": pa.array(range(1500), pa.int64())}))
+    assert all_of(PStream(tmp_path))["text"].to_pylist() == [*chain(*texts)]
+    assert decode(encode(column, "dictionary>ns", kind=pa.string())).to_pylist() == [*chain(*texts)]
 
 
 def test_a_writer_refuses_other_dictionaries_and_nulls_where_none_may_be(tmp_path: Any) -> None:

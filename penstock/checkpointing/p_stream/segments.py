@@ -212,9 +212,8 @@ class SegmentWriter:
 
     def _whole(self, tables: Sequence[pa.Table]) -> pa.Table:
         """Return tables as one."""
-        if len(tables) > 1 and self._schema is not None:
-            # To number texts anew takes less than to make one dictionary of several.
-            tables = [_without_dictionaries(table, self._schema) for table in tables]
+        if self._schema is not None:
+            tables = [_one_dictionary(table, self._schema, len(tables) == 1) for table in tables]
         return pa.concat_tables(tables).combine_chunks()
 
     def _drain(self, leave: int) -> None:
@@ -237,9 +236,13 @@ class SegmentWriter:
         self._coded, self._coded_bytes = [], 0
 
 
-def _without_dictionaries(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def _one_dictionary(table: pa.Table, schema: pa.Schema, alone: bool) -> pa.Table:
+    """Return rows without those dictionaries that would have to become one with others, unless `alone`."""
     for at, field in enumerate(schema):
-        if is_coded_text(table.field(at).type, field.type):
+        if is_coded_text(table.field(at).type, field.type) and not (
+            alone and table.column(at).num_chunks == 1
+        ):
+            # To number texts anew takes less, and one dictionary of several may need wider numbers.
             table = table.set_column(at, field, table.column(at).cast(field.type))
     return table
 
