@@ -1,14 +1,16 @@
 """How windows' throughput and state grow with keys and with size over slide, end to end in Spark.
 
     python -m benchmarks.windows_growth_in_spark [--keys 10 100 ...] [--ratio 1 4 ...] [--million 8]
+                                                 [--into counted | p-stream]
     python -m benchmarks.windows_growth_in_spark --of RESULTS.txt --plot FILE.svg
 
-A streaming query with checkpoints on, from a p-stream whose reader makes the fragments, over the windows of
-a graph, to a sink that counts them; each case in a process of its own. Keys are drawn evenly, and all
-micro-batches have equally many tuples. Keys: tumbling windows of 10 s, a minute to a micro-batch. Size over
-slide: 1,000 keys, a slide of a second, 400 seconds to a micro-batch. All input is there before the query
-starts. The first micro-batch fills the windows; it and 27 more are not counted, in which workers get the
-memory that they keep, and then nine are: as many as it takes until the longest windows have other panes.
+A streaming query with checkpoints on, from a p-stream whose reader makes the fragments, over the windows of a
+graph, to a sink that counts them, or durably into a p-stream; each case in a process of its own. Keys are
+drawn evenly, and all micro-batches have equally many tuples. Keys: tumbling windows of 10 s, a minute to a
+micro-batch. Size over slide: 1,000 keys, a slide of a second, 400 seconds to a micro-batch. All input is
+there before the query starts. The first micro-batch fills the windows; it and 27 more are not counted, in
+which workers get the memory that they keep, and then nine are: as many as it takes until the longest windows
+have other panes.
 
 Of these: million tuples a second over their ``triggerExecution``; seconds of one, and of the slowest;
 nanoseconds a tuple beyond what a micro-batch of a thousand tuples takes, which is printed first; processor
@@ -32,6 +34,7 @@ import pyarrow as pa
 from benchmarks.harness import ProcessorProbe, machine, median, run_contender, scratch, session
 from benchmarks.p_stream_speed import CHUNK_ROWS, fill
 from benchmarks.windows_growth import KEYS, RATIOS, Case, plot, table
+from penstock.checkpointing.p_stream import PStream
 from penstock.operators.graph import Graph, graph
 
 WARM, COUNTED = 27, 9
@@ -69,7 +72,7 @@ def chunks(case: Case) -> Iterator[pa.Table]:
             yield whole.slice(begin, CHUNK_ROWS)
 
 
-def run(case: Case, place: Path) -> dict[str, float]:
+def run(case: Case, place: Path, into: str) -> dict[str, float]:
     """Run a case; return its figures."""
     from pyspark.sql import functions as sf
 
@@ -90,9 +93,16 @@ def run(case: Case, place: Path) -> dict[str, float]:
         state=str(place / "state"),
         max_rows=case.tuples,
     )
-    frame, _ = frames.of(plan.root)
-    counted = frame.observe("counted", sf.count(sf.lit(1)).alias("windows"))
-    writer = counted.writeStream.format("noop").option("checkpointLocation", str(place / "checkpoint"))
+    results = place / "results"
+    if into == "p-stream":
+        made = frames.into(plan.root, {"path": str(results), "goal": "fast"})
+        writer = made.rows.writeStream.format("pstream").options(path=str(results), goal="fast")
+        writer = writer.option("descriptors", str(made.direct).lower())
+    else:
+        frame, _ = frames.of(plan.root)
+        counted = frame.observe("counted", sf.count(sf.lit(1)).alias("windows"))
+        writer = counted.writeStream.format("noop")
+    writer = writer.option("checkpointLocation", str(place / "checkpoint"))
     with ProcessorProbe() as probe:
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
@@ -112,13 +122,17 @@ def run(case: Case, place: Path) -> dict[str, float]:
         "entries": float(state.count()),
         "state MB": max(one["state_bytes"] for one in known) / 1e6,
         "stored MB": median([one["state_bytes_written"] / 1e6 for one in known]),
-        "windows": median([one.observedMetrics["counted"]["windows"] for one in done]),
+        "windows": (
+            PStream(results).end / len([one for one in query.recentProgress if one.numInputRows])
+            if into == "p-stream"
+            else median([one.observedMetrics["counted"]["windows"] for one in done])
+        ),
     }
 
 
-def alone(case: Case) -> dict[str, float]:
+def alone(case: Case, into: str) -> dict[str, float]:
     """Run a case in a process of its own."""
-    return run_contender("windows_growth_in_spark", "--one", json.dumps(asdict(case)))
+    return run_contender("windows_growth_in_spark", "--one", json.dumps(asdict(case)), "--into", into)
 
 
 def printed(text: str) -> dict[str, dict[int, dict[str, float]]]:
@@ -146,26 +160,27 @@ def main() -> None:
     parser.add_argument("--keys", nargs="*", type=int, default=KEYS)
     parser.add_argument("--ratio", nargs="*", type=int, default=RATIOS)
     parser.add_argument("--million", type=int, default=8, help="2**20 tuples each, of a micro-batch")
+    parser.add_argument("--into", choices=["counted", "p-stream"], default="counted")
     parser.add_argument("--of", type=Path, help="a file with tables that were printed")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         with scratch("growth") as place:
-            print(json.dumps(run(Case(**json.loads(arguments.one)), Path(place))))
+            print(json.dumps(run(Case(**json.loads(arguments.one)), Path(place), arguments.into)))
         return
     if arguments.plot:
         plot(arguments.plot, printed(arguments.of.read_text()), SHOWN)
         return
     print(machine())
     rows = arguments.million * CHUNK_ROWS
-    tiny = alone(TINY)
+    tiny = alone(TINY, arguments.into)
     print(
         f"{TINY.tuples} tuples to a micro-batch: {tiny['batch s']:.3f} s, slowest {tiny['slowest s']:.3f} s"
     )
 
     def measure(case: Case) -> dict[str, float]:
-        found = alone(case)
+        found = alone(case, arguments.into)
         return {**found, "beyond ns": (found["batch s"] - tiny["batch s"]) / case.tuples * 1e9}
 
     table("keys", {keys: Case(keys, 60, rows, 10, 10) for keys in arguments.keys}, measure)
