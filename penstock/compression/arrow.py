@@ -37,6 +37,7 @@ from penstock.compression.text import (
     distinct_texts,
     offsets_of,
     texts_of,
+    used_texts,
 )
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 
@@ -70,6 +71,8 @@ _REPEATED = 4
 """Texts are numbered before they are coded where each is there so many times, on average."""
 _FEW = 4096
 """Of so many texts at least half must repeat others, so that it is tried with all."""
+_MOST_BYTES = (1 << 31) - 1
+"""The most text of a block: what readers take, unless they are told otherwise."""
 _I32, _U16 = struct.Struct("<i"), struct.Struct("<H")
 
 
@@ -175,6 +178,8 @@ def to_streams(array: pa.Array[Any], *, dictionary: bool = False, kind: pa.DataT
     if layout is Layout.TEXT:
         if valid is not None:
             array = array.fill_null("" if kind in (pa.string(), pa.large_string()) else b"")
+        offsets, _ = offsets_and_bytes(array)
+        _refuse_too_much(int(offsets[-1]) - int(offsets[0]) if len(array) else 0)
         if dictionary:
             codes, distinct = _distinct(array)
             _refuse_other_than_utf8(distinct)
@@ -305,7 +310,9 @@ def taken(array: pa.Array[Any], rows: Ints) -> pa.Array[Any]:
 
 
 def numbered(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | None:
-    """Return the texts in some rows as a dictionary array; None if few of them are there several times.
+    """Return the texts in some rows as a dictionary array; None if they do not repeat each other enough.
+
+    Of the first 4,096 at least half must, and of all each must be there four times, on average.
 
     Parameters
     ----------
@@ -328,18 +335,27 @@ def numbered(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | None:
 def _kept(array: pa.Array[Any]) -> Streams | None:
     """Return the streams of texts that are numbered already; None if they are to be numbered anew."""
     texts, indices = array.dictionary, array.indices
-    if not len(texts) or texts.null_count or len(texts) * _REPEATED > len(array):
+    if indices.null_count or texts.null_count or not 0 < len(texts) * _REPEATED <= len(array):
         return None
-    valid = None
-    if indices.null_count:
-        valid = _bits(pc.is_valid(indices))
-        indices = indices.fill_null(0)
+    found = distinct_texts(*offsets_and_bytes(texts))
+    if found is None or len(found[0]) < len(texts):
+        return None
     codes = indices.to_numpy()
-    if not 0 <= int(codes.min()) <= int(codes.max()) < len(texts):
-        raise InvalidUsageError("a number of a dictionary has no text", texts=len(texts))
+    used, size_bytes = used_texts(codes, _text(texts)[0])
+    _refuse_too_much(size_bytes)
+    if not used.all():
+        codes = (np.cumsum(used) - 1)[codes]
+        texts = texts.take(pa.array(np.flatnonzero(used)))
     _refuse_other_than_utf8(texts)
     codes = codes.astype(code_type(len(texts)), copy=False)
-    return Streams(Layout.TEXT_DICTIONARY, (codes, *_text(texts)), valid)
+    return Streams(Layout.TEXT_DICTIONARY, (codes, *_text(texts)), None)
+
+
+def _refuse_too_much(size_bytes: int) -> None:
+    if size_bytes > _MOST_BYTES:
+        raise InvalidUsageError(
+            "a column has more text than one block holds", size_bytes=size_bytes, most=_MOST_BYTES
+        )
 
 
 def _distinct(array: pa.Array[Any]) -> tuple[Ints, pa.Array[Any]]:

@@ -42,7 +42,7 @@ from penstock.compression.bits import SUB_BLOCK, Ints
 from penstock.compression.chooser import Chooser, Plan
 from penstock.compression.codecs import decode_stream, encode_stream
 from penstock.compression.codecs.registry import DEFAULT, cascade_of, head_of
-from penstock.compression.kinds import is_coded_text
+from penstock.compression.kinds import check_numbers, is_coded_text
 from penstock.compression.node import Node, Reader, put_varint
 from penstock.errors import CorruptDataError, InvalidUsageError
 
@@ -119,11 +119,13 @@ def encode(
     ------
     InvalidUsageError
         If there is no such codec, one cannot be followed by another or be used for this type, or the values
-        are no Arrow array.
+        are no Arrow array, or not of the type.
     """
-    if isinstance(array, pa.ChunkedArray):
-        if array.num_chunks > 1 and kind is not None and is_coded_text(array.type, kind):
+    if kind is not None and isinstance(array, pa.Array | pa.ChunkedArray) and is_coded_text(array.type, kind):
+        check_numbers(array)
+        if isinstance(array, pa.ChunkedArray) and array.num_chunks > 1:
             array = array.cast(kind)  # the dictionaries of chunks may differ
+    if isinstance(array, pa.ChunkedArray):
         # Arrow copies a chunk, even the only one.
         array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if not isinstance(array, pa.Array):
@@ -131,6 +133,8 @@ def encode(
             "only Arrow arrays can be coded", type=type(array).__name__, hint="pyarrow.array(values)"
         )
     kind = array.type if kind is None else kind
+    if not array.type.equals(kind) and not is_coded_text(array.type, kind):
+        raise InvalidUsageError("values are of another type", type=str(array.type), wanted=str(kind))
     if codec != "auto":
         return _encode(array, Plan.of(kind, parse_cascade(codec)), kind)[0]
     chooser = chooser if chooser is not None else Chooser()

@@ -1,10 +1,15 @@
-"""Which Arrow types are texts."""
+"""Which Arrow types are texts, and texts as dictionaries."""
 
 from __future__ import annotations
 
-import pyarrow as pa
+from typing import Any
 
-__all__ = ["is_coded_text", "is_text"]
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import InvalidUsageError
+
+__all__ = ["check_numbers", "is_coded_text", "is_text"]
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -21,3 +26,19 @@ def is_text(kind: pa.DataType) -> bool:
 def is_coded_text(given: pa.DataType, kind: pa.DataType) -> bool:
     """Say whether values of a type are texts of a kind, as numbers in a dictionary."""
     return bool(pa.types.is_dictionary(given) and is_text(kind) and given.value_type.equals(kind))
+
+
+def check_numbers(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> None:
+    """Check that each number of a column of dictionaries has a value.
+
+    Raises
+    ------
+    InvalidUsageError
+        If one has none.
+    """
+    for array in column.chunks if isinstance(column, pa.ChunkedArray) else (column,):
+        bounds = pc.min_max(array.indices).as_py()
+        if bounds["min"] is not None and not 0 <= bounds["min"] <= bounds["max"] < len(array.dictionary):
+            raise InvalidUsageError(
+                "a number of a dictionary has no value", values=len(array.dictionary), **bounds
+            )

@@ -12,7 +12,15 @@ from penstock._kernels import kernel
 from penstock.compression.bits import Bytes, Ints, sealed
 from penstock.compression.vectors import bit_length, copy_bytes, word_at
 
-__all__ = ["MOST_DISTINCT", "are_equal", "code_type", "distinct_texts", "offsets_of", "texts_of"]
+__all__ = [
+    "MOST_DISTINCT",
+    "are_equal",
+    "code_type",
+    "distinct_texts",
+    "offsets_of",
+    "texts_of",
+    "used_texts",
+]
 
 MOST_DISTINCT = 1 << 16
 """More distinct texts than this are not looked for here."""
@@ -211,11 +219,28 @@ def _assign_codes(
     return count
 
 
+@kernel
+def _look_through(codes: Any, lengths: Any, used: Any) -> Any:
+    """Write which texts have a code; return the bytes that all codes' texts come to."""
+    total: Any = np.int64(0)
+    for i in range(codes.shape[0]):
+        code = np.int64(codes[i])
+        used[code] = True
+        total += np.int64(lengths[code])
+    return total
+
+
 def are_equal(offsets: Ints, source: Bytes, text: bytes) -> npt.NDArray[np.bool_]:
     """Return which texts are `text`."""
     equal = np.empty(offsets.size - 1, np.bool_)
     _compare(offsets, source, np.frombuffer(text, np.uint8), equal)
     return equal
+
+
+def used_texts(codes: Ints, lengths: Ints) -> tuple[npt.NDArray[np.bool_], int]:
+    """Return which texts of these lengths have a code, and the bytes that all codes' texts come to."""
+    used = np.zeros(lengths.size, np.bool_)
+    return used, int(_look_through(sealed(codes), sealed(lengths), used))
 
 
 def code_type(count: int) -> np.dtype[Any]:

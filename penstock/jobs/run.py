@@ -298,8 +298,7 @@ def run_to_end(
             if pipeline.is_graph:
                 with start_graph(spark, pipeline, _prepared(pipeline, spark)) as graph:
                     totals = _follow_graph(graph, on_batch, signals)
-                for one in graph.queries.values():
-                    wait_for_metrics(spark, one)
+                wait_for_metrics(spark, graph.queries.values())
                 return totals
             running = _start(pipeline, spark)
             try:
@@ -307,7 +306,7 @@ def run_to_end(
             except BaseException:
                 running.stop()
                 raise
-            wait_for_metrics(spark, running)
+            wait_for_metrics(spark, [running])
             return totals
         finally:
             if made:

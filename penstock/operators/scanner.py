@@ -168,7 +168,8 @@ class Scanner:
     def apply(self, rows: pa.Table) -> pa.Table:
         """Return what the rows of a table become, before they are persisted: selected and projected.
 
-        Texts may be dictionaries of such, which a `PStreamWriter` takes, too.
+        Texts of the result may be dictionaries, which a `PStreamWriter` takes, too; a cast to `schema` makes
+        them plain.
 
         Raises
         ------

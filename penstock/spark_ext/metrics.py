@@ -167,9 +167,9 @@ class MetricsFile(StreamingQueryListener):
             self._one_ended.notify_all()
 
     def wait(self, run: UUID | str, timeout_s: float) -> bool:
-        """Wait until all lines of a run of a query that has ended are written; return whether they are.
+        """Wait until Spark has told of all batches of a run of a query that has ended; return whether it has.
 
-        Spark tells listeners of a batch some time after its end, and maybe after that of the query.
+        It tells listeners of a batch some time after its end, and maybe after that of the query.
         """
         with self._one_ended:
             return self._one_ended.wait_for(lambda: UUID(str(run)) in self._ended, timeout_s)

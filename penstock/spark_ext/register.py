@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
+from itertools import product
 from weakref import WeakKeyDictionary
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock._clock import monotonic_s
 from penstock.spark_ext.market_source import MarketDataSource
 from penstock.spark_ext.metrics import MetricsFile
 from penstock.spark_ext.p_stream_source import p_stream_source
@@ -46,11 +49,12 @@ def register(
         spark.streams.addListener(file)
 
 
-def wait_for_metrics(spark: SparkSession, query: StreamingQuery) -> None:
-    """Wait until the session's files of metrics have those of a query that has ended.
+def wait_for_metrics(spark: SparkSession, queries: Iterable[StreamingQuery]) -> None:
+    """Wait until the session's files of metrics have those of queries that have ended.
 
     Spark tells of batches in its own time; if it has not within ten seconds, that is logged.
     """
-    for (path, _), file in _files.get(spark, {}).items():
-        if not file.wait(query.runId, _LAST_LINE_S):
+    deadline = monotonic_s() + _LAST_LINE_S
+    for query, ((path, _), file) in product(queries, _files.get(spark, {}).items()):
+        if not file.wait(query.runId, max(0.0, deadline - monotonic_s())):
             _LOGGER.warning("%s: the last metrics may be missing: Spark has not told of them yet", path)

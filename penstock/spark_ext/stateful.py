@@ -7,6 +7,7 @@ import os
 import re
 import traceback
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,9 @@ STATE_LOCATION_SETTING = "spark.penstock.stateLocation"
 _RESULT_SCHEMA = "payload binary, metrics string"
 _POINTER_SCHEMA = "version long, file_id string"
 _SCHEME = re.compile("[a-z0-9+.-]+:", re.IGNORECASE)
+
+_WORKERS = "PENSTOCK_WORKERS"
+"""The environment variable that tells stateful operators' workers from others, and nothing reads."""
 
 _HELD_BYTES = 32 << 20
 """How much of a bucket's output Spark may gather before it passes it on."""
@@ -148,17 +152,30 @@ class Stateful:
         timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
         if waits:
             parcels = with_wake(parcels)
-        results = parcels.groupBy("bucket").applyInPandasWithState(
-            _BucketFunction(task, waits, _rows_of_a_batch(parcels.sparkSession), into),
-            _RESULT_SCHEMA,
-            _POINTER_SCHEMA,
-            "append",
-            timeout,
-        )
+        function = _BucketFunction(task, waits, _rows_of_a_batch(parcels.sparkSession), into)
+        with _workers_of_their_own(parcels.sparkSession):
+            results = parcels.groupBy("bucket").applyInPandasWithState(
+                function, _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout
+            )
         observed = results.observe(
             OBSERVATION_PREFIX + self.name, sf.listagg("metrics", sf.lit("\n")).alias("metrics")
         )
         return observed.mapInArrow(Unpacker(rows), output)
+
+
+@contextmanager
+def _workers_of_their_own(spark: SparkSession) -> Iterator[None]:
+    """Let the functions that are made meanwhile run in workers in which no others run.
+
+    Spark hands its idle workers out in turns, those of each environment apart. Among those that also read and
+    unpack, a bucket seldom finds the one that has its state.
+    """
+    environment = spark.sparkContext.environment
+    environment[_WORKERS] = "stateful"
+    try:
+        yield
+    finally:
+        environment.pop(_WORKERS, None)
 
 
 @dataclass(frozen=True)

@@ -58,15 +58,63 @@ def test_texts_that_are_numbered_keep_their_numbers() -> None:
     array = coded(["b", "a", "b", None] * 5, pa.string(), pa.int32(), ["never"])
     block = Block(encode(array, "dictionary>ns", kind=pa.string()))
     assert block.layout is Layout.TEXT_DICTIONARY
-    assert block.read(keep_dictionary=True).dictionary.to_pylist() == ["b", "a", "never"]
-    few = Block(encode(array[:8], "dictionary>ns", kind=pa.string()))
-    assert few.read(keep_dictionary=True).dictionary.to_pylist() == ["b", "a", ""], "too many for so few"
+    assert block.read(keep_dictionary=True).dictionary.to_pylist() == ["b", "a", ""], "numbered anew"
+    block = Block(encode(array.drop_null(), "dictionary>ns", kind=pa.string()))
+    assert block.read(keep_dictionary=True).dictionary.to_pylist() == ["b", "a"]
+    texts = pa.DictionaryArray.from_arrays([3, 1, 3, 3] * 5, ["never", "a", "nor this", "b"])
+    block = Block(encode(texts, "dictionary>ns", kind=pa.string()))
+    assert block.read(keep_dictionary=True).dictionary.to_pylist() == ["a", "b"], "the numbers' order is kept"
+    twice = pa.DictionaryArray.from_arrays([0, 1, 2, 2] * 5, ["a", "b", "a"])
+    block = Block(encode(twice, "dictionary>ns", kind=pa.string()))
+    assert block.read(keep_dictionary=True).dictionary.to_pylist() == ["a", "b"], "each text once"
+
+
+def test_texts_that_none_has_are_neither_stored_nor_change_how_others_are_coded() -> None:
+    names = [f"category {n:05}" for n in range(200)]
+    plain, dictionaries = Chooser(), Chooser()
+    for part in range(5):
+        texts = [names[part]] * 900 + [names[part + 1]] * 100
+        array = coded([*texts], pa.string(), pa.int32(), names)
+        one = encode(pa.array(texts), chooser=plain, column="c")
+        other = encode(array, chooser=dictionaries, column="c", kind=pa.string())
+        assert len(other) <= len(one) + 8
+    assert dictionaries.columns["c"].deoptimised == plain.columns["c"].deoptimised == 0
+    assert dictionaries.columns["c"].decisions == 1
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_more_text_than_a_block_holds_is_refused_before_it_is_written(
+    tmp_path: Any, kind: pa.DataType
+) -> None:
+    numbers = pa.array(np.arange(1 << 16) % 2, pa.int8())
+    long = pa.DictionaryArray.from_arrays(numbers, pa.array(["x" * 33_000, "y" * 33_000], kind))
+    with pytest.raises(InvalidUsageError, match="more text than one block holds"):
+        encode(long, "dictionary>ns", kind=kind)
+    with (
+        pytest.raises(InvalidUsageError, match="more text than one block holds"),
+        PStreamWriter(tmp_path, pa.schema({"text": kind}), codecs={"text": "dictionary>ns"}) as writer,
+    ):
+        writer.append(pa.table({"text": long}))
+
+
+def test_values_of_another_type_than_their_block_are_refused() -> None:
+    others: list[tuple[Any, pa.DataType]] = [
+        (pa.array([1.0]), pa.int64()),
+        (pa.array([1], pa.int32()), pa.int64()),
+        (pa.array([b"\xff"]), pa.string()),
+        (pa.array(["a"]).dictionary_encode(), pa.large_string()),
+        (pa.array([1]).dictionary_encode(), pa.int64()),
+    ]
+    for array, kind in others:
+        with pytest.raises(InvalidUsageError, match="another type"):
+            encode(array, "ns", kind=kind)
 
 
 def test_a_number_without_a_text_is_refused() -> None:
     wrong = pa.DictionaryArray.from_arrays(pa.array([0, 0, 0, 0, 1, 0, 0, 0]), ["a"], safe=False)
-    with pytest.raises(InvalidUsageError, match="has no text"):
-        encode(wrong, "dictionary>ns", kind=pa.string())
+    for codec in ("dictionary>ns", "ns", "auto"):
+        with pytest.raises(InvalidUsageError, match="has no value"):
+            encode(wrong, codec, kind=pa.string())
     broken = pa.DictionaryArray.from_arrays([0] * 4, pa.array([b"\xff"]).view(pa.string()))
     with pytest.raises(InvalidUsageError, match="UTF-8"):
         encode(broken, "dictionary>ns", kind=pa.string())
@@ -113,6 +161,9 @@ def test_a_writer_refuses_other_dictionaries_and_nulls_where_none_may_be(tmp_pat
     schema = pa.schema([pa.field("text", pa.string(), nullable=False)])
     with PStreamWriter(tmp_path, schema) as writer:
         writer.append(pa.table({"text": coded(["a"], pa.string(), pa.int8(), [])}))
+        wrong = pa.DictionaryArray.from_arrays(pa.array([7], pa.int8()), ["a"], safe=False)
+        with pytest.raises(InvalidUsageError, match="has no value"):
+            writer.append(pa.table({"text": wrong}))
         with pytest.raises(InvalidUsageError, match="the columns are not those"):
             writer.append(pa.table({"text": coded(["a"], pa.binary(), pa.int8(), [])}))
         hidden = pa.DictionaryArray.from_arrays([0, 1], pa.array(["a", None]))

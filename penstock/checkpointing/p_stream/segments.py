@@ -84,25 +84,27 @@ class Coder:
 
         return Chooser(self._goal, error_bounds=self._error_bounds)
 
-    def submit(self, table: pa.Table, schema: pa.Schema | None = None) -> Future[bytes]:
-        """Begin to code a table as one p-unit, of its schema unless told; see `encode_table`."""
+    def submit(self, tables: Sequence[pa.Table], schema: pa.Schema | None = None) -> Future[bytes]:
+        """Begin to code tables as one p-unit, of their schema unless told; see `encode_table`."""
         if self._pool is not None:
-            return self._pool.submit(self._code, table, schema)
+            return self._pool.submit(self._code, tables, schema)
         future: Future[bytes] = Future()
         try:
-            future.set_result(self._code(table, schema))
+            future.set_result(self._code(tables, schema))
         except BaseException as error:
             future.set_exception(error)
         return future
 
-    def _code(self, table: pa.Table, schema: pa.Schema | None) -> bytes:
+    def _code(self, tables: Sequence[pa.Table], schema: pa.Schema | None) -> bytes:
         from penstock.compression import encode_table
 
         chooser = getattr(self._of_thread, "chooser", None)
         if chooser is None:
             chooser = self._of_thread.chooser = self._chooser()
             self._choosers.append(chooser)
-        return encode_table(table, chooser=chooser, codecs=self._codecs, schema=schema)
+        if schema is not None and any(not table.schema.equals(tables[0].schema) for table in tables):
+            tables = [_alike(table, schema) for table in tables]
+        return encode_table(pa.concat_tables(tables), chooser=chooser, codecs=self._codecs, schema=schema)
 
     def blocks(self) -> tuple[int, int]:
         """Return how many blocks of columns choosers decided about, and in how many a value did not fit."""
@@ -165,8 +167,9 @@ class SegmentWriter:
         if 4 * self._waiting_rows >= self._unit_rows and 2 * table.num_rows >= self._unit_rows:
             # Between large tables a smaller p-unit costs less than to put one together of both.
             self._begin(self._waiting_rows)
-        self._waiting.append(table)
-        self._waiting_rows += table.num_rows
+        if table.num_rows:
+            self._waiting.append(table)
+            self._waiting_rows += table.num_rows
         while self._waiting_rows >= self._unit_rows:
             self._begin(self._unit_rows)
 
@@ -208,13 +211,7 @@ class SegmentWriter:
             left -= taken[-1].num_rows
         self._waiting_rows -= rows
         self._drain(_AHEAD * self._coder.threads)
-        self._coding.append((rows, self._coder.submit(self._whole(taken), self._schema)))
-
-    def _whole(self, tables: Sequence[pa.Table]) -> pa.Table:
-        """Return tables as one."""
-        if self._schema is not None:
-            tables = [_one_dictionary(table, self._schema, len(tables) == 1) for table in tables]
-        return pa.concat_tables(tables).combine_chunks()
+        self._coding.append((rows, self._coder.submit(taken, self._schema)))
 
     def _drain(self, leave: int) -> None:
         while len(self._coding) > leave:
@@ -236,13 +233,10 @@ class SegmentWriter:
         self._coded, self._coded_bytes = [], 0
 
 
-def _one_dictionary(table: pa.Table, schema: pa.Schema, alone: bool) -> pa.Table:
-    """Return rows without those dictionaries that would have to become one with others, unless `alone`."""
+def _alike(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows with the texts of a schema plain."""
     for at, field in enumerate(schema):
-        if is_coded_text(table.field(at).type, field.type) and not (
-            alone and table.column(at).num_chunks == 1
-        ):
-            # To number texts anew takes less, and one dictionary of several may need wider numbers.
+        if is_coded_text(table.field(at).type, field.type):
             table = table.set_column(at, field, table.column(at).cast(field.type))
     return table
 

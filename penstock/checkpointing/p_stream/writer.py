@@ -18,7 +18,7 @@ from penstock._failpoints import failpoint
 from penstock.checkpointing.p_stream.segments import UNIT_ROWS, Coder, SegmentWriter
 from penstock.checkpointing.p_stream.stream import PStream, check_schema, checked_name
 from penstock.checkpointing.p_stream.threads import Threads
-from penstock.compression.kinds import is_coded_text
+from penstock.compression.kinds import check_numbers, is_coded_text
 from penstock.errors import InvalidUsageError
 from penstock.units import parse_duration_us
 
@@ -155,14 +155,14 @@ class PStreamWriter:
         ----------
         table : pyarrow.Table or pyarrow.RecordBatch
             With the stream's columns, in any order; texts may be dictionaries of such, which takes less time.
-            Its memory is shared until it is coded.
+            Its memory is shared until it is coded, and counts as pending, all of a dictionary for each part.
         clock : mapping of str to int, optional
             How far its sources were read with it. What is not named stays as it was.
 
         Raises
         ------
         InvalidUsageError
-            If the columns are others, or the writer is closed.
+            If the columns are others, a number of a dictionary has no text, or the writer is closed.
         PenstockError
             If rows before these could not be committed: as `flush`.
         """
@@ -367,8 +367,9 @@ def _as_kept(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedAr
     # pyarrow casts no null struct with a field that is never null, not even to its own type.
     if column.type.equals(field.type, check_metadata=True):
         return column
-    if is_coded_text(column.type, field.type) and not any(
-        chunk.dictionary.null_count for chunk in column.chunks
-    ):
-        return column
-    return column.cast(field.type)
+    if not is_coded_text(column.type, field.type):
+        return column.cast(field.type)
+    check_numbers(column)
+    if any(chunk.dictionary.null_count for chunk in column.chunks):
+        return column.cast(field.type)
+    return column
