@@ -7,7 +7,7 @@ import os
 import re
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,7 @@ _POINTER_SCHEMA = "version long, file_id string"
 _SCHEME = re.compile("[a-z0-9+.-]+:", re.IGNORECASE)
 
 _WORKERS = "PENSTOCK_WORKERS"
-"""The environment variable that tells stateful operators' workers from others, and nothing reads."""
+"""The environment variable that tells workers of such operators from others, and nothing reads."""
 
 _HELD_BYTES = 32 << 20
 """How much of a bucket's output Spark may gather before it passes it on."""
@@ -126,6 +126,7 @@ class Stateful:
         rows: pa.Schema,
         *,
         waits: bool,
+        own_workers: bool = False,
         into: OperatorRows | None = None,
     ) -> DataFrame:
         """Return what leaves an operator.
@@ -142,6 +143,10 @@ class Stateful:
             The same for Arrow.
         waits : bool
             Whether something may be left for later triggers, which then come without new input.
+        own_workers : bool
+            Whether it runs in workers in which only such operators do, for state that takes long to read
+            again. Spark hands idle workers out in turns: among those that read and unpack, too, a bucket
+            seldom finds the one that has its state. Others take more than a second to start.
         into : OperatorRows, optional
             Writes what leaves the operator; then descriptors leave it in place of rows.
         """
@@ -153,7 +158,7 @@ class Stateful:
         if waits:
             parcels = with_wake(parcels)
         function = _BucketFunction(task, waits, _rows_of_a_batch(parcels.sparkSession), into)
-        with _workers_of_their_own(parcels.sparkSession):
+        with _workers_of_their_own(parcels.sparkSession) if own_workers else nullcontext():
             results = parcels.groupBy("bucket").applyInPandasWithState(
                 function, _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout
             )
@@ -165,10 +170,9 @@ class Stateful:
 
 @contextmanager
 def _workers_of_their_own(spark: SparkSession) -> Iterator[None]:
-    """Let the functions that are made meanwhile run in workers in which no others run.
+    """Let the functions that are made meanwhile run in workers in which no others do.
 
-    Spark hands its idle workers out in turns, those of each environment apart. Among those that also read and
-    unpack, a bucket seldom finds the one that has its state.
+    Spark has workers, and a daemon that forks them, for each environment of a function.
     """
     environment = spark.sparkContext.environment
     environment[_WORKERS] = "stateful"

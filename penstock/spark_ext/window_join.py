@@ -43,7 +43,7 @@ from penstock.spark_ext.parcels import SIDE as PARCEL_SIDE
 from penstock.spark_ext.stateful import Stateful
 from penstock.spark_ext.window_operator import Gathered
 from penstock.spark_ext.window_packing import add_rows, row_fragmenter
-from penstock.spark_ext.window_plan import WINDOW, Windowed, spark_windows, typed
+from penstock.spark_ext.window_plan import WINDOW, Windowed, has_own_workers, spark_windows, typed
 
 __all__ = ["Side", "SidesOperator", "joined_windows"]
 
@@ -218,7 +218,8 @@ def _made(sides: Sequence[Side], place: Stateful) -> DataFrame:
         DataFrame.union,
         [side.windows.parcels.withColumn(PARCEL_SIDE, sf.lit(number)) for number, side in enumerate(sides)],
     )
-    rows = place.run(parcels, operator, made, output, waits=False)
+    own = any(map(has_own_workers, layouts))
+    rows = place.run(parcels, operator, made, output, waits=False, own_workers=own)
     for number, side in enumerate(sides):
         rows = _with(rows, number, side.windows.plan.computed())
     return rows

@@ -36,11 +36,15 @@ __all__ = [
     "Service",
     "WindowPlan",
     "Windowed",
+    "has_own_workers",
     "spark_windows",
     "typed",
     "value_columns",
     "value_names",
 ]
+
+_MANY_WINDOWS = 16
+"""A pane is in so many windows, or more, where these have workers of their own."""
 
 WINDOW = "window"
 """The column that says of which window a result is: a struct of ``start`` and ``end``."""
@@ -148,7 +152,8 @@ class WindowPlan:
         made = spark_windows(self.layout)
         waits = self.service.budget != Budget()
         operator = self._operator(columns)
-        windows = place.run(parcels, operator, made, as_arrow_of_spark(made), waits=waits)
+        own = has_own_workers(self.layout)
+        windows = place.run(parcels, operator, made, as_arrow_of_spark(made), waits=waits, own_workers=own)
         return windows.select(*self.computed())
 
     def written(
@@ -162,7 +167,8 @@ class WindowPlan:
         """Return descriptors of what the operator makes of windows and writes itself; see `results`."""
         operator = replace(self._operator(columns), finish=finish)
         made = as_arrow_of_spark(DESCRIPTORS)
-        return place.run(parcels, operator, DESCRIPTORS, made, waits=False, into=into)
+        own = has_own_workers(self.layout)
+        return place.run(parcels, operator, DESCRIPTORS, made, waits=False, own_workers=own, into=into)
 
     def finish(self, steps: Sequence[Step]) -> Finish | None:
         """Return what makes results of windows without Spark; None where only Spark can.
@@ -281,6 +287,11 @@ def value_names(partials: Iterable[Partial]) -> dict[str, str]:
     """Return the columns that `value_columns` makes, by what partials are made of."""
     texts = dict.fromkeys(one.expression for one in partials if one.expression != "*")
     return {text: f"{RESERVED_PREFIX}value_{number}" for number, text in enumerate(texts)}
+
+
+def has_own_workers(layout: WindowLayout) -> bool:
+    """Say whether windows overlap so much that what a bucket holds of them takes long to read again."""
+    return layout.spec.overlap >= _MANY_WINDOWS
 
 
 def spark_windows(layout: WindowLayout) -> StructType:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,31 +188,6 @@ def test_a_time_budget_serves_a_part_of_the_waiting_keys_a_trigger(
     served = [m for m in penstock.metrics(query) if m["emitted"]]
     assert all(m["cost_us"] >= 20_000 for m in served)
     assert sum(m["rows_out"] for m in served) == 30
-
-
-def _with_process(table: pa.Table) -> pa.Table:
-    return table.append_column("process", pa.array([os.getpid()] * table.num_rows))
-
-
-def _with_processes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield batch.append_column("before", pa.array([os.getpid()] * batch.num_rows))
-
-
-def test_stateful_operators_have_workers_of_their_own(spark: SparkSession, tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    place.input.add(*(quotes([(f"k{i}", part, 0.0) for i in range(9)]) for part in range(4)))
-    rows = place.input.frame(spark)
-    before = rows.mapInArrow(_with_processes, "k string, t long, v double, before long")
-    schema = "k string, t long, v double, before long, process long"
-    df = queue(place, before, apply=_with_process, output_schema=schema, buckets=2)
-    after = df.mapInArrow(lambda batches: batches, schema)
-    place.run(after)
-    others, operators = ({pid for (pid,) in place.sequence(name)} for name in ("before", "process"))
-    assert len(place.sequence("k")) == 36
-    assert operators
-    assert not others & operators, "where others run, too, a bucket seldom finds its state"
-    assert not [name for name in spark.sparkContext.environment if name.startswith("PENSTOCK_WORKERS")]
 
 
 def _rows_twice_but_not_of_k1(table: pa.Table) -> pa.Table:

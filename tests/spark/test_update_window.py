@@ -94,6 +94,31 @@ def rounded(value: Any) -> Any:
     return round(value, 9) if isinstance(value, float) else value
 
 
+def environments(df: DataFrame) -> list[str | None]:
+    """Return what tells the workers of the stateful functions of a query from others."""
+    found, nodes = [], [df._jdf.queryExecution().analyzed()]
+    while nodes:
+        node = nodes.pop()
+        nodes += [node.children().apply(n) for n in range(node.children().length())]
+        if node.nodeName() == "FlatMapGroupsInPandasWithState":
+            found.append(node.functionExpr().func().envVars().get("PENSTOCK_WORKERS"))
+    return found
+
+
+@pytest.mark.parametrize("mode", ["append", "lazy"])
+def test_windows_that_overlap_much_have_workers_of_their_own(
+    spark: SparkSession, tmp_path: Path, mode: str
+) -> None:
+    place = Place(tmp_path)
+    place.input.add(readings(1, 10, 10))
+    frame = place.input.frame(spark, SCHEMA)
+    for size, slide, own in (("16 s", "1 s", "stateful"), ("15 s", "1 s", None), ("1 hour", None, None)):
+        windows = ours(place, frame, size=size, slide=slide, mode=mode)
+        assert environments(windows) == [own], "where others run, too, a bucket seldom finds its state"
+    assert "PENSTOCK_WORKERS" not in spark.sparkContext.environment
+    assert environments(penstock.update_queue(frame, key="k", time="t", state_location=place.state)) == [None]
+
+
 @pytest.mark.parametrize(
     ("size", "slide", "delay", "disorder_s"),
     [("10 seconds", "10 seconds", "0 seconds", 0.0), ("12 seconds", "5 seconds", "8 seconds", 8.0)],

@@ -36,6 +36,11 @@ class WindowSpec:
         if self.slide < 1 or self.size < self.slide:
             raise InvalidUsageError("no windows of panes", size=self.size, slide=self.slide)
 
+    @property
+    def overlap(self) -> int:
+        """In how many windows a pane is, but for parts of a slide."""
+        return self.size // self.slide
+
     def first_with(self, pane: int) -> int:
         """Return the first window that has a pane."""
         return (pane - self.size) // self.slide + 1
