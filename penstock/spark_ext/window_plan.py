@@ -43,7 +43,7 @@ __all__ = [
     "value_names",
 ]
 
-_MANY_WINDOWS = 16
+_MANY_WINDOWS = 60
 """A pane is in so many windows, or more, where these have workers of their own."""
 
 WINDOW = "window"

@@ -112,7 +112,7 @@ def test_windows_that_overlap_much_have_workers_of_their_own(
     place = Place(tmp_path)
     place.input.add(readings(1, 10, 10))
     frame = place.input.frame(spark, SCHEMA)
-    for size, slide, own in (("16 s", "1 s", "stateful"), ("15 s", "1 s", None), ("1 hour", None, None)):
+    for size, slide, own in (("60 s", "1 s", "stateful"), ("59 s", "1 s", None), ("1 hour", None, None)):
         windows = ours(place, frame, size=size, slide=slide, mode=mode)
         assert environments(windows) == [own], "where others run, too, a bucket seldom finds its state"
     assert "PENSTOCK_WORKERS" not in spark.sparkContext.environment
