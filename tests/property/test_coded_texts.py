@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,11 @@ def test_texts_that_are_numbered_keep_their_numbers() -> None:
     texts = pa.DictionaryArray.from_arrays([3, 1, 3, 3] * 5, ["never", "a", "nor this", "b"])
     block = Block(encode(texts, "dictionary>ns", kind=pa.string()))
     assert block.read(keep_dictionary=True).dictionary.to_pylist() == ["a", "b"], "the numbers' order is kept"
+    few = pa.DictionaryArray.from_arrays([1, 0, 1, 1], ["a", "b"])
+    block = Block(encode(few, "dictionary>ns", kind=pa.string()))
+    assert block.read(keep_dictionary=True).dictionary.to_pylist() == ["b", "a"], "too many for so few rows"
+    hidden = pa.DictionaryArray.from_arrays([0, 1] * 10, pa.array(["a", None]))
+    assert decode(encode(hidden, "dictionary>ns", kind=pa.string())).to_pylist() == ["a", None] * 10
     twice = pa.DictionaryArray.from_arrays([0, 1, 2, 2] * 5, ["a", "b", "a"])
     block = Block(encode(twice, "dictionary>ns", kind=pa.string()))
     assert block.read(keep_dictionary=True).dictionary.to_pylist() == ["a", "b"], "each text once"
@@ -97,6 +102,17 @@ def test_more_text_than_a_block_holds_is_refused_before_it_is_written(
         writer.append(pa.table({"text": long}))
 
 
+def test_more_plain_text_than_a_block_holds_is_refused() -> None:
+    # The system gives no memory for zeros that nobody looks at.
+    bounds, content = (
+        pa.array([0, 1 << 31], pa.int64()).buffers()[1],
+        pa.py_buffer(np.zeros(1 << 31, np.uint8)),
+    )
+    long = pa.Array.from_buffers(pa.large_binary(), 1, [None, bounds, content])
+    with pytest.raises(InvalidUsageError, match="more text than one block holds"):
+        encode(long, "ns")
+
+
 def test_values_of_another_type_than_their_block_are_refused() -> None:
     others: list[tuple[Any, pa.DataType]] = [
         (pa.array([1.0]), pa.int64()),
@@ -111,8 +127,9 @@ def test_values_of_another_type_than_their_block_are_refused() -> None:
 
 
 def test_a_number_without_a_text_is_refused() -> None:
-    wrong = pa.DictionaryArray.from_arrays(pa.array([0, 0, 0, 0, 1, 0, 0, 0]), ["a"], safe=False)
-    for codec in ("dictionary>ns", "ns", "auto"):
+    for number, codec in product((1, -1), ("dictionary>ns", "ns", "auto")):
+        numbers = pa.array([0, 0, 0, 0, number, 0, 0, 0])
+        wrong = pa.DictionaryArray.from_arrays(numbers, ["a"], safe=False)
         with pytest.raises(InvalidUsageError, match="has no value"):
             encode(wrong, codec, kind=pa.string())
     broken = pa.DictionaryArray.from_arrays([0] * 4, pa.array([b"\xff"]).view(pa.string()))

@@ -10,7 +10,11 @@ from penstock.operators.selection import selected
 
 
 @given(
-    st.lists(st.tuples(st.text("ab\u00e9", max_size=40), st.booleans()), max_size=60),
+    st.lists(
+        st.tuples(st.text("ab\u00e9", max_size=40), st.booleans())
+        | st.tuples(st.sampled_from(["", "four", "twelve bytes"]), st.just(True)),
+        max_size=60,
+    ),
     st.sampled_from([pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int8(), pa.string())]),
     st.integers(0, 3),
     st.integers(0, 3),
