@@ -124,6 +124,9 @@ def _codecs() -> None:
     for codec in ("base_delta>ns", "dictionary>base_delta>ns"):
         for some in (texts, texts[:3]):
             decode(encode(some, codec))
+    for kind in ("i1", "i2", "i4", "i8"):
+        coded = pa.DictionaryArray.from_arrays(np.zeros(4, kind), texts[:1])
+        decode(encode(coded, "dictionary>base_delta>ns", kind=pa.string()))
     same = evaluate(Expression.parse("t = 'a'"), pa.table({"t": texts}))
     for number in (False, True):
         selected(pa.table({"t": texts}), same.chunk(0), number=number)

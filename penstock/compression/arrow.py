@@ -178,8 +178,9 @@ def to_streams(array: pa.Array[Any], *, dictionary: bool = False, kind: pa.DataT
     if layout is Layout.TEXT:
         if valid is not None:
             array = array.fill_null("" if kind in (pa.string(), pa.large_string()) else b"")
-        offsets, _ = offsets_and_bytes(array)
-        _refuse_too_much(int(offsets[-1]) - int(offsets[0]) if len(array) else 0)
+        if len(array):
+            offsets, _ = offsets_and_bytes(array)
+            _refuse_too_much(int(offsets[-1]) - int(offsets[0]))
         if dictionary:
             codes, distinct = _distinct(array)
             _refuse_other_than_utf8(distinct)
