@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
 
@@ -36,6 +35,9 @@ def check_numbers(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> None:
     InvalidUsageError
         If one has none.
     """
+    # Whoever plans or commits for Spark has no use for it, and it takes long to load.
+    import pyarrow.compute as pc
+
     for array in column.chunks if isinstance(column, pa.ChunkedArray) else (column,):
         bounds = pc.min_max(array.indices).as_py()
         if bounds["min"] is not None and not 0 <= bounds["min"] <= bounds["max"] < len(array.dictionary):
