@@ -12,7 +12,7 @@ changelog checkpoints, over the same Parquet files as ours. Input is all there b
 same query runs in the same session over many small micro-batches before, and the first ones are not counted.
 Input is counted in tuples of the stream before any is left out. Densities: the sample's own event times, and
 10,000 tuples in each second of event time. Figures are million tuples a second, over the micro-batches'
-``triggerExecution``.
+``triggerExecution``, and the processor time of a tuple: in Python's workers, in Java, and in its compilers.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import machine, run_contender, scratch, session
+from benchmarks.harness import ProcessorProbe, machine, run_contender, scratch, session
 from benchmarks.p_stream_speed import (
     CHUNK_ROWS,
     SCABBARD,
@@ -60,6 +61,7 @@ _FEW_WINDOWS = {"CM1", "SG1", "YSB"}
 """Queries of which micro-batches from Parquet may be as large as those from a p-stream."""
 _NOT_IN_SPARK = {"SG1"}
 """Queries of whose own windows Spark has a projection for each of a tuple: of 3,600 it sees no end."""
+_NS = "ns a tuple of workers, Java, its compilers"
 _WARM, _COUNTED = 8, 5
 """Each worker gets the memory that it keeps before micro-batches count."""
 _SMALL, _SMALL_ROWS, _SMALL_SHARE = 30, 1 << 17, 16
@@ -138,17 +140,22 @@ def measured(frame: Any, load: Load) -> dict[str, float]:
 
     counted = frame.observe("counted", sf.count(sf.lit(1)).alias("windows"))
     writer = counted.writeStream.format("noop").option("checkpointLocation", str(load.place / "checkpoint"))
-    query = writer.trigger(availableNow=True).start()
-    query.awaitTermination()
+    with ProcessorProbe() as probe:
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
     windows = sum(one.observedMetrics["counted"]["windows"] for one in query.recentProgress)
-    return _figures(query, load.rows, windows)
+    return _figures(query, load.rows, windows, probe)
 
 
-def _figures(query: Any, rows: float, windows: int) -> dict[str, float]:
+def _figures(query: Any, rows: float, windows: int, probe: ProcessorProbe) -> dict[str, float]:
     done = [one for one in query.recentProgress if one.numInputRows]
     took = [one.durationMs["triggerExecution"] / 1000 for one in done[_WARM:]]
     seconds = float(np.median(took))
+    begin, end = (datetime.fromisoformat(done[at].timestamp).timestamp() for at in (_WARM, -1))
+    spent = probe.between(begin, end + took[-1])
+    tuples = rows * len(took)
     return {
+        **{f"{name} ns": spent[name] / tuples * 1e9 for name in ("workers", "java", "compilers")},
         "million a s": rows / seconds / 1e6,
         "batch s": seconds,
         "windows a tuple": windows / (rows * len(done)),
@@ -172,9 +179,10 @@ def to_p_stream(load: Load) -> dict[str, float]:
         options["descriptors"] = "true"
     writer = made.rows.writeStream.format("pstream").options(**options)
     writer = writer.option("checkpointLocation", str(load.place / "checkpoint"))
-    running = writer.trigger(availableNow=True).start()
-    running.awaitTermination()
-    return _figures(running, load.rows, PStream(load.place / "results").end)
+    with ProcessorProbe() as probe:
+        running = writer.trigger(availableNow=True).start()
+        running.awaitTermination()
+    return _figures(running, load.rows, PStream(load.place / "results").end, probe)
 
 
 def _from_p_stream(load: Load) -> tuple[Any, Node]:
@@ -276,7 +284,7 @@ def rows_of(contender: str, query: str, density: str, million: int) -> int:
 def lines(arguments: argparse.Namespace) -> Iterator[str]:
     """Yield the table, a line at a time, as it is measured."""
     names = "".join(f"{name:>{max(12, len(name) + 2)}}" for name in arguments.contender)
-    yield f"{'query':8}{'density':8}{names}{'Scabbard':>10}   times Spark; windows a tuple; batch s"
+    yield f"{'query':8}{'density':8}{names}{'Scabbard':>10}   times Spark; windows a tuple; batch s; {_NS}"
     for query, density in itertools.product(arguments.query, arguments.density):
         found = {}
         for contender in arguments.contender:
@@ -299,7 +307,11 @@ def lines(arguments: argparse.Namespace) -> Iterator[str]:
         )
         rest = ", ".join(f"{one['windows a tuple']:.4f}" for one in found.values())
         took = ", ".join(f"{one['batch s']:.2f}" for one in found.values())
-        yield f"{query:8}{density:8}{numbers}{SCABBARD[query]:10}   {ratio}; {rest}; {took}"
+        spent = ", ".join(
+            " ".join(f"{one[name + ' ns']:.1f}" for name in ("workers", "java", "compilers"))
+            for one in found.values()
+        )
+        yield f"{query:8}{density:8}{numbers}{SCABBARD[query]:10}   {ratio}; {rest}; {took}; {spent}"
 
 
 def main() -> None:
