@@ -128,8 +128,8 @@ def _codecs() -> None:
         coded = pa.DictionaryArray.from_arrays(np.zeros(4, kind), texts[:1])
         decode(encode(coded, "dictionary>base_delta>ns", kind=pa.string()))
     same = evaluate(Expression.parse("t = 'a'"), pa.table({"t": texts}))
-    for number in (False, True):
-        selected(pa.table({"t": texts}), same.chunk(0), number=number)
+    for dictionaries in (False, True):
+        selected(pa.table({"t": texts}), same.chunk(0), dictionaries=dictionaries)
     for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()):
         rows = pa.table({"n": pa.array([1, 2], kind)})
         mask_of(intervals_of(Expression.parse("n > 1"), rows.schema) or [], rows)

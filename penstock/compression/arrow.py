@@ -34,20 +34,20 @@ from penstock.compression.kinds import is_coded_text, is_text
 from penstock.compression.text import (
     MOST_DISTINCT,
     code_type,
+    counts_of,
     distinct_texts,
     offsets_of,
     texts_of,
-    used_texts,
 )
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 
 __all__ = [
     "Layout",
     "Streams",
+    "coded",
     "from_streams",
     "get_type",
     "is_float",
-    "numbered",
     "offsets_and_bytes",
     "put_type",
     "taken",
@@ -68,7 +68,7 @@ _SIMPLE: tuple[pa.DataType, ...] = (
 )
 _OTHER = 255
 _REPEATED = 4
-"""Texts are numbered before they are coded where each is there so many times, on average."""
+"""Texts get their codes where a selection finds them, and keep them, if each is there so often on average."""
 _FEW = 4096
 """Of so many texts at least half must repeat others, so that it is tried with all."""
 _MOST_BYTES = (1 << 31) - 1
@@ -310,7 +310,7 @@ def taken(array: pa.Array[Any], rows: Ints) -> pa.Array[Any]:
     return pa.Array.from_buffers(array.type, len(rows), [None, *map(pa.py_buffer, texts)])
 
 
-def numbered(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | None:
+def coded(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | None:
     """Return the texts in some rows as a dictionary array; None if they do not repeat each other enough.
 
     Of the first 4,096 at least half must, and of all each must be there four times, on average.
@@ -334,7 +334,7 @@ def numbered(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | None:
 
 
 def _kept(array: pa.Array[Any]) -> Streams | None:
-    """Return the streams of texts that are numbered already; None if they are to be numbered anew."""
+    """Return the streams of texts that have codes already; None if they are to get others."""
     texts, indices = array.dictionary, array.indices
     if indices.null_count or texts.null_count or not 0 < len(texts) * _REPEATED <= len(array):
         return None
@@ -342,11 +342,11 @@ def _kept(array: pa.Array[Any]) -> Streams | None:
     if found is None or len(found[0]) < len(texts):
         return None
     codes = indices.to_numpy()
-    used, size_bytes = used_texts(codes, _text(texts)[0])
-    _refuse_too_much(size_bytes)
-    if not used.all():
-        codes = (np.cumsum(used) - 1)[codes]
-        texts = texts.take(pa.array(np.flatnonzero(used)))
+    counts = counts_of(codes, len(texts))
+    _refuse_too_much(int(counts @ _text(texts)[0]))
+    if not counts.all():
+        codes = (np.cumsum(counts > 0) - 1)[codes]
+        texts = texts.take(pa.array(np.flatnonzero(counts)))
     _refuse_other_than_utf8(texts)
     codes = codes.astype(code_type(len(texts)), copy=False)
     return Streams(Layout.TEXT_DICTIONARY, (codes, *_text(texts)), None)

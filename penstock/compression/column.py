@@ -42,7 +42,7 @@ from penstock.compression.bits import SUB_BLOCK, Ints
 from penstock.compression.chooser import Chooser, Plan
 from penstock.compression.codecs import decode_stream, encode_stream
 from penstock.compression.codecs.registry import DEFAULT, cascade_of, head_of
-from penstock.compression.kinds import check_numbers, is_coded_text
+from penstock.compression.kinds import check_codes, is_coded_text
 from penstock.compression.node import Node, Reader, put_varint
 from penstock.errors import CorruptDataError, InvalidUsageError
 
@@ -113,7 +113,7 @@ def encode(
         Names the column to the chooser.
     kind : pyarrow.DataType, optional
         The type of the block's values; the array's unless told. Texts of it may come as a dictionary, whose
-        numbers are kept.
+        codes are kept where texts repeat.
 
     Raises
     ------
@@ -121,20 +121,20 @@ def encode(
         If there is no such codec, one cannot be followed by another or be used for this type, or the values
         are no Arrow array, or not of the type.
     """
-    if kind is not None and isinstance(array, pa.Array | pa.ChunkedArray) and is_coded_text(array.type, kind):
-        check_numbers(array)
-        if isinstance(array, pa.ChunkedArray) and array.num_chunks > 1:
-            array = array.cast(kind)  # the dictionaries of chunks may differ
-    if isinstance(array, pa.ChunkedArray):
-        # Arrow copies a chunk, even the only one.
-        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
-    if not isinstance(array, pa.Array):
+    if not isinstance(array, pa.Array | pa.ChunkedArray):
         raise InvalidUsageError(
             "only Arrow arrays can be coded", type=type(array).__name__, hint="pyarrow.array(values)"
         )
     kind = array.type if kind is None else kind
-    if not array.type.equals(kind) and not is_coded_text(array.type, kind):
+    if is_coded_text(array.type, kind):
+        check_codes(array)
+    elif not array.type.equals(kind):
         raise InvalidUsageError("values are of another type", type=str(array.type), wanted=str(kind))
+    if isinstance(array, pa.ChunkedArray):
+        if array.num_chunks > 1 and not array.type.equals(kind):
+            array = array.cast(kind)  # the dictionaries of chunks may differ
+        # Arrow copies a chunk, even the only one.
+        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if codec != "auto":
         return _encode(array, Plan.of(kind, parse_cascade(codec)), kind)[0]
     chooser = chooser if chooser is not None else Chooser()

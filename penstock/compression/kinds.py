@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["check_numbers", "is_coded_text", "is_text"]
+__all__ = ["check_codes", "coded_as", "is_coded_text", "is_text"]
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -23,12 +23,24 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def is_coded_text(given: pa.DataType, kind: pa.DataType) -> bool:
-    """Say whether values of a type are texts of a kind, as numbers in a dictionary."""
+    """Say whether values of a type are texts of a kind, as codes of a dictionary."""
     return bool(pa.types.is_dictionary(given) and is_text(kind) and given.value_type.equals(kind))
 
 
-def check_numbers(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> None:
-    """Check that each number of a column of dictionaries has a value.
+def coded_as(schema: pa.Schema, given: pa.Schema) -> pa.Schema:
+    """Return a schema whose texts are dictionaries where `given` has them, by name, as such."""
+    types = {field.name: field.type for field in given}
+    fields = [
+        field.with_type(types[field.name])
+        if is_coded_text(types.get(field.name, field.type), field.type)
+        else field
+        for field in schema
+    ]
+    return pa.schema(fields, schema.metadata)
+
+
+def check_codes(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> None:
+    """Check that each code of a column of dictionaries has a value.
 
     Raises
     ------
@@ -42,5 +54,5 @@ def check_numbers(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> None:
         bounds = pc.min_max(array.indices).as_py()
         if bounds["min"] is not None and not 0 <= bounds["min"] <= bounds["max"] < len(array.dictionary):
             raise InvalidUsageError(
-                "a number of a dictionary has no value", values=len(array.dictionary), **bounds
+                "a code of a dictionary has no value", values=len(array.dictionary), **bounds
             )

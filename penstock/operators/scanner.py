@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
 from penstock.compression import TableBlock
-from penstock.compression.kinds import is_coded_text
+from penstock.compression.kinds import coded_as
 from penstock.errors import InvalidUsageError
 from penstock.operators.comparisons import Interval, intervals_of, mask_of, together
 from penstock.operators.evaluate import can_fail, evaluate, type_of
@@ -176,13 +176,13 @@ class Scanner:
         InvalidUsageError
             If the scan conflates or makes fragments, or an integer overflows.
         """
-        found = self._rows(rows.select(self._columns), coded=True)
+        found = self._rows(rows.select(self._columns), dictionaries=True)
         if found is None:
             raise InvalidUsageError("rows can only be selected and projected before they are persisted")
         return found
 
-    def _rows(self, rows: pa.Table, *, coded: bool = False) -> pa.Table | None:
-        """Return what rows become; None if they are kept for the end. Texts may be `coded`."""
+    def _rows(self, rows: pa.Table, *, dictionaries: bool = False) -> pa.Table | None:
+        """Return what rows become; None if they are kept for the end. Texts may be `dictionaries`."""
         mask: _Mask | None = None
         if self._conjuncts:
             mask = self._mask(rows)
@@ -191,7 +191,8 @@ class Scanner:
                 mask = None
             elif self._fragmenter is None or count < _FEW * len(mask):
                 # What only the predicate needed goes before.
-                rows, mask = selected(rows.select(self._selected), _bits(mask), number=coded), None
+                rows = selected(rows.select(self._selected), _bits(mask), dictionaries=dictionaries)
+                mask = None
         if self._select is not None:
             columns = [_evaluated(value, rows) for value in self._select.values()]
             rows = pa.table(columns, names=list(self._select))
@@ -201,7 +202,7 @@ class Scanner:
         if self._latest is not None:
             self._latest.add(_plain(rows))
             return None
-        schema = _coded_as(self.schema, rows.schema) if coded else self.schema
+        schema = coded_as(self.schema, rows.schema) if dictionaries else self.schema
         return rows if rows.schema.equals(schema) else rows.cast(schema)
 
     def _mask(self, rows: pa.Table) -> _Mask:
@@ -340,15 +341,6 @@ def _bytes(mask: _Mask) -> npt.NDArray[np.bool_]:
     end = mask.offset + len(mask)
     bits = np.frombuffer(mask.buffers()[1], np.uint8)
     return np.unpackbits(bits, bitorder="little", count=end)[mask.offset :].view(np.bool_)
-
-
-def _coded_as(schema: pa.Schema, given: pa.Schema) -> pa.Schema:
-    """Return a schema whose texts are dictionaries where they are given as such."""
-    fields = [
-        field.with_type(one.type) if is_coded_text(one.type, field.type) else field
-        for field, one in zip(schema, given, strict=True)
-    ]
-    return pa.schema(fields, schema.metadata)
 
 
 def _plain(rows: pa.Table) -> pa.Table:

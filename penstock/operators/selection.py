@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock._kernels import kernel
-from penstock.compression.arrow import numbered, taken
+from penstock.compression.arrow import coded, taken
 from penstock.compression.bits import Bytes, Ints
 from penstock.compression.kinds import is_text
 
@@ -29,7 +29,7 @@ def _find_true(bits: Bytes, first: int, count: int, rows: Ints) -> int:
     return found
 
 
-def selected(table: pa.Table, mask: pa.Array[Any], *, number: bool = False) -> pa.Table:
+def selected(table: pa.Table, mask: pa.Array[Any], *, dictionaries: bool = False) -> pa.Table:
     """Return the rows of a table for which a mask is true, as Arrow filters them; texts in half of its time.
 
     Parameters
@@ -38,8 +38,8 @@ def selected(table: pa.Table, mask: pa.Array[Any], *, number: bool = False) -> p
         Some rows.
     mask : pyarrow.BooleanArray, (rows,)
         Without nulls.
-    number : bool
-        Whether texts may be returned as dictionaries, which takes less time where they repeat each other.
+    dictionaries : bool
+        Whether texts may be returned as such, which takes less time where they repeat each other.
     """
     if not any(is_text(field.type) for field in table.schema):
         return table.filter(mask)  # which goes by runs of rows
@@ -49,7 +49,7 @@ def selected(table: pa.Table, mask: pa.Array[Any], *, number: bool = False) -> p
     columns = []
     for column in table.columns:
         array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        coded = numbered(array, rows) if number and is_text(array.type) and not array.null_count else None
-        columns.append(taken(array, rows) if coded is None else coded)
+        texts = coded(array, rows) if dictionaries and is_text(array.type) and not array.null_count else None
+        columns.append(taken(array, rows) if texts is None else texts)
     fields = [field.with_type(one.type) for field, one in zip(table.schema, columns, strict=True)]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields, table.schema.metadata))

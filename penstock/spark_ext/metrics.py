@@ -10,7 +10,6 @@ import json
 import threading
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -142,7 +141,7 @@ class MetricsFile(StreamingQueryListener):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.touch(mode=0o600)
         self._query = query
-        self._ended: set[UUID] = set()
+        self._ended: set[str] = set()
         self._one_ended = threading.Condition()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
@@ -163,13 +162,13 @@ class MetricsFile(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Tell those who wait for the run's last line."""
         with self._one_ended:
-            self._ended.add(event.runId)
+            self._ended.add(str(event.runId))
             self._one_ended.notify_all()
 
-    def wait(self, run: UUID | str, timeout_s: float) -> bool:
+    def wait(self, run: str, timeout_s: float) -> bool:
         """Wait until Spark has told of all batches of a run of a query that has ended; return whether it has.
 
         It tells listeners of a batch some time after its end, and maybe after that of the query.
         """
         with self._one_ended:
-            return self._one_ended.wait_for(lambda: UUID(str(run)) in self._ended, timeout_s)
+            return self._one_ended.wait_for(lambda: run in self._ended, timeout_s)

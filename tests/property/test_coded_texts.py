@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
 from penstock.compression import Block, Chooser, decode, encode
-from penstock.compression.arrow import Layout, numbered
+from penstock.compression.arrow import Layout
+from penstock.compression.arrow import coded as coded_in
 from penstock.compression.text import distinct_texts
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan import Scan
@@ -130,7 +131,7 @@ def test_a_number_without_a_text_is_refused() -> None:
     for number, codec in product((1, -1), ("dictionary>ns", "ns", "auto")):
         numbers = pa.array([0, 0, 0, 0, number, 0, 0, 0])
         wrong = pa.DictionaryArray.from_arrays(numbers, ["a"], safe=False)
-        with pytest.raises(InvalidUsageError, match="has no value"):
+        with pytest.raises(InvalidUsageError, match="a code of a dictionary has no value"):
             encode(wrong, codec, kind=pa.string())
     broken = pa.DictionaryArray.from_arrays([0] * 4, pa.array([b"\xff"]).view(pa.string()))
     with pytest.raises(InvalidUsageError, match="UTF-8"):
@@ -179,7 +180,7 @@ def test_a_writer_refuses_other_dictionaries_and_nulls_where_none_may_be(tmp_pat
     with PStreamWriter(tmp_path, schema) as writer:
         writer.append(pa.table({"text": coded(["a"], pa.string(), pa.int8(), [])}))
         wrong = pa.DictionaryArray.from_arrays(pa.array([7], pa.int8()), ["a"], safe=False)
-        with pytest.raises(InvalidUsageError, match="has no value"):
+        with pytest.raises(InvalidUsageError, match="a code of a dictionary has no value"):
             writer.append(pa.table({"text": wrong}))
         with pytest.raises(InvalidUsageError, match="the columns are not those"):
             writer.append(pa.table({"text": coded(["a"], pa.binary(), pa.int8(), [])}))
@@ -188,6 +189,9 @@ def test_a_writer_refuses_other_dictionaries_and_nulls_where_none_may_be(tmp_pat
             with pytest.raises(InvalidUsageError, match="may have none"):
                 writer.append(pa.table({"text": nulls}))
     assert all_of(PStream(tmp_path))["text"].to_pylist() == ["a"]
+    other = pa.schema([pa.field("text", pa.dictionary(pa.int8(), pa.string()), nullable=False)])
+    with pytest.raises(InvalidUsageError, match="the columns are not those"):
+        PStream(tmp_path, other)
 
 
 @given(
@@ -204,7 +208,7 @@ def test_texts_in_some_rows_are_numbered_as_a_dictionary_of_them(
     assume(rows.size)
     wanted = [texts[row] for row in rows]
     distinct = list(dict.fromkeys(wanted))
-    made = numbered(array, rows)
+    made = coded_in(array, rows)
     if len(distinct) > max(1, len(wanted) // 4) or len(distinct) * 2 > len(wanted):
         assert made is None
     else:

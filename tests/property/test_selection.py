@@ -28,9 +28,9 @@ def test_rows_are_selected_as_arrow_filters_them(
     mask = pa.array([keep for _, keep in rows], pa.bool_())
     part = slice(cut, len(rows) - end)
     for some, keep in ((whole, mask), (whole[part], mask[part])):
-        for number in (False, True):
-            found = selected(some, keep, number=number)
+        for dictionaries in (False, True):
+            found = selected(some, keep, dictionaries=dictionaries)
             assert found.cast(some.schema).equals(some.filter(keep))
-            assert number or found.schema == some.schema
+            assert dictionaries or found.schema == some.schema
     twice, mask = pa.concat_tables([whole, whole]), pa.concat_arrays([mask, mask])
     assert selected(twice, mask).equals(twice.filter(mask))

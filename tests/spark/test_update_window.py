@@ -16,6 +16,9 @@ from pyspark.sql import functions as sf
 
 import penstock
 from penstock.errors import InvalidUsageError
+from penstock.operators.graph import Graph, graph
+from penstock.operators.graph.nodes import Node
+from penstock.spark_ext.graph_frames import Frames
 from tests.spark.queries import Place, failure, fresh_workers
 
 pytestmark = pytest.mark.spark
@@ -117,6 +120,34 @@ def test_windows_that_overlap_much_have_workers_of_their_own(
         assert environments(windows) == [own], "where others run, too, a bucket seldom finds its state"
     assert "PENSTOCK_WORKERS" not in spark.sparkContext.environment
     assert environments(penstock.update_queue(frame, key="k", time="t", state_location=place.state)) == [None]
+
+
+@pytest.mark.parametrize(("size", "own"), [("60 s", "stateful"), ("59 s", None)])
+def test_windows_in_graphs_have_workers_of_their_own_too(
+    spark: SparkSession, tmp_path: Path, size: str, own: str | None
+) -> None:
+    penstock.register(spark)
+    schema = pa.schema({"t": pa.int64(), "k": pa.string(), "v": pa.float64()})
+    with penstock.PStreamWriter(tmp_path / "rows", schema) as writer:
+        writer.append(pa.table({"t": [1], "k": ["a"], "v": [1.0]}, schema))
+
+    windows = graph("windows").source("rows", schema).window("t", size=size, slide="1 s", unit="s")
+
+    def frames_of(made: Graph) -> tuple[Frames, Node]:
+        streams = {"rows": str(tmp_path / "rows")}
+        frames = Frames(
+            spark, "windows", sources={}, tables={}, streams=streams, paths={}, state=str(tmp_path / "state")
+        )
+        return frames, made.sink("noop").plan(persist="always").root
+
+    frames, root = frames_of(windows.group_by("k").agg(total="sum(v)"))
+    assert environments(frames.of(root)[0]) == [own]
+    made = frames.into(root, {"path": str(tmp_path / "results")})
+    assert made.direct, "the operator writes, and descriptors leave it"
+    assert environments(made.rows) == [own]
+    joined = windows.group_by("k").agg(total="sum(v)").join_windows(windows.agg(most="max(v)"))
+    frames, root = frames_of(joined)
+    assert set(environments(frames.of(root)[0])) == {own}
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ KERNELS = {
             "_write_even",
             "_count_strangers",
         ),
-        *("_head", "_mix", "_same", "_compare", "_assign_codes", "_look_through"),
+        *("_head", "_mix", "_same", "_compare", "_assign_codes", "_count"),
     },
     "statistics": {"_scan"},
     "fused": {"_sum_where"},

@@ -28,7 +28,6 @@ from penstock.checkpointing.p_stream.entry import WriterState
 from penstock.checkpointing.p_stream.log import CommitLog
 from penstock.checkpointing.p_stream.segments import Piece, pieces, read_blocks, writer_of
 from penstock.checkpointing.p_unit import PUnit, decode, encode
-from penstock.compression.kinds import is_coded_text
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
 
 __all__ = ["EARLIEST", "LATEST", "PStream", "Trimmed"]
@@ -388,9 +387,7 @@ def checked_name(name: str) -> str:
 
 
 def check_schema(given: pa.Schema, known: pa.Schema, location: str) -> None:
-    """Check that rows of one schema may be written to a stream of another.
-
-    The columns' order may differ, and texts may be dictionaries of such.
+    """Check that rows of one schema may be written to a stream of another; their order may differ.
 
     Raises
     ------
@@ -405,9 +402,7 @@ def check_schema(given: pa.Schema, known: pa.Schema, location: str) -> None:
     others = [
         f"{name} is {given.field(name).type}, not {known.field(name).type}"
         for name in names
-        if name in known.names
-        and not given.field(name).type.equals(known.field(name).type)
-        and not is_coded_text(given.field(name).type, known.field(name).type)
+        if name in known.names and not given.field(name).type.equals(known.field(name).type)
     ]
     if missing or unknown or others:
         raise InvalidUsageError(

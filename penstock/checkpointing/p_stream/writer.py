@@ -18,7 +18,7 @@ from penstock._failpoints import failpoint
 from penstock.checkpointing.p_stream.segments import UNIT_ROWS, Coder, SegmentWriter
 from penstock.checkpointing.p_stream.stream import PStream, check_schema, checked_name
 from penstock.checkpointing.p_stream.threads import Threads
-from penstock.compression.kinds import check_numbers, is_coded_text
+from penstock.compression.kinds import check_codes, coded_as, is_coded_text
 from penstock.errors import InvalidUsageError
 from penstock.units import parse_duration_us
 
@@ -162,7 +162,7 @@ class PStreamWriter:
         Raises
         ------
         InvalidUsageError
-            If the columns are others, a number of a dictionary has no text, or the writer is closed.
+            If the columns are others, a code of a dictionary has no text, or the writer is closed.
         PenstockError
             If rows before these could not be committed: as `flush`.
         """
@@ -238,7 +238,7 @@ class PStreamWriter:
 
     def _checked(self, table: pa.Table | pa.RecordBatch) -> pa.Table:
         rows = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
-        check_schema(rows.schema, self.schema, self._stream.files.location)
+        check_schema(rows.schema, coded_as(self.schema, rows.schema), self._stream.files.location)
         columns = [_as_kept(rows.column(field.name), field) for field in self.schema]
         for field, column in zip(self.schema, columns, strict=True):
             if not field.nullable and column.null_count:
@@ -369,7 +369,7 @@ def _as_kept(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedAr
         return column
     if not is_coded_text(column.type, field.type):
         return column.cast(field.type)
-    check_numbers(column)
+    check_codes(column)
     if any(chunk.dictionary.null_count for chunk in column.chunks):
         return column.cast(field.type)
     return column
