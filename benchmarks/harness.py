@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -29,6 +30,10 @@ ROCKSDB_STATE = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
 """Spark's settings for its RocksDB state store as its guide recommends it."""
+
+
+SAMPLER = "py-spy"
+"""The program that samples Python's processes; it is in the extra ``bench``."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ def session(master: str = "local[2]", **settings: str) -> Any:
     return spark
 
 
-class _Probe:
+class Probe:
     """Looks at processes again and again, while it is entered."""
 
     def __init__(self, look: Callable[[], None]) -> None:
@@ -113,7 +118,7 @@ class _Probe:
             self._look()
 
 
-class MemoryProbe(_Probe):
+class MemoryProbe(Probe):
     """Samples the resident memory of this process and all below it, by kind; reports the peaks."""
 
     def __init__(self) -> None:
@@ -128,6 +133,8 @@ class MemoryProbe(_Probe):
                 kind = _kind(pid)
             except OSError:
                 continue
+            if kind not in totals:
+                continue
             pss = next(line for line in status.splitlines() if line.startswith("Pss:"))
             totals[kind] += int(pss.split()[1]) / 1024
         totals["total"] = totals["jvm"] + totals["python"]
@@ -135,7 +142,7 @@ class MemoryProbe(_Probe):
             self.peak_mib[kind] = max(self.peak_mib.get(kind, 0.0), value)
 
 
-class ProcessorProbe(_Probe):
+class ProcessorProbe(Probe):
     """Samples the processor time of this process and all below it, by kind."""
 
     def __init__(self) -> None:
@@ -155,24 +162,41 @@ class ProcessorProbe(_Probe):
 
 
 def _kind(pid: int) -> str:
-    return "jvm" if Path(f"/proc/{pid}/comm").read_text().strip() == "java" else "python"
+    name = Path(f"/proc/{pid}/comm").read_text().strip()
+    return {"java": "jvm", SAMPLER: "sampler"}.get(name, "python")
 
 
 def descendants(root: int) -> list[int]:
     """Return `root` and the processes below it."""
-    parents: dict[int, list[int]] = {}
+    children = _children()
+    found, todo = [], [root]
+    while todo:
+        pid = todo.pop()
+        found.append(pid)
+        todo += children.get(pid, [])
+    return found
+
+
+def daemons(root: int) -> list[int]:
+    """Return the processes below `root` of which Java's are the parents: those that fork Python's workers."""
+    children = _children()
+    found = []
+    for pid in descendants(root):
+        # A process may have ended since.
+        with contextlib.suppress(OSError):
+            found += children.get(pid, []) if _kind(pid) == "jvm" else []
+    return found
+
+
+def _children() -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
             except OSError:
                 continue
-            parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, todo = [], [root]
-    while todo:
-        pid = todo.pop()
-        found.append(pid)
-        todo += parents.get(pid, [])
+            found.setdefault(int(fields[1]), []).append(int(entry.name))
     return found
 
 
@@ -186,9 +210,12 @@ def processor_seconds() -> dict[str, float]:
     for pid in descendants(os.getpid()):
         place = Path(f"/proc/{pid}")
         try:
-            is_java, spent = _kind(pid) == "jvm", _spent(place)
+            kind, spent = _kind(pid), _spent(place)
         except OSError:
             continue
+        if kind == "sampler":
+            continue
+        is_java = kind == "jvm"
         compilers = sum(_compiling(task) for task in (place / "task").glob("*")) if is_java else 0
         kind = "this" if pid == os.getpid() else "java" if is_java else "workers"
         found[kind] += (spent - compilers) / ticks

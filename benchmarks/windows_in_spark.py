@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -40,10 +41,12 @@ from benchmarks.p_stream_speed import (
     planned,
 )
 from benchmarks.queries import CAMPAIGNS, QUERIES, STREAMS, from_parquet
+from benchmarks.steps import OTHER, STEPS, StepProfile
 from benchmarks.streams import DATA
 from penstock.checkpointing.p_stream import PStream
 from penstock.operators.graph import nodes
 from penstock.operators.graph.nodes import Node
+from penstock.operators.graph.nodes.base import topological
 
 _SPARK_ROWS = {
     "CM1": 2_000_000,
@@ -52,15 +55,22 @@ _SPARK_ROWS = {
     "SM": 100_000,
     "SG2": 200_000,
     "LRB1": 40_000,
+    "SG1": 20_000,
+    "SG3": 20_000,
 }
 _FEW_ROWS = 50_000
 """Of a micro-batch of Spark's own windows: as many as take it ten seconds or so."""
-_FEWER = {("LRB1", "sample"): 2, ("SG2", "sample"): 4, ("NQ5", "sample"): 1, ("NQ5", "dense"): 1}
+_FEWER = {
+    ("LRB1", "sample"): 2,
+    ("SG2", "sample"): 4,
+    ("SG3", "sample"): 4,
+    **dict.fromkeys(itertools.product(("NQ5", "LRB2", "LRB3"), ("sample", "dense")), 1),
+}
 """Millions of tuples of a micro-batch from a p-stream, where windows outnumber tuples."""
 _FEW_WINDOWS = {"CM1", "SG1", "YSB"}
 """Queries of which micro-batches from Parquet may be as large as those from a p-stream."""
-_NOT_IN_SPARK = {"SG1"}
-"""Queries of whose own windows Spark has a projection for each of a tuple: of 3,600 it sees no end."""
+_MANY_WINDOWS = 1000
+"""Of as many for a tuple Spark's ``window()``, which has a projection for each, comes to no end."""
 _NS = "ns a tuple of workers, Java, its compilers"
 _WARM, _COUNTED = 8, 5
 """Each worker gets the memory that it keeps before micro-batches count."""
@@ -81,15 +91,19 @@ def native(root: Node, source: Any, tables: dict[str, Any]) -> Any:
     """Return a graph as a Spark user writes it."""
     from pyspark.sql import functions as sf
 
+    windows = [node for node in topological(root) if isinstance(node, nodes.Window)]
+    # A window is known by its ``window()``, or by its end where that has too many for a tuple.
+    plain = all(node.size_ms // node.slide_ms <= _MANY_WINDOWS for node in windows)
+    window = "window" if plain else "end"
+
     def of(node: Node) -> Any:
         if isinstance(node, nodes.Source):
             return source
         if isinstance(node, nodes.WindowJoin):
-            # Of these queries only NQ5 joins, and there both sides have the same windows.
             left, right = (of(above) for above in node.inputs)
             condition = "TRUE" if node.condition is None else node.condition.text
-            other = right.withColumnRenamed("window", "__other")
-            return left.join(other, sf.expr(f"window = __other AND {condition}")).drop("__other")
+            other = right.withColumnRenamed(window, "__other")
+            return left.join(other, sf.expr(f"{window} = __other AND {condition}")).drop("__other")
         rows = of(node.inputs[0])
         match node:
             case nodes.Where():
@@ -101,20 +115,36 @@ def native(root: Node, source: Any, tables: dict[str, Any]) -> Any:
             case nodes.Window():
                 whole = pa.types.is_integer(node.schema.field(node.time).type)
                 time = sf.timestamp_seconds(node.time) if whole else sf.col(node.time).cast("timestamp")
-                rows = rows.withColumn("__time", time).withWatermark("__time", "0 seconds")
+                rows = rows.withColumn("__time", time)
+                if not plain:
+                    rows = rows.withColumn(window, _ends(node))
+                    return rows.withWatermark(window, f"{node.size_ms} milliseconds")
                 size, slide = f"{node.size_ms} milliseconds", f"{node.slide_ms} milliseconds"
-                return rows.withColumn("__window", sf.window("__time", size, slide))
+                rows = rows.withWatermark("__time", "0 seconds")
+                return rows.withColumn(window, sf.window("__time", size, slide))
             case nodes.Aggregate():
-                groups = (
-                    [sf.col("__window").alias("window")] if isinstance(node.inputs[0], nodes.Window) else []
-                )
-                groups += [sf.col(name) for name in node.group_by]
+                groups = [window] if isinstance(node.inputs[0], nodes.Window) else []
+                groups += [window if name == "window" else name for name in node.group_by]
                 return rows.groupBy(*groups).agg(
                     *(sf.expr(one.text).alias(name) for name, one in node.aggregates)
                 )
         return rows
 
     return of(root)
+
+
+def _ends(node: nodes.Window) -> Any:
+    """Return the ends of a row's windows, a row each: what ``window()`` has a projection for each of.
+
+    The newest of them is a window's length after the row's time.
+    """
+    from pyspark.sql import functions as sf
+
+    last = f"unix_millis(__time) - pmod(unix_millis(__time), {node.slide_ms}) + {node.size_ms}"
+    numbers = f"sequence(0, {node.size_ms // node.slide_ms - 1})"
+    return sf.expr(
+        f"explode(transform({numbers}, number -> timestamp_millis({last} - number * {node.slide_ms})))"
+    )
 
 
 @dataclass(frozen=True)
@@ -126,6 +156,7 @@ class Load:
     place: Path
     rows: int
     batches: int
+    by_step: bool = False
 
     def chunks(self) -> Iterator[pa.Table]:
         """Return the tuples."""
@@ -140,11 +171,22 @@ def measured(frame: Any, load: Load) -> dict[str, float]:
 
     counted = frame.observe("counted", sf.count(sf.lit(1)).alias("windows"))
     writer = counted.writeStream.format("noop").option("checkpointLocation", str(load.place / "checkpoint"))
+    query, probe, steps = _run(writer, load)
+    windows = sum(one.observedMetrics["counted"]["windows"] for one in query.recentProgress)
+    return {**_figures(query, load.rows, windows, probe), **steps}
+
+
+def _run(writer: Any, load: Load) -> tuple[Any, ProcessorProbe, dict[str, float]]:
+    """Run a query over all its input; return it, processor times, and its workers' steps where wanted."""
     with ProcessorProbe() as probe:
         query = writer.trigger(availableNow=True).start()
-        query.awaitTermination()
-    windows = sum(one.observedMetrics["counted"]["windows"] for one in query.recentProgress)
-    return _figures(query, load.rows, windows, probe)
+        if not load.by_step:
+            query.awaitTermination()
+            return query, probe, {}
+        with StepProfile(lambda: len(query.recentProgress) > _WARM) as profile:
+            query.awaitTermination()
+    steps = {f"step {name}": share for name, share in profile.shares.items()}
+    return query, probe, {**steps, "samples": float(profile.samples)}
 
 
 def _figures(query: Any, rows: float, windows: int, probe: ProcessorProbe) -> dict[str, float]:
@@ -179,10 +221,8 @@ def to_p_stream(load: Load) -> dict[str, float]:
         options["descriptors"] = "true"
     writer = made.rows.writeStream.format("pstream").options(**options)
     writer = writer.option("checkpointLocation", str(load.place / "checkpoint"))
-    with ProcessorProbe() as probe:
-        running = writer.trigger(availableNow=True).start()
-        running.awaitTermination()
-    return _figures(running, load.rows, PStream(load.place / "results").end, probe)
+    query, probe, steps = _run(writer, load)
+    return {**_figures(query, load.rows, PStream(load.place / "results").end, probe), **steps}
 
 
 def _from_p_stream(load: Load) -> tuple[Any, Node]:
@@ -281,6 +321,16 @@ def rows_of(contender: str, query: str, density: str, million: int) -> int:
     return whole * CHUNK_ROWS
 
 
+def steps_of(found: dict[str, float]) -> str:
+    """Return where a tuple's nanoseconds of both cores went."""
+    whole = 2e9 / (found["million a s"] * 1e6)
+    steps = {name: found["workers ns"] * found[f"step {name}"] for name in (*STEPS, OTHER)}
+    rest = {name: found[f"{name} ns"] for name in ("java", "compilers")}
+    idle = whole - found["workers ns"] - sum(rest.values())
+    told = ", ".join(f"{name} {ns:.2f}" for name, ns in {**steps, **rest, "idle": idle}.items())
+    return f"{told}; of {whole:.2f} ns ({found['samples']:.0f} samples)"
+
+
 def lines(arguments: argparse.Namespace) -> Iterator[str]:
     """Yield the table, a line at a time, as it is measured."""
     names = "".join(f"{name:>{max(12, len(name) + 2)}}" for name in arguments.contender)
@@ -288,13 +338,13 @@ def lines(arguments: argparse.Namespace) -> Iterator[str]:
     for query, density in itertools.product(arguments.query, arguments.density):
         found = {}
         for contender in arguments.contender:
-            if contender == "spark" and query in _NOT_IN_SPARK:
-                continue
             rows = rows_of(contender, query, density, arguments.million)
             found[contender] = run_contender(
                 "windows_in_spark", "--one", contender, "--query", query, "--density", density,
                 "--rows", str(rows), "--data", str(arguments.data),
+                *(["--by-step"] if arguments.by_step and contender != "spark" else []),
             )  # fmt: skip
+            print(f"{query} {density} {contender}: {found[contender]}", file=sys.stderr, flush=True)
         speeds = {name: one["million a s"] for name, one in found.items()}
         numbers = "".join(
             f"{speeds[name]:{max(12, len(name) + 2)}.3f}" if name in speeds else f"{'-':>12}"
@@ -311,7 +361,10 @@ def lines(arguments: argparse.Namespace) -> Iterator[str]:
             " ".join(f"{one[name + ' ns']:.1f}" for name in ("workers", "java", "compilers"))
             for one in found.values()
         )
-        yield f"{query:8}{density:8}{numbers}{SCABBARD[query]:10}   {ratio}; {rest}; {took}; {spent}"
+        published = SCABBARD.get(query, "-")
+        yield f"{query:8}{density:8}{numbers}{published:>10}   {ratio}; {rest}; {took}; {spent}"
+        if arguments.by_step:
+            yield from (f"    {name}: {steps_of(one)}" for name, one in found.items() if "samples" in one)
 
 
 def main() -> None:
@@ -319,10 +372,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--query", nargs="+", default=list(SCABBARD), choices=list(SCABBARD))
+    parser.add_argument("--query", nargs="+", default=list(QUERIES), choices=list(QUERIES))
     parser.add_argument("--density", nargs="+", default=["sample", "dense"], choices=["sample", "dense"])
     parser.add_argument("--contender", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS))
     parser.add_argument("--million", type=int, default=16, help="2**20 tuples each, of a micro-batch")
+    parser.add_argument("--by-step", action="store_true", help="sample Python's workers, too (needs py-spy)")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--one", choices=list(CONTENDERS), help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=int, help=argparse.SUPPRESS)
@@ -334,7 +388,14 @@ def main() -> None:
         few = max(1024, min(_SMALL_ROWS, arguments.rows // _SMALL_SHARE))
         with scratch("windows") as place:
             run(Load(query, stream, Path(place) / "small", few, _SMALL))
-            load = Load(query, stream, Path(place) / "large", arguments.rows, _WARM + _COUNTED)
+            load = Load(
+                query,
+                stream,
+                Path(place) / "large",
+                arguments.rows,
+                _WARM + _COUNTED,
+                arguments.by_step,
+            )
             found = run(load)
             if not found["windows a tuple"]:
                 raise SystemExit("no window came out, so there is nothing to measure")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.ml.functions import array_to_vector, vector_to_array
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -62,6 +63,8 @@ def test_tables_that_may_change_are_left_to_spark(
 ) -> None:
     assert told(spark.createDataFrame(ROWS, TYPES)) is None, "an RDD, of which nothing says what it does"
     assert told(local.withColumn("name", sf.udf(lambda key: f"{key}", "string")("k"))) is None
+    of_scala = vector_to_array(array_to_vector(sf.array("more")))[0]
+    assert told(local.withColumn("name", of_scala.cast("string"))) is None
     assert told(local.mapInArrow(lambda batches: batches, local.schema)) is None
     assert told(local.withColumn("name", sf.rand().cast("string"))) is None
     assert told(local.withColumn("name", sf.current_timestamp().cast("string"))) is None

@@ -1,4 +1,4 @@
-"""The benchmark of how windows grow runs, and measures what it says."""
+"""The benchmarks of windows run, and measure what they say."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from benchmarks import windows_growth_in_spark as in_spark
+from benchmarks.steps import OTHER, step_of
 from benchmarks.windows_growth import BATCHES, Case, run, table
 
 
@@ -47,3 +48,51 @@ def test_tables_that_were_printed_are_read(capsys: pytest.CaptureFixture[str]) -
         table(title, cases, lambda _: found)
     expected = dict.fromkeys(cases, found)
     assert in_spark.printed(capsys.readouterr().out) == {"keys": expected, "size / slide": expected}
+
+
+@pytest.mark.parametrize(
+    ("inner", "step"),
+    [
+        (["EntryPacker.pack (penstock/spark_ext/window_packing.py:83)"], "pack"),
+        (
+            [
+                "EntryPacker.pack (penstock/spark_ext/window_packing.py:83)",
+                "Scanner._fold (penstock/operators/scanner.py:232)",
+                "Fragmenter.add (penstock/operators/fragments/fragmenter.py:116)",
+                "wrapper (pyarrow/compute.py:272)",
+            ],
+            "fold",
+        ),
+        (
+            [
+                "Scanner._read (penstock/operators/scanner.py:127)",
+                "TableBlock.read (penstock/compression/table.py:218)",
+            ],
+            "read",
+        ),
+        (
+            [
+                "WindowOperator.run (penstock/spark_ext/window_operator.py:140)",
+                "Panes.run (penstock/operators/windows/panes.py:121)",
+            ],
+            "windows",
+        ),
+        (
+            [
+                "WindowOperator.run (penstock/spark_ext/window_operator.py:140)",
+                "BucketStore.commit (penstock/state_store/bucket_store.py:90)",
+                "encode_table (penstock/compression/table.py:66)",
+            ],
+            "store",
+        ),
+        (["ArrowStreamSerializer.load_stream (pyspark/sql/pandas/serializers.py:87)"], OTHER),
+        (["ArrowStreamSerializer.load_stream (x.py:1)", "SocketIO.readinto (socket.py:706)"], None),
+        (["Thread.run (threading.py:982)", "_worker (concurrent/futures/thread.py:81)"], None),
+    ],
+)
+def test_a_sample_of_a_worker_is_of_one_step(inner: list[str], step: str | None) -> None:
+    outer = [
+        'process 7:".venv/bin/python -m penstock.spark_ext.daemon"',
+        "<module> (penstock/spark_ext/daemon.py:144)",
+    ]
+    assert step_of([*outer, *inner]) == step
