@@ -63,7 +63,7 @@ def test_tables_that_may_change_are_left_to_spark(
 ) -> None:
     assert told(spark.createDataFrame(ROWS, TYPES)) is None, "an RDD, of which nothing says what it does"
     assert told(local.withColumn("name", sf.udf(lambda key: f"{key}", "string")("k"))) is None
-    of_scala = vector_to_array(array_to_vector(sf.array("more")))[0]
+    of_scala = vector_to_array(array_to_vector(sf.array(sf.lit(0.5))))[0]
     assert told(local.withColumn("name", of_scala.cast("string"))) is None
     assert told(local.mapInArrow(lambda batches: batches, local.schema)) is None
     assert told(local.withColumn("name", sf.rand().cast("string"))) is None
