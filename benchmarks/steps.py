@@ -39,12 +39,15 @@ _WAITS = frozenset({"read_int", "readinto", "manager", "_worker", "_run", "wait"
 _FRAME = re.compile(r"^(.*) \((.*?)(?:\.py)?:\d+\)$")
 _SAMPLE = re.compile(r"^(.*) (\d+)$")
 _RATE = 100
+_PROGRAM = Path(sys.executable).with_name(SAMPLER)
 
 
 class StepProfile(Probe):
     """Samples the workers of a query, while it is entered, from the moment that it is ready."""
 
     def __init__(self, ready: Callable[[], bool]) -> None:
+        if not _PROGRAM.exists():
+            raise SystemExit(f"{SAMPLER} is not installed; pip install 'penstock[bench]'")
         super().__init__(self._sample_once_ready)
         self._ready = ready
         self._place = tempfile.TemporaryDirectory(prefix="penstock-steps-")
@@ -59,7 +62,7 @@ class StepProfile(Probe):
             if not _is_daemon(pid):
                 continue
             file = Path(self._place.name) / f"{pid}.txt"
-            command = [str(Path(sys.executable).with_name(SAMPLER)), "record", "--pid", str(pid)]
+            command = [str(_PROGRAM), "record", "--pid", str(pid)]
             command += ["--subprocesses", "--format", "raw", "--rate", str(_RATE), "--output", str(file)]
             self._samplers[file] = subprocess.Popen(
                 command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -76,10 +79,6 @@ class StepProfile(Probe):
                 sample = _SAMPLE.match(line)
                 assert sample is not None
                 found[step_of(sample[1].split(";"))] += int(sample[2])
-        if os.environ.get("KEEP_RAW"):
-            import shutil
-
-            shutil.copytree(self._place.name, os.environ["KEEP_RAW"], dirs_exist_ok=True)
         self._place.cleanup()
         del found[None]
         self.samples = sum(found.values())

@@ -12,7 +12,9 @@ changelog checkpoints, over the same Parquet files as ours. Input is all there b
 same query runs in the same session over many small micro-batches before, and the first ones are not counted.
 Input is counted in tuples of the stream before any is left out. Densities: the sample's own event times, and
 10,000 tuples in each second of event time. Figures are million tuples a second, over the micro-batches'
-``triggerExecution``, and the processor time of a tuple: in Python's workers, in Java, and in its compilers.
+``triggerExecution``, and the processor time of a tuple: in Python's workers, in Java, and in its compilers;
+with ``--by-step`` also what the workers did with it. Where a tuple has more than a thousand windows, Spark's
+own has a row for each in place of ``window()``.
 """
 
 from __future__ import annotations
