@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import ProcessorProbe, machine, run_contender, scratch, session
+from benchmarks.harness import ROCKSDB_STATE, ProcessorProbe, machine, run_contender, scratch, session
 from benchmarks.p_stream_speed import (
     CHUNK_ROWS,
     SCABBARD,
@@ -289,14 +289,7 @@ def spark(load: Load) -> dict[str, float]:
     """Measure Spark's own windows from Parquet files."""
     query, files = load.query, load.place / "files"
     parquet_files(files, load.stream, load.rows, load.batches)
-    running = session(
-        **{
-            "spark.sql.streaming.stateStore.providerClass": (
-                "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-            ),
-            "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        }
-    )
+    running = session(**ROCKSDB_STATE)
     tables = tables_of(query, load.stream, running)
     frame = native(QUERIES[query]().root, parquet_stream(running, files), tables)
     return measured(frame, load)
