@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -39,7 +38,15 @@ from penstock.operators.scan import Scan
 from penstock.operators.windows.finish import Step
 from penstock.spark_ext.graph_checks import with_state
 from penstock.spark_ext.graph_state import StatePlace
-from penstock.spark_ext.graph_windows import assembled, of_rows, of_windows, packed
+from penstock.spark_ext.graph_windows import (
+    assembled,
+    fold_of,
+    of_folded,
+    of_rows,
+    of_windows,
+    packed,
+    same_types,
+)
 from penstock.spark_ext.lookup_tables import joined, lookup_in
 from penstock.spark_ext.p_stream_options import WriteOptions
 from penstock.spark_ext.p_stream_rows import OperatorRows
@@ -174,26 +181,16 @@ class Frames:
             As `of`, and if an option is wrong or the rows do not fit the p-stream.
         """
         before = len(self._readings)
-        steps: list[Where | Select] = []
-        at = node
-        while isinstance(at, Where | Select | Sink):
-            if not isinstance(at, Sink):
-                steps.insert(0, at)
-            at = at.inputs[0]
+        at, steps = _without_steps(node)
         if not isinstance(at, Assemble):
             rows, readings = self.of(node)
             return Written(rows, rows.schema, readings, direct=False)
         place = self._place(at)
         windows = self._windowed(at, place.buckets)
-        rows = windows.results(place)
-        seen = [rows.schema]
-        for step in steps:
-            rows = _stepped(step, rows)
-            if isinstance(step, Select):
-                seen.append(rows.schema)
+        rows, seen = _after(steps, windows.results(place))
         readings = tuple(self._readings[before:])
         finish = windows.plan.finish([_texts(step) for step in steps])
-        if finish is None or not _same(finish.schemas(), seen):
+        if finish is None or not same_types(finish.schemas(), seen):
             return Written(rows, rows.schema, readings, direct=False)
         chosen = any(name.lower() == "goal" for name in options)
         into = OperatorRows.into(WriteOptions.parse(options), rows.schema, chosen=chosen)
@@ -229,9 +226,11 @@ class Frames:
                 return self._united(node)
             case Join():
                 return self._joined(node)
-            case Assemble() | Aggregate(inputs=(Window(),)):
+            case Assemble() | Aggregate() if _makes_windows(node):
                 place = self._place(node)
                 return self._windowed(node, place.buckets).results(place)
+            case Aggregate():
+                return self._by_window(node)
             case WindowJoin():
                 return self._window_join(node)
             case Union():
@@ -245,8 +244,6 @@ class Frames:
                 return _stepped(node, rows)
             case UpdateQueue():
                 return self._queue(node, rows)
-            case Aggregate():
-                return of_windows(node, rows)
             case Window():
                 return rows
             case Sink():
@@ -330,6 +327,17 @@ class Frames:
             if lookup is not None:
                 return assembled(node, self._scanned(above.inputs[0], buckets, lookup))
         return assembled(node, packed(node, self._of(above), buckets))
+
+    def _by_window(self, node: Aggregate) -> DataFrame:
+        """Return windows aggregated by window: by the buckets that make them, where these can."""
+        at, steps = _without_steps(node.inputs[0])
+        if not _makes_windows(at):
+            return of_windows(node, self._of(node.inputs[0]))
+        place = self._place(at)
+        windows = self._windowed(at, place.buckets)
+        rows, seen = _after(steps, windows.results(place))
+        fold = fold_of(node, windows.plan, rows, [_texts(step) for step in steps], seen)
+        return of_windows(node, rows) if fold is None else of_folded(node, windows.folded(place, fold))
 
     def _scanned(self, node: Fused, buckets: int, lookup: str | None = None) -> DataFrame:
         """Return the parcels of a reader's fragments, which it looks up if it is told where."""
@@ -429,6 +437,30 @@ def _plain(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in name)
 
 
+def _makes_windows(node: Node) -> bool:
+    return isinstance(node, Assemble) or (isinstance(node, Aggregate) and isinstance(node.inputs[0], Window))
+
+
+def _without_steps(node: Node) -> tuple[Node, list[Where | Select]]:
+    """Return what is before selections and projections, and these in order."""
+    steps: list[Where | Select] = []
+    while isinstance(node, Where | Select | Sink):
+        if not isinstance(node, Sink):
+            steps.insert(0, node)
+        node = node.inputs[0]
+    return node, steps
+
+
+def _after(steps: Sequence[Where | Select], rows: DataFrame) -> tuple[DataFrame, list[StructType]]:
+    """Return rows after steps, and their columns before and after each projection."""
+    seen = [rows.schema]
+    for step in steps:
+        rows = _stepped(step, rows)
+        if isinstance(step, Select):
+            seen.append(rows.schema)
+    return rows, seen
+
+
 def _stepped(node: Where | Select, rows: DataFrame) -> DataFrame:
     if isinstance(node, Where):
         return rows.where(node.predicate.text)
@@ -439,18 +471,6 @@ def _texts(node: Where | Select) -> Step:
     if isinstance(node, Where):
         return node.predicate.text
     return {name: one.text for name, one in node.columns}
-
-
-def _same(made: Sequence[pa.Schema] | None, seen: Sequence[StructType]) -> bool:
-    """Say whether columns have the very types that Spark gives them."""
-    if made is None:
-        return False
-    try:
-        for one, other in zip(made, seen, strict=True):
-            check_same(spark_schema(one), other, "")
-    except InvalidUsageError:
-        return False
-    return True
 
 
 def _item(name: str, expression: Expression) -> str:

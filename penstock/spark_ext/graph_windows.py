@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -11,21 +11,34 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import NullType, StructType
 
 from penstock.ddl import quoted
-from penstock.errors import InternalError
+from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.conform import conform
+from penstock.operators.fragments import combined
 from penstock.operators.graph.nodes import Aggregate, Assemble, Fused, Node, Window
 from penstock.operators.graph.types import scan_schema
 from penstock.operators.scan import PANE, Fragments
 from penstock.operators.stream import RESERVED_PREFIX
+from penstock.operators.windows.by_window import FOLDED, WindowFold
+from penstock.operators.windows.finish import Step
 from penstock.operators.windows.sliding import in_windows
-from penstock.spark_ext.p_stream_types import as_arrow_of_spark, spark_schema
+from penstock.spark_ext.p_stream_types import as_arrow_of_spark, check_same, spark_schema
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.pushed import behind_lookup
 from penstock.spark_ext.update_window import service_of, windowed
 from penstock.spark_ext.window_packing import EntryPacker, add_rows, row_fragmenter
-from penstock.spark_ext.window_plan import WINDOW, Windowed, WindowPlan, typed, value_columns
+from penstock.spark_ext.window_plan import WINDOW, Windowed, WindowPlan, of_values, typed, value_names
 
-__all__ = ["START_COLUMN", "ByWindow", "assembled", "of_rows", "of_windows", "packed"]
+__all__ = [
+    "START_COLUMN",
+    "ByWindow",
+    "assembled",
+    "fold_of",
+    "of_folded",
+    "of_rows",
+    "of_windows",
+    "packed",
+    "same_types",
+]
 
 START_COLUMN = f"{RESERVED_PREFIX}start"
 """Where a window starts, in microseconds, while it is aggregated."""
@@ -52,6 +65,7 @@ def assembled(node: Assemble, parcels: DataFrame) -> Windowed:
         slide_ms=node.window.slide_ms,
         delay_ms=node.window.delay_ms,
         local=False,
+        extreme=node.aggregate.extreme,
     )
     columns = [f"{field.name} {field.type}" for field in fused.inputs[0].schema]
     return Windowed(_served(plan, node.window), parcels, tuple(columns))
@@ -131,7 +145,8 @@ def of_rows(node: Aggregate, rows: DataFrame, buckets: int) -> Windowed:
         theirs if isinstance(ours.dataType, NullType) else ours
         for ours, theirs in zip(spark_schema(node.schema), plan.output, strict=True)
     ]
-    return replace(made, plan=replace(plan, output=StructType(output), local=False))
+    plan = replace(plan, output=StructType(output), local=False, extreme=node.extreme)
+    return replace(made, plan=plan)
 
 
 def _served(plan: WindowPlan, window: Window) -> WindowPlan:
@@ -155,21 +170,70 @@ def of_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
     return folded.select(*by_window.computed(node))
 
 
+def fold_of(
+    node: Aggregate, windows: WindowPlan, rows: DataFrame, steps: Sequence[Step], seen: Sequence[StructType]
+) -> WindowFold | None:
+    """Return what folds windows in the buckets that make them; None where only Spark can.
+
+    Parameters
+    ----------
+    node : Aggregate
+        By window, after the steps.
+    windows : WindowPlan
+        The windows.
+    rows : DataFrame
+        These after the steps, as Spark makes them.
+    steps : sequence of Step
+        What is between.
+    seen : sequence of StructType
+        Of the windows, and after each projection.
+    """
+    by_window = ByWindow.of(node)
+    if not {one.kind for one in by_window.fragments.partials} <= FOLDED:
+        return None
+    read = rows.select(*by_window.read)
+    finish = windows.finish([*steps, by_window.projection])
+    if finish is None or not same_types(finish.schemas(), [*seen, read.schema]):
+        return None
+    schema = as_arrow_of_spark(rows.select(*by_window.values).schema)
+    return WindowFold(finish, by_window.fragments, as_arrow_of_spark(by_window.folded(schema)))
+
+
+def of_folded(node: Aggregate, folded: DataFrame) -> DataFrame:
+    """Return aggregates of windows that each bucket has folded with a `fold_of`."""
+    by_window = ByWindow.of(node)
+    merge = _Merge(by_window.fragments, as_arrow_of_spark(folded.schema))
+    merged = folded.repartition(sf.col(PANE)).mapInArrow(merge, folded.schema)
+    return merged.select(*by_window.computed(node))
+
+
+def same_types(made: Sequence[pa.Schema] | None, seen: Sequence[StructType]) -> bool:
+    """Say whether columns have the very types that Spark gives them."""
+    if made is None:
+        return False
+    try:
+        for one, other in zip(made, seen, strict=True):
+            check_same(spark_schema(one), other, "")
+    except InvalidUsageError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class ByWindow:
     """An aggregate of windows, in three steps: values, which are folded in Python, and what comes of that.
 
     Parameters
     ----------
-    values : tuple of Column
-        What is folded: `START_COLUMN`, the window's size, groups, and the values of partials.
+    projection : mapping of str to str
+        Groups, and the values of partials: Spark SQL over windows with their aggregates.
     fragments : Fragments
-        How that is folded; windows are of a pane each.
+        How these are folded, with `START_COLUMN` and the windows' length; windows are of a pane each.
     assembly : mapping of str to str
         For each aggregate's name, Spark SQL over the partials.
     """
 
-    values: tuple[Column, ...]
+    projection: Mapping[str, str]
     fragments: Fragments
     assembly: Mapping[str, str]
 
@@ -178,12 +242,22 @@ class ByWindow:
         """Return the steps of an aggregate."""
         split = node.decomposition.counted(node.group_by)
         groups = tuple(name for name in node.group_by if name != WINDOW)
+        names, partials = value_names(split.partials), of_values(split.partials)
+        projection = {name: quoted(name) for name in groups} | {name: text for text, name in names.items()}
+        fragments = Fragments(1, START_COLUMN, "us", (_SIZE, *groups), partials)
+        return cls(projection, fragments, split.assembly)
+
+    @property
+    def read(self) -> list[Column]:
+        """The projection's columns."""
+        return [sf.expr(text).alias(name) for name, text in self.projection.items()]
+
+    @property
+    def values(self) -> list[Column]:
+        """What is folded: `START_COLUMN`, the window's length, and what is read."""
         start = sf.unix_micros(sf.col(f"{WINDOW}.start"))
         size = sf.unix_micros(sf.col(f"{WINDOW}.end")) - start
-        values, partials = value_columns(split)
-        columns = (start.alias(START_COLUMN), size.alias(_SIZE), *(sf.col(quoted(one)) for one in groups))
-        fragments = Fragments(1, START_COLUMN, "us", (_SIZE, *groups), partials)
-        return cls((*columns, *values), fragments, split.assembly)
+        return [start.alias(START_COLUMN), size.alias(_SIZE), *self.read]
 
     def folded(self, schema: pa.Schema) -> StructType:
         """Return the columns of what is folded of values of a schema."""
@@ -216,3 +290,17 @@ class _Fold:
         for batch in batches:
             add_rows(fragmenter, self.fragments, conform(batch, self.rows))
         yield conform(in_windows(self.fragments.partials, fragmenter.finish()), self.made)
+
+
+@dataclass(frozen=True)
+class _Merge:
+    """Adds up what several buckets have folded of a window, for ``mapInArrow``."""
+
+    fragments: Fragments
+    made: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return one row for each start and group."""
+        there = [conform(batch, self.made) for batch in batches]
+        if there:
+            yield conform(combined(self.fragments, there), self.made)

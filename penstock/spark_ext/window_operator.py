@@ -23,7 +23,7 @@ from penstock.spark_ext.queue_operator import follows_clock, share
 from penstock.spark_ext.window_packing import facts_of
 
 if TYPE_CHECKING:
-    from penstock.operators.windows.finish import Finish
+    from penstock.operators.windows.closing import Closing
 
 __all__ = ["Gathered", "WindowOperator"]
 
@@ -90,8 +90,8 @@ class WindowOperator:
         The time that one window costs, for linecutting; measured unless given.
     weights : str or KeyWeights, optional
         See `UpdateWindows`.
-    finish : Finish, optional
-        What makes results of windows, where that is not left to Spark; in append mode.
+    closing : Closing, optional
+        What is done with windows before they leave; in append mode.
     """
 
     layout: WindowLayout
@@ -102,7 +102,7 @@ class WindowOperator:
     budget: Budget = field(default_factory=Budget)
     cost_us: float | None = None
     weights: str | KeyWeights | None = None
-    finish: Finish | None = None
+    closing: Closing | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return what must not change; see `Operator.specification`."""
@@ -137,12 +137,7 @@ class WindowOperator:
         entering = Entering(gathered.arriving(0), gathered.watermark(0, self.delay))
         if isinstance(state, UpdateWindows):
             return self._serve(state, entering, gathered.dropped, turn, clock)
-        done = state.run(
-            entering.entries,
-            entering.watermark,
-            self.finish,
-            None if self.finish is None else self.finish.partials,
-        )
+        done = state.run(entering.entries, entering.watermark, self.closing)
         metrics = BatchMetrics(
             rows_in=done.rows_in + gathered.dropped,
             late=done.late,

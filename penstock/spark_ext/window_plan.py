@@ -15,12 +15,14 @@ from penstock.ddl import quoted
 from penstock.operators.arguments import check_weight
 from penstock.operators.assembly import Assembly
 from penstock.operators.expression import Expression
+from penstock.operators.graph.nodes import Extreme
 from penstock.operators.key_queue import Policy
 from penstock.operators.partials import Decomposition
 from penstock.operators.scan import WEIGHT, Fragments, Partial
 from penstock.operators.serve import Budget
 from penstock.operators.stream import RESERVED_PREFIX
 from penstock.operators.weights import GroupKey, KeyWeights
+from penstock.operators.windows.by_window import Extremes, WindowFold
 from penstock.operators.windows.finish import Finish, Step
 from penstock.operators.windows.layout import START, WindowLayout
 from penstock.operators.windows.results import WindowMode
@@ -37,6 +39,7 @@ __all__ = [
     "WindowPlan",
     "Windowed",
     "has_own_workers",
+    "of_values",
     "spark_windows",
     "typed",
     "value_columns",
@@ -81,6 +84,8 @@ class WindowPlan:
         Whether times have no zone.
     service : Service
         Which windows are emitted.
+    extreme : Extreme, optional
+        Which of them are wanted, where that is not all.
     """
 
     fragments: Fragments
@@ -92,6 +97,7 @@ class WindowPlan:
     delay_ms: int
     local: bool
     service: Service = field(default_factory=Service)
+    extreme: Extreme | None = None
 
     def served(self, service: Service, weight: str | Mapping[Any, float] | None = None) -> WindowPlan:
         """Return the same windows, served in another way.
@@ -165,10 +171,19 @@ class WindowPlan:
         into: OperatorRows,
     ) -> DataFrame:
         """Return descriptors of what the operator makes of windows and writes itself; see `results`."""
-        operator = replace(self._operator(columns), finish=finish)
+        operator = replace(self._operator(columns), closing=finish)
         made = as_arrow_of_spark(DESCRIPTORS)
         own = has_own_workers(self.layout)
         return place.run(parcels, operator, DESCRIPTORS, made, waits=False, own_workers=own, into=into)
+
+    def folded(
+        self, place: Stateful, parcels: DataFrame, columns: Iterable[str], fold: WindowFold
+    ) -> DataFrame:
+        """Return what the operator folds windows to; see `results`."""
+        operator = replace(self._operator(columns), closing=fold)
+        own = has_own_workers(self.layout)
+        made = spark_schema(fold.made)
+        return place.run(parcels, operator, made, fold.made, waits=False, own_workers=own)
 
     def finish(self, steps: Sequence[Step]) -> Finish | None:
         """Return what makes results of windows without Spark; None where only Spark can.
@@ -201,7 +216,16 @@ class WindowPlan:
             service.budget,
             service.cost_us,
             service.weights,
+            self._extremes,
         )
+
+    @property
+    def _extremes(self) -> Extremes | None:
+        """What leaves out windows that are not wanted."""
+        if self.extreme is None:
+            return None
+        (partial,) = Expression.parse(self.decomposition.assembly[self.extreme.value]).columns
+        return Extremes(self.layout, partial, self.extreme.greatest, self.extreme.by)
 
     @property
     def delay_panes(self) -> int:
@@ -264,6 +288,10 @@ class Windowed:
         """Return the windows, made in a place of their own."""
         return self.plan.results(place, self.parcels, self.columns)
 
+    def folded(self, place: Stateful, fold: WindowFold) -> DataFrame:
+        """Return what the operator folds the windows to."""
+        return self.plan.folded(place, self.parcels, self.columns, fold)
+
     def written(self, place: Stateful, finish: Finish, into: OperatorRows) -> DataFrame:
         """Return descriptors of the results, which the operator writes."""
         return self.plan.written(place, self.parcels, self.columns, finish, into)
@@ -277,10 +305,13 @@ def typed(made: Column, field: StructField) -> Column:
 def value_columns(split: Decomposition) -> tuple[list[Column], tuple[Partial, ...]]:
     """Return what partials are made of as columns, and the partials of these."""
     names = value_names(split.partials)
-    partials = tuple(
-        replace(one, expression=names.get(one.expression, one.expression)) for one in split.partials
-    )
-    return [sf.expr(text).alias(name) for text, name in names.items()], partials
+    return [sf.expr(text).alias(name) for text, name in names.items()], of_values(split.partials)
+
+
+def of_values(partials: Sequence[Partial]) -> tuple[Partial, ...]:
+    """Return partials of the columns that `value_names` names."""
+    names = value_names(partials)
+    return tuple(replace(one, expression=names.get(one.expression, one.expression)) for one in partials)
 
 
 def value_names(partials: Iterable[Partial]) -> dict[str, str]:

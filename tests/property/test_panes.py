@@ -24,6 +24,7 @@ from penstock.operators.windows import groups as groups_module
 from penstock.operators.windows import panes as panes_module
 from penstock.operators.windows import sliding, sliding_kernels
 from penstock.operators.windows import stacks as stacks_module
+from penstock.operators.windows.closing import AsTheyAre
 from penstock.operators.windows.entries import Entries
 from penstock.operators.windows.groups import GroupCodec
 from penstock.operators.windows.layout import ENTRY_PANE, START, Closed, WindowLayout
@@ -311,11 +312,12 @@ def test_an_error_in_one_piece_is_that_of_the_micro_batch(monkeypatch: pytest.Mo
     rows = [Row(group, pane, 1.0) for pane in range(30) for group in "abc"]
     monkeypatch.setattr(panes_module, "_CHUNK_WINDOWS", 10)
 
-    def fail(closed: Closed) -> pa.RecordBatch:
-        raise ZeroDivisionError(len(closed.of))
+    class Failing(AsTheyAre):
+        def __call__(self, closed: Closed) -> pa.RecordBatch:
+            raise ZeroDivisionError(len(closed.of))
 
     with pytest.raises(ZeroDivisionError):
-        Panes(layout).run([entries_of(rows, layout)], 30, fail)
+        Panes(layout).run([entries_of(rows, layout)], 30, Failing(layout.window))
 
 
 def test_groups_that_are_forgotten_have_their_windows_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph.cost import Choice, choose
+from penstock.operators.graph.extremes import keep_extremes
 from penstock.operators.graph.nodes import (
     Fused,
     Node,
@@ -162,8 +163,11 @@ def plan(graph: Graph, statistics: Statistics | None = None, persist: Persist = 
     root, notes = place_p_stream(root, [one.source for one in choices if one.persisted], statistics)
     changes += [("place_p_stream", note) for note in notes]
     root, merged = to_fixed_point(root, merge)
+    changes += merged
+    root, notes = keep_extremes(root)
+    changes += [("keep_extremes", note) for note in notes]
     root, notes = fuse(root)
-    changes += [*merged, *(("fuse", note) for note in notes)]
+    changes += [("fuse", note) for note in notes]
     return PhysicalPlan(graph.name, graph.root, root, tuple(changes), choices, statistics)
 
 

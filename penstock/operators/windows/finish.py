@@ -6,10 +6,11 @@ selection reads, and no other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,9 +18,10 @@ from penstock.errors import InternalError
 from penstock.operators.assembly import Assembly
 from penstock.operators.evaluate import evaluate, type_of
 from penstock.operators.expression import Expression
+from penstock.operators.stream import Integers
 from penstock.operators.windows.layout import START, Closed
 
-__all__ = ["Finish", "Step"]
+__all__ = ["Finish", "Step", "WindowRows"]
 
 _Column: TypeAlias = "pa.ChunkedArray[Any]"
 
@@ -57,8 +59,24 @@ class Finish:
 
     @property
     def partials(self) -> frozenset[str]:
-        """The partials that it reads."""
-        read = {one for text in self.assembly.aggregates.values() for one in Expression.parse(text).columns}
+        """The partials that it reads; see `Closing.partials`."""
+        return self.read_of(self._made)
+
+    @property
+    def _made(self) -> Iterable[str]:
+        """The columns that it makes."""
+        return next((step for step in reversed(self.steps) if not isinstance(step, str)), self.output.names)
+
+    def read_of(self, names: Iterable[str]) -> frozenset[str]:
+        """Return the partials that some of the columns that it makes are computed of."""
+        needed = set(names)
+        for step in reversed(self.steps):
+            if isinstance(step, str):
+                needed |= set(Expression.parse(step).columns)
+            else:
+                needed = {one for name in needed for one in Expression.parse(step[name]).columns}
+        texts = [text for name, text in self.assembly.aggregates.items() if name in needed]
+        read = {one for text in texts for one in Expression.parse(text).columns}
         return frozenset(part for one in read for part in (one, *self.assembly.parts(one)))
 
     def schemas(self) -> list[pa.Schema] | None:
@@ -91,25 +109,31 @@ class Finish:
         InvalidUsageError
             If an expression fails, as it would in Spark.
         """
-        rows = _Columns(self, closed)
-        names: Iterable[str] = self.output.names
+        made = self.rows(closed).table(self._made).combine_chunks()
+        (batch,) = made.to_batches() or [_no_rows(made.schema)]
+        return batch
+
+    def together(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Return results as they are; see `Closing.together`."""
+        return parts
+
+    def rows(self, closed: Closed) -> WindowRows:
+        """Return windows after all steps, of which columns are computed when they are asked for."""
+        rows = WindowRows(self, closed)
         for step in self.steps:
             if isinstance(step, str):
                 for part in Expression.parse(step).conjuncts():
                     rows.keep(part)
             else:
                 rows.project(step)
-                names = step
-        made = rows.table(names).combine_chunks()
-        (batch,) = made.to_batches() or [_no_rows(made.schema)]
-        return batch
+        return rows
 
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
-class _Columns:
+class WindowRows:
     """The columns of some windows, before and after each projection, as far as they are known."""
 
     def __init__(self, finish: Finish, closed: Closed) -> None:
@@ -135,6 +159,36 @@ class _Columns:
         for known in self._known:
             for name, column in known.items():
                 known[name] = column.take(rows)
+
+    @property
+    def starts(self) -> Integers:
+        """The number of each window's first pane."""
+        return self._taken(self._starts).to_numpy()
+
+    def groups(self, names: Sequence[str]) -> tuple[list[pa.Array[Any]], Integers]:
+        """Return columns after the last projection, whose rows may stand for several windows each.
+
+        Returns
+        -------
+        columns : list of pyarrow.Array
+            Those that are asked for.
+        of : int64 array
+            Of each window its row in them.
+        """
+        level, plain = len(self._projections), list(names)
+        while level and all(Expression.parse(self._projections[level - 1][one]).is_column for one in plain):
+            level -= 1
+            plain = [Expression.parse(self._projections[level][one]).columns[0] for one in plain]
+        if level or not set(plain) <= set(self._groups):
+            return [self.array(name) for name in names], np.arange(len(self.starts))
+        kinds = [self._finish.windows.field(name).type for name in plain]
+        columns = [self._groups[name].cast(kind) for name, kind in zip(plain, kinds, strict=True)]
+        return columns, self._taken(self._of).to_numpy()
+
+    def array(self, name: str) -> pa.Array[Any]:
+        """Return a column after the last projection."""
+        column = self._column(len(self._projections), name)
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
     def table(self, names: Iterable[str]) -> pa.Table:
         """Return columns after the last projection."""
@@ -187,7 +241,7 @@ class _Columns:
         kind = self._finish.output.field(self._finish.window).type
         if not pa.types.is_struct(kind):
             raise InternalError("a window is a struct of its start and end")
-        start = self._taken(self._starts).to_numpy() * (1000 * self._finish.pane_ms)
+        start = self.starts * (1000 * self._finish.pane_ms)
         end = start + 1000 * self._finish.size_ms
         both = [pa.array(one).view(kind.field(0).type) for one in (start, end)]
         return pa.StructArray.from_arrays(both, fields=list(kind))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -15,6 +15,7 @@ from penstock.checkpointing import PUnit
 from penstock.operators.stream import Integers
 from penstock.operators.windows import sliding_kernels as kernels
 from penstock.operators.windows.at_once import at_once
+from penstock.operators.windows.closing import AsTheyAre, Closing
 from penstock.operators.windows.entries import (
     Entries,
     Found,
@@ -94,8 +95,7 @@ class Panes:
         self,
         arriving: Iterable[pa.RecordBatch],
         watermark: int | None,
-        finish: Callable[[Closed], pa.RecordBatch] | None = None,
-        reads: Container[str] | None = None,
+        closing: Closing | None = None,
     ) -> Assembled:
         """Let entries in, then close the windows before a watermark.
 
@@ -105,23 +105,21 @@ class Panes:
             Of `WindowLayout.entry`, in order of arrival.
         watermark : int, optional
             All panes before it have arrived; the greatest one ever given counts.
-        finish : callable, optional
-            What is done with windows in batches, by several threads at once; its results stand in their
-            place, in order.
-        reads : container of str, optional
-            The partials of windows that `finish` reads; all unless given.
+        closing : Closing, optional
+            What is done with windows; its results stand in their place.
         """
+        closing = closing or AsTheyAre(self._layout.window)
         rows_in, late = self._enter(list(arriving), watermark)
 
-        def made(found: Found) -> tuple[int, pa.RecordBatch]:
-            closed = self._closed(found, reads)
-            return len(closed.of), closed.batch(self._layout.window) if finish is None else finish(closed)
+        def made(found: Found) -> tuple[int, Any]:
+            closed = self._closed(found, closing.partials)
+            return len(closed.of), closing(closed)
 
-        closing = self._close()
-        done = [] if closing is None else list(at_once(made, closing, _THREADS))
-        if closing is not None:
+        found = self._close()
+        done = [] if found is None else list(at_once(made, found, _THREADS))
+        if found is not None:
             self._let_go()
-        windows = [batch for _, batch in done]
+        windows = closing.together([part for _, part in done])
         return Assembled(windows, rows_in, late, self._live(), sum(count for count, _ in done))
 
     def _enter(self, arriving: list[pa.RecordBatch], watermark: int | None) -> tuple[int, int]:

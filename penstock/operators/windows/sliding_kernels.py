@@ -16,6 +16,7 @@ __all__ = [
     "add_ranges",
     "are_sorted",
     "count_windows",
+    "find_equal",
     "find_runs",
     "find_windows",
     "merge",
@@ -336,3 +337,26 @@ def slide_distinct(values: Any, low: Any, high: Any, counts: Any, out: Any) -> N
     for j in range(lo, hi):
         if values[j] >= 0:
             counts[values[j]] = 0
+
+
+@kernel
+def find_equal(cells: Any, values: Any, wanted: Any, out: Any) -> int:
+    """Find the rows with their cell's value, NaN for NaN; return how many. Rows of cell 0 are not found.
+
+    Parameters
+    ----------
+    cells : int32 array of n
+    values : array of n
+    wanted : array
+        Of each cell its value.
+    out : int64 array of n
+        The rows.
+    """
+    count = 0
+    for i in range(cells.shape[0]):
+        cell, value = cells[i], values[i]
+        best = wanted[cell]
+        if cell > 0 and (value == best or (value != value and best != best)):  # noqa: PLR0124 - NaN
+            out[count] = i
+            count += 1
+    return count

@@ -16,7 +16,16 @@ from penstock.operators.partials import Decomposition, decompose, pane_ms, sketc
 from penstock.operators.scan import PANE, WEIGHT, Partial, TimeUnit
 from penstock.units import window_rows
 
-__all__ = ["WINDOW", "Aggregate", "Assemble", "RowWindow", "Window", "window_apart", "window_by_key"]
+__all__ = [
+    "WINDOW",
+    "Aggregate",
+    "Assemble",
+    "Extreme",
+    "RowWindow",
+    "Window",
+    "window_apart",
+    "window_by_key",
+]
 
 WINDOW: Final = "window"
 """The column of an aggregate that says of which window it is: a struct of ``start`` and ``end``."""
@@ -151,12 +160,36 @@ class RowWindow(Window):
 
 
 @dataclass(frozen=True, slots=True)
+class Extreme:
+    """Says of which windows nothing is lost if others do not leave their operator.
+
+    Parameters
+    ----------
+    value : str
+        An aggregate: a count, sum, minimum or maximum, of integers or floats.
+    greatest : bool
+        Whether those with the greatest value are wanted, or those with the least.
+    by : tuple of str
+        Of all that end together, or of those of equal columns.
+    """
+
+    value: str
+    greatest: bool
+    by: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """Return which windows are wanted."""
+        which = "greatest" if self.greatest else "least"
+        return f"the {which} {self.value} of each {', '.join((WINDOW, *self.by))}"
+
+
+@dataclass(frozen=True, slots=True)
 class Aggregate(Node):
     """Aggregates each group: of a window, or of the `WINDOW` of an aggregate before it.
 
     The output has the group's columns, `WINDOW`, and the aggregates but for `WEIGHT`. Windows over an update
     stream, and those that are served by key, are updates of their groups, so these are its key (UpStream
-    §3.2).
+    §3.2). Where a rule found an `extreme`, windows that cannot be it may be missing.
     """
 
     stateful: ClassVar[bool] = True
@@ -164,6 +197,7 @@ class Aggregate(Node):
 
     group_by: tuple[str, ...]
     aggregates: tuple[tuple[str, Expression], ...]
+    extreme: Extreme | None = None
 
     def _schema(self) -> pa.Schema:
         above = self.inputs[0]
@@ -262,7 +296,13 @@ class Aggregate(Node):
     def describe(self) -> str:
         """Return groups and aggregates."""
         made = ", ".join(f"{one.text} AS {name}" for name, one in self.aggregates if name != WEIGHT)
-        return f"{made} by {', '.join(self.group_by)}" if self.group_by else made
+        return f"{made}{self.suffix}"
+
+    @property
+    def suffix(self) -> str:
+        """By what it aggregates, and what is wanted of that."""
+        groups = f" by {', '.join(self.group_by)}" if self.group_by else ""
+        return groups if self.extreme is None else f"{groups}; for {self.extreme.describe()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,8 +340,7 @@ class Assemble(Node):
         """Return windows, aggregates and groups."""
         assembly = self.decomposition.assembly.items()
         made = ", ".join(f"{text} AS {name}" for name, text in assembly if name != WEIGHT)
-        groups = f" by {', '.join(self.aggregate.group_by)}" if self.aggregate.group_by else ""
-        return f"{self.window.describe()}: {made}{groups}"
+        return f"{self.window.describe()}: {made}{self.aggregate.suffix}"
 
 
 def window_by_key(node: Node) -> Window | None:

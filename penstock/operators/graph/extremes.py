@@ -1,0 +1,103 @@
+"""What is asked of windows that are joined with the greatest or least of their own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pyarrow as pa
+
+from penstock.operators.expression import Expression
+from penstock.operators.graph.nodes import (
+    WINDOW,
+    Aggregate,
+    Extreme,
+    Node,
+    Window,
+    WindowJoin,
+    rebuild,
+    topological,
+)
+from penstock.operators.graph.rules import Rewritten
+
+__all__ = ["keep_extremes"]
+
+_KINDS = frozenset({"count", "sum", "min", "max"})
+
+
+def keep_extremes(root: Node) -> Rewritten:
+    """Let windows leave out what cannot match the greatest, or least, of their own that they are joined with.
+
+    That is where ``max(x)``, by window and by the columns of the join, comes back to the windows that have
+    ``x``, under a condition that only the greatest can meet, such as ``x = most``. Each bucket of the windows
+    knows the greatest of its own groups, and the greatest of all is one of these.
+    """
+    readers = Counter(id(above) for node in topological(root) for above in node.inputs)
+    found: dict[int, Extreme] = {}
+    notes: list[str] = []
+    for node in topological(root):
+        if not isinstance(node, WindowJoin):
+            continue
+        for windows, most in (node.inputs, node.inputs[::-1]):
+            # Nobody else may need the windows that are left out.
+            if not isinstance(windows, Aggregate) or not isinstance(windows.inputs[0], Window):
+                continue
+            if not isinstance(most, Aggregate) or most.inputs[0] is not windows or readers[id(windows)] != 2:
+                continue
+            extreme = _extreme(node, windows, most)
+            if extreme is not None:
+                found[id(windows)] = extreme
+                notes.append(f"{windows.name}: only {extreme.describe()} leaves the buckets")
+
+    def change(node: Node) -> Node:
+        if not isinstance(node, Aggregate) or id(node) not in found:
+            return node
+        return replace(node, extreme=found[id(node)])
+
+    return rebuild(root, change), tuple(notes)
+
+
+def _extreme(join: WindowJoin, windows: Aggregate, most: Aggregate) -> Extreme | None:
+    """Return which windows can match, if the others never do."""
+    split = most.decomposition
+    if len(split.partials) != 1 or set(most.group_by) != {WINDOW, *join.on} or len(split.assembly) != 1:
+        return None
+    (partial,), ((name, text),) = split.partials, split.assembly.items()
+    value = Expression.parse(partial.expression)
+    if partial.kind not in ("min", "max") or not value.is_column or not Expression.parse(text).is_column:
+        return None
+    (column,), greatest = value.columns, partial.kind == "max"
+    if not _is_plain(windows, column) or not _only_equal(join.condition, column, name, greatest=greatest):
+        return None
+    return Extreme(column, greatest, join.on)
+
+
+def _is_plain(windows: Aggregate, name: str) -> bool:
+    """Say whether an aggregate is a partial as it is, and a number."""
+    text = windows.decomposition.assembly.get(name)
+    kind = windows.schema.field(name).type
+    if text is None or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return False
+    made = Expression.parse(text)
+    kinds = {one.name: one.kind for one in windows.decomposition.partials}
+    return made.is_column and kinds.get(made.columns[0]) in _KINDS
+
+
+def _only_equal(condition: Expression | None, value: str, most: str, *, greatest: bool) -> bool:
+    """Say whether a condition is met only where a value is the greatest, or least."""
+    from sqlglot import exp
+
+    for part in () if condition is None else condition.conjuncts():
+        tree = part.tree
+        if not isinstance(tree, exp.EQ | exp.GTE | exp.LTE):
+            continue
+        sides = [Expression.of(one) for one in (tree.this, tree.expression)]
+        if not all(one.is_column for one in sides):
+            continue
+        names = [one.columns[0] for one in sides]
+        reaches = (exp.GTE, exp.LTE) if greatest else (exp.LTE, exp.GTE)
+        if names == [value, most] and isinstance(tree, exp.EQ | reaches[0]):
+            return True
+        if names == [most, value] and isinstance(tree, exp.EQ | reaches[1]):
+            return True
+    return False

@@ -1,0 +1,244 @@
+"""Windows of many groups combined by window in the bucket that makes them, so that few leave it.
+
+What follows windows is often of one window at a time: an aggregate of all groups, or those that have the
+most. Each bucket has all windows of its groups that close in a micro-batch, so it can do its part before
+they cross to Spark, where a row costs a hundred times what it costs here.
+
+Rows are of a **cell**: a window, and a group of what is aggregated. Cells have numbers from 1, so that a
+partial aggregate is an array with a place for each; 0 is for rows that do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.operators.fragments import kernels as folds
+from penstock.operators.fragments.folds import Fold, Nulls, fold_of
+from penstock.operators.fragments.keys import as_integers, integers_of
+from penstock.operators.scan import Fragments
+from penstock.operators.stream import Integers
+from penstock.operators.windows import sliding_kernels as kernels
+from penstock.operators.windows.finish import Finish
+from penstock.operators.windows.groups import GroupCodec
+from penstock.operators.windows.layout import START, Closed, WindowLayout
+from penstock.state_store.key_index import KeyIndex
+
+__all__ = ["FOLDED", "Extremes", "WindowFold"]
+
+FOLDED = frozenset({"count", "sum", "sum_of_squares", "min", "max"})
+"""Kinds of partials that do not depend on the order of groups, and are of fixed size."""
+
+_FEW, _WIDE = 1024, 4
+"""There may be so many cells for each row, and some more, before only those that have rows are numbered."""
+
+_Cells: TypeAlias = npt.NDArray[np.int32]
+_Column: TypeAlias = "pa.Array[Any]"
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """Leaves out windows that do not have the greatest, or the least, value of all groups' in the bucket.
+
+    What has the most of all buckets has the most in its own, so nothing is lost for who looks for that.
+
+    Parameters
+    ----------
+    layout : WindowLayout
+        Of the windows.
+    value : str
+        The partial: an integer or a float, of which NaN is greater than all others, as in Spark. Windows in
+        which it is null are left out.
+    greatest : bool
+        Whether the greatest is kept, or the least.
+    by : tuple of str
+        Groups of which each has its own.
+    """
+
+    layout: WindowLayout
+    value: str
+    greatest: bool
+    by: tuple[str, ...] = ()
+
+    @property
+    def partials(self) -> None:
+        """All of them; see `Closing.partials`."""
+        return None
+
+    def __call__(self, closed: Closed) -> pa.RecordBatch:
+        """Return those of some windows that have the most of these."""
+        places = [self.layout.groups.get_field_index(name) for name in self.by]
+        numbers = self._numbers([closed.groups[place] for place in places])
+        of = None if numbers is None else numbers[closed.of.to_numpy()]
+        kept = pa.array(self._kept(of, closed.starts.to_numpy(), closed.values.column(self.value)))
+        left = Closed(closed.groups, closed.of.take(kept), closed.starts.take(kept), closed.values.take(kept))
+        return left.batch(self.layout.window)
+
+    def together(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Return those that have the most of all."""
+        if len(parts) < 2:
+            return parts
+        whole = pa.concat_batches(parts)
+        numbers = self._numbers([whole.column(name) for name in self.by])
+        kept = self._kept(numbers, whole.column(START).to_numpy(), whole.column(self.value))
+        return [whole.take(pa.array(kept))]
+
+    def _numbers(self, columns: Sequence[_Column]) -> Integers | None:
+        """Return numbers of groups; None where there is only one."""
+        if not columns:
+            return None
+        codec = GroupCodec([self.layout.groups.field(name) for name in self.by])
+        return codec.numbers(KeyIndex(), list(columns), len(columns[0]))
+
+    def _kept(self, groups: Integers | None, starts: Integers, values: _Column) -> Integers:
+        """Return which windows have the most, in order."""
+        (cells,), keys = _cells([groups], [starts])
+        if values.null_count:
+            valid = values.is_valid().to_numpy(zero_copy_only=False)
+            cells = np.where(valid, cells, np.int32(0))
+        bare = pa.Array.from_buffers(
+            values.type, len(values), [None, values.buffers()[1]], offset=values.offset
+        )
+        numbers = bare.to_numpy() if as_integers(values.type) is None else integers_of(bare)
+        best, seen = np.zeros(len(keys) + 1, numbers.dtype), np.zeros(len(keys) + 1, np.bool_)
+        keep = folds.keep_greater if self.greatest else folds.keep_less
+        keep(cells, numbers, seen, best)
+        out = np.empty(len(cells), np.int64)
+        return out[: kernels.find_equal(cells, numbers, best, out)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Some windows as rows: groups, of each row its place in them, and the values of partials."""
+
+    groups: list[_Column]
+    of: Integers
+    starts: Integers
+    values: list[_Column | None]
+
+
+@dataclass(frozen=True)
+class WindowFold:
+    """Aggregates windows by window, in the bucket.
+
+    Parameters
+    ----------
+    finish : Finish
+        What the columns of windows are; its last step is a projection of groups and values.
+    fragments : Fragments
+        The aggregate: `group_by` are the windows' length and the groups, `partials` are of `FOLDED`, their
+        expressions columns or ``*``.
+    made : pyarrow.Schema
+        What comes of it: where windows start, in microseconds, `group_by`, partials.
+    """
+
+    finish: Finish
+    fragments: Fragments
+    made: pa.Schema
+
+    @property
+    def partials(self) -> frozenset[str]:
+        """See `Closing.partials`."""
+        return self.finish.read_of(self._read)
+
+    @property
+    def _groups(self) -> tuple[str, ...]:
+        return self.fragments.group_by[1:]
+
+    @property
+    def _read(self) -> list[str]:
+        values = [one.expression for one in self.fragments.partials if one.expression != "*"]
+        return [*self._groups, *values]
+
+    def __call__(self, closed: Closed) -> _Rows:
+        """Return the rows of some windows."""
+        rows = self.finish.rows(closed)
+        groups, of = rows.groups(self._groups)
+        values = [
+            None if one.expression == "*" else rows.array(one.expression) for one in self.fragments.partials
+        ]
+        return _Rows(groups, of, rows.starts, values)
+
+    def together(self, parts: list[_Rows]) -> list[pa.RecordBatch]:
+        """Return a row for each window and group."""
+        parts = [part for part in parts if len(part.of)]
+        if not parts:
+            return []
+        index = KeyIndex()
+        codec = GroupCodec([self.made.field(name) for name in self._groups])
+        numbers = [codec.numbers(index, part.groups, _length(part))[part.of] for part in parts]
+        cells, keys = _cells(numbers, [part.starts for part in parts])
+        count = len(keys) + 1
+        rows, made = np.zeros(count, np.int64), self._folds(parts[0])
+        none = np.zeros(0, np.int64)
+        for some, part in zip(cells, parts, strict=True):
+            folds.add_count(some, rows)
+            for fold, values in zip(made, part.values, strict=True):
+                fold.add(some, none, values, count)
+        columns = [
+            pc.subtract(pa.array(rows[1:]), fold.result(count))
+            if isinstance(fold, Nulls)
+            else fold.result(count)
+            for fold in made
+        ]
+        there = np.flatnonzero(rows[1:])
+        starts, groups = keys.of(there)
+        size = np.full(len(there), 1000 * self.finish.size_ms)
+        known = codec.decode(index.words, index.starts(groups))
+        partials = [column.take(pa.array(there)) for column in columns]
+        micros = pa.array(starts * (1000 * self.finish.pane_ms))
+        return [pa.RecordBatch.from_arrays([micros, pa.array(size), *known, *partials], schema=self.made)]
+
+    def _folds(self, rows: _Rows) -> list[Fold]:
+        both = zip(self.fragments.partials, rows.values, strict=True)
+        return [
+            Nulls() if one.kind == "count" or values is None else fold_of(one, values.type)
+            for one, values in both
+        ]
+
+
+def _length(rows: _Rows) -> int:
+    return len(rows.groups[0]) if rows.groups else int(rows.of.max()) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """What cells are of: cell 1 is of the first key; a key is a group's number and a window's first pane."""
+
+    least: int
+    span: int
+    count: int
+    known: Integers | None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def of(self, places: Integers) -> tuple[Integers, Integers]:
+        """Return the first panes and the groups' numbers of cells; place 0 is cell 1."""
+        keys = places if self.known is None else self.known[places]
+        return self.least + keys % self.span, keys // self.span
+
+
+def _cells(groups: Sequence[Integers | None], starts: Sequence[Integers]) -> tuple[list[_Cells], _Keys]:
+    """Return the cells of rows that come in parts: numbers of groups, and first panes."""
+    rows = sum(map(len, starts))
+    if not rows:
+        return [np.zeros(0, np.int32) for _ in starts], _Keys(0, 1, 0, None)
+    least = min(int(one.min()) for one in starts if len(one))
+    span = max(int(one.max()) for one in starts if len(one)) - least + 1
+    keys = [
+        one - least if group is None else one - least + group * span
+        for group, one in zip(groups, starts, strict=True)
+    ]
+    count = max(int(one.max()) for one in keys if len(one)) + 1
+    if count <= _WIDE * rows + _FEW:
+        return [(one + 1).astype(np.int32) for one in keys], _Keys(least, span, count, None)
+    known, places = np.unique(np.concatenate(keys), return_inverse=True)
+    cells = np.split((places + 1).astype(np.int32), np.cumsum([len(one) for one in keys])[:-1])
+    return cells, _Keys(least, span, len(known), known)

@@ -1,0 +1,53 @@
+"""What an operator does with windows that close, before they leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from penstock.operators.windows.layout import Closed
+
+__all__ = ["AsTheyAre", "Closing"]
+
+
+class Closing(Protocol):
+    """Makes of the windows that a micro-batch closes what leaves the operator. Used by one task at a time."""
+
+    @property
+    def partials(self) -> Container[str] | None:
+        """The partials of windows that it reads; None for all."""
+
+    def __call__(self, closed: Closed) -> Any:
+        """Return what becomes of some windows; called by several threads at once."""
+
+    def together(self, parts: list[Any]) -> list[pa.RecordBatch]:
+        """Return what leaves the operator of what became of all windows, in their order."""
+
+
+@dataclass(frozen=True)
+class AsTheyAre:
+    """Lets windows leave as they are.
+
+    Parameters
+    ----------
+    windows : pyarrow.Schema
+        `WindowLayout.window`.
+    """
+
+    windows: pa.Schema
+
+    @property
+    def partials(self) -> None:
+        """All of them; see `Closing.partials`."""
+        return None
+
+    def __call__(self, closed: Closed) -> pa.RecordBatch:
+        """Return windows with their groups."""
+        return closed.batch(self.windows)
+
+    def together(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Return them."""
+        return parts
