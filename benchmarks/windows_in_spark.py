@@ -66,7 +66,7 @@ _FEWER = {
     ("LRB1", "sample"): 2,
     ("SG2", "sample"): 4,
     ("SG3", "sample"): 4,
-    **dict.fromkeys(itertools.product(("NQ5", "LRB2", "LRB3"), ("sample", "dense")), 1),
+    **dict.fromkeys(itertools.product(("LRB2", "LRB3"), ("sample", "dense")), 1),
 }
 """Millions of tuples of a micro-batch from a p-stream, where windows outnumber tuples."""
 _FEW_WINDOWS = {"CM1", "SG1", "YSB"}

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -45,6 +45,12 @@ PartialKind: TypeAlias = Literal[
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 
 _KINDS: Final = get_args(PartialKind)
+_AGAIN: Final[dict[PartialKind, PartialKind]] = {
+    "count": "sum",
+    "sum_of_squares": "sum",
+    "distinct": "union",
+}
+"""How partials of a kind are combined, where that is another kind."""
 _UNITS: Final = get_args(TimeUnit)
 
 
@@ -103,6 +109,11 @@ class Partial:
         _need(bool(self.expression and self.name), "a partial without expression or name", kind=self.kind)
         _need(self.expression != "*" or self.kind == "count", "only count is of *", kind=self.kind)
         _need((self.log2_size > 0) == (self.kind == "sketch"), "a sketch has a size", kind=self.kind)
+
+    @property
+    def again(self) -> Partial:
+        """The partial of the same name that combines several of it."""
+        return replace(self, kind=_AGAIN.get(self.kind, self.kind), expression=self.name)
 
 
 @dataclass(frozen=True, slots=True)

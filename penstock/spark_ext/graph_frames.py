@@ -337,7 +337,7 @@ class Frames:
         windows = self._windowed(at, place.buckets)
         rows, seen = _after(steps, windows.results(place))
         fold = fold_of(node, windows.plan, rows, [_texts(step) for step in steps], seen)
-        return of_windows(node, rows) if fold is None else of_folded(node, windows.folded(place, fold))
+        return of_windows(node, rows) if fold is None else of_folded(node, windows.folded(place, fold), fold)
 
     def _scanned(self, node: Fused, buckets: int, lookup: str | None = None) -> DataFrame:
         """Return the parcels of a reader's fragments, which it looks up if it is told where."""

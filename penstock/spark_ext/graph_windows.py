@@ -13,7 +13,6 @@ from pyspark.sql.types import NullType, StructType
 from penstock.ddl import quoted
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.conform import conform
-from penstock.operators.fragments import combined
 from penstock.operators.graph.nodes import Aggregate, Assemble, Fused, Node, Window
 from penstock.operators.graph.types import scan_schema
 from penstock.operators.scan import PANE, Fragments
@@ -199,12 +198,10 @@ def fold_of(
     return WindowFold(finish, by_window.fragments, as_arrow_of_spark(by_window.folded(schema)))
 
 
-def of_folded(node: Aggregate, folded: DataFrame) -> DataFrame:
-    """Return aggregates of windows that each bucket has folded with a `fold_of`."""
-    by_window = ByWindow.of(node)
-    merge = _Merge(by_window.fragments, as_arrow_of_spark(folded.schema))
-    merged = folded.repartition(sf.col(PANE)).mapInArrow(merge, folded.schema)
-    return merged.select(*by_window.computed(node))
+def of_folded(node: Aggregate, folded: DataFrame, fold: WindowFold) -> DataFrame:
+    """Return aggregates of windows that each bucket has folded."""
+    merged = folded.repartition(sf.col(PANE)).mapInArrow(_Merge(fold), folded.schema)
+    return merged.select(*ByWindow.of(node).computed(node))
 
 
 def same_types(made: Sequence[pa.Schema] | None, seen: Sequence[StructType]) -> bool:
@@ -296,11 +293,8 @@ class _Fold:
 class _Merge:
     """Adds up what several buckets have folded of a window, for ``mapInArrow``."""
 
-    fragments: Fragments
-    made: pa.Schema
+    fold: WindowFold
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return one row for each start and group."""
-        there = [conform(batch, self.made) for batch in batches]
-        if there:
-            yield conform(combined(self.fragments, there), self.made)
+        yield from self.fold.added(conform(batch, self.fold.made) for batch in batches)

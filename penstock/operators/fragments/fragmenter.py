@@ -15,12 +15,9 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.fragments import kernels
 from penstock.operators.fragments.folds import Fold, Nulls, Row, Runs, fold_of
 from penstock.operators.fragments.keys import Codes, as_integers, integers_of
-from penstock.operators.scan import PANE, Fragments, PartialKind
+from penstock.operators.scan import PANE, Fragments
 
 __all__ = ["Fragmenter", "combined", "merged"]
-
-_ADDED: dict[PartialKind, PartialKind] = {"count": "sum", "sum_of_squares": "sum", "distinct": "union"}
-"""How partials of a kind are combined, where that is another kind."""
 
 _SLOTS, _TABLE = 1024, 2048
 
@@ -302,10 +299,7 @@ def combined(
         fragments,
         time=PANE,
         group_by=tuple(fragments.group_by),
-        partials=tuple(
-            replace(partial, kind=_ADDED.get(partial.kind, partial.kind), expression=partial.name)
-            for partial in fragments.partials
-        ),
+        partials=tuple(partial.again for partial in fragments.partials),
     )
     fragmenter = Fragmenter(again, {field.name: field.type for field in whole.schema})
     fragmenter.add(

@@ -10,7 +10,7 @@ partial aggregate is an array with a place for each; 0 is for rows that do not c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from penstock.operators.fragments import kernels as folds
 from penstock.operators.fragments.folds import Fold, Nulls, fold_of
 from penstock.operators.fragments.keys import as_integers, integers_of
-from penstock.operators.scan import Fragments
+from penstock.operators.scan import PANE, Fragments, Partial
 from penstock.operators.stream import Integers
 from penstock.operators.windows import sliding_kernels as kernels
 from penstock.operators.windows.finish import Finish
@@ -122,6 +122,11 @@ class _Rows:
     starts: Integers
     values: list[_Column | None]
 
+    @property
+    def rows(self) -> int:
+        """The number of groups' rows."""
+        return len(self.groups[0]) if self.groups else int(self.of.max()) + 1
+
 
 @dataclass(frozen=True)
 class WindowFold:
@@ -167,44 +172,55 @@ class WindowFold:
 
     def together(self, parts: list[_Rows]) -> list[pa.RecordBatch]:
         """Return a row for each window and group."""
+        return self._folded(parts, self.fragments.partials)
+
+    def added(self, batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Return what several buckets have made, with a row for each window and group."""
+        pane_us = 1000 * self.finish.pane_ms
+        parts = [
+            _Rows(
+                [batch.column(name) for name in self._groups],
+                np.arange(batch.num_rows),
+                batch.column(PANE).to_numpy() // pane_us,
+                [batch.column(one.name) for one in self.fragments.partials],
+            )
+            for batch in batches
+        ]
+        return self._folded(parts, [one.again for one in self.fragments.partials])
+
+    def _folded(self, parts: list[_Rows], partials: Sequence[Partial]) -> list[pa.RecordBatch]:
         parts = [part for part in parts if len(part.of)]
         if not parts:
             return []
         index = KeyIndex()
         codec = GroupCodec([self.made.field(name) for name in self._groups])
-        numbers = [codec.numbers(index, part.groups, _length(part))[part.of] for part in parts]
+        numbers = [codec.numbers(index, part.groups, part.rows)[part.of] for part in parts]
         cells, keys = _cells(numbers, [part.starts for part in parts])
         count = len(keys) + 1
-        rows, made = np.zeros(count, np.int64), self._folds(parts[0])
-        none = np.zeros(0, np.int64)
+        rows = np.zeros(count, np.int64)
+        made: list[Fold] = [
+            Nulls() if one.kind == "count" or values is None else fold_of(one, values.type)
+            for one, values in zip(partials, parts[0].values, strict=True)
+        ]
         for some, part in zip(cells, parts, strict=True):
             folds.add_count(some, rows)
             for fold, values in zip(made, part.values, strict=True):
-                fold.add(some, none, values, count)
-        columns = [
+                fold.add(some, part.starts, values, count)
+        there = np.flatnonzero(rows[1:] > 0)
+        found = [
             pc.subtract(pa.array(rows[1:]), fold.result(count))
             if isinstance(fold, Nulls)
             else fold.result(count)
             for fold in made
         ]
-        there = np.flatnonzero(rows[1:])
         starts, groups = keys.of(there)
-        size = np.full(len(there), 1000 * self.finish.size_ms)
-        known = codec.decode(index.words, index.starts(groups))
-        partials = [column.take(pa.array(there)) for column in columns]
-        micros = pa.array(starts * (1000 * self.finish.pane_ms))
-        return [pa.RecordBatch.from_arrays([micros, pa.array(size), *known, *partials], schema=self.made)]
-
-    def _folds(self, rows: _Rows) -> list[Fold]:
-        both = zip(self.fragments.partials, rows.values, strict=True)
-        return [
-            Nulls() if one.kind == "count" or values is None else fold_of(one, values.type)
-            for one, values in both
+        columns = [
+            pa.array(starts * (1000 * self.finish.pane_ms)),
+            pa.array(np.full(len(there), 1000 * self.finish.size_ms)),
+            *codec.decode(index.words, index.starts(groups)),
+            *(column.take(pa.array(there)) for column in found),
         ]
-
-
-def _length(rows: _Rows) -> int:
-    return len(rows.groups[0]) if rows.groups else int(rows.of.max()) + 1
+        return [pa.RecordBatch.from_arrays(columns, schema=self.made)]
 
 
 @dataclass(frozen=True, slots=True)
