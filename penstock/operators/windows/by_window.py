@@ -25,7 +25,7 @@ from penstock.operators.fragments.keys import as_integers, integers_of
 from penstock.operators.scan import PANE, Fragments, Partial
 from penstock.operators.stream import Integers
 from penstock.operators.windows import sliding_kernels as kernels
-from penstock.operators.windows.finish import Finish
+from penstock.operators.windows.finish import Finish, WindowRows
 from penstock.operators.windows.groups import GroupCodec
 from penstock.operators.windows.layout import START, Closed, WindowLayout
 from penstock.state_store.key_index import KeyIndex
@@ -165,10 +165,18 @@ class WindowFold:
         """Return the rows of some windows."""
         rows = self.finish.rows(closed)
         groups, of = rows.groups(self._groups)
-        values = [
-            None if one.expression == "*" else rows.array(one.expression) for one in self.fragments.partials
-        ]
+        values = [self._values(one, rows) for one in self.fragments.partials]
         return _Rows(groups, of, rows.starts, values)
+
+    def _values(self, partial: Partial, rows: WindowRows) -> _Column | None:
+        """Return what is aggregated; None where rows are counted."""
+        if partial.expression == "*":
+            return None
+        if partial.kind != "count":
+            return rows.array(partial.expression)
+        # Mostly there is nothing that does not count.
+        (column,), _ = rows.groups([partial.expression])
+        return rows.array(partial.expression) if column.null_count else None
 
     def together(self, parts: list[_Rows]) -> list[pa.RecordBatch]:
         """Return a row for each window and group."""
