@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
+from itertools import accumulate, groupby
 from typing import Any
 from unittest import mock
 
@@ -442,6 +443,25 @@ def test_integers_of_ranges_are_added(values: list[int], ranges: list[tuple[int,
     sliding_kernels.add_ranges(np.array(values), lows, highs, np.empty(len(values) + 1, np.int64), out)
     wrapped = [(sum(values[a:b]) + 2**63) % 2**64 - 2**63 for a, b in bounds]
     assert out.tolist() == wrapped
+
+
+@given(st.lists(st.integers(0, 3), max_size=12))
+def test_runs_are_numbered(ids: list[int]) -> None:
+    begins, of = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+    count = sliding_kernels.number_runs(np.array(ids, np.int64), begins, of)
+    runs = [list(run) for _, run in groupby(ids)]
+    assert begins[:count].tolist() == [0, *accumulate(map(len, runs))][: len(runs)]
+    assert of.tolist() == [number for number, run in enumerate(runs) for _ in run]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 1.0, math.nan])), max_size=12))
+def test_rows_with_their_cells_value_are_found(rows: list[tuple[int, float]]) -> None:
+    cells, values = np.array([row[0] for row in rows], np.int32), np.array([row[1] for row in rows])
+    wanted, out = np.array([0.0, 0.0, 1.0, math.nan]), np.empty(len(rows), np.int64)
+    count = sliding_kernels.find_equal(cells, values, wanted, out)
+    kinds = [(1, 0.0), (2, 1.0), (3, None)]
+    there = [(cell, None if math.isnan(value) else value) in kinds for cell, value in rows]
+    assert out[:count].tolist() == [at for at, here in enumerate(there) if here]
 
 
 @given(

@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.operators.graph import Graph, graph
-from penstock.operators.graph.nodes import Fused, Node, PStream, topological
+from penstock.operators.graph.extremes import keep_extremes
+from penstock.operators.graph.nodes import Aggregate, Fused, Node, PStream, topological
 from penstock.operators.graph.place import fuse, place_p_stream
 from penstock.operators.graph.rules import merge, prune, push_where, split_conjunctions, to_fixed_point
 
@@ -275,3 +276,72 @@ def test_an_aggregate_that_has_no_fragments_here_stays_whole(build: Graph) -> No
 def test_the_rules_come_to_an_end() -> None:
     with pytest.raises(RuntimeError):
         to_fixed_point(_stream().root, lambda root: (root, ("again",)))
+
+
+def _most(
+    condition: str | None = "bids = most",
+    aggregate: str = "max(bids)",
+    bids: str = "count(*)",
+    on: str | None = None,
+) -> Graph:
+    """Return the windows that have the most bids."""
+    windows = _stream().window("t", size="4 s", unit="s").group_by("k", "n").agg(bids=bids)
+    groups = ("window",) if on is None else ("window", on)
+    most = windows.group_by(*groups).agg(most=aggregate)
+    return windows.join_windows(most, on=on or (), condition=condition)
+
+
+@pytest.mark.parametrize(
+    ("made", "shown"),
+    [
+        (_most(), "the greatest bids of each window"),
+        (_most("most = bids AND k > 1"), "the greatest bids of each window"),
+        (_most("bids >= most"), "the greatest bids of each window"),
+        (_most("most <= bids"), "the greatest bids of each window"),
+        (_most("most >= bids", "min(bids)"), "the least bids of each window"),
+        (_most("bids <= most", "min(bids)", "sum(x)"), "the least bids of each window"),
+        (_most(bids="max(x)", on="k"), "the greatest bids of each window, k"),
+    ],
+)
+def test_windows_that_are_joined_with_the_most_of_them_leave_the_others_out(made: Graph, shown: str) -> None:
+    after, notes = keep_extremes(made.root)
+    windows = [node for node in topological(after) if isinstance(node, Aggregate) and node.extreme]
+    assert len(windows) == 1, "both sides have the same windows still"
+    assert windows[0].describe().endswith(f" by k, n; for {shown}")
+    assert notes == (f"{windows[0].name}: only {shown} leaves the buckets",)
+    assert made.sink("noop").plan(persist="always").explain().count("keep_extremes") == 1
+
+
+def _others() -> list[Graph]:
+    """Return joins of windows that are not what the other side is made of, or that others read, too."""
+    windows = _stream().window("t", size="4 s", unit="s").group_by("k", "n").agg(bids="count(*)")
+    most = windows.group_by("window").agg(most="max(bids)")
+    of_others = windows.where("k > 1").group_by("window").agg(most="max(bids)")
+    both = windows.join_windows(most, condition="bids = most").select("k", "n", "window", "bids")
+    return [
+        windows.join_windows(of_others, condition="bids = most"),
+        windows.where("k > 1").join_windows(most, condition="bids = most"),
+        both.union(windows),
+    ]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        _most(None),
+        _most("bids > most"),
+        _most("bids <= most"),
+        _most("bids = most OR k = 1"),
+        _most("bids + 1 = most"),
+        _most("n = most"),
+        _most("bids >= most", "min(bids)"),
+        _most(aggregate="avg(bids)"),
+        _most(aggregate="max(bids) + 1"),
+        _most(aggregate="max(bids + 1)"),
+        _most(bids="avg(x)"),
+        _most(bids="count(*) + 1"),
+        *_others(),
+    ],
+)
+def test_windows_that_may_match_otherwise_are_all_there(made: Graph) -> None:
+    assert keep_extremes(made.root) == (made.root, ())
