@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.operators.evaluate import constant
+from penstock.operators.evaluate import as_float, constant
 from penstock.operators.expression import Expression
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _interval(operator: str, left: exp.Expr, right: exp.Expr, schema: pa.Schema)
     whole, exact = isinstance(value, int), not pa.types.is_decimal(literal.type)
     if isinstance(value, bool) or (not whole and not _is_number(literal.type)):
         return None
-    number = value if exact else literal.cast(pa.float64()).as_py()
+    number = value if exact else as_float(literal, pa.float64()).as_py()
     if str(kind) in _FLOATS:
         if whole and abs(value) > _MOST_EXACT:
             return None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -176,6 +179,21 @@ def test_what_spark_means_differently_or_may_fail_is_left_to_spark(text: str) ->
 def test_whole_numbers_that_are_no_doubles_are_the_nearest_ones(text: str, expected: list[object]) -> None:
     table = pa.table({"j": pa.array([1, 2**53 + 1]), "x": pa.array([1.0, 2.0])})
     assert evaluate(Expression.parse(text), table).to_pylist() == expected
+
+
+@given(digits=st.integers(0, 10**17), scale=st.integers(1, 20), sign=st.sampled_from(["", "-"]))
+def test_decimals_are_the_nearest_floats(digits: int, scale: int, sign: str) -> None:
+    text = f"{sign}{Decimal(digits).scaleb(-scale):.{scale}f}"
+    number = float(text)
+    table = pa.table({"x": [number], "d": pa.array([Decimal(text)], pa.decimal128(38, 20))})
+    for same in ("x = d", "d >= x", "d <= x", f"x = {text}", f"{text} <= x", f"x <= {text}"):
+        assert evaluate(Expression.parse(same), table).to_pylist() == [True], same
+    (double,) = evaluate(Expression.parse(f"CAST({text} AS DOUBLE)"), table).to_pylist()
+    assert double == number
+    (single,) = evaluate(Expression.parse(f"CAST({text} AS FLOAT)"), table).to_pylist()
+    around = (np.nextafter(np.float32(single), np.float32(end)) for end in (-math.inf, math.inf))
+    off = abs(Fraction(single) - Fraction(text))
+    assert all(off <= abs(Fraction(float(other)) - Fraction(text)) for other in around)
 
 
 def test_decimals_between_large_whole_numbers_are_left_to_spark() -> None:
