@@ -454,6 +454,15 @@ def test_runs_are_numbered(ids: list[int]) -> None:
     assert of.tolist() == [number for number, run in enumerate(runs) for _ in run]
 
 
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 4)), max_size=12), st.booleans())
+def test_cells_are_numbered(rows: list[tuple[int, int]], grouped: bool) -> None:
+    groups, starts = (np.array([row[at] for row in rows], np.int64) for at in (0, 1))
+    out = np.empty(len(rows), np.int32)
+    sliding_kernels.number_cells(groups if grouped else groups[:0], starts, -2, 7, out)
+    table = [(group, start) for group in range(4 if grouped else 1) for start in range(-2, 5)]
+    assert [table[cell - 1] for cell in out] == [(group * grouped, start) for group, start in rows]
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 1.0, math.nan])), max_size=12))
 def test_rows_with_their_cells_value_are_found(rows: list[tuple[int, float]]) -> None:
     cells, values = np.array([row[0] for row in rows], np.int32), np.array([row[1] for row in rows])

@@ -163,12 +163,13 @@ class RowPanes(Panes):
         spec, full, begun = self._rows.spec, self._full(), self._next_windows
         panes = held.panes - begun[held.ids] * spec.slide
         for found in self._found(held, panes, 0, int(panes.max()) // spec.slide):
-            windows = found.windows + begun[found.groups]
-            whole = windows * spec.slide + spec.size <= full[found.groups]
+            groups = found.known[found.of]
+            windows = found.windows + begun[groups]
+            whole = windows * spec.slide + spec.size <= full[groups]
             if whole.any():
                 yield replace(
                     found,
-                    groups=found.groups[whole],
+                    of=found.of[whole],
                     windows=windows[whole],
                     low=found.low[whole],
                     high=found.high[whole],

@@ -38,6 +38,8 @@ FOLDED = frozenset({"count", "sum", "sum_of_squares", "min", "max"})
 _FEW, _WIDE = 1024, 4
 """There may be so many cells for each row, and some more, before only those that have rows are numbered."""
 
+_NO_GROUPS = np.zeros(0, np.int64)
+
 _Cells: TypeAlias = npt.NDArray[np.int32]
 _Column: TypeAlias = "pa.Array[Any]"
 
@@ -256,13 +258,15 @@ def _cells(groups: Sequence[Integers | None], starts: Sequence[Integers]) -> tup
         return [np.zeros(0, np.int32) for _ in starts], _Keys(0, 1, 0, None)
     least = min(int(one.min()) for one in starts if len(one))
     span = max(int(one.max()) for one in starts if len(one)) - least + 1
-    keys = [
-        one - least if group is None else one - least + group * span
-        for group, one in zip(groups, starts, strict=True)
-    ]
-    count = max(int(one.max()) for one in keys if len(one)) + 1
+    pairs = list(zip(groups, starts, strict=True))
+    most = max((int(one.max()) for one in groups if one is not None and len(one)), default=0)
+    count = span * (most + 1)
     if count <= _WIDE * rows + _FEW:
-        return [(one + 1).astype(np.int32) for one in keys], _Keys(least, span, count, None)
+        cells = [np.empty(len(one), np.int32) for one in starts]
+        for (group, one), out in zip(pairs, cells, strict=True):
+            kernels.number_cells(_NO_GROUPS if group is None else group, one, least, span, out)
+        return cells, _Keys(least, span, count, None)
+    keys = [one - least if group is None else one - least + group * span for group, one in pairs]
     known, places = np.unique(np.concatenate(keys), return_inverse=True)
     cells = np.split((places + 1).astype(np.int32), np.cumsum([len(one) for one in keys])[:-1])
     return cells, _Keys(least, span, len(known), known)

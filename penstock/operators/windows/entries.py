@@ -115,14 +115,17 @@ class Found:
     ----------
     entries : Entries
         Sorted by group and pane.
-    groups, windows : int64 arrays
-        Numbers of the groups and of the windows.
+    known : int64 array
+        Numbers of the groups that have windows.
+    of, windows : int64 arrays
+        Of each window the place of its group in `known`, and its number.
     low, high : int64 arrays
         Of each window the range of its entries.
     """
 
     entries: Entries
-    groups: Integers
+    known: Integers
+    of: Integers
     windows: Integers
     low: Integers
     high: Integers

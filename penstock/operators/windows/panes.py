@@ -317,10 +317,12 @@ class Panes:
             piece = slice(begin, end)
             if (begin, end, low, high) != (0, len(ids), first, last):
                 count = self._room(ids[piece], panes[piece], low, high)
-            found = [np.empty(count, np.int64) for _ in range(4)]
-            count = kernels.find_windows(ids[piece], panes[piece], spec.size, spec.slide, low, high, *found)
+            known, *found = (np.empty(room, np.int64) for room in (min(count, end - begin), *[count] * 4))
+            groups, count = kernels.find_windows(
+                ids[piece], panes[piece], spec.size, spec.slide, low, high, known, *found
+            )
             if count:
-                yield Found(entries.piece(begin, end), *(one[:count] for one in found))
+                yield Found(entries.piece(begin, end), known[:groups], *(one[:count] for one in found))
 
     def _pieces(
         self, ids: Integers, panes: Integers, first: int, last: int, count: int
@@ -361,18 +363,20 @@ class Panes:
 
     def _closed(self, found: Found, reads: Container[str] | None) -> Closed:
         layout, entries = self._layout, found.entries
-        known, of = self._groups(found.groups)
         partials = [one for one in layout.partials if reads is None or one.name in reads]
         values = slide(
             partials, layout.times, entries.panes, entries.values, found.low, found.high, closing=True
         )
-        return Closed(known, of, pa.array(found.windows * layout.spec.slide), values)
+        known = self.groups_of(found.known)
+        slide_by = layout.spec.slide
+        starts = found.windows if slide_by == 1 else found.windows * slide_by
+        return Closed(known, pa.array(found.of), pa.array(starts), values)
 
     def _groups(self, ids: Integers) -> tuple[list[pa.Array[Any]], pa.Array[Any]]:
         """Return the groups of ids, of which equal ones stand together, and of each id the place in them."""
         begins, of = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
         begins = begins[: kernels.number_runs(ids, begins, of)]
-        return self._codec.decode(self._index.words, self._index.starts(ids[begins])), pa.array(of)
+        return self.groups_of(ids[begins]), pa.array(of)
 
     # --------------------------------------------------------------------------------------- state
 

@@ -20,6 +20,7 @@ __all__ = [
     "find_runs",
     "find_windows",
     "merge",
+    "number_cells",
     "number_runs",
     "order_by",
     "skip",
@@ -159,12 +160,13 @@ def find_windows(
     slide: int,
     first: int,
     last: int,
-    groups: Any,
+    known: Any,
+    of: Any,
     windows: Any,
     low: Any,
     high: Any,
-) -> int:
-    """Find the windows that `count_windows` counts, by group and in their order; return how many.
+) -> tuple[int, int]:
+    """Find the windows that `count_windows` counts, by group and in their order.
 
     Parameters
     ----------
@@ -174,16 +176,23 @@ def find_windows(
         In panes.
     first, last : int
         Numbers of windows.
-    groups, windows, low, high : int64 arrays
-        Of each window that is found its group, its number and its range of entries; at least as long.
+    known : int64 array
+        The groups that have a window.
+    of, windows, low, high : int64 arrays
+        Of each window that is found the place of its group in `known`, its number and its range of entries.
+
+    Returns
+    -------
+    int, int
+        How many groups and windows there are; the arrays are at least as long.
     """
     n = ids.shape[0]
-    count, i = 0, 0
+    groups, count, i = 0, 0, 0
     while i < n:
         end = i
         while end < n and ids[end] == ids[i]:
             end += 1
-        k = first
+        k, begin = first, count
         lo, hi = i, i
         for j in range(i, end):
             a = max(_over(panes[j] - size, slide) + 1, k)
@@ -195,15 +204,38 @@ def find_windows(
                 hi = max(hi, lo)
                 while hi < end and panes[hi] < start + size:
                     hi += 1
-                groups[count] = ids[i]
+                of[count] = groups
                 windows[count] = a
                 low[count] = lo
                 high[count] = hi
                 count += 1
                 a += 1
                 k = a
+        if count > begin:
+            known[groups] = ids[i]
+            groups += 1
         i = end
-    return count
+    return groups, count
+
+
+@kernel
+def number_cells(groups: Any, starts: Any, least: int, span: int, out: Any) -> None:
+    """Give rows the numbers of their cells, from 1 on: places in a table of groups by starts.
+
+    Parameters
+    ----------
+    groups : int64 array of n
+        From 0 on; or of none, which is one group.
+    starts : int64 array of n
+        From `least` to before ``least + span``.
+    out : int32 array of n
+    """
+    if groups.shape[0] == 0:
+        for i in range(starts.shape[0]):
+            out[i] = starts[i] - least + 1
+    else:
+        for i in range(starts.shape[0]):
+            out[i] = groups[i] * span + starts[i] - least + 1
 
 
 @kernel
