@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -209,12 +209,13 @@ class RunningGraph:
         """Take note of what the queries did, and do what follows from it."""
         if self._ended.is_set():
             return
+        # Asked once: a query that ends meanwhile may have failed, which the next look tells.
+        ended = {name for name, run in self._runs.items() if not run.query.isActive}
         for name, run in self._runs.items():
-            ended = not run.query.isActive
             last = run.read()
             if last is not None and self._recovery is not None and name == self._names[-1]:
                 self._recovery.committed(last.batchId)
-            error = run.query.exception() if ended else None
+            error = run.query.exception() if name in ended else None
             if error is not None:
                 self._fail(self._told("a query of the graph failed", error, query=name))
                 return
@@ -225,13 +226,14 @@ class RunningGraph:
             if is_last(new_input=had_input(last), waits=waits, drain=self._drain, first=first):
                 # The next batch may have begun, and ends before the query stops.
                 stop_between_batches(run.query, self._spark)
-        self._start_ready()
-        if not self._waiting and not any(run.query.isActive for run in self._runs.values()):
+        self._start_ready(ended)
+        if not self._waiting and ended >= self._runs.keys():
             self._end("finished")
 
-    def _start_ready(self) -> None:
+    def _start_ready(self, ended: Collection[str] = ()) -> None:
+        """Start the queries that need not wait for others, or whose others have ended."""
         for stage in list(self._waiting):
-            if self._in_turn and not all(self._has_ended(name) for name in stage.after):
+            if self._in_turn and not set(stage.after) <= set(ended):
                 continue
             try:
                 query = stage.writer.start()
@@ -240,9 +242,6 @@ class RunningGraph:
             self._waiting.remove(stage)
             self._runs[stage.name] = _Run(query, ProgressReader(query), stage.holds_back)
             _LOGGER.info("query started [graph=%s query=%s id=%s]", self.name, stage.name, query.id)
-
-    def _has_ended(self, name: str) -> bool:
-        return name in self._runs and not self._runs[name].query.isActive
 
     def _told(self, fact: str, error: Exception, **context: str) -> PenstockError:
         """Return the error that tells of another one."""

@@ -181,6 +181,30 @@ def test_a_fold_sees_what_steps_have_made(rows: list[Row], cuts: list[int]) -> N
     assert made.partials == {"rows", "top", "total"}
 
 
+@pytest.mark.parametrize("groups", [(), ("house",), ("plug",)])
+@given(rows=ROWS, cuts=CUTS)
+def test_a_fold_has_the_groups_of_what_is_left(
+    groups: tuple[str, ...], rows: list[Row], cuts: list[int]
+) -> None:
+    # The second step makes a column of the name of a group, where that is what is asked for.
+    names = {name: name for name in ("house", *(one.name for one in PARTIALS))}
+    made = fold(groups, "rows > 1", {"plug": "plug + 1", **names})
+    batches = made.together([made(closed(part)) for part in parts_of(rows, cuts)])
+    kept = [row._replace(plug=None if row.plug is None else row.plug + 1) for row in rows if row.rows > 1]
+    assert read_back(batches, groups) == aggregated(kept, groups)
+
+
+def test_cells_far_apart_are_told_apart() -> None:
+    # A start for each of 60,000 groups, some of 1970 and some of 9999, in milliseconds.
+    groups = np.arange(60_000)
+    starts = np.where(groups % 2 == 0, 0, 253_402_300_799_000)
+    (cells,), keys = by_window._cells([groups], [starts])
+    assert len(np.unique(cells)) == 60_000
+    found, of = keys.of(cells.astype(np.int64) - 1)
+    assert (found == starts).all()
+    assert (of == groups).all()
+
+
 def test_a_fold_that_counts_reads_no_partial() -> None:
     output = pa.schema([*GROUPS, ("window", WINDOW), *((f.name, f.type) for f in LAYOUT.values)])
     assembly = Assembly.of(Decomposition(PARTIALS, {one.name: one.name for one in PARTIALS}, {}))

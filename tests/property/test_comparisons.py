@@ -178,3 +178,11 @@ def test_a_conjunct_that_can_fail_fails_for_the_rows_that_those_before_it_let_pa
     assert after.apply(rows).to_pydict() == {"i": [1], "d": [1.0]}
     with pytest.raises(InvalidUsageError, match="overflow"):
         before.apply(rows)
+
+
+@given(digits=st.integers(0, 10**17), scale=st.integers(1, 20), sign=st.sampled_from(["", "-"]))
+def test_a_literal_is_the_nearest_float(digits: int, scale: int, sign: str) -> None:
+    text = f"{sign}{Decimal(digits).scaleb(-scale):.{scale}f}"
+    intervals = intervals_of(Expression.parse(f"x = {text}"), SCHEMA)
+    assert intervals is not None
+    assert (intervals[0].low, intervals[0].high) == (float(text), float(text))

@@ -163,8 +163,9 @@ def test_windows_by_window_are_those_that_duckdb_has(
     same(found(tmp_path / "out"), wanted)
 
 
+@pytest.mark.parametrize("persist", ["always", "never"])
 @pytest.mark.parametrize("case", ["over all", "fewest"])
-def test_few_rows_leave_the_operator(spark: SparkSession, tmp_path: Path, case: str) -> None:
+def test_few_rows_leave_the_operator(spark: SparkSession, tmp_path: Path, case: str, persist: Any) -> None:
     table, source = stream(), Input(tmp_path / "files")
     source.add(table)
     running = penstock.start(
@@ -172,7 +173,7 @@ def test_few_rows_leave_the_operator(spark: SparkSession, tmp_path: Path, case: 
         spark,
         tmp_path / "checkpoint",
         sources={"nexmark": source.frame(spark, spark_schema(table.schema))},
-        persist="never",
+        persist=persist,
         available_now=True,
     )
     with running:

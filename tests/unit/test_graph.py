@@ -107,6 +107,11 @@ def totals() -> Graph:
     return READ.window("time", size="3600 s", slide="1 s").agg(total="avg(load)")
 
 
+def other_windows() -> Graph:
+    """Return windows of which some have become null."""
+    return minutes().where("load > 1").select("plug", "load", window="CASE WHEN load > 2 THEN window END")
+
+
 def served(load: str = "avg(load)", mode: str = "lazy", **more: Any) -> Graph:
     return READ.window("time", size="60 s", slide="1 s", mode=mode, **more).group_by("plug").agg(load=load)
 
@@ -356,6 +361,12 @@ def _queue() -> Graph:
         ),
         (lambda: minutes().join_windows(readings("b")), "windows are joined where they are made"),
         (lambda: minutes().select("load", window="window.start").join_windows(totals()), "window is changed"),
+        (lambda: other_windows().join_windows(totals()), "window is changed before the join of windows"),
+        (
+            lambda: other_windows().group_by("window").agg(n="count(*)"),
+            "window is changed before the aggregate",
+        ),
+        (lambda: minutes().join_windows(totals(), on="window"), "window is always part of the join"),
         (lambda: readings().update_queue("plug", "time", policy="lifo"), "no such policy"),
         (lambda: served(mode="lasy"), r"no such mode.*known=append, lazy, eager"),
         (lambda: served(policy="lifo"), "no such policy"),

@@ -283,11 +283,14 @@ def _most(
     aggregate: str = "max(bids)",
     bids: str = "count(*)",
     on: str | None = None,
+    by: str | None = None,
+    turned: bool = False,
 ) -> Graph:
     """Return the windows that have the most bids."""
-    windows = _stream().window("t", size="4 s", unit="s").group_by("k", "n").agg(bids=bids)
-    groups = ("window",) if on is None else ("window", on)
-    most = windows.group_by(*groups).agg(most=aggregate)
+    windows = _stream().window("t", size="4 s", unit="s").group_by("k", "n").agg(bids=bids, more="max(n)")
+    most = windows.group_by(*(name for name in ("window", by or on) if name)).agg(most=aggregate)
+    if turned:
+        windows, most = most, windows
     return windows.join_windows(most, on=on or (), condition=condition)
 
 
@@ -301,6 +304,8 @@ def _most(
         (_most("most >= bids", "min(bids)"), "the least bids of each window"),
         (_most("bids <= most", "min(bids)", "sum(x)"), "the least bids of each window"),
         (_most(bids="max(x)", on="k"), "the greatest bids of each window, k"),
+        (_most("(bids = most)"), "the greatest bids of each window"),
+        (_most(turned=True), "the greatest bids of each window"),
     ],
 )
 def test_windows_that_are_joined_with_the_most_of_them_leave_the_others_out(made: Graph, shown: str) -> None:
@@ -316,12 +321,21 @@ def _others() -> list[Graph]:
     """Return joins of windows that are not what the other side is made of, or that others read, too."""
     windows = _stream().window("t", size="4 s", unit="s").group_by("k", "n").agg(bids="count(*)")
     most = windows.group_by("window").agg(most="max(bids)")
+    of_halves = windows.group_by("window", half="k % 2").agg(most="max(bids)")
+    days = pa.schema([*_SCHEMA, pa.field("day", pa.date32())])
+    in_days = (
+        graph("g").source("in", days).window("t", size="4 s", unit="s").group_by("k").agg(day="max(day)")
+    )
+    last = in_days.group_by("window").agg(last="max(day)")
     of_others = windows.where("k > 1").group_by("window").agg(most="max(bids)")
     both = windows.join_windows(most, condition="bids = most").select("k", "n", "window", "bids")
     return [
         windows.join_windows(of_others, condition="bids = most"),
         windows.where("k > 1").join_windows(most, condition="bids = most"),
         both.union(windows),
+        both.select("window", "bids").union(most.select("window", bids="most")),
+        windows.join_windows(of_halves, condition="bids = most"),
+        in_days.join_windows(last, condition="day = last"),
     ]
 
 
@@ -340,6 +354,7 @@ def _others() -> list[Graph]:
         _most(aggregate="max(bids + 1)"),
         _most(bids="avg(x)"),
         _most(bids="count(*) + 1"),
+        _most(on="more"),
         *_others(),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from penstock.operators.graph import Graph, graph
+from penstock.operators.graph import Graph, graph, plan
 from penstock.operators.graph.shape import shape
 
 QUOTES = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64()})
@@ -38,3 +38,15 @@ def _shape(made: Graph) -> list[str]:
 )
 def test_a_checkpoint_fits_if_nothing_that_lasts_has_changed(one: Graph, other: Graph, same: bool) -> None:
     assert (_shape(one) == _shape(other)) is same
+
+
+def test_what_leaves_the_buckets_is_no_part_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = _source().window("t", size="4 s", unit="s").group_by("k").agg(n="count(*)")
+    made = windows.join_windows(windows.group_by("window").agg(top="max(n)"), condition="n = top").sink(
+        "noop"
+    )
+    plans = [made.plan(persist=persist) for persist in ("always", "never")]
+    assert all("keep_extremes" in dict(one.changes) for one in plans)
+    monkeypatch.setattr(plan, "keep_extremes", lambda root: (root, ()))
+    before = [made.plan(persist=persist) for persist in ("always", "never")]
+    assert list(map(shape, plans)) == list(map(shape, before))

@@ -39,10 +39,12 @@ def keep_extremes(root: Node) -> Rewritten:
         if not isinstance(node, WindowJoin):
             continue
         for windows, most in (node.inputs, node.inputs[::-1]):
-            # Nobody else may need the windows that are left out.
             if not isinstance(windows, Aggregate) or not isinstance(windows.inputs[0], Window):
                 continue
-            if not isinstance(most, Aggregate) or most.inputs[0] is not windows or readers[id(windows)] != 2:
+            if not isinstance(most, Aggregate) or most.inputs[0] is not windows:
+                continue
+            # Nobody else may need the windows that are left out, nor what is made of them.
+            if readers[id(windows)] != 2 or readers[id(most)] != 1:
                 continue
             extreme = _extreme(node, windows, most)
             if extreme is not None:
@@ -60,7 +62,9 @@ def keep_extremes(root: Node) -> Rewritten:
 def _extreme(join: WindowJoin, windows: Aggregate, most: Aggregate) -> Extreme | None:
     """Return which windows can match, if the others never do."""
     split = most.decomposition
-    if len(split.partials) != 1 or set(most.group_by) != {WINDOW, *join.on} or len(split.assembly) != 1:
+    if len(split.partials) != 1 or len(split.assembly) != 1:
+        return None
+    if set(most.group_by) != {WINDOW, *join.on} or not set(join.on) <= set(windows.group_by):
         return None
     (partial,), ((name, text),) = split.partials, split.assembly.items()
     value = Expression.parse(partial.expression)
@@ -88,7 +92,7 @@ def _only_equal(condition: Expression | None, value: str, most: str, *, greatest
     from sqlglot import exp
 
     for part in () if condition is None else condition.conjuncts():
-        tree = part.tree
+        tree = part.tree.unnest()
         if not isinstance(tree, exp.EQ | exp.GTE | exp.LTE):
             continue
         sides = [Expression.of(one) for one in (tree.this, tree.expression)]

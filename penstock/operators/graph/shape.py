@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.operators.graph.nodes import (
+    Aggregate,
     Assemble,
     Fused,
     Node,
@@ -64,10 +65,12 @@ def _line(node: Node, leads: list[int]) -> dict[str, Any]:
 
 
 def _lasting(node: Node) -> Node:
-    """Return a node without its budget, which may be another one at every start."""
+    """Return a node without what may be otherwise at every start: its budget, and what leaves its buckets."""
     if isinstance(node, UpdateQueue | Window):
         return replace(node, budget=None)
+    if isinstance(node, Aggregate):
+        return replace(node, extreme=None)
     if isinstance(node, Assemble):
-        aggregate = replace(node.aggregate, inputs=(_lasting(node.window),))
+        aggregate = replace(node.aggregate, inputs=(_lasting(node.window),), extreme=None)
         return replace(node, aggregate=aggregate)
     return node

@@ -108,7 +108,7 @@ class Extremes:
             values.type, len(values), [None, values.buffers()[1]], offset=values.offset
         )
         numbers = bare.to_numpy() if as_integers(values.type) is None else integers_of(bare)
-        best, seen = np.zeros(len(keys) + 1, numbers.dtype), np.zeros(len(keys) + 1, np.bool_)
+        best, seen = np.zeros(keys.count + 1, numbers.dtype), np.zeros(keys.count + 1, np.bool_)
         keep = folds.keep_greater if self.greatest else folds.keep_less
         keep(cells, numbers, seen, best)
         out = np.empty(len(cells), np.int64)
@@ -206,7 +206,7 @@ class WindowFold:
         codec = GroupCodec([self.made.field(name) for name in self._groups])
         numbers = [codec.numbers(index, part.groups, part.rows)[part.of] for part in parts]
         cells, keys = _cells(numbers, [part.starts for part in parts])
-        count = len(keys) + 1
+        count = keys.count + 1
         rows = np.zeros(count, np.int64)
         made: list[Fold] = [
             Nulls() if one.kind == "count" or values is None else fold_of(one, values.type)
@@ -235,38 +235,45 @@ class WindowFold:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """What cells are of: cell 1 is of the first key; a key is a group's number and a window's first pane."""
+    """What cells are of.
 
-    least: int
-    span: int
+    Attributes
+    ----------
+    count : int
+        How many cells there are.
+    starts : int64 array
+        First panes of windows: of each group's cells, one after the other.
+    known : int64 array, optional
+        The places that cells have, were there one for each group and start; all unless given.
+    """
+
     count: int
-    known: Integers | None
-
-    def __len__(self) -> int:
-        return self.count
+    starts: Integers
+    known: Integers | None = None
 
     def of(self, places: Integers) -> tuple[Integers, Integers]:
         """Return the first panes and the groups' numbers of cells; place 0 is cell 1."""
-        keys = places if self.known is None else self.known[places]
-        return self.least + keys % self.span, keys // self.span
+        groups, starts = np.divmod(places if self.known is None else self.known[places], len(self.starts))
+        return self.starts[starts], groups
 
 
 def _cells(groups: Sequence[Integers | None], starts: Sequence[Integers]) -> tuple[list[_Cells], _Keys]:
     """Return the cells of rows that come in parts: numbers of groups, and first panes."""
     rows = sum(map(len, starts))
     if not rows:
-        return [np.zeros(0, np.int32) for _ in starts], _Keys(0, 1, 0, None)
+        return [np.zeros(0, np.int32) for _ in starts], _Keys(0, np.zeros(1, np.int64))
     least = min(int(one.min()) for one in starts if len(one))
     span = max(int(one.max()) for one in starts if len(one)) - least + 1
-    pairs = list(zip(groups, starts, strict=True))
-    most = max((int(one.max()) for one in groups if one is not None and len(one)), default=0)
-    count = span * (most + 1)
+    count = span * (max((int(one.max()) for one in groups if one is not None and len(one)), default=0) + 1)
     if count <= _WIDE * rows + _FEW:
         cells = [np.empty(len(one), np.int32) for one in starts]
-        for (group, one), out in zip(pairs, cells, strict=True):
+        for group, one, out in zip(groups, starts, cells, strict=True):
             kernels.number_cells(_NO_GROUPS if group is None else group, one, least, span, out)
-        return cells, _Keys(least, span, count, None)
-    keys = [one - least if group is None else one - least + group * span for group, one in pairs]
-    known, places = np.unique(np.concatenate(keys), return_inverse=True)
-    cells = np.split((places + 1).astype(np.int32), np.cumsum([len(one) for one in keys])[:-1])
-    return cells, _Keys(least, span, len(known), known)
+        return cells, _Keys(count, np.arange(least, least + span))
+    # There are no more starts than rows, however far apart, so that places stay below their square.
+    there, at = np.unique(np.concatenate(starts), return_inverse=True)
+    several = [group for group in groups if group is not None]
+    places = np.concatenate(several) * len(there) + at if several else at
+    known, numbers = np.unique(places, return_inverse=True)
+    ends = np.cumsum([len(one) for one in starts])[:-1]
+    return np.split((numbers + 1).astype(np.int32), ends), _Keys(len(known), there, known)

@@ -14,7 +14,7 @@ __all__ = ["AsTheyAre", "Closing"]
 
 
 class Closing(Protocol):
-    """Makes of the windows that a micro-batch closes what leaves the operator. Used by one task at a time."""
+    """Makes of windows that close what leaves the operator. It is not changed by that."""
 
     @property
     def partials(self) -> Container[str] | None:

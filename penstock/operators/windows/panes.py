@@ -111,8 +111,10 @@ class Panes:
         closing = closing or AsTheyAre(self._layout.window)
         rows_in, late = self._enter(list(arriving), watermark)
 
+        partials = closing.partials
+
         def made(found: Found) -> tuple[int, Any]:
-            closed = self._closed(found, closing.partials)
+            closed = self._closed(found, partials)
             return len(closed.of), closing(closed)
 
         found = self._close()

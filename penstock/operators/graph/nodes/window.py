@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
-from penstock.operators.expression import Expression
+from penstock.operators.expression import Expression, column
 from penstock.operators.graph.nodes.base import Node, distinct, duration, known
 from penstock.operators.graph.nodes.service import POLICIES, check_service
+from penstock.operators.graph.nodes.stateless import Select, Where
 from penstock.operators.graph.types import UNKNOWN, aggregate_type, expression_type, partial_type
 from penstock.operators.partials import Decomposition, decompose, pane_ms, sketched
 from penstock.operators.scan import PANE, WEIGHT, Partial, TimeUnit
@@ -23,6 +24,7 @@ __all__ = [
     "Extreme",
     "RowWindow",
     "Window",
+    "check_window_kept",
     "window_apart",
     "window_by_key",
 ]
@@ -222,6 +224,8 @@ class Aggregate(Node):
                 "their groups do not close together; mode='append' has all windows",
                 mode=apart.mode,
             )
+        if not windowed:
+            check_window_kept(self, above)
         fields = [known(self, name, schema) for name in self.group_by]
         if windowed:
             fields.append(pa.field(WINDOW, _WINDOW_TYPE))
@@ -341,6 +345,25 @@ class Assemble(Node):
         assembly = self.decomposition.assembly.items()
         made = ", ".join(f"{text} AS {name}" for name, text in assembly if name != WEIGHT)
         return f"{self.window.describe()}: {made}{self.aggregate.suffix}"
+
+
+def check_window_kept(node: Node, above: Node) -> None:
+    """Refuse a projection that changes `WINDOW` for what needs all of a window at once.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is one between `node` and what makes the windows above it.
+    """
+    while isinstance(above, Where | Select):
+        made = dict(above.columns) if isinstance(above, Select) else {}
+        if WINDOW in made and made[WINDOW] != column(WINDOW):
+            raise node.wrong(
+                f"{WINDOW} is changed before the {node.label}",
+                "keep it as it is; other columns may be computed from it",
+                after=above.name,
+            )
+        above = above.inputs[0]
 
 
 def window_by_key(node: Node) -> Window | None:

@@ -10,7 +10,14 @@ import pyarrow as pa
 from penstock.operators.expression import Expression
 from penstock.operators.graph.nodes.base import Node, distinct, duration, infer, known
 from penstock.operators.graph.nodes.stateless import Select, Where
-from penstock.operators.graph.nodes.window import WINDOW, Aggregate, Assemble, RowWindow, Window
+from penstock.operators.graph.nodes.window import (
+    WINDOW,
+    Aggregate,
+    Assemble,
+    RowWindow,
+    Window,
+    check_window_kept,
+)
 
 __all__ = ["WindowJoin"]
 
@@ -53,6 +60,8 @@ class WindowJoin(Node):
                 left=one.describe(),
                 right=other.describe(),
             )
+        if WINDOW in self.on:
+            raise self.wrong(f"{WINDOW} is always part of the join", "name the other columns only")
         for name in self.on:
             if known(self, name, left).type != known(self, name, right).type:
                 raise self.wrong("a column has other types on both sides", "cast it", column=name)
@@ -77,6 +86,7 @@ class WindowJoin(Node):
         """
         at = above
         while _keeps_windows(at) and WINDOW in at.schema.names:
+            check_window_kept(self, at)
             at = at.inputs[0]
         made = isinstance(at, Assemble) or (isinstance(at, Aggregate) and isinstance(at.inputs[0], Window))
         if not made or not isinstance(at, Aggregate | Assemble):
@@ -85,8 +95,6 @@ class WindowJoin(Node):
                 "between agg and join_windows may be where, select that keeps window, and group_by('window')",
                 after=at.name,
             )
-        if above.schema.field(WINDOW).type != at.schema.field(WINDOW).type:
-            raise self.wrong(f"{WINDOW} is changed before the join", "keep it as it is", after=above.name)
         return at
 
     def window_of(self, above: Node) -> Window:
