@@ -50,3 +50,8 @@ __getattr__ = lazily(
         "update_window": "penstock.spark_ext.update_window",
     },
 )
+
+
+def __dir__() -> list[str]:
+    """Return the public names, also those that nobody has used yet."""
+    return list(__all__)

@@ -165,13 +165,13 @@ class Expression:
         return self.substitute(respelt) if respelt else self
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], what: str = "columns") -> str:
     """Return the hint for a name that is not known."""
     names = list(known)
     by_case = {known.lower(): known for known in names}
     near = difflib.get_close_matches(name.lower(), list(by_case), n=1)
     listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    return f"did you mean {by_case[near[0]]!r}?" if near else f"the columns are {listed}"
+    return f"did you mean {by_case[near[0]]!r}?" if near else f"the {what} are {listed}"
 
 
 @lru_cache(maxsize=4096)

@@ -31,13 +31,16 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["PANE", "WEIGHT", "Fragments", "LatestBy", "Partial", "PartialKind", "Scan", "TimeUnit"]
+__all__ = ["NEWEST", "PANE", "WEIGHT", "Fragments", "LatestBy", "Partial", "PartialKind", "Scan", "TimeUnit"]
 
 PANE: Final = "pane"
 """The column of a fragment that holds where its pane starts."""
 
 WEIGHT: Final = "__penstock_weight"
 """The aggregate of windows that says how much a group matters to the scheduler; it is no result."""
+
+NEWEST: Final = "__penstock_newest"
+"""The partial of a fragment that is its newest time, where that says how far the watermark is."""
 
 PartialKind: TypeAlias = Literal[
     "count", "sum", "sum_of_squares", "min", "max", "first", "last", "distinct", "union", "sketch"
@@ -164,6 +167,9 @@ class Fragments:
         Columns; none makes one group.
     partials : tuple of Partial
         What is aggregated; each has a name of its own.
+    delay_ms : int
+        How far the watermark is behind the newest time, where that is no whole number of panes, so that panes
+        do not tell; made by `delayed`, which adds the partial `NEWEST`.
 
     Raises
     ------
@@ -176,6 +182,7 @@ class Fragments:
     time_unit: TimeUnit
     group_by: tuple[str, ...]
     partials: tuple[Partial, ...]
+    delay_ms: int = 0
 
     def __post_init__(self) -> None:
         _need_names(self.group_by, "group_by")
@@ -186,6 +193,34 @@ class Fragments:
         _need(whole, "a pane is shorter than a step of its time", pane_ms=self.pane_ms, time=self.time)
         _need(bool(self.partials), "fragments aggregate nothing")
         _need_names((PANE, *self.group_by, *(partial.name for partial in self.partials)), "a fragment")
+        told = any(partial.name == NEWEST for partial in self.partials)
+        _need((self.delay_ms > 0) == told, "a delay goes with the newest time", delay_ms=self.delay_ms)
+
+    def delayed(self, delay_ms: int, time: str) -> Fragments:
+        """Return fragments that tell how far the watermark is which is so long behind the newest time.
+
+        Parameters
+        ----------
+        delay_ms : int
+            How long.
+        time : str
+            The time, as the partials' expressions are.
+        """
+        if delay_ms % self.pane_ms == 0:
+            return self
+        newest = Partial("max", time, NEWEST)
+        return replace(self, partials=(*self.partials, newest), delay_ms=delay_ms)
+
+    @property
+    def plain(self) -> Fragments:
+        """The same without what is for the watermark."""
+        partials = tuple(partial for partial in self.partials if partial.name != NEWEST)
+        return replace(self, partials=partials, delay_ms=0)
+
+    def watermark(self, newest: int) -> int:
+        """Return the pane in which the watermark is when a time, in its steps, is the newest one."""
+        a_second = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}[self.time_unit]
+        return (newest * 1_000 // a_second - self.delay_ms) // self.pane_ms
 
     @property
     def pane_steps(self) -> int:
@@ -301,8 +336,8 @@ class Scan:
 
 
 def _without_zero(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return fields as a mapping; only a sketch has a size."""
-    return {name: value for name, value in fields if (name, value) != ("log2_size", 0)}
+    """Return fields as a mapping; only a sketch has a size, and only some fragments a delay."""
+    return {name: value for name, value in fields if (name, value) not in (("log2_size", 0), ("delay_ms", 0))}
 
 
 def _fields(document: dict[str, Any], convert: Mapping[str, Any]) -> dict[str, Any]:

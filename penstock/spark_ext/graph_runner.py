@@ -255,7 +255,8 @@ def _check_readers_are_free(readings: Mapping[str, Sequence[Reading]], writers: 
         if one.location not in writers and one.reader in Stream(one.location).log.readers:
             raise InvalidUsageError(
                 "a reader of the graph's name is subscribed to the p-stream already",
-                hint="give the graph another name, or end the other subscription by PStream.unsubscribe",
+                hint="give the graph another name; if no checkpoint of that reader is left, "
+                f"penstock gc {one.location} --drop-reader {one.reader}",
                 p_stream=one.location,
                 reader=one.reader,
             )

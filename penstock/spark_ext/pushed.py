@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -176,7 +176,7 @@ def behind_lookup(fragments: Fragments, schema: pa.Schema, group_by: tuple[str, 
         Their groups now.
     """
     unit = "us" if pa.types.is_timestamp(schema.field(PANE).type) else fragments.time_unit
-    return Fragments(fragments.pane_ms, PANE, unit, group_by, fragments.partials)
+    return replace(fragments, time=PANE, time_unit=unit, group_by=group_by)
 
 
 def bounded(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

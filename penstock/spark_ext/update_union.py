@@ -134,7 +134,7 @@ def _position(prefer: Any, inputs: Mapping[str, DataFrame]) -> int | None:
         if prefer in names:
             return names.index(prefer)
         raise InvalidUsageError(
-            "there is no such input to prefer", prefer=prefer, hint=did_you_mean(prefer, names)
+            "there is no such input to prefer", prefer=prefer, hint=did_you_mean(prefer, names, "inputs")
         )
     if isinstance(prefer, bool) or not isinstance(prefer, int) or not 0 <= prefer < len(names):
         raise InvalidUsageError(

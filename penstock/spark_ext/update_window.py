@@ -120,10 +120,10 @@ def update_window(
 
     Notes
     -----
-    The watermark is the time of the newest tuple so far, this micro-batch's included, less the delay, in
-    whole panes (the greatest common divisor of size and slide). So a window is emitted with the micro-batch
-    that closes it, where Spark's own comes out with the next one. A tuple that is later than the delay allows
-    may still count for Spark's. Here it is in those of its windows that are open; where none is, or in lazy
+    The watermark is the time of the newest tuple so far, this micro-batch's included, less the delay, down to
+    the beginning of a pane (the greatest common divisor of size and slide). So a window is emitted with the
+    micro-batch that closes it, where Spark's own comes out with the next one. A tuple that is later than the
+    delay allows may still count for Spark's. Here it is in those of its windows that are open; where none is, or in lazy
     and eager mode, it is dropped and counted as late.
 
     Windows of rows are complete when the watermark has passed their last row; a tuple that is older than the
@@ -210,7 +210,7 @@ def windowed(
     else:
         size_ms = _milliseconds("size", size)
         slide_ms = size_ms if slide is None else _milliseconds("slide", slide)
-        fragments = Fragments(pane_ms(size_ms, slide_ms), TIME, unit, keys, partials)
+        fragments = Fragments(pane_ms(size_ms, slide_ms), TIME, unit, keys, partials).delayed(delay_ms, TIME)
         plan = WindowPlan(
             fragments=fragments,
             decomposition=split,
@@ -308,6 +308,8 @@ def _output(df: DataFrame, keys: tuple[str, ...], time: str, aggs: Mapping[str, 
 
 def _milliseconds(option: str, given: str | timedelta, *, least: int = 1) -> int:
     us = parse_duration_us(given)
+    if us <= 0 < least:
+        raise InvalidUsageError("not longer than nothing", option=option, got=str(given))
     if us % 1000 or us < 1000 * least:
         raise InvalidUsageError("not a whole number of milliseconds", option=option, got=str(given))
     return us // 1000

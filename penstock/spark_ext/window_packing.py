@@ -20,7 +20,7 @@ from penstock.operators.conform import conform
 from penstock.operators.fragments import Fragmenter, combined
 from penstock.operators.fragments.keys import integers_of
 from penstock.operators.lookup import Lookup
-from penstock.operators.scan import PANE, Fragments
+from penstock.operators.scan import NEWEST, PANE, Fragments
 from penstock.operators.stream import Integers
 from penstock.operators.windows.entries import sorted_by
 from penstock.operators.windows.groups import GroupCodec
@@ -56,11 +56,14 @@ class EntryPacker:
         Of an entry; see `WindowLayout.entry`.
     buckets : int
         Number of buckets.
+    delayed : Fragments, optional
+        What the fragments are, if they tell the newest time.
     """
 
     pane_steps: int
     entry: pa.Schema
     buckets: int
+    delayed: Fragments | None = None
 
     @classmethod
     def of(cls, fragments: Fragments, schema: pa.Schema, buckets: int) -> EntryPacker:
@@ -68,9 +71,10 @@ class EntryPacker:
         entry = [
             *(schema.field(name) for name in fragments.group_by),
             pa.field(ENTRY_PANE, pa.int64()),
-            *(schema.field(partial.name) for partial in fragments.partials),
+            *(schema.field(partial.name) for partial in fragments.plain.partials),
         ]
-        return cls(fragments.pane_steps, pa.schema(entry), buckets)
+        delayed = fragments if fragments.delay_ms else None
+        return cls(fragments.pane_steps, pa.schema(entry), buckets, delayed)
 
     def pack(
         self, fragments: Iterable[pa.RecordBatch], dropped: Callable[[], int] = lambda: 0
@@ -86,7 +90,7 @@ class EntryPacker:
             if last is not None:
                 yield from self._parcels(last, {_PART: str(part).encode(), _NEWEST: str(newest).encode()})
             last = self._entries(batch)
-            here = int(np.max(last.column(ENTRY_PANE).to_numpy()))
+            here = self._newest(batch, last)
             newest = here if newest is None else max(newest, here)
         if last is not None:
             facts = {_PART: str(part).encode(), _NEWEST: str(newest).encode()}
@@ -94,6 +98,13 @@ class EntryPacker:
         left_out = dropped()
         if left_out:
             yield parcel_row(bucket_labels(self.buckets)[0], left_out, None)
+
+    def _newest(self, batch: pa.RecordBatch, entries: pa.RecordBatch) -> int:
+        """Return the newest pane, of which the watermark is behind as many as the delay has, or has begun."""
+        if self.delayed is None:
+            return int(np.max(entries.column(ENTRY_PANE).to_numpy()))
+        newest = int(np.max(integers_of(batch.column(NEWEST))))
+        return self.delayed.watermark(newest) - -self.delayed.delay_ms // self.delayed.pane_ms
 
     def _entries(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         panes = integers_of(batch.column(PANE)).astype(np.int64, copy=False) // self.pane_steps

@@ -129,7 +129,7 @@ class WindowPlan:
         rows = self.decomposition.rows
         assert rows is not None  # noqa: S101  # the planner has counted them
         pane = self.fragments.pane_ms
-        partials = self.fragments.partials
+        partials = self.fragments.plain.partials
         return WindowLayout(
             WindowSpec(self.size_ms // pane, self.slide_ms // pane),
             pa.schema([self.schema.field(name) for name in self.fragments.group_by]),

@@ -91,12 +91,43 @@ def test_a_graph_ends_after_the_batch_in_which_nothing_is_left(
     results = graph_handle._Run(query, ProgressReader(query), holds_back=True)
     graph: Any = SimpleNamespace(
         _runs={"results": results}, _drain=drain, _in_turn=True, _spark=None, _recovery=None, _waiting=[],
-        _ended=Event(), _start_ready=lambda: None, _end=lambda state: None,
+        _ended=Event(), _start_ready=lambda ended: None, _end=lambda state: None,
     )  # fmt: skip
     while query.isActive:
         query.awaitTermination(0)
         RunningGraph._look(graph)
     assert query.stopped_after == last
+
+
+class Failing(Query):
+    """A query that fails right after it was asked whether it is active, which it was."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.asked = 0
+        told: Any = lambda: ValueError("broken") if self.asked else None  # noqa: E731
+        self.exception = told
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's name
+        self.asked += 1
+        return self.asked == 1
+
+
+def test_a_query_that_fails_while_it_is_looked_at_has_failed() -> None:
+    query: Any = Failing()
+    results = graph_handle._Run(query, ProgressReader(query), holds_back=False)
+    states: list[str] = []
+    graph: Any = SimpleNamespace(
+        name="g", _runs={"results": results}, _in_turn=True, _recovery=None, _waiting=[], _ended=Event(),
+        _start_ready=lambda ended: None, _end=states.append, _fail=lambda error: states.append(str(error)),
+    )  # fmt: skip
+    graph._told = partial(RunningGraph._told, graph)
+    RunningGraph._look(graph)
+    assert states == []
+    RunningGraph._look(graph)
+    assert len(states) == 1
+    assert "broken" in states[0]
 
 
 @pytest.mark.parametrize("new", [False, True])

@@ -230,6 +230,7 @@ def _fragmented(node: Aggregate, window: Window) -> Assemble | None:
     select = {name: one for name, one in _selected(scan).items() if name in needed}
     narrow = _narrowed(scan.columns, scan.where, select)
     fragments = Fragments(window.pane_ms, window.time, window.time_unit, group_by, split.partials)
+    fragments = fragments.delayed(window.delay_ms, column(window.time).text)
     whole = replace(narrow, fragments=fragments)
     if any(one.type == UNKNOWN for one in scan_schema(whole, base[0].schema)):
         return None

@@ -55,17 +55,23 @@ def _holds(node: Node) -> bool:
 
 
 def _line(node: Node, leads: list[int]) -> dict[str, Any]:
+    lasting = _lasting(node)
     return {
         "kind": node.label,
         "name": node.name,
-        "does": _lasting(node).describe(),
-        "columns": {one.name: str(one.type) for one in node.schema},
+        "does": lasting.describe(),
+        "columns": {one.name: str(one.type) for one in lasting.schema},
         "reads": leads,
     }
 
 
 def _lasting(node: Node) -> Node:
-    """Return a node without what may be otherwise at every start: its budget, and what leaves its buckets."""
+    """Return a node without what may be otherwise at every start.
+
+    That is its budget, what leaves its buckets, and what readers tell of the watermark.
+    """
+    if isinstance(node, Fused) and node.scan.fragments is not None:
+        return replace(node, scan=replace(node.scan, fragments=node.scan.fragments.plain))
     if isinstance(node, UpdateQueue | Window):
         return replace(node, budget=None)
     if isinstance(node, Aggregate):
