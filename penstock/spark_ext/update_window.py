@@ -123,8 +123,8 @@ def update_window(
     The watermark is the time of the newest tuple so far, this micro-batch's included, less the delay, down to
     the beginning of a pane (the greatest common divisor of size and slide). So a window is emitted with the
     micro-batch that closes it, where Spark's own comes out with the next one. A tuple that is later than the
-    delay allows may still count for Spark's. Here it is in those of its windows that are open; where none is, or in lazy
-    and eager mode, it is dropped and counted as late.
+    delay allows may still count for Spark's. Here it is in those of its windows that are open; where none is,
+    or in lazy and eager mode, it is dropped and counted as late.
 
     Windows of rows are complete when the watermark has passed their last row; a tuple that is older than the
     watermark was before its micro-batch is late. Without a delay the watermark passes all tuples as they
