@@ -7,6 +7,7 @@ import pytest
 
 from penstock.operators.graph import Graph, graph, plan
 from penstock.operators.graph.shape import shape
+from penstock.operators.scan import Fragments
 
 QUOTES = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64()})
 
@@ -50,3 +51,13 @@ def test_what_leaves_the_buckets_is_no_part_of_a_checkpoint(monkeypatch: pytest.
     monkeypatch.setattr(plan, "keep_extremes", lambda root: (root, ()))
     before = [made.plan(persist=persist) for persist in ("always", "never")]
     assert list(map(shape, plans)) == list(map(shape, before))
+
+
+def test_what_readers_tell_of_the_watermark_is_no_part_of_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    windows = _source().window("t", size="4 s", unit="s", delay="1 s").group_by("k").agg(n="count(*)")
+    now = _shape(windows)
+    monkeypatch.setattr(Fragments, "delayed", lambda fragments, delay_ms, time: fragments)
+    assert _shape(windows) == now
+    assert len(now) > 3
