@@ -219,8 +219,7 @@ class Fragments:
 
     def watermark(self, newest: int) -> int:
         """Return the pane in which the watermark is when a time, in its steps, is the newest one."""
-        a_second = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}[self.time_unit]
-        return (newest * 1_000 // a_second - self.delay_ms) // self.pane_ms
+        return (newest * self.pane_ms // self.pane_steps - self.delay_ms) // self.pane_ms
 
     @property
     def pane_steps(self) -> int:

@@ -45,12 +45,11 @@ from penstock.spark_ext.graph_windows import (
     of_rows,
     of_windows,
     packed,
-    same_types,
 )
 from penstock.spark_ext.lookup_tables import joined, lookup_in
 from penstock.spark_ext.p_stream_options import WriteOptions
 from penstock.spark_ext.p_stream_rows import OperatorRows
-from penstock.spark_ext.p_stream_types import check_same, spark_schema
+from penstock.spark_ext.p_stream_types import check_same, same_types, spark_schema
 from penstock.spark_ext.parquet_reader import parquet_files, read_parquet
 from penstock.spark_ext.pushed import Columns, Pushed
 from penstock.spark_ext.stateful import Stateful

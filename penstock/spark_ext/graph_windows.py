@@ -11,7 +11,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import NullType, StructType
 
 from penstock.ddl import quoted
-from penstock.errors import InternalError, InvalidUsageError
+from penstock.errors import InternalError
 from penstock.operators.conform import conform
 from penstock.operators.graph.nodes import Aggregate, Assemble, Fused, Node, Window
 from penstock.operators.graph.types import scan_schema
@@ -20,7 +20,7 @@ from penstock.operators.stream import RESERVED_PREFIX
 from penstock.operators.windows.by_window import FOLDED, WindowFold
 from penstock.operators.windows.finish import Step
 from penstock.operators.windows.sliding import in_windows
-from penstock.spark_ext.p_stream_types import as_arrow_of_spark, check_same, spark_schema
+from penstock.spark_ext.p_stream_types import as_arrow_of_spark, same_types, spark_schema
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.pushed import behind_lookup
 from penstock.spark_ext.update_window import service_of, windowed
@@ -36,7 +36,6 @@ __all__ = [
     "of_rows",
     "of_windows",
     "packed",
-    "same_types",
 ]
 
 START_COLUMN = f"{RESERVED_PREFIX}start"
@@ -202,18 +201,6 @@ def of_folded(node: Aggregate, folded: DataFrame, fold: WindowFold) -> DataFrame
     """Return aggregates of windows that each bucket has folded."""
     merged = folded.repartition(sf.col(PANE)).mapInArrow(_Merge(fold), folded.schema)
     return merged.select(*ByWindow.of(node).computed(node))
-
-
-def same_types(made: Sequence[pa.Schema] | None, seen: Sequence[StructType]) -> bool:
-    """Say whether columns have the very types that Spark gives them."""
-    if made is None:
-        return False
-    try:
-        for one, other in zip(made, seen, strict=True):
-            check_same(spark_schema(one), other, "")
-    except InvalidUsageError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,14 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from penstock.errors import InvalidUsageError
 from penstock.operators.conform import cast
 
-__all__ = ["as_arrow_of_spark", "check_same", "converted", "spark_schema", "stored_schema"]
+__all__ = [
+    "as_arrow_of_spark",
+    "check_same",
+    "converted",
+    "same_types",
+    "spark_schema",
+    "stored_schema",
+]
 
 _KEPT = b"spark.schema"
 
@@ -183,6 +190,18 @@ def check_same(given: StructType, known: StructType, location: str) -> None:
             unknown=", ".join(unknown) or "none",
             types="; ".join(others) or "as they should",
         )
+
+
+def same_types(made: Sequence[pa.Schema] | None, seen: Sequence[StructType]) -> bool:
+    """Say whether columns have the very types that Spark gives them."""
+    if made is None:
+        return False
+    try:
+        for one, other in zip(made, seen, strict=True):
+            check_same(spark_schema(one), other, "")
+    except InvalidUsageError:
+        return False
+    return True
 
 
 def _is_same(one: DataType, other: DataType) -> bool:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as sf
 
 from penstock.ddl import quoted
 from penstock.operators.conform import conform
-from penstock.operators.fragments.keys import integers_of
+from penstock.operators.fragments.keys import bare_values
 from penstock.operators.scan import PANE, Fragments, Partial, TimeUnit
 from penstock.operators.stream import RESERVED_PREFIX
 from penstock.operators.windows.layout import ENTRY_PANE, RowLayout
@@ -152,5 +152,5 @@ class RowOrderPacker:
     def _timed(self, held: list[pa.RecordBatch]) -> pa.RecordBatch:
         rows = pa.concat_batches(held)
         named = {name: rows.column(name) for name in self.schema.names if name != self.time}
-        time = pa.array(integers_of(rows.column(self.time)).astype(np.int64, copy=False))
+        time = pa.array(bare_values(rows.column(self.time)).astype(np.int64, copy=False))
         return pa.RecordBatch.from_arrays([time, *named.values()], [PANE, *named])

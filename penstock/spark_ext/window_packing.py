@@ -18,7 +18,7 @@ from pyspark import TaskContext
 from penstock.errors import InvalidUsageError
 from penstock.operators.conform import conform
 from penstock.operators.fragments import Fragmenter, combined
-from penstock.operators.fragments.keys import integers_of
+from penstock.operators.fragments.keys import bare_values
 from penstock.operators.lookup import Lookup
 from penstock.operators.scan import NEWEST, PANE, Fragments
 from penstock.operators.stream import Integers
@@ -103,11 +103,11 @@ class EntryPacker:
         """Return the newest pane, of which the watermark is behind as many as the delay has, or has begun."""
         if self.delayed is None:
             return int(np.max(entries.column(ENTRY_PANE).to_numpy()))
-        newest = int(np.max(integers_of(batch.column(NEWEST))))
+        newest = int(np.max(bare_values(batch.column(NEWEST))))
         return self.delayed.watermark(newest) - -self.delayed.delay_ms // self.delayed.pane_ms
 
     def _entries(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        panes = integers_of(batch.column(PANE)).astype(np.int64, copy=False) // self.pane_steps
+        panes = bare_values(batch.column(PANE)).astype(np.int64, copy=False) // self.pane_steps
         columns = [pa.array(panes) if name == ENTRY_PANE else batch.column(name) for name in self.entry.names]
         return conform(pa.RecordBatch.from_arrays(columns, self.entry.names), self.entry)
 

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
-from itertools import accumulate, groupby
 from typing import Any
 from unittest import mock
 
@@ -443,15 +442,6 @@ def test_integers_of_ranges_are_added(values: list[int], ranges: list[tuple[int,
     sliding_kernels.add_ranges(np.array(values), lows, highs, np.empty(len(values) + 1, np.int64), out)
     wrapped = [(sum(values[a:b]) + 2**63) % 2**64 - 2**63 for a, b in bounds]
     assert out.tolist() == wrapped
-
-
-@given(st.lists(st.integers(0, 3), max_size=12))
-def test_runs_are_numbered(ids: list[int]) -> None:
-    begins, of = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
-    count = sliding_kernels.number_runs(np.array(ids, np.int64), begins, of)
-    runs = [list(run) for _, run in groupby(ids)]
-    assert begins[:count].tolist() == [0, *accumulate(map(len, runs))][: len(runs)]
-    assert of.tolist() == [number for number, run in enumerate(runs) for _ in run]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 4)), max_size=12), st.booleans())

@@ -234,6 +234,7 @@ def test_wrong_arguments_say_what_would_be_right(spark: SparkSession, tmp_path: 
         ({"time": "v"}, "cannot be the time"),
         ({"time": "n"}, "an integer time needs a unit"),
         ({"slide": "20 s"}, "slide is longer"),
+        ({"size": "0 s"}, "not longer than nothing: option=size"),
         ({"aggs": {}}, "nothing is aggregated"),
         ({"aggs": {"a": "v + 1"}}, "no aggregate"),
         ({"aggs": {"a": "median(v)"}}, "cannot be made of panes"),

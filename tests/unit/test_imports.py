@@ -155,3 +155,7 @@ def test_a_fail_point_without_a_marker_fires_every_time(monkeypatch: pytest.Monk
 def test_an_unknown_fail_point_is_refused() -> None:
     with pytest.raises(ValueError, match="nowhere"):
         _failpoints._armed("nowhere=kill")
+
+
+def test_the_package_tells_its_names() -> None:
+    assert dir(penstock) == sorted(penstock.__all__)

@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.fragments import kernels
-from penstock.operators.fragments.keys import as_integers, integers_of
+from penstock.operators.fragments.keys import as_integers, bare_values
 from penstock.operators.scan import Partial
 from penstock.operators.sketches import hashes_in, hashes_of, images_of, least_hashes
 from penstock.state_store.key_index import KeyIndex
 from penstock.state_store.keys import KeyCodec
 
-__all__ = ["Fold", "Nulls", "Row", "Runs", "fold_of"]
+__all__ = ["Fold", "Nulls", "Row", "Runs", "fold_of", "without_nulls"]
 
 _LEAST = 1024
 _LEAST_HASHES = 1 << 16
@@ -98,16 +98,8 @@ def _grown(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
     return larger
 
 
-def _numbers(values: Column) -> npt.NDArray[Any]:
-    """Return values as NumPy has them; where there are nulls, anything."""
-    if as_integers(values.type) is not None:
-        return integers_of(values)
-    bare = pa.Array.from_buffers(values.type, len(values), [None, values.buffers()[1]], offset=values.offset)
-    return bare.to_numpy()
-
-
-def _without_nulls(slots: Slots, values: Column) -> Slots:
-    """Return the slots of rows; those of nulls are 0."""
+def without_nulls(slots: Slots, values: Column) -> Slots:
+    """Return the slots of rows, 0 for those of nulls."""
     return np.where(values.is_valid().to_numpy(zero_copy_only=False), slots, np.int32(0))
 
 
@@ -148,14 +140,14 @@ class _Sum:
         values = _given(values)
         self._sums = _grown(self._sums, count)
         if values.null_count:
-            slots = _without_nulls(slots, values)
+            slots = without_nulls(slots, values)
             if self._seen is None:
                 self._seen = np.zeros(count, np.bool_)
                 self._seen[: self._slots] = True
         if self._seen is not None:
             self._seen = _grown(self._seen, count)
             kernels.mark(slots, self._seen)
-        self._kernel(slots, _numbers(values), self._sums)
+        self._kernel(slots, bare_values(values), self._sums)
         self._slots = count
 
     def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
@@ -163,7 +155,7 @@ class _Sum:
         if values.null_count or self._seen is not None or self._kernel is not kernels.add_sum:
             return False
         self._sums = _grown(self._sums, count)
-        self._of_runs(runs.starts, runs.slots, _numbers(values), self._sums)
+        self._of_runs(runs.starts, runs.slots, bare_values(values), self._sums)
         self._slots = count
         return True
 
@@ -183,8 +175,8 @@ class _Extreme:
         values = _given(values)
         self._best, self._seen = _grown(self._best, count), _grown(self._seen, count)
         if values.null_count:
-            slots = _without_nulls(slots, values)
-        self._kernel(slots, _numbers(values), self._seen, self._best)
+            slots = without_nulls(slots, values)
+        self._kernel(slots, bare_values(values), self._seen, self._best)
 
     def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
         return False
@@ -247,7 +239,7 @@ class _Distinct:
             slots = np.repeat(slots, pc.list_value_length(values).to_numpy())
             values = values.flatten()
         if values.null_count:
-            slots = _without_nulls(slots, values)
+            slots = without_nulls(slots, values)
         if not slots.all():
             values, slots = values.take(pa.array(np.flatnonzero(slots))), slots[slots > 0]
         if len(slots):
@@ -282,8 +274,8 @@ class _Sketch:
             sizes, hashes = hashes_in(values)
             slots = np.repeat(slots, sizes)
         else:
-            hashes = hashes_of(_numbers(values))
-            slots = _without_nulls(slots, values) if values.null_count else slots
+            hashes = hashes_of(bare_values(values))
+            slots = without_nulls(slots, values) if values.null_count else slots
         known = len(self._thetas)
         self._thetas = _grown(self._thetas, count)
         self._thetas[known:] = _NO_THETA

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from penstock.errors import InvalidUsageError
 from penstock.operators.fragments import kernels
 from penstock.operators.fragments.folds import Fold, Nulls, Row, Runs, fold_of
-from penstock.operators.fragments.keys import Codes, as_integers, integers_of
+from penstock.operators.fragments.keys import Codes, as_integers, bare_values
 from penstock.operators.scan import PANE, Fragments
 
 __all__ = ["Fragmenter", "combined", "merged"]
@@ -95,7 +95,7 @@ class Fragmenter:
             there = time.is_valid().to_numpy(zero_copy_only=False)
             self.without_time += int((~there).sum() if mask is None else (mask & ~there).sum())
             mask = there if mask is None else mask & there
-        times = integers_of(time)
+        times = bare_values(time)
         columns = list(values)
         if self._by_runs and self._state[0] > 1 and mask is not None:
             # The table does not know the slots that runs were given, so that some may be given again.
@@ -117,7 +117,7 @@ class Fragmenter:
         for partial, fold, column, is_left in folds:
             if not is_left:
                 continue
-            by = integers_of(row_times[partial.name]) if row_times and partial.name in row_times else times
+            by = bare_values(row_times[partial.name]) if row_times and partial.name in row_times else times
             fold.add(slots, by, column, count)
 
     def _keys(self, groups: list[pa.Array[Any]], rows: int) -> npt.NDArray[np.int64]:
@@ -260,7 +260,7 @@ def merged(fragments: Fragments, batches: Sequence[pa.RecordBatch]) -> list[pa.R
         Of each stretch.
     """
     batches = [batch for batch in batches if batch.num_rows]
-    panes = [integers_of(batch[PANE]) for batch in batches]
+    panes = [bare_values(batch[PANE]) for batch in batches]
     lows, highs = [one.min() for one in panes], [one.max() for one in panes]
     alone: list[pa.RecordBatch] = []
     shared: list[pa.RecordBatch] = []
@@ -293,7 +293,7 @@ def combined(
         fragments of one pane and group those that come first are taken to be the earlier ones.
     """
     table = pa.Table.from_batches(batches)
-    order = np.argsort(integers_of(table[PANE].combine_chunks()), kind="stable")
+    order = np.argsort(bare_values(table[PANE].combine_chunks()), kind="stable")
     whole = table.take(pa.array(order)).combine_chunks().to_batches()[0]
     again = replace(
         fragments,

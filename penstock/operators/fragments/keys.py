@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from penstock.compression.codecs.dictionary import look_up
 
-__all__ = ["Codes", "as_integers", "integers_of"]
+__all__ = ["Codes", "as_integers", "bare_values"]
 
 _NULL = -1
 
@@ -30,8 +30,11 @@ def as_integers(kind: pa.DataType) -> pa.DataType | None:
     return None
 
 
-def integers_of(array: pa.Array[Any]) -> npt.NDArray[Any]:
-    """Return the values of an array, whose type `as_integers` knows, without copying. Nulls are anything."""
+def bare_values(array: pa.Array[Any]) -> npt.NDArray[Any]:
+    """Return the values of an array of floats, or of a type that `as_integers` knows, without copying.
+
+    Nulls are anything.
+    """
     kind = as_integers(array.type) or array.type
     seen = array.view(kind)
     bare = pa.Array.from_buffers(kind, len(seen), [None, seen.buffers()[1]], offset=seen.offset)
@@ -61,7 +64,7 @@ class Codes:
     def of(self, array: pa.Array[Any]) -> npt.NDArray[Any]:
         """Return the number of each value. A null is -1 where values do not stand for themselves."""
         if self.direct and not array.null_count:
-            return integers_of(array)
+            return bare_values(array)
         self._leave_direct()
         if pa.types.is_floating(array.type):
             # As in Spark, a group has one zero and one NaN.

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.operators.fragments import kernels as folds
-from penstock.operators.fragments.folds import Fold, Nulls, fold_of
-from penstock.operators.fragments.keys import as_integers, integers_of
+from penstock.operators.fragments.folds import Fold, Nulls, fold_of, without_nulls
+from penstock.operators.fragments.keys import bare_values
 from penstock.operators.scan import PANE, Fragments, Partial
 from penstock.operators.stream import Integers
 from penstock.operators.windows import sliding_kernels as kernels
@@ -102,12 +102,8 @@ class Extremes:
         """Return which windows have the most, in order."""
         (cells,), keys = _cells([groups], [starts])
         if values.null_count:
-            valid = values.is_valid().to_numpy(zero_copy_only=False)
-            cells = np.where(valid, cells, np.int32(0))
-        bare = pa.Array.from_buffers(
-            values.type, len(values), [None, values.buffers()[1]], offset=values.offset
-        )
-        numbers = bare.to_numpy() if as_integers(values.type) is None else integers_of(bare)
+            cells = without_nulls(cells, values)
+        numbers = bare_values(values)
         best, seen = np.zeros(keys.count + 1, numbers.dtype), np.zeros(keys.count + 1, np.bool_)
         keep = folds.keep_greater if self.greatest else folds.keep_less
         keep(cells, numbers, seen, best)
@@ -152,16 +148,11 @@ class WindowFold:
     @property
     def partials(self) -> frozenset[str]:
         """See `Closing.partials`."""
-        return self.finish.read_of(self._read)
+        return self.finish.partials
 
     @property
     def _groups(self) -> tuple[str, ...]:
         return self.fragments.group_by[1:]
-
-    @property
-    def _read(self) -> list[str]:
-        values = [one.expression for one in self.fragments.partials if one.expression != "*"]
-        return [*self._groups, *values]
 
     def __call__(self, closed: Closed) -> _Rows:
         """Return the rows of some windows."""

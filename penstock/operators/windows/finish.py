@@ -60,16 +60,7 @@ class Finish:
     @property
     def partials(self) -> frozenset[str]:
         """The partials that it reads; see `Closing.partials`."""
-        return self.read_of(self._made)
-
-    @property
-    def _made(self) -> Iterable[str]:
-        """The columns that it makes."""
-        return next((step for step in reversed(self.steps) if not isinstance(step, str)), self.output.names)
-
-    def read_of(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the partials that some of the columns that it makes are computed of."""
-        needed = set(names)
+        needed = set(self._made)
         for step in reversed(self.steps):
             if isinstance(step, str):
                 needed |= set(Expression.parse(step).columns)
@@ -78,6 +69,11 @@ class Finish:
         texts = [text for name, text in self.assembly.aggregates.items() if name in needed]
         read = {one for text in texts for one in Expression.parse(text).columns}
         return frozenset(part for one in read for part in (one, *self.assembly.parts(one)))
+
+    @property
+    def _made(self) -> Iterable[str]:
+        """The columns that it makes."""
+        return next((step for step in reversed(self.steps) if not isinstance(step, str)), self.output.names)
 
     def schemas(self) -> list[pa.Schema] | None:
         """Return the schemas of windows and after each projection; None if something is for Spark only.

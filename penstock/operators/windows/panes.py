@@ -376,8 +376,8 @@ class Panes:
 
     def _groups(self, ids: Integers) -> tuple[list[pa.Array[Any]], pa.Array[Any]]:
         """Return the groups of ids, of which equal ones stand together, and of each id the place in them."""
-        begins, of = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
-        begins = begins[: kernels.number_runs(ids, begins, of)]
+        begins = np.flatnonzero(np.diff(ids, prepend=-1))
+        of = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(ids)))
         return self.groups_of(ids[begins]), pa.array(of)
 
     # --------------------------------------------------------------------------------------- state

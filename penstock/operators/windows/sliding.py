@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.operators.fragments.folds import fold_of
-from penstock.operators.fragments.keys import as_integers, integers_of
+from penstock.operators.fragments.keys import as_integers, bare_values
 from penstock.operators.scan import Partial
 from penstock.operators.sketches import estimates
 from penstock.operators.stream import Integers
@@ -80,7 +80,7 @@ def slide(
                 columns.append(_extreme(column, partial.kind == "max", low, high))
             case "first" | "last":
                 at = np.empty(len(low), np.int64)
-                when = integers_of(entries.column(times[partial.name])).astype(np.int64, copy=False)
+                when = bare_values(entries.column(times[partial.name])).astype(np.int64, copy=False)
                 pick = kernels.slide_first if partial.kind == "first" else kernels.slide_last
                 pick(panes, when, low, high, at)
                 columns.append(column.take(pa.array(at)))
@@ -133,17 +133,10 @@ def _running(values: Integers) -> Integers:
 
 
 def _numbers(column: _Column, null: Any) -> npt.NDArray[Any]:
-    kind = as_integers(column.type)
-    values = integers_of(column) if kind is not None else np.asarray(_bare(column))
+    values = bare_values(column)
     if column.null_count:
         values = np.where(column.is_valid().to_numpy(zero_copy_only=False), values, values.dtype.type(null))
     return values
-
-
-def _bare(column: _Column) -> npt.NDArray[Any]:
-    """Return the values of a column of floats, without copying; nulls are anything."""
-    bare = pa.Array.from_buffers(column.type, len(column), [None, column.buffers()[1]], offset=column.offset)
-    return bare.to_numpy()
 
 
 def _sum(column: _Column, low: Integers, high: Integers) -> _Column:

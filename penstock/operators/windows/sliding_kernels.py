@@ -21,7 +21,6 @@ __all__ = [
     "find_windows",
     "merge",
     "number_cells",
-    "number_runs",
     "order_by",
     "skip",
     "slide_distinct",
@@ -95,24 +94,6 @@ def find_runs(ids: Any, panes: Any, starts: Any) -> int:
         if i == 0 or ids[i] != ids[i - 1] or panes[i] != panes[i - 1]:
             starts[count] = i
             count += 1
-    return count
-
-
-@kernel
-def number_runs(ids: Any, begins: Any, of: Any) -> int:
-    """Find where runs of equal numbers begin, and number them from 0 on; return how many there are.
-
-    Parameters
-    ----------
-    ids, begins, of : int64 arrays of n
-        The numbers, where runs begin, and of each number its run.
-    """
-    count = 0
-    for i in range(ids.shape[0]):
-        if i == 0 or ids[i] != ids[i - 1]:
-            begins[count] = i
-            count += 1
-        of[i] = count - 1
     return count
 
 
