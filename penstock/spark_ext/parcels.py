@@ -77,7 +77,7 @@ def _packed(batch: pa.RecordBatch) -> bytes | None:
     if any(field.metadata for field in batch.schema):
         return None
     try:
-        block = encode_table(batch, codecs=packed_cascades(batch.schema, "plain"))
+        block = encode_table(batch, codecs=packed_cascades(batch.schema, floats="plain", others="plain"))
     except InvalidUsageError:
         # Two columns of one name, or text that is not UTF-8, which Spark can have.
         return None

@@ -21,6 +21,7 @@ from penstock.operators.fragments import Fragmenter
 from penstock.operators.scan import PANE, Fragments, Partial
 from penstock.operators.windows import entries as entries_module
 from penstock.operators.windows import groups as groups_module
+from penstock.operators.windows import merging as merging_module
 from penstock.operators.windows import panes as panes_module
 from penstock.operators.windows import sliding, sliding_kernels
 from penstock.operators.windows import stacks as stacks_module
@@ -28,6 +29,7 @@ from penstock.operators.windows.closing import AsTheyAre
 from penstock.operators.windows.entries import Entries
 from penstock.operators.windows.groups import GroupCodec
 from penstock.operators.windows.layout import ENTRY_PANE, START, Closed, WindowLayout
+from penstock.operators.windows.merging import Spans, woven
 from penstock.operators.windows.panes import Panes
 from penstock.operators.windows.several import SeveralPanes
 from penstock.operators.windows.spec import WindowSpec
@@ -175,6 +177,7 @@ def test_windows_of_stacks_hold_what_brute_force_puts_into_them(
         mock.patch.object(panes_module, "_CHUNK_WINDOWS", data.draw(CHUNKS)),
         mock.patch.object(stacks_module, "_GONE", gone),
         mock.patch.object(entries_module, "_FEW", few),
+        mock.patch.object(merging_module, "_FEW", few),
     ):
         as_brute_force(layout, batches_of(rows, cuts), delay, lambda: data.draw(hows))
 
@@ -200,7 +203,7 @@ def test_a_micro_batch_goes_over_what_comes_and_what_leaves(monkeypatch: pytest.
         went_over += len(panes)
         return sliding.slide(partials, times, panes, *rest, closing=closing)
 
-    for module in (panes_module, stacks_module, entries_module):
+    for module in (panes_module, stacks_module, merging_module):
         monkeypatch.setattr(module, "slide", counting)
     layout = layout_of(2000, 1, sets=False)
     state = Panes(layout)
@@ -296,6 +299,54 @@ def test_many_windows_are_handed_over_in_pieces(
     assert len(pieces) > 1
     assert max(piece.num_rows for piece in pieces) <= 40
     assert pa.Table.from_batches(pieces) == pa.Table.from_batches(whole)
+
+
+VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "double": (pa.float64(), [0.5, -0.0, math.inf]),
+    "int": (pa.int32(), [1, -2, 3]),
+    "byte": (pa.int8(), [1, -2, 3]),
+    "day": (pa.date32(), [date(2006, 1, 3), date(1969, 12, 31)]),
+    "truth": (pa.bool_(), [True, False]),
+    "text": (pa.string(), ["a", "", "bb"]),
+    "decimal": (pa.decimal128(9, 2), [Decimal("1.25"), Decimal(-3)]),
+    "some nulls": (pa.int64(), [1, None, 3]),
+}
+
+
+@settings(deadline=None)
+@given(
+    parts=st.lists(
+        st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=12), min_size=1, max_size=4
+    ),
+    bounds=st.tuples(st.integers(-1, 11), st.integers(-1, 11)),
+    begin=st.integers(0, 3),
+)
+def test_spans_are_laid_side_by_side_for_each_group(
+    parts: list[list[tuple[int, int]]], bounds: tuple[int, int], begin: int
+) -> None:
+    low, high = min(bounds), max(bounds)
+    spans, wanted = [], []
+    for number, part in enumerate(parts):
+        rows = sorted(part)
+        places = range(number, number + len(rows))
+        columns = [pa.array([some[at % len(some)] for at in places], kind) for kind, some in VALUES.values()]
+        values = pa.RecordBatch.from_arrays(columns, list(VALUES))
+        ids, panes = np.array(rows, np.int64).reshape(-1, 2).T.copy()
+        entries = Entries(ids, panes, values).piece(min(begin, len(rows)), len(rows))
+        (_, rest) = Spans.of(entries).split(low)
+        inner, outer = rest.split(high)
+        spans.append(inner)
+        kept = list(
+            zip(entries.ids.tolist(), entries.panes.tolist(), entries.values.to_pylist(), strict=True)
+        )
+        wanted += [(group, number, pane, row) for group, pane, row in kept if low <= pane < high]
+        assert len(outer) == sum(pane >= high for _, pane, _ in kept)
+    found = woven(spans)
+    wanted.sort(key=lambda it: it[:2])
+    assert found.ids.tolist() == [group for group, *_ in wanted]
+    assert found.panes.tolist() == [pane for *_, pane, _ in wanted]
+    assert found.values.to_pylist() == [row for *_, row in wanted]
+    found.values.validate(full=True)
 
 
 def test_windows_before_the_first_are_in_no_piece(monkeypatch: pytest.MonkeyPatch) -> None:

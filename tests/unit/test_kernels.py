@@ -118,7 +118,7 @@ KERNELS = {
     "simple8b": {"_write", "_read"},
     "variable_byte": {"_write", "_read"},
     "sliding_kernels": {
-        *("order_by", "find_runs", "_over", "count_windows", "find_windows", "merge", "skip"),
+        *("order_by", "find_runs", "_over", "count_windows", "find_windows", "merge", "skip", "lay_out"),
         *("are_sorted", "add_ranges", "number_cells", "find_equal"),
         *("slide_sum", "_beats", "slide_extreme", "slide_first", "slide_last", "slide_distinct"),
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 import tracemalloc
 
@@ -35,9 +36,15 @@ def _small() -> PUnit:
     return PUnit("delta", {"version": 7}, {"first": first, "second": first.slice(1, 1)})
 
 
-def test_integers_of_a_packed_unit_are_packed_and_read_the_same() -> None:
+def test_numbers_of_a_packed_unit_are_packed_and_read_the_same() -> None:
     block = pa.RecordBatch.from_pydict(
-        {"n": [7, None, -(1 << 60)], "x": [0.5, None, -0.0], "s": ["a", "", "b"]}
+        {
+            "n": [7, None, -(1 << 60)],
+            "x": [0.25, None, 3.5],
+            "y": [math.pi, -math.inf, -0.0],
+            "h": pa.array([0.5, None, 1.5], pa.float16()),
+            "s": ["a", "", "b"],
+        }
     )
     units = [PUnit("delta", {}, {"b": block}, packed=packed) for packed in (False, True)]
     found = []
@@ -45,11 +52,14 @@ def test_integers_of_a_packed_unit_are_packed_and_read_the_same() -> None:
         content = encode(unit)
         assert _same(decode(content, FILE), unit)
         coded = tables(content, FILE)["b"]
-        found.append({name: [cascade for _, cascade, *_ in coded.column(name).describe()] for name in "nxs"})
-    assert all(CODEC in cascades for cascades in found[0].values())
-    assert PACKED in found[1].pop("n")
-    del found[0]["n"]
-    assert found[0] == found[1]
+        found.append(
+            {name: [cascade for _, cascade, *_ in coded.column(name).describe()] for name in "nxyhs"}
+        )
+    plain, packed = found
+    assert all(CODEC in cascades for cascades in plain.values())
+    assert all(PACKED in packed[name] for name in "nyh")
+    assert any(one.startswith(f"decimal_2>{PACKED}") for one in packed["x"])
+    assert packed["s"] == plain["s"]
 
 
 def _with_header(header: bytes, *, version: int = FORMAT_VERSION, flags: int = 0, tail: bytes = b"") -> bytes:

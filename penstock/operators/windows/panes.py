@@ -16,17 +16,10 @@ from penstock.operators.stream import Integers
 from penstock.operators.windows import sliding_kernels as kernels
 from penstock.operators.windows.at_once import at_once
 from penstock.operators.windows.closing import AsTheyAre, Closing
-from penstock.operators.windows.entries import (
-    Entries,
-    Found,
-    Pile,
-    combined,
-    merged,
-    sorted_by,
-    sorted_together,
-)
+from penstock.operators.windows.entries import Entries, Found, sorted_by
 from penstock.operators.windows.groups import GroupCodec
 from penstock.operators.windows.layout import ENTRY_PANE, Assembled, Closed, Settled, WindowLayout
+from penstock.operators.windows.merging import Pile, combined, merged, sorted_together
 from penstock.operators.windows.sliding import slide
 from penstock.operators.windows.stacks import Stacks
 from penstock.state_store.key_index import KeyIndex
@@ -391,8 +384,8 @@ class Panes:
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole state of this moment, in units of at most `_UNIT_ENTRIES` entries."""
         parts = [] if self._stacks is None else self._stacks.parts()
-        held = merged([*parts, *self._held.parts])
-        held = held.where(self._needed(held))
+        # Who reads them sorts them.
+        held = Entries.concat([one.where(self._needed(one)) for one in (*parts, *self._held.parts)])
         begins = range(0, max(len(held), 1), _UNIT_ENTRIES)
         # Made here and now, for the panes go on changing while they are written.
         return iter(

@@ -19,6 +19,7 @@ __all__ = [
     "find_equal",
     "find_runs",
     "find_windows",
+    "lay_out",
     "merge",
     "number_cells",
     "order_by",
@@ -105,6 +106,15 @@ def skip(panes: Any, at: Any, ends: Any, least: int, out: Any) -> None:
         while j < ends[i] and panes[j] < least:
             j += 1
         out[i] = j
+
+
+@kernel
+def lay_out(values: Any, low: Any, high: Any, at: Any, out: Any) -> None:
+    """Copy ranges of values, `low` to before `high`, each to its place in `out`."""
+    for i in range(low.shape[0]):
+        place = at[i] - low[i]
+        for j in range(low[i], high[i]):
+            out[place + j] = values[j]
 
 
 @kernel

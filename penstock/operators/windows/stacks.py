@@ -22,13 +22,14 @@ from before the border that came after it was drawn stay among those that are he
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
-import pyarrow as pa
 
 from penstock.operators.stream import Integers
-from penstock.operators.windows import sliding_kernels as kernels
-from penstock.operators.windows.entries import Entries, Pile, by_group, merged, ranges, sorted_by
+from penstock.operators.windows.entries import Entries
 from penstock.operators.windows.layout import WindowLayout
+from penstock.operators.windows.merging import Pile, Spans, by_group, merged, woven
 from penstock.operators.windows.sliding import slide
 
 __all__ = ["Stacks"]
@@ -55,35 +56,32 @@ class Stacks:
     def __init__(self, layout: WindowLayout, front: Entries, border: int, groups: int) -> None:
         self.border = border
         self._layout = layout
-        self._front = front
-        bounds = np.searchsorted(front.ids, np.arange(groups + 1))
-        # Of each group, the places of those entries of the front that are still needed.
-        self._at, self._ends = bounds[:-1], bounds[1:]
-        ends = self._ends[front.ids]
+        self._front = Spans.of(front, groups)
+        """Those of the front that are still needed."""
+        ends = self._front.high[front.ids]
         each = np.arange(len(front))
-        self._suffixes = slide(
-            layout.partials, layout.times, front.panes, front.values, each, ends, closing=False
-        )
+        suffixes = slide(layout.partials, layout.times, front.panes, front.values, each, ends, closing=False)
+        self._suffixes = replace(front, values=suffixes)
         self._back = Pile(layout)
         self._total = Entries.none(layout)
 
     def __len__(self) -> int:
         """Return the number of entries that are still needed."""
-        return int((self._ends - self._at).sum()) + len(self._back)
+        return len(self._front) + len(self._back)
 
     @property
     def nbytes(self) -> int:
         """How much memory they hold."""
-        known = self._suffixes.nbytes + self._at.nbytes + self._ends.nbytes
-        return known + self._front.nbytes + self._back.nbytes + self._total.nbytes
+        front = self._front.entries.nbytes + self._suffixes.values.nbytes
+        return front + self._back.nbytes + self._total.nbytes
 
     def parts(self) -> list[Entries]:
         """Return the entries that are still needed, in parts, each of them sorted."""
-        return [self._front.take(ranges(self._at, self._ends)), *self._back.parts]
+        return [woven([self._front]), *self._back.parts]
 
     def live(self) -> Integers:
         """Return the groups that have an entry; some may be there twice."""
-        return np.concatenate([np.flatnonzero(self._at < self._ends), self._total.ids])
+        return np.concatenate([np.flatnonzero(self._front.low < self._front.high), self._total.ids])
 
     def close(self, held: Entries, first: int, last: int) -> tuple[Entries, Entries]:
         """Return what some windows are made of, and take in what will be in later ones.
@@ -105,34 +103,28 @@ class Stacks:
         spec = self._layout.spec
         begin, start, following = spec.start(first), spec.start(last), spec.start(last + 1)
         end, after = begin + spec.size, start + spec.size
-        at = self._first_from(start)
-        groups = np.flatnonzero(at < self._ends)
-        suffixes = Entries(groups, self._front.panes[at[groups]], self._suffixes.take(pa.array(at[groups])))
-        shared = [suffixes, self._total, held.between(start, end)]
-        leaving = merged([self._front.take(ranges(self._at, at)), held.between(begin, start)])
-        new = held.between(end, after)
+        leaving, staying = self._front.split(start)
+        groups = np.flatnonzero(staying.low < staying.high)
+        suffixes = self._suffixes.take(staying.low[groups])
+        _, open_ = Spans.of(held).split(begin)
+        strays, open_ = open_.split(start)
+        inner, open_ = open_.split(end)
+        new, later = open_.split(after)
+        if len(strays):
+            leaving = Spans.of(merged([woven([leaving]), woven([strays])]))
+        shared = by_group(self._layout, [suffixes, self._total, woven([inner])], end - 1)
         # Of a group, panes of one part come before those of the next one.
-        needed = Entries.concat([leaving, by_group(self._layout, shared, end - 1), new])
-        needed = needed.take(sorted_by(needed.ids, np.arange(len(needed))))
-        for taken in (held.between(self.border, end), new):
-            self._back.add(taken)
-            self._total = by_group(self._layout, [self._total, taken], self.border)
+        needed = woven([leaving, Spans.of(shared), new])
+        before, after_border = inner.split(self.border)
+        taken = woven([replace(after_border, high=new.high)])
+        self._back.add(taken)
+        self._total = by_group(self._layout, [self._total, taken], self.border)
         self._let_go(following)
-        stray = (held.panes >= following) & (held.panes < self.border)
-        return needed, held.where(stray | (held.panes >= after))
-
-    def _first_from(self, pane: int) -> Integers:
-        """Return of each group where its entries of the front from a pane on begin."""
-        at = np.empty(len(self._at), np.int64)
-        kernels.skip(self._front.panes, self._at, self._ends, pane, at)
-        return at
+        return needed, woven([before.split(following)[1], later])
 
     def _let_go(self, pane: int) -> None:
         """Let go of what is before a pane."""
-        self._at = self._first_from(pane)
-        counts = self._ends - self._at
-        if _GONE * int(counts.sum()) < len(self._front):
-            rows = ranges(self._at, self._ends)
-            self._front, self._suffixes = self._front.take(rows), self._suffixes.take(pa.array(rows))
-            self._ends = np.cumsum(counts)
-            self._at = self._ends - counts
+        _, self._front = self._front.split(pane)
+        if _GONE * len(self._front) < len(self._front.entries):
+            self._suffixes = woven([replace(self._front, entries=self._suffixes)])
+            self._front = Spans.of(woven([self._front]), len(self._front.low))
