@@ -72,6 +72,15 @@ def published(directory: Path, content: bytes) -> Iterator[None]:
         yield
 
 
+def direct(directory: Path, content: bytes) -> Iterator[None]:
+    """Publish a new file for each, past the system's cache."""
+    number = 0
+    while True:
+        _durable.publish(directory / f"{number:020}.segment", content, direct_io=True)
+        number += 1
+        yield
+
+
 def committed(directory: Path, content: bytes) -> Iterator[None]:
     """Publish a segment and the entry of the log that names it: a p-stream's commit."""
     _durable.make_directory(directory / "log")
@@ -90,6 +99,7 @@ WAYS: dict[str, Callable[[Path, bytes], Iterator[None]]] = {
     "appended to a growing file": appended,
     "over a pooled file": pooled,
     "a new file": published,
+    "a new file, direct I/O": direct,
     "a new file and its entry": committed,
 }
 

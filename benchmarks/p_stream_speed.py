@@ -2,7 +2,7 @@
 
     python -m benchmarks.p_stream_speed [--query CM1 ...] [--density sample dense] [--million 40]
                                         [--mode append read spark parquet options] [--goal fast]
-                                        [--interval "0 seconds"] [--data FOLDER]
+                                        [--interval "0 seconds"] [--direct-io] [--data FOLDER]
 
 Each runs in a process of its own. ``append`` is what a `PStreamWriter` makes durable of the query's stream
 with what the graph's rules push before the p-stream, in input tuples a second, beside plain Arrow IPC files
@@ -65,6 +65,7 @@ class Case:
     million: int
     goal: str
     interval: str
+    direct_io: bool
 
 
 class Input:
@@ -135,7 +136,7 @@ def append(case: Case) -> dict[str, float]:
     chunks = stream.chunks(max(2, case.million * 1_000_000 // CHUNK_ROWS))
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) / "p-stream"
-        took = fill(place, chunks, planned(case.query)[0], goal=case.goal)
+        took = fill(place, chunks, planned(case.query)[0], goal=case.goal, direct_io=case.direct_io)
         input_bytes = stream.bytes_per_tuple * CHUNK_ROWS * len(chunks)
         share = bytes_in(place) / input_bytes
         ipc = _ipc(Path(scratch), chunks[1:5])
@@ -161,7 +162,7 @@ def read(case: Case) -> dict[str, float]:
     chunks = stream.chunks(max(2, case.million * 1_000_000 // CHUNK_ROWS))
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) / "p-stream"
-        fill(place, chunks, ingest, goal=case.goal)
+        fill(place, chunks, ingest, goal=case.goal, direct_io=case.direct_io)
         source = PStream(place)
         scan_p_stream(source, scan, stop=UNIT_ROWS)
         best, rows = float("inf"), 1
@@ -188,7 +189,8 @@ def spark(case: Case) -> dict[str, float]:
         place = Path(scratch) / "p-stream"
         running = session()
         penstock.register(running)
-        with PStreamWriter(place, scanner.schema, unit_rows=UNIT_ROWS, goal=case.goal) as writer:
+        options = {"unit_rows": UNIT_ROWS, "goal": case.goal, "direct_io": case.direct_io}
+        with PStreamWriter(place, scanner.schema, **options) as writer:
             writer.append(scanner.apply(chunks[0]))
             writer.flush()
             frame = (
@@ -331,6 +333,7 @@ def _alone(mode: str, query: str, density: str, arguments: argparse.Namespace) -
         sys.executable, "-m", "benchmarks.p_stream_speed", "--one", mode, "--query", query,
         "--density", density, "--million", str(arguments.million), "--goal", arguments.goal,
         "--interval", arguments.interval, "--data", str(arguments.data),
+        *(["--direct-io"] if arguments.direct_io else []),
     ]  # fmt: skip
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -369,6 +372,9 @@ def main() -> None:
     parser.add_argument(
         "--interval", default="0 seconds", help="between micro-batches' starts in spark; 0: without a pause"
     )
+    parser.add_argument(
+        "--direct-io", action="store_true", help="append, read and spark: past the system's cache"
+    )
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--one", choices=list(MODES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -380,6 +386,7 @@ def main() -> None:
             arguments.million,
             arguments.goal,
             arguments.interval,
+            arguments.direct_io,
         )
         print(json.dumps(MODES[arguments.one](case)))
         return

@@ -11,7 +11,9 @@ import contextlib
 import errno
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from penstock._clock import new_id
 from penstock._failpoints import failpoint
@@ -20,10 +22,19 @@ from penstock.errors import ConflictError, UnavailableError
 __all__ = ["delete", "delete_tree", "make_directory", "publish", "read", "replace"]
 
 
-def publish(path: Path, *content: bytes | memoryview) -> None:
+def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -> None:
     """Create `path` with `content`, one piece after the other, durably.
 
     Steps: 1. write a temporary file, 2. sync it, 3. link it under its name, 4. sync the directory.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    *content : bytes-like
+        What it is to hold.
+    direct_io : bool
+        Whether it is written past the system's cache.
 
     Raises
     ------
@@ -36,13 +47,14 @@ def publish(path: Path, *content: bytes | memoryview) -> None:
     temporary = path.parent / f".{path.name}.{new_id()}.tmp"
     failpoint("state.before_write")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        descriptor = (_direct_io().opened if direct_io else os.open)(temporary, flags, 0o600)
         try:
-            for piece in content:
-                view = memoryview(piece).cast("B")
-                written = 0
-                while written < len(view):
-                    written += os.write(descriptor, view[written:])
+            views = [memoryview(piece).cast("B") for piece in content]
+            if direct_io:
+                _direct_io().write(descriptor, views)
+            else:
+                _write(descriptor, views)
             failpoint("state.after_write")
             os.fsync(descriptor)
         finally:
@@ -56,10 +68,28 @@ def publish(path: Path, *content: bytes | memoryview) -> None:
         raise ConflictError("the file exists already", file=path) from error
     except OSError as error:
         _forget(temporary)
+        without = direct_io and error.errno == errno.EINVAL
         raise UnavailableError(
-            "cannot write state", file=path, reason=error.strerror, hint="check space and permissions"
+            "cannot write state",
+            file=path,
+            reason=error.strerror,
+            hint="this file system may have no direct I/O" if without else "check space and permissions",
         ) from error
     failpoint("state.after_publish")
+
+
+def _write(descriptor: int, content: Iterable[memoryview]) -> None:
+    for view in content:
+        written = 0
+        while written < len(view):
+            written += os.write(descriptor, view[written:])
+
+
+def _direct_io() -> Any:
+    """Return what does direct I/O, which few need."""
+    from penstock import _direct_io
+
+    return _direct_io
 
 
 def replace(path: Path, made: Path) -> None:
@@ -72,8 +102,10 @@ def _forget(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def read(path: Path, at: int = 0, size: int = -1) -> bytes:
+def read(path: Path, at: int = 0, size: int = -1, *, direct_io: bool = False) -> bytes | memoryview:
     """Return the content of `path`, or `size` bytes of it from `at` on, fewer where it ends before.
+
+    With `direct_io` they are read past the system's cache; then `size` is given.
 
     Raises
     ------
@@ -83,6 +115,9 @@ def read(path: Path, at: int = 0, size: int = -1) -> bytes:
         If the file system refuses.
     """
     try:
+        if direct_io:
+            part: memoryview = _direct_io().read(path, at, size)
+            return part
         with path.open("rb") as file:
             file.seek(at)
             return file.read(size)

@@ -18,9 +18,17 @@ class LocalFiles:
     """A directory on a disk of this machine, or on what is mounted there; see `Files`.
 
     Files and directories are private to the user. All work is done by `penstock._durable`.
+
+    Parameters
+    ----------
+    directory : Path
+        The directory.
+    direct_io : bool
+        Whether files are written, and parts of them read, past the system's cache.
     """
 
     directory: Path
+    direct_io: bool = False
 
     @property
     def location(self) -> str:
@@ -31,7 +39,7 @@ class LocalFiles:
         """Create the file `name`; see `Files.publish`."""
         path, views = self.directory / checked(name), bytes_of(content)
         _durable.make_directory(self.directory)
-        _durable.publish(path, *views)
+        _durable.publish(path, *views, direct_io=self.direct_io)
 
     def read(self, name: str) -> Content:
         """Return the content of the file `name`; see `Files.read`."""
@@ -39,7 +47,7 @@ class LocalFiles:
 
     def read_range(self, name: str, at: int, size: int) -> Content:
         """Return a part of the file `name`; see `Files.read_range`."""
-        return _durable.read(self.directory / checked(name), at, size)
+        return _durable.read(self.directory / checked(name), at, size, direct_io=self.direct_io)
 
     def delete(self, name: str) -> None:
         """Remove the file `name`; see `Files.delete`."""
@@ -57,7 +65,7 @@ class LocalFiles:
 
     def child(self, name: str) -> LocalFiles:
         """Return the directory `name` below this one; see `Files.child`."""
-        return LocalFiles(self.directory / checked(name))
+        return LocalFiles(self.directory / checked(name), self.direct_io)
 
     def path_of(self, name: str) -> str:
         """Return the file's path; see `Files.path_of`."""

@@ -17,7 +17,7 @@ from penstock.operators.scan import Scan
 __all__ = ["ReadOptions", "WriteOptions"]
 
 _READ = ("buckets", "columns", "lookup", "maxBytes", "maxRows", "partitions", "reader", "scan", "start")
-_WRITE = ("batch", "descriptors", "goal", "unitRows", "writer")
+_WRITE = ("batch", "descriptors", "directIo", "goal", "unitRows", "writer")
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 
 
@@ -65,11 +65,13 @@ def _count(given: Mapping[str, str], name: str, *, least: int = 1) -> int | None
     return value
 
 
-def _flag(given: Mapping[str, str], name: str) -> bool:
-    text = given.get(name.lower(), "false").lower()
-    if text not in ("true", "false"):
+def _flag(given: Mapping[str, str], name: str) -> bool | None:
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    if text.lower() not in ("true", "false"):
         raise InvalidUsageError("an option is neither true nor false", option=name, got=text)
-    return text == "true"
+    return text.lower() == "true"
 
 
 def _name(given: Mapping[str, str], name: str) -> str | None:
@@ -200,6 +202,8 @@ class WriteOptions:
         The most rows of a p-unit.
     descriptors : bool
         Whether what comes are descriptors of rows that an operator has written.
+    direct_io : bool or None
+        Whether a p-stream that is made has its rows written and read past the system's cache.
     """
 
     path: str
@@ -208,6 +212,7 @@ class WriteOptions:
     goal: str
     unit_rows: int
     descriptors: bool = False
+    direct_io: bool | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -227,5 +232,6 @@ class WriteOptions:
             batch=_count(given, "batch", least=0),
             goal=goal,
             unit_rows=_count(given, "unitRows") or UNIT_ROWS,
-            descriptors=_flag(given, "descriptors"),
+            descriptors=_flag(given, "descriptors") or False,
+            direct_io=_flag(given, "directIo"),
         )

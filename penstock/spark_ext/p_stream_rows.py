@@ -57,10 +57,10 @@ def opened(options: WriteOptions, schema: StructType, *, overwrite: bool = False
         )
     stored = stored_schema(schema)
     try:
-        stream = PStream(options.path, stored)
+        stream = PStream(options.path, stored, direct_io=options.direct_io)
     except InvalidUsageError:
         # A p-stream of other Arrow types may have the same types for Spark.
-        stream = PStream(options.path)
+        stream = PStream(options.path, direct_io=options.direct_io)
     check_same(schema, spark_schema(stream.schema), stream.files.location)
     return stream
 

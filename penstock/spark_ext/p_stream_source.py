@@ -77,6 +77,9 @@ class PStreamDataSource(DataSource):
         What compression minimises: see `penstock.compression.Chooser`.
     unitRows : 65536
         The most rows of a p-unit.
+    directIo
+        Whether a p-stream that is made has its rows written and read past the system's cache; one that exists
+        says of itself.
 
     Notes
     -----

@@ -372,6 +372,22 @@ def test_units_are_as_large_as_is_told(spark: SparkSession, tmp_path: Path) -> N
     assert [unit.rows for segment in commit.segments for unit in segment.units] == [30, 30, 30, 10]
 
 
+def test_a_stream_is_made_with_direct_io_if_that_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    def write(count: int, **options: str) -> None:
+        rows = spark.range(0, count, 1, 1).toDF("n").write.format("pstream").mode("append")
+        rows.options(**options).save(str(tmp_path / "sink"))
+
+    write(10, directIo="true")
+    write(10)
+    assert PStream(tmp_path / "sink").direct_io
+    assert numbers(tmp_path / "sink") == [*range(10), *range(10)]
+    assert spark.read.format("pstream").load(str(tmp_path / "sink")).count() == 20
+    with refused("has direct I/O or not from its beginning"):
+        write(10, directIo="false")
+    with refused("neither true nor false: option=directIo"):
+        write(10, directIo="yes")
+
+
 @pytest.mark.parametrize(
     ("mode", "message"), [("update", "not support Update"), ("complete", "only appended")]
 )

@@ -288,7 +288,7 @@ def test_catching_up_reads_only_the_deltas_between(
     read: list[str] = []
     real = _durable.read
 
-    def recorded(path: Path) -> bytes:
+    def recorded(path: Path) -> bytes | memoryview:
         read.append(path.name)
         return real(path)
 

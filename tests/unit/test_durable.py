@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,53 @@ def _refuse(monkeypatch: pytest.MonkeyPatch, call: str, number: int, *, skip: in
     monkeypatch.setattr(os, call, failing)
 
 
-def test_a_published_file_has_its_content_and_is_private(tmp_path: Path) -> None:
-    _durable.publish(tmp_path / "f", b"content")
-    _durable.publish(tmp_path / "empty", memoryview(b""))
+@pytest.mark.parametrize("direct_io", [False, True])
+def test_a_published_file_has_its_content_and_is_private(tmp_path: Path, direct_io: bool) -> None:
+    _durable.publish(tmp_path / "f", b"content", direct_io=direct_io)
+    _durable.publish(tmp_path / "empty", memoryview(b""), direct_io=direct_io)
     assert _durable.read(tmp_path / "f") == b"content"
     assert _durable.read(tmp_path / "empty") == b""
     assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600
     assert _names(tmp_path) == ["empty", "f"]
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, (4 << 20) - 1, 4 << 20, (9 << 20) + 5])
+def test_direct_io_writes_and_reads_the_same(tmp_path: Path, size: int) -> None:
+    content = random.Random(size).randbytes(size)
+    pieces = [content[: size // 3], content[size // 3 : size // 3 + 1], content[size // 3 + 1 :]]
+    _durable.publish(tmp_path / "f", *pieces, direct_io=True)
+    assert (tmp_path / "f").read_bytes() == content
+    places = {0, 1, 4095, 4096, 4097, size // 2, size - 1, size, size + 5000}
+    for at in places:
+        for length in (0, 1, 4095, 4096, size, size + 10_000):
+            found = _durable.read(tmp_path / "f", at, length, direct_io=True)
+            assert found == content[at : at + length]
+
+
+def test_what_was_read_by_direct_io_stays_as_it_was(tmp_path: Path) -> None:
+    for name in "ab":
+        _durable.publish(tmp_path / name, name.encode() * 5000, direct_io=True)
+    first, second = (_durable.read(tmp_path / name, 10, 4990, direct_io=True) for name in "ab")
+    assert (first, second) == (b"a" * 4990, b"b" * 4990)
+
+
+def test_a_short_direct_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, preadv = os.write, os.preadv
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:8192]))
+    monkeypatch.setattr(os, "preadv", lambda fd, views, at: preadv(fd, [views[0][:4096]], at))
+    content = random.Random(0).randbytes(50_000)
+    _durable.publish(tmp_path / "f", content, direct_io=True)
+    assert _durable.read(tmp_path / "f", 5, 60_000, direct_io=True) == content[5:]
+
+
+def test_where_there_is_no_direct_io_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "O_DIRECT")
+    with pytest.raises(UnavailableError, match="this file system may have no direct I/O"):
+        _durable.publish(tmp_path / "f", b"x", direct_io=True)
+    _durable.publish(tmp_path / "f", b"x")
+    with pytest.raises(UnavailableError, match="the system has no direct I/O"):
+        _durable.read(tmp_path / "f", 0, 1, direct_io=True)
+    assert _names(tmp_path) == ["f"]
 
 
 def test_a_file_is_published_once(tmp_path: Path) -> None:
@@ -77,14 +118,20 @@ def test_a_file_is_synced_before_it_has_its_name_and_its_directory_after(
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EACCES])
-@pytest.mark.parametrize("call", ["open", "write", "fsync", "link"])
+@pytest.mark.parametrize(
+    ("call", "direct_io"),
+    [
+        *((call, direct_io) for call in ("open", "write", "fsync", "link") for direct_io in (False, True)),
+        ("ftruncate", True),
+    ],
+)
 def test_a_refusal_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, direct_io: bool
 ) -> None:
     _durable.publish(tmp_path / "before", b"x")
     _refuse(monkeypatch, call, number)
     with pytest.raises(UnavailableError) as caught:
-        _durable.publish(tmp_path / "f", b"content")
+        _durable.publish(tmp_path / "f", b"content", direct_io=direct_io)
     monkeypatch.undo()
     assert _names(tmp_path) == ["before"]
     assert caught.value.context == {"file": tmp_path / "f", "reason": os.strerror(number)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -12,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.checkpointing.files import Content, Files
-from penstock.checkpointing.p_stream import Coder, PStream, PStreamWriter, SegmentWriter
+from penstock.checkpointing.files import Content, Files, LocalFiles
+from penstock.checkpointing.p_stream import Coder, PStream, PStreamReader, PStreamWriter, SegmentWriter
 from penstock.errors import InvalidUsageError, UnavailableError
 from tests.processes import until
 
@@ -214,3 +215,33 @@ def test_p_units_are_of_few_tables_and_not_small(tmp_path: Path, tables: list[in
     assert [unit.rows for segment in written for unit in segment.units] == units
     stream.log.commit("writer", 0, written)
     assert all_of(tmp_path / "s") == list(range(total))
+
+
+def test_a_stream_with_direct_io_is_written_and_read_so_by_all(tmp_path: Path) -> None:
+    place, rows = tmp_path / "numbers", pa.table({"n": range(50_000)}, SCHEMA)
+    with PStreamWriter(place, SCHEMA, direct_io=True) as writer:
+        writer.append(rows)
+    with PStreamWriter(place, writer="other") as writer:
+        writer.append(rows)
+    stream = PStream(place)
+    assert stream.direct_io
+    assert stream.segments == LocalFiles(place / "segments", direct_io=True)
+    assert PStreamReader(place).read() == pa.concat_tables([rows, rows])
+    assert not PStream(tmp_path / "plain", SCHEMA).direct_io
+
+
+@pytest.mark.parametrize("direct_io", [False, True])
+def test_direct_io_is_that_of_the_streams_beginning(tmp_path: Path, direct_io: bool) -> None:
+    PStream(tmp_path, SCHEMA, direct_io=direct_io)
+    PStreamWriter(tmp_path, direct_io=direct_io).close()
+    with pytest.raises(InvalidUsageError, match="has direct I/O or not from its beginning"):
+        PStreamWriter(tmp_path, direct_io=not direct_io)
+
+
+def test_direct_io_is_for_disks_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidUsageError, match="direct I/O is for disks of this machine"):
+        PStreamWriter("s3://bucket/numbers", SCHEMA, direct_io=True)
+    monkeypatch.delattr(os, "O_DIRECT")
+    with pytest.raises(UnavailableError, match="this file system may have no direct I/O"):
+        PStreamWriter(tmp_path / "numbers", SCHEMA, direct_io=True)
+    assert not list(tmp_path.rglob("p-stream"))

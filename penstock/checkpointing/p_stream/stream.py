@@ -18,12 +18,13 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from penstock import _clock
-from penstock.checkpointing.files import FileFacts, Files, open_files
+from penstock.checkpointing.files import FileFacts, Files, LocalFiles, open_files
 from penstock.checkpointing.p_stream.entry import WriterState
 from penstock.checkpointing.p_stream.log import CommitLog
 from penstock.checkpointing.p_stream.segments import Piece, pieces, read_blocks, writer_of
@@ -65,6 +66,14 @@ class Trimmed:
     size_bytes: int = 0
 
 
+class _Description(NamedTuple):
+    """What a p-stream says of itself."""
+
+    identity: str
+    schema: pa.Schema
+    direct_io: bool
+
+
 class PStream:
     """One process's view of a p-stream. Writers and readers are made of it.
 
@@ -76,26 +85,47 @@ class PStream:
         A directory; see `penstock.checkpointing.files.open_files`.
     schema : pyarrow.Schema, optional
         Creates the stream where there is none; where there is one, it must have these columns.
+    direct_io : bool, optional
+        Whether rows are written and read past the system's cache, which a stream that exists says of itself.
 
     Raises
     ------
     InvalidUsageError
-        If there is no stream and no schema, or the schema is another.
+        If there is no stream and no schema, the schema is another, or direct I/O is not as the stream says
+        or on no disk of this machine.
     CorruptDataError
         If the stream's files are damaged.
     UnavailableError
         If the file system refuses.
     """
 
-    def __init__(self, location: str | os.PathLike[str], schema: pa.Schema | None = None) -> None:
+    def __init__(
+        self,
+        location: str | os.PathLike[str],
+        schema: pa.Schema | None = None,
+        *,
+        direct_io: bool | None = None,
+    ) -> None:
         self.files: Files = open_files(location)
-        self.identity, self.schema = self._open(schema)
+        if direct_io:
+            self._past_cache()
+        known = self._open(schema, direct_io)
+        self.identity, self.schema, self.direct_io = known.identity, known.schema, known.direct_io
         self.log = CommitLog(self.files.child("log"))
-        self.segments = self.files.child("segments")
+        files = self._past_cache() if known.direct_io else self.files
+        self.segments = files.child("segments")
 
     # ------------------------------------------------------------------------------------ identity
 
-    def _open(self, schema: pa.Schema | None) -> tuple[str, pa.Schema]:
+    def _past_cache(self) -> Files:
+        """Return the stream's directory, written and read past the system's cache."""
+        if not isinstance(self.files, LocalFiles):
+            raise InvalidUsageError(
+                "direct I/O is for disks of this machine", location=self.files.location, hint="leave it out"
+            )
+        return replace(self.files, direct_io=True)
+
+    def _open(self, schema: pa.Schema | None, direct_io: bool | None) -> _Description:
         try:
             known = self._read()
         except FileNotFoundError:
@@ -105,20 +135,30 @@ class PStream:
                     location=self.files.location,
                     hint="write to it first, or give the schema that it is to have",
                 ) from None
+            # Where direct I/O cannot be, nothing is made.
+            files = self._past_cache() if direct_io else self.files
             with contextlib.suppress(ConflictError):
-                self.files.publish(_FILE, _described(schema))
+                files.publish(_FILE, _described(schema, bool(direct_io)))
             known = self._read()
         if schema is not None:
-            check_schema(schema, known[1], self.files.location)
+            check_schema(schema, known.schema, self.files.location)
+        if direct_io is not None and direct_io != known.direct_io:
+            raise InvalidUsageError(
+                "a p-stream has direct I/O or not from its beginning",
+                location=self.files.location,
+                has=known.direct_io,
+                asked=direct_io,
+                hint="leave it out",
+            )
         return known
 
-    def _read(self) -> tuple[str, pa.Schema]:
+    def _read(self) -> _Description:
         file = self.files.path_of(_FILE)
         unit = decode(self.files.read(_FILE), file)
         if unit.kind != "p-stream":
             raise CorruptDataError("the file describes no p-stream", file=file, kind=unit.kind)
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(unit.meta["schema"])))
-        return unit.meta["identity"], schema
+        return _Description(unit.meta["identity"], schema, unit.meta.get("direct_io", False))
 
     # ------------------------------------------------------------------------------------- readers
 
@@ -356,9 +396,10 @@ def _is_settled(segment: str, writers: Mapping[str, WriterState]) -> bool:
     return state is not None and known[1] <= state.batch
 
 
-def _described(schema: pa.Schema) -> memoryview:
+def _described(schema: pa.Schema, direct_io: bool) -> memoryview:
     text = base64.b64encode(schema.serialize().to_pybytes()).decode()
-    return encode(PUnit("p-stream", {"identity": _clock.new_id(), "schema": text}))
+    meta = {"identity": _clock.new_id(), "schema": text, **({"direct_io": True} if direct_io else {})}
+    return encode(PUnit("p-stream", meta))
 
 
 def _progress_name(offset: int) -> str:

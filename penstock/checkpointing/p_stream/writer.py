@@ -68,6 +68,9 @@ class PStreamWriter:
         The most rows of a p-unit.
     max_pending_bytes : int
         Once this much waits, `append` waits too.
+    direct_io : bool, optional
+        Whether a stream that is made by this has its rows written and read past the system's cache, which
+        takes less processor time; readers then wait for the disk. A stream that exists says of itself.
 
     Raises
     ------
@@ -103,6 +106,7 @@ class PStreamWriter:
         threads: int | None = None,
         unit_rows: int = UNIT_ROWS,
         max_pending_bytes: int = _PENDING_BYTES,
+        direct_io: bool | None = None,
     ) -> None:
         if unit_rows < 1 or max_pending_bytes < 1:
             raise InvalidUsageError(
@@ -112,7 +116,7 @@ class PStreamWriter:
         self._interval_s = parse_duration_us(interval) / 1e6
         self._coder = Coder(goal, error_bounds=error_bounds, codecs=codecs, threads=threads)
         self._unit_rows, self._max_pending_bytes = unit_rows, max_pending_bytes
-        self._stream = PStream(location, schema)
+        self._stream = PStream(location, schema, direct_io=direct_io)
         self.schema = self._stream.schema
         self._session = new_id()
         known = self._stream.log.begin(self.name, self._session)

@@ -85,7 +85,7 @@ def codes_of(values: Ints, most: int = MAX_DISTINCT) -> tuple[Ints, Ints] | None
         distinct = _distinct(values, codes, most)
     if distinct is None:
         return None
-    order = np.argsort(distinct, kind="stable")
+    order = np.argsort(distinct)
     rank: Ints = np.empty(order.size, code_type(order.size))
     rank[order] = np.arange(order.size, dtype=rank.dtype)
     out: Ints = np.empty(values.size, rank.dtype)

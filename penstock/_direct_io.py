@@ -1,0 +1,103 @@
+"""Files past the system's cache: straight from and into the memory of a process (``O_DIRECT`` of Linux)."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["opened", "read", "write"]
+
+_ALIGNED = 4096
+"""Places in memory and in files are multiples of this: no disk has larger blocks."""
+_AT_ONCE = 4 << 20
+
+_of_thread = threading.local()
+
+
+def opened(path: Path, flags: int, mode: int = 0o600) -> int:
+    """Return the descriptor of a file that is opened for direct I/O.
+
+    Raises
+    ------
+    OSError
+        If the file system refuses; `errno.EINVAL` where it, or the system, has no direct I/O.
+    """
+    direct: int = getattr(os, "O_DIRECT", 0)
+    if not direct:
+        raise OSError(errno.EINVAL, "the system has no direct I/O")
+    return os.open(path, flags | direct, mode)
+
+
+def write(descriptor: int, content: Iterable[memoryview]) -> None:
+    """Write pieces of bytes, one after the other, to an empty file that is `opened`.
+
+    Raises
+    ------
+    OSError
+        If the file system refuses.
+    """
+    buffer = _buffer()
+    size = filled = 0
+    for piece in content:
+        size += len(piece)
+        at = 0
+        while at < len(piece):
+            taken = min(len(piece) - at, _AT_ONCE - filled)
+            buffer[filled : filled + taken] = piece[at : at + taken]
+            at, filled = at + taken, filled + taken
+            if filled == _AT_ONCE:
+                _write_all(descriptor, buffer)
+                filled = 0
+    if filled:
+        padding = -filled % _ALIGNED
+        buffer[filled : filled + padding] = bytes(padding)
+        _write_all(descriptor, buffer[: filled + padding])
+        os.ftruncate(descriptor, size)
+
+
+def _buffer() -> memoryview[Any]:
+    """Return this thread's room."""
+    if not hasattr(_of_thread, "buffer"):
+        _of_thread.buffer = memoryview(mmap.mmap(-1, _AT_ONCE))
+    buffer: memoryview[Any] = _of_thread.buffer
+    return buffer
+
+
+def _write_all(descriptor: int, view: memoryview[Any]) -> None:
+    written = 0
+    while written < len(view):
+        written += os.write(descriptor, view[written:])
+
+
+def read(path: Path, at: int, size: int) -> memoryview[Any]:
+    """Return `size` bytes of a file from `at` on, fewer where it ends before.
+
+    Raises
+    ------
+    OSError
+        If the file system refuses.
+    """
+    skipped = at % _ALIGNED
+    room = -(-(skipped + size) // _ALIGNED) * _ALIGNED
+    memory = np.empty(room + _ALIGNED, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNED
+    view = memory[begin : begin + room].data
+    done = 0
+    descriptor = opened(path, os.O_RDONLY)
+    try:
+        # Only the end of the file is no multiple.
+        while done < room and done % _ALIGNED == 0:
+            got = os.preadv(descriptor, [view[done:]], at - skipped + done)
+            if not got:
+                break
+            done += got
+    finally:
+        os.close(descriptor)
+    return view[skipped : max(skipped, min(done, skipped + size))]
