@@ -2,14 +2,16 @@
 
     python -m benchmarks.p_stream_speed [--query CM1 ...] [--density sample dense] [--million 40]
                                         [--mode append read spark parquet options] [--goal fast]
-                                        [--interval "0 seconds"] [--direct-io] [--data FOLDER]
+                                        [--interval "0 seconds"] [--direct-io] [--unit-rows 262144]
+                                        [--data FOLDER]
 
 Each runs in a process of its own. ``append`` is what a `PStreamWriter` makes durable of the query's stream
 with what the graph's rules push before the p-stream, in input tuples a second, beside plain Arrow IPC files
 with all columns, synced; ``read`` is the scan that the rules push into the reader, down to fragments, by two
 threads of one process; ``spark`` is a streaming query from a p-stream that grows to Spark's noop sink,
-checkpoints on, while a writer in the same process appends, with a micro-batch in each ``--interval``, and
-the nanoseconds of a core that a tuple takes in that process, in Java, in Java's compilers, and in the workers
+checkpoints on, while a writer in the same process appends, with a micro-batch in each ``--interval``: the
+pace until all was read, of micro-batches while the writer appended (sustained), and of the writer, and the
+nanoseconds of a core that a tuple takes in that process, in Java, in Java's compilers, and in the workers
 that read; ``parquet`` is Spark's own streaming query, over the same tuples in Parquet files that are there
 before, with the selection and the columns that are pushed to the p-stream, and no fragments. ``options`` are
 the configurations of Scabbard's Fig. 11: tuples a second, and the bytes that are written of the sample as it
@@ -23,14 +25,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +70,12 @@ class Case:
     goal: str
     interval: str
     direct_io: bool
+    unit_rows: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of the writer."""
+        return {"goal": self.goal, "direct_io": self.direct_io, "unit_rows": self.unit_rows}
 
 
 class Input:
@@ -120,7 +130,7 @@ def fill(place: Path, chunks: Iterable[pa.Table], ingest: Scan | None, **options
     scanner = None if ingest is None else Scanner(ingest, first.schema)
     apply: Callable[[pa.Table], pa.Table] = scanner.apply if scanner else lambda rows: rows
     schema = scanner.schema if scanner else first.schema
-    with PStreamWriter(place, schema, unit_rows=UNIT_ROWS, interval="20ms", **options) as writer:
+    with PStreamWriter(place, schema, interval="20ms", **({"unit_rows": UNIT_ROWS} | options)) as writer:
         writer.append(apply(first))
         writer.flush()
         begin = time.perf_counter()
@@ -136,7 +146,7 @@ def append(case: Case) -> dict[str, float]:
     chunks = stream.chunks(max(2, case.million * 1_000_000 // CHUNK_ROWS))
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) / "p-stream"
-        took = fill(place, chunks, planned(case.query)[0], goal=case.goal, direct_io=case.direct_io)
+        took = fill(place, chunks, planned(case.query)[0], **case.options)
         input_bytes = stream.bytes_per_tuple * CHUNK_ROWS * len(chunks)
         share = bytes_in(place) / input_bytes
         ipc = _ipc(Path(scratch), chunks[1:5])
@@ -162,7 +172,7 @@ def read(case: Case) -> dict[str, float]:
     chunks = stream.chunks(max(2, case.million * 1_000_000 // CHUNK_ROWS))
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) / "p-stream"
-        fill(place, chunks, ingest, goal=case.goal, direct_io=case.direct_io)
+        fill(place, chunks, ingest, **case.options)
         source = PStream(place)
         scan_p_stream(source, scan, stop=UNIT_ROWS)
         best, rows = float("inf"), 1
@@ -189,8 +199,7 @@ def spark(case: Case) -> dict[str, float]:
         place = Path(scratch) / "p-stream"
         running = session()
         penstock.register(running)
-        options = {"unit_rows": UNIT_ROWS, "goal": case.goal, "direct_io": case.direct_io}
-        with PStreamWriter(place, scanner.schema, **options) as writer:
+        with PStreamWriter(place, scanner.schema, **case.options) as writer:
             writer.append(scanner.apply(chunks[0]))
             writer.flush()
             frame = (
@@ -209,26 +218,62 @@ def spark(case: Case) -> dict[str, float]:
             measured = chunks[WARM_UP + 1 :]
             size, spent = writer.metrics()["written_bytes"], processor_seconds()
             batches = len(query_run.recentProgress)
-            begin = time.perf_counter()
+            begin, until = time.perf_counter(), time.time()
             thread = threading.Thread(target=_append_all, args=(writer, scanner, measured))
             thread.start()
             thread.join()
             appended = time.perf_counter() - begin
+            until += appended
             query_run.processAllAvailable()
             took = time.perf_counter() - begin
             spent = {kind: after - spent[kind] for kind, after in processor_seconds().items()}
             size = writer.metrics()["written_bytes"] - size
-            batches = len(query_run.recentProgress) - batches
+            done = query_run.recentProgress[batches:]
             query_run.stop()
         running.stop()
     rows = CHUNK_ROWS * len(measured)
     return {
         "spark": rows / took / 1e6,
+        "sustained": sustained(done, until) * rows / 1e6,
         "its writer": rows / appended / 1e6,
-        "batches": float(batches),
+        "batches": float(len(done)),
         "written %": 100 * size / (stream.bytes_per_tuple * rows),
         **{f"{kind} ns": 1e9 * seconds / rows for kind, seconds in spent.items()},
     }
+
+
+def sustained(batches: Sequence[Any], until: float) -> float:
+    """Return the share of all rows that micro-batches read in a second while there was a writer.
+
+    The first one, which found few rows, does not count, and each takes until the next one begins.
+
+    Parameters
+    ----------
+    batches : sequence of StreamingQueryProgress
+        That read all rows.
+    until : float
+        When the writer ended, in seconds since 1970; micro-batches that began later do not count.
+
+    Returns
+    -------
+    float
+        NaN where there are fewer than three that began before it.
+    """
+
+    def begins(batch: Any) -> float:
+        return datetime.fromisoformat(batch.timestamp).timestamp()
+
+    def rows(first: Any, last: Any) -> int:
+        offsets = (first.sources[0].startOffset, last.sources[0].endOffset)
+        start, end = (json.loads(one)["offset"] for one in offsets)
+        return int(end - start)
+
+    known = [batch for batch in batches if batch.numInputRows]
+    within = [batch for batch in known if begins(batch) <= until][1:]
+    if len(within) < 2:
+        return math.nan
+    took = begins(within[-1]) - begins(within[0])
+    return rows(within[0], within[-2]) / rows(known[0], known[-1]) / took
 
 
 def _append_all(writer: PStreamWriter, scanner: Scanner, chunks: list[pa.Table]) -> None:
@@ -333,7 +378,7 @@ def _alone(mode: str, query: str, density: str, arguments: argparse.Namespace) -
         sys.executable, "-m", "benchmarks.p_stream_speed", "--one", mode, "--query", query,
         "--density", density, "--million", str(arguments.million), "--goal", arguments.goal,
         "--interval", arguments.interval, "--data", str(arguments.data),
-        *(["--direct-io"] if arguments.direct_io else []),
+        *(["--direct-io"] if arguments.direct_io else []), "--unit-rows", str(arguments.unit_rows),
     ]  # fmt: skip
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -375,6 +420,7 @@ def main() -> None:
     parser.add_argument(
         "--direct-io", action="store_true", help="append, read and spark: past the system's cache"
     )
+    parser.add_argument("--unit-rows", type=int, default=UNIT_ROWS, help="most rows of a p-unit")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--one", choices=list(MODES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -387,6 +433,7 @@ def main() -> None:
             arguments.goal,
             arguments.interval,
             arguments.direct_io,
+            arguments.unit_rows,
         )
         print(json.dumps(MODES[arguments.one](case)))
         return
