@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock._durable import write_all
+
 __all__ = ["opened", "read", "write"]
 
 _ALIGNED = 4096
@@ -53,12 +55,12 @@ def write(descriptor: int, content: Iterable[memoryview]) -> None:
             buffer[filled : filled + taken] = piece[at : at + taken]
             at, filled = at + taken, filled + taken
             if filled == _AT_ONCE:
-                _write_all(descriptor, buffer)
+                write_all(descriptor, buffer)
                 filled = 0
     if filled:
         padding = -filled % _ALIGNED
         buffer[filled : filled + padding] = bytes(padding)
-        _write_all(descriptor, buffer[: filled + padding])
+        write_all(descriptor, buffer[: filled + padding])
         os.ftruncate(descriptor, size)
 
 
@@ -68,12 +70,6 @@ def _buffer() -> memoryview[Any]:
         _of_thread.buffer = memoryview(mmap.mmap(-1, _AT_ONCE))
     buffer: memoryview[Any] = _of_thread.buffer
     return buffer
-
-
-def _write_all(descriptor: int, view: memoryview[Any]) -> None:
-    written = 0
-    while written < len(view):
-        written += os.write(descriptor, view[written:])
 
 
 def read(path: Path, at: int, size: int) -> memoryview[Any]:

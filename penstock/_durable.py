@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from penstock._clock import new_id
 from penstock._failpoints import failpoint
 from penstock.errors import ConflictError, UnavailableError
 
-__all__ = ["delete", "delete_tree", "make_directory", "publish", "read", "replace"]
+__all__ = ["delete", "delete_tree", "make_directory", "publish", "read", "replace", "write_all"]
 
 
 def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -> None:
@@ -54,7 +53,8 @@ def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -
             if direct_io:
                 _direct_io().write(descriptor, views)
             else:
-                _write(descriptor, views)
+                for view in views:
+                    write_all(descriptor, view)
             failpoint("state.after_write")
             os.fsync(descriptor)
         finally:
@@ -78,11 +78,11 @@ def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -
     failpoint("state.after_publish")
 
 
-def _write(descriptor: int, content: Iterable[memoryview]) -> None:
-    for view in content:
-        written = 0
-        while written < len(view):
-            written += os.write(descriptor, view[written:])
+def write_all(descriptor: int, content: memoryview) -> None:
+    """Write all of `content` to an open file."""
+    written = 0
+    while written < len(content):
+        written += os.write(descriptor, content[written:])
 
 
 def _direct_io() -> Any:

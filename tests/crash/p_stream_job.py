@@ -1,4 +1,4 @@
-"""A driver that is killed: a graph that reads a p-stream, filters and projects it, and writes a p-stream.
+"""A driver that is killed: its graph reads a p-stream, filters, projects, and writes another by direct I/O.
 
 Usage: ``python p_stream_job.py DIRECTORY``; see `tests.crash.graph_job`.
 """
@@ -23,7 +23,7 @@ def start(spark: SparkSession, directory: Path) -> RunningGraph:
         .source("source", SCHEMA)
         .where("n % 3 <> 0")
         .select("n", square="n * n", text="upper(text)")
-        .sink("pstream", path=str(directory / "sink"))
+        .sink("pstream", path=str(directory / "sink"), directIo="true")
     )
     place = directory / "checkpoint"
     return penstock.start(graph, spark, place, sources={"source": directory / "source"}, max_rows=20_000)

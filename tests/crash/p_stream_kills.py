@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock.checkpointing.p_stream import PStream, PStreamReader
 from tests.crash.harness import kill_all, processes_of, random_moment, started, why
+from tests.crash.p_stream_writer import SCHEMA
 from tests.processes import until
 
 _PATIENCE_S = 300.0
@@ -114,6 +115,7 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
     draw = random.Random(seed)
     kinds = [_KINDS[kill % len(_KINDS)] for kill in range(kills)]
     draw.shuffle(kinds)
+    PStream(directory / "source", SCHEMA, direct_io=bool(seed % 2))
     with Chain(directory) as chain:
         for kill, kind in enumerate(kinds, 1):
             goal = chain.committed() + draw.choice([0, 1, 1, 2])
