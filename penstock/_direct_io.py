@@ -67,7 +67,8 @@ def write(descriptor: int, content: Iterable[memoryview]) -> None:
 def _buffer() -> memoryview[Any]:
     """Return this thread's room."""
     if not hasattr(_of_thread, "buffer"):
-        _of_thread.buffer = memoryview(mmap.mmap(-1, _AT_ONCE))
+        # Private: a process that is forked has its own, too.
+        _of_thread.buffer = memoryview(mmap.mmap(-1, _AT_ONCE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     buffer: memoryview[Any] = _of_thread.buffer
     return buffer
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock import _durable
+from penstock import _direct_io, _durable
 from penstock.errors import ConflictError, UnavailableError
 
 
@@ -59,6 +59,17 @@ def test_what_was_read_by_direct_io_stays_as_it_was(tmp_path: Path) -> None:
         _durable.publish(tmp_path / name, name.encode() * 5000, direct_io=True)
     first, second = (_durable.read(tmp_path / name, 10, 4990, direct_io=True) for name in "ab")
     assert (first, second) == (b"a" * 4990, b"b" * 4990)
+
+
+def test_a_forked_process_has_room_of_its_own_for_direct_io(tmp_path: Path) -> None:
+    _durable.publish(tmp_path / "before", b"x", direct_io=True)
+    child = os.fork()
+    if not child:
+        _durable.publish(tmp_path / "child", b"c", direct_io=True)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert _direct_io._buffer()[:1] == b"x"
+    assert _durable.read(tmp_path / "child") == b"c"
 
 
 def test_a_short_direct_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
