@@ -73,7 +73,7 @@ def published(directory: Path, content: bytes) -> Iterator[None]:
 
 
 def direct(directory: Path, content: bytes) -> Iterator[None]:
-    """Publish a new file for each, past the system's cache."""
+    """Publish a new file for each by direct I/O."""
     number = 0
     while True:
         _durable.publish(directory / f"{number:020}.segment", content, direct_io=True)

@@ -418,7 +418,7 @@ def main() -> None:
         "--interval", default="0 seconds", help="between micro-batches' starts in spark; 0: without a pause"
     )
     parser.add_argument(
-        "--direct-io", action="store_true", help="append, read and spark: past the system's cache"
+        "--direct-io", action="store_true", help="append, read and spark: bypass the page cache"
     )
     parser.add_argument("--unit-rows", type=int, default=UNIT_ROWS, help="most rows of a p-unit")
     parser.add_argument("--data", type=Path, default=DATA)

@@ -1,4 +1,7 @@
-"""Files past the system's cache: straight from and into the memory of a process (``O_DIRECT`` of Linux)."""
+"""Files that bypass the page cache: straight from and into the memory of a process (``O_DIRECT`` of Linux).
+
+As open(2) has it, a process is not to fork while another of its threads reads in this way.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from penstock._durable import write_all
 __all__ = ["opened", "read", "write"]
 
 _ALIGNED = 4096
-"""Places in memory and in files are multiples of this: no disk has larger blocks."""
+"""Places in memory and in files are multiples of this. Disks of larger blocks are refused by the system."""
 _AT_ONCE = 4 << 20
 
 _of_thread = threading.local()
@@ -67,34 +70,44 @@ def write(descriptor: int, content: Iterable[memoryview]) -> None:
 def _buffer() -> memoryview[Any]:
     """Return this thread's room."""
     if not hasattr(_of_thread, "buffer"):
-        # Private: a process that is forked has its own, too.
-        _of_thread.buffer = memoryview(mmap.mmap(-1, _AT_ONCE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        _of_thread.buffer = memoryview(mmap.mmap(-1, _AT_ONCE))
     buffer: memoryview[Any] = _of_thread.buffer
     return buffer
 
 
+def _forget_buffer() -> None:
+    """Let a process that was forked have room of its own: the other one's is shared."""
+    _of_thread.__dict__.clear()
+
+
+os.register_at_fork(after_in_child=_forget_buffer)
+
+
 def read(path: Path, at: int, size: int) -> memoryview[Any]:
-    """Return `size` bytes of a file from `at` on, fewer where it ends before.
+    """Return `size` bytes of a file from `at` on, fewer where it ends before, all if it is negative.
 
     Raises
     ------
     OSError
         If the file system refuses.
     """
-    skipped = at % _ALIGNED
-    room = -(-(skipped + size) // _ALIGNED) * _ALIGNED
-    memory = np.empty(room + _ALIGNED, np.uint8)
-    begin = -memory.ctypes.data % _ALIGNED
-    view = memory[begin : begin + room].data
-    done = 0
     descriptor = opened(path, os.O_RDONLY)
     try:
-        # Only the end of the file is no multiple.
-        while done < room and done % _ALIGNED == 0:
+        there = max(0, os.fstat(descriptor).st_size - at)
+        size = there if size < 0 else min(size, there)
+        if not size:
+            return memoryview(b"")
+        skipped = at % _ALIGNED
+        room = -(-(skipped + size) // _ALIGNED) * _ALIGNED
+        memory = np.empty(room + _ALIGNED, np.uint8)
+        begin = -memory.ctypes.data % _ALIGNED
+        view = memory[begin : begin + room].data
+        done = 0
+        while done < skipped + size:
             got = os.preadv(descriptor, [view[done:]], at - skipped + done)
             if not got:
-                break
+                raise OSError(errno.EIO, "the file became shorter")
             done += got
     finally:
         os.close(descriptor)
-    return view[skipped : max(skipped, min(done, skipped + size))]
+    return view[skipped : skipped + size]

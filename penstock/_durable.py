@@ -11,8 +11,8 @@ import contextlib
 import errno
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from penstock._clock import new_id
 from penstock._failpoints import failpoint
@@ -33,7 +33,7 @@ def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -
     *content : bytes-like
         What it is to hold.
     direct_io : bool
-        Whether it is written past the system's cache.
+        Whether it is written by direct I/O, which bypasses the page cache.
 
     Raises
     ------
@@ -46,19 +46,7 @@ def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -
     temporary = path.parent / f".{path.name}.{new_id()}.tmp"
     failpoint("state.before_write")
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        descriptor = (_direct_io().opened if direct_io else os.open)(temporary, flags, 0o600)
-        try:
-            views = [memoryview(piece).cast("B") for piece in content]
-            if direct_io:
-                _direct_io().write(descriptor, views)
-            else:
-                for view in views:
-                    write_all(descriptor, view)
-            failpoint("state.after_write")
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _write_synced(temporary, [memoryview(piece).cast("B") for piece in content], direct_io)
         failpoint("state.after_fsync")
         os.link(temporary, path)
         temporary.unlink()
@@ -68,14 +56,31 @@ def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -
         raise ConflictError("the file exists already", file=path) from error
     except OSError as error:
         _forget(temporary)
-        without = direct_io and error.errno == errno.EINVAL
-        raise UnavailableError(
-            "cannot write state",
-            file=path,
-            reason=error.strerror,
-            hint="this file system may have no direct I/O" if without else "check space and permissions",
-        ) from error
+        hint = _without_direct_io(error, direct_io) or "check space and permissions"
+        raise UnavailableError("cannot write state", file=path, reason=error.strerror, hint=hint) from error
     failpoint("state.after_publish")
+
+
+def _write_synced(path: Path, content: list[memoryview], direct_io: bool) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    write: Callable[[int, list[memoryview]], None]
+    if direct_io:
+        from penstock import _direct_io
+
+        descriptor, write = _direct_io.opened(path, flags), _direct_io.write
+    else:
+        descriptor, write = os.open(path, flags, 0o600), _write
+    try:
+        write(descriptor, content)
+        failpoint("state.after_write")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(descriptor: int, content: list[memoryview]) -> None:
+    for view in content:
+        write_all(descriptor, view)
 
 
 def write_all(descriptor: int, content: memoryview) -> None:
@@ -85,11 +90,8 @@ def write_all(descriptor: int, content: memoryview) -> None:
         written += os.write(descriptor, content[written:])
 
 
-def _direct_io() -> Any:
-    """Return what does direct I/O, which few need."""
-    from penstock import _direct_io
-
-    return _direct_io
+def _without_direct_io(error: OSError, direct_io: bool) -> str | None:
+    return "this file system may have no direct I/O" if direct_io and error.errno == errno.EINVAL else None
 
 
 def replace(path: Path, made: Path) -> None:
@@ -105,7 +107,7 @@ def _forget(path: Path) -> None:
 def read(path: Path, at: int = 0, size: int = -1, *, direct_io: bool = False) -> bytes | memoryview:
     """Return the content of `path`, or `size` bytes of it from `at` on, fewer where it ends before.
 
-    With `direct_io` they are read past the system's cache; then `size` is given.
+    With `direct_io` they are read without the page cache.
 
     Raises
     ------
@@ -116,8 +118,9 @@ def read(path: Path, at: int = 0, size: int = -1, *, direct_io: bool = False) ->
     """
     try:
         if direct_io:
-            part: memoryview = _direct_io().read(path, at, size)
-            return part
+            from penstock import _direct_io
+
+            return _direct_io.read(path, at, size)
         with path.open("rb") as file:
             file.seek(at)
             return file.read(size)
@@ -126,7 +129,9 @@ def read(path: Path, at: int = 0, size: int = -1, *, direct_io: bool = False) ->
     except NotADirectoryError as error:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
     except OSError as error:
-        raise UnavailableError("cannot read state", file=path, reason=error.strerror) from error
+        raise UnavailableError(
+            "cannot read state", file=path, reason=error.strerror, hint=_without_direct_io(error, direct_io)
+        ) from error
 
 
 def delete(path: Path) -> None:

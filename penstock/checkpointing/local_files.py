@@ -24,7 +24,7 @@ class LocalFiles:
     directory : Path
         The directory.
     direct_io : bool
-        Whether files are written, and parts of them read, past the system's cache.
+        Whether files are written, and parts of them read, by direct I/O, which bypasses the page cache.
     """
 
     directory: Path

@@ -203,7 +203,7 @@ class WriteOptions:
     descriptors : bool
         Whether what comes are descriptors of rows that an operator has written.
     direct_io : bool or None
-        Whether a p-stream that is made has its rows written and read past the system's cache.
+        Whether in a p-stream that is made rows bypass the page cache when they are written and read.
     """
 
     path: str

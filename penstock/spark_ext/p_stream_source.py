@@ -78,8 +78,8 @@ class PStreamDataSource(DataSource):
     unitRows : 65536
         The most rows of a p-unit.
     directIo
-        Whether a p-stream that is made has its rows written and read past the system's cache; one that exists
-        says of itself.
+        Whether in a p-stream that is made rows bypass the page cache when they are written and read; one that
+        exists says of itself.
 
     Notes
     -----

@@ -57,8 +57,10 @@ def _like_azure(root: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
     return open_files(f"abfss://container@{uuid.uuid4().hex}.dfs.core.windows.net/state")
 
 
-@pytest.fixture(params=["local", "s3", "like hdfs"])
+@pytest.fixture(params=["local", "local, direct I/O", "s3", "like hdfs"])
 def directory(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    if request.param == "local, direct I/O":
+        return LocalFiles(tmp_path / "state", direct_io=True)
     if request.param == "s3":
         return _fresh(request.getfixturevalue("server"))
     if request.param == "like hdfs":
@@ -66,9 +68,11 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     return open_files(tmp_path / "state")
 
 
-@pytest.fixture(params=["local", "like hdfs"])
+@pytest.fixture(params=["local", "local, direct I/O", "like hdfs"])
 def exclusive(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
     """Files that tell when a name is taken."""
+    if request.param == "local, direct I/O":
+        return LocalFiles(tmp_path / "state", direct_io=True)
     if request.param == "like hdfs":
         return _like_hdfs(tmp_path / "state", monkeypatch)
     return open_files(tmp_path / "state")

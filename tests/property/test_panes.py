@@ -183,8 +183,9 @@ def test_windows_of_stacks_hold_what_brute_force_puts_into_them(
 
 
 @pytest.mark.parametrize("behind", range(1, 10))
+@pytest.mark.parametrize("how", ["keep", "snapshot", "catch up"])
 def test_of_equal_times_what_came_first_is_first_in_stacks_too(
-    behind: int, monkeypatch: pytest.MonkeyPatch
+    behind: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(panes_module, "_FEW", 0)
     monkeypatch.setattr(panes_module, "_SHARED", 1)
@@ -192,7 +193,7 @@ def test_of_equal_times_what_came_first_is_first_in_stacks_too(
     # The second time there is a micro-batch in the middle that is longer than a window.
     for cuts in (range(0, 120, 6), (*range(0, 60, 6), *range(96, 120, 6))):
         batches = batches_of([row for pair in pairs for row in pair], cuts)
-        as_brute_force(layout_of(10, 1, sets=False), batches, 0, lambda: "keep")
+        as_brute_force(layout_of(10, 1, sets=False), batches, 0, lambda: how)
 
 
 def test_a_micro_batch_goes_over_what_comes_and_what_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,29 @@ def test_a_forked_process_has_room_of_its_own_for_direct_io(tmp_path: Path) -> N
         _durable.publish(tmp_path / "child", b"c", direct_io=True)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert _direct_io._buffer()[:1] == b"x"
+    assert _direct_io._buffer().tobytes()[:1] == b"x"
     assert _durable.read(tmp_path / "child") == b"c"
+
+
+def test_threads_have_room_of_their_own_for_direct_io(tmp_path: Path) -> None:
+    contents = {str(number): random.Random(number).randbytes(300_000) for number in range(24)}
+    with ThreadPoolExecutor(4) as pool:
+        for done in [
+            pool.submit(_durable.publish, tmp_path / name, content, direct_io=True)
+            for name, content in contents.items()
+        ]:
+            done.result()
+    assert {name: (tmp_path / name).read_bytes() for name in contents} == contents
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _durable.publish(tmp_path / "f", b"x" * 10_000, direct_io=True)
+    assert _durable.read(tmp_path / "f", 5, direct_io=True) == b"x" * 9_995
+    monkeypatch.setattr(os, "preadv", lambda *_: 0)
+    with pytest.raises(UnavailableError, match="the file became shorter"):
+        _durable.read(tmp_path / "f", 0, 10_000, direct_io=True)
 
 
 def test_a_short_direct_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +108,7 @@ def test_where_there_is_no_direct_io_it_is_said(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(UnavailableError, match="this file system may have no direct I/O"):
         _durable.publish(tmp_path / "f", b"x", direct_io=True)
     _durable.publish(tmp_path / "f", b"x")
-    with pytest.raises(UnavailableError, match="the system has no direct I/O"):
+    with pytest.raises(UnavailableError, match=r"the system has no direct I/O.* Hint: this file system may"):
         _durable.read(tmp_path / "f", 0, 1, direct_io=True)
     assert _names(tmp_path) == ["f"]
 

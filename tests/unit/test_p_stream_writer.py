@@ -12,7 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import fs
 
+from penstock.checkpointing import locations
 from penstock.checkpointing.files import Content, Files, LocalFiles
 from penstock.checkpointing.p_stream import Coder, PStream, PStreamReader, PStreamWriter, SegmentWriter
 from penstock.errors import InvalidUsageError, UnavailableError
@@ -217,7 +219,17 @@ def test_p_units_are_of_few_tables_and_not_small(tmp_path: Path, tables: list[in
     assert all_of(tmp_path / "s") == list(range(total))
 
 
-def test_a_stream_with_direct_io_is_written_and_read_so_by_all(tmp_path: Path) -> None:
+def test_a_stream_with_direct_io_is_written_and_read_so_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, opened = os.open, []
+
+    def noted(path: Any, flags: int, *rest: Any) -> int:
+        if flags & os.O_DIRECT:
+            opened.append("write" if flags & os.O_CREAT else "read")
+        return real(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", noted)
     place, rows = tmp_path / "numbers", pa.table({"n": range(50_000)}, SCHEMA)
     with PStreamWriter(place, SCHEMA, direct_io=True) as writer:
         writer.append(rows)
@@ -226,7 +238,9 @@ def test_a_stream_with_direct_io_is_written_and_read_so_by_all(tmp_path: Path) -
     stream = PStream(place)
     assert stream.direct_io
     assert stream.segments == LocalFiles(place / "segments", direct_io=True)
+    assert opened == ["write"] * 3  # the stream, and two segments
     assert PStreamReader(place).read() == pa.concat_tables([rows, rows])
+    assert opened[3:] == ["read"] * 2
     assert not PStream(tmp_path / "plain", SCHEMA).direct_io
 
 
@@ -245,3 +259,13 @@ def test_direct_io_is_for_disks_of_this_machine(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(UnavailableError, match="this file system may have no direct I/O"):
         PStreamWriter(tmp_path / "numbers", SCHEMA, direct_io=True)
     assert not list(tmp_path.rglob("p-stream"))
+
+
+def test_a_copy_of_a_stream_with_direct_io_is_read_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pa.table({"n": range(10)}, SCHEMA)
+    with PStreamWriter(tmp_path / "state", SCHEMA, direct_io=True) as writer:
+        writer.append(rows)
+    monkeypatch.setattr(locations, "_connect", lambda _: (fs.LocalFileSystem(), str(tmp_path / "state")))
+    assert PStreamReader("hdfs://elsewhere/state").read() == rows

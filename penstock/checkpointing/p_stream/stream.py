@@ -86,7 +86,7 @@ class PStream:
     schema : pyarrow.Schema, optional
         Creates the stream where there is none; where there is one, it must have these columns.
     direct_io : bool, optional
-        Whether rows are written and read past the system's cache, which a stream that exists says of itself.
+        Whether rows bypass the page cache, written and read, which a stream that exists says of itself.
 
     Raises
     ------
@@ -107,23 +107,22 @@ class PStream:
         direct_io: bool | None = None,
     ) -> None:
         self.files: Files = open_files(location)
-        if direct_io:
-            self._past_cache()
-        known = self._open(schema, direct_io)
-        self.identity, self.schema, self.direct_io = known.identity, known.schema, known.direct_io
-        self.log = CommitLog(self.files.child("log"))
-        files = self._past_cache() if known.direct_io else self.files
-        self.segments = files.child("segments")
-
-    # ------------------------------------------------------------------------------------ identity
-
-    def _past_cache(self) -> Files:
-        """Return the stream's directory, written and read past the system's cache."""
-        if not isinstance(self.files, LocalFiles):
+        if direct_io and not isinstance(self.files, LocalFiles):
             raise InvalidUsageError(
                 "direct I/O is for disks of this machine", location=self.files.location, hint="leave it out"
             )
-        return replace(self.files, direct_io=True)
+        known = self._open(schema, direct_io)
+        self.identity, self.schema, self.direct_io = known.identity, known.schema, known.direct_io
+        self.log = CommitLog(self.files.child("log"))
+        self.segments = self._files(known.direct_io).child("segments")
+
+    # ------------------------------------------------------------------------------------ identity
+
+    def _files(self, direct_io: bool) -> Files:
+        """Return the stream's directory; a copy of a stream in an object store has no direct I/O."""
+        if direct_io and isinstance(self.files, LocalFiles):
+            return replace(self.files, direct_io=True)
+        return self.files
 
     def _open(self, schema: pa.Schema | None, direct_io: bool | None) -> _Description:
         try:
@@ -136,9 +135,8 @@ class PStream:
                     hint="write to it first, or give the schema that it is to have",
                 ) from None
             # Where direct I/O cannot be, nothing is made.
-            files = self._past_cache() if direct_io else self.files
             with contextlib.suppress(ConflictError):
-                files.publish(_FILE, _described(schema, bool(direct_io)))
+                self._files(bool(direct_io)).publish(_FILE, _described(schema, bool(direct_io)))
             known = self._read()
         if schema is not None:
             check_schema(schema, known.schema, self.files.location)

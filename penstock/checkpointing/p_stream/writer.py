@@ -69,8 +69,8 @@ class PStreamWriter:
     max_pending_bytes : int
         Once this much waits, `append` waits too.
     direct_io : bool, optional
-        Whether a stream that is made by this has its rows written and read past the system's cache, which
-        takes less processor time; readers then wait for the disk. A stream that exists says of itself.
+        Whether in a stream that is made by this rows bypass the page cache when they are written and read,
+        which takes less processor time; readers then wait for the disk. A stream that exists says of itself.
 
     Raises
     ------

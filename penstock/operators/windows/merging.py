@@ -43,7 +43,7 @@ class Spans:
 
     @classmethod
     def of(cls, entries: Entries, groups: int = 0) -> Spans:
-        """Return all of sorted entries, of at least so many groups."""
+        """Return all of sorted entries; `low` and `high` have at least so many groups."""
         counts = np.bincount(entries.ids, minlength=groups)
         high = np.cumsum(counts)
         return cls(entries, high - counts, high)
@@ -62,7 +62,7 @@ class Spans:
 def woven(spans: Sequence[Spans]) -> Entries:
     """Return the entries of spans, of which there is at least one, as they come for each group.
 
-    Each entry is copied once.
+    Each entry is copied once; beside that it takes some nanoseconds for each group and span.
     """
     there = [one for one in spans if len(one)] or [spans[0]]
     if len(there) == 1 and len(there[0]) == len(there[0].entries):
@@ -108,8 +108,10 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 def _bits(array: pa.Array[Any]) -> npt.NDArray[Any]:
     """Return the values of an array of fixed width as integers of that width, without copying."""
-    bits = np.frombuffer(array.buffers()[1] or b"", f"i{array.type.bit_width // 8}")
-    return bits[array.offset : array.offset + len(array)]
+    width = array.type.bit_width // 8
+    if not len(array):
+        return np.empty(0, f"i{width}")
+    return np.frombuffer(array.buffers()[1], f"i{width}", len(array), array.offset * width)
 
 
 def merged(parts: Iterable[Entries]) -> Entries:

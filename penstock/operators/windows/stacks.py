@@ -98,7 +98,7 @@ class Stacks:
         needed : Entries
             Sorted. A window's partials are those of its entries among them.
         left : Entries
-            What is still held, sorted.
+            What is still held, sorted; some of it in no window that is open.
         """
         spec = self._layout.spec
         begin, start, following = spec.start(first), spec.start(last), spec.start(last + 1)
@@ -120,7 +120,7 @@ class Stacks:
         self._back.add(taken)
         self._total = by_group(self._layout, [self._total, taken], self.border)
         self._let_go(following)
-        return needed, woven([before.split(following)[1], later])
+        return needed, woven([before, later])
 
     def _let_go(self, pane: int) -> None:
         """Let go of what is before a pane."""
