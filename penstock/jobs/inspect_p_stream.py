@@ -76,6 +76,7 @@ def describe(found: Survey, columns: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "location": found.location,
         "identity": found.identity,
+        "direct_io": found.direct_io,
         "schema": [
             {"name": one.name, "type": str(one.type), "nullable": one.nullable} for one in found.schema
         ],
@@ -151,6 +152,8 @@ def _facts(found: Survey) -> Table:
         "a trim frees": f"{_spare_rows(found):,} rows, {size(_spare_bytes(found))}",
         "garbage": amount(len(found.garbage), found.garbage_bytes),
     }
+    if found.direct_io:
+        rows["direct I/O"] = "yes"
     if found.pending_files:
         rows["not committed"] = amount(found.pending_files, found.pending_bytes)
     for name, text in rows.items():

@@ -75,10 +75,17 @@ def test_inspect_shows_what_is_there_and_who_uses_it(place: Path) -> None:
     ]
 
 
+def test_inspect_says_that_a_stream_has_direct_io(tmp_path: Path) -> None:
+    PStream(tmp_path / "fast", pa.schema({"n": pa.int64()}), direct_io=True)
+    assert inspected(tmp_path / "fast")["direct_io"] is True
+    assert "direct I/O" in penstock("inspect", "pstream", str(tmp_path / "fast")).stdout
+
+
 def test_inspect_writes_all_of_it_as_json(place: Path) -> None:
     found = inspected(place)
     stream = PStream(place)
     assert found["identity"] == stream.identity
+    assert found["direct_io"] is False
     assert found["schema"] == [
         {"name": "n", "type": "int64", "nullable": False},
         {"name": "text", "type": "string", "nullable": True},

@@ -70,7 +70,7 @@ class Survey:
 
     Parameters
     ----------
-    location, identity, schema
+    location, identity, schema, direct_io
         Where and what it is.
     start, end : int
         The first row that is kept, and the number of rows ever committed.
@@ -95,6 +95,7 @@ class Survey:
     location: str
     identity: str
     schema: pa.Schema
+    direct_io: bool
     start: int
     end: int
     entries: int
@@ -179,6 +180,7 @@ def survey(stream: PStream, *, without: Collection[str] = ()) -> Survey:
         stream.files.location,
         stream.identity,
         stream.schema,
+        stream.direct_io,
         stream.start,
         stream.end,
         stream.log.number,
