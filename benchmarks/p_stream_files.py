@@ -13,6 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -63,20 +64,11 @@ def pooled(directory: Path, content: bytes) -> Iterator[None]:
         os.close(descriptor)
 
 
-def published(directory: Path, content: bytes) -> Iterator[None]:
+def published(directory: Path, content: bytes, *, direct_io: bool = False) -> Iterator[None]:
     """Publish a new file for each."""
     number = 0
     while True:
-        _durable.publish(directory / f"{number:020}.segment", content)
-        number += 1
-        yield
-
-
-def direct(directory: Path, content: bytes) -> Iterator[None]:
-    """Publish a new file for each by direct I/O."""
-    number = 0
-    while True:
-        _durable.publish(directory / f"{number:020}.segment", content, direct_io=True)
+        _durable.publish(directory / f"{number:020}.segment", content, direct_io=direct_io)
         number += 1
         yield
 
@@ -99,7 +91,7 @@ WAYS: dict[str, Callable[[Path, bytes], Iterator[None]]] = {
     "appended to a growing file": appended,
     "over a pooled file": pooled,
     "a new file": published,
-    "a new file, direct I/O": direct,
+    "a new file, direct I/O": partial(published, direct_io=True),
     "a new file and its entry": committed,
 }
 

@@ -123,14 +123,21 @@ def bytes_in(place: Path) -> int:
     return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
 
 
-def fill(place: Path, chunks: Iterable[pa.Table], ingest: Scan | None, **options: Any) -> float:
+def fill(
+    place: Path,
+    chunks: Iterable[pa.Table],
+    ingest: Scan | None,
+    *,
+    unit_rows: int = UNIT_ROWS,
+    **options: Any,
+) -> float:
     """Append chunks to a new p-stream; return the seconds until all were durable, once kernels are there."""
     rest = iter(chunks)
     first = next(rest)
     scanner = None if ingest is None else Scanner(ingest, first.schema)
     apply: Callable[[pa.Table], pa.Table] = scanner.apply if scanner else lambda rows: rows
     schema = scanner.schema if scanner else first.schema
-    with PStreamWriter(place, schema, interval="20ms", **({"unit_rows": UNIT_ROWS} | options)) as writer:
+    with PStreamWriter(place, schema, unit_rows=unit_rows, interval="20ms", **options) as writer:
         writer.append(apply(first))
         writer.flush()
         begin = time.perf_counter()
