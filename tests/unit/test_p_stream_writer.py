@@ -47,6 +47,47 @@ else:
 """
 """A program that goes on appending after its main thread has ended, or when it is told of the end."""
 
+FORKED = """
+import os, sys, threading
+import pyarrow as pa
+from penstock import PStreamWriter
+from penstock.errors import InvalidUsageError
+
+schema = pa.schema({"n": pa.int64()})
+rows = pa.table({"n": [1]}, schema)
+writer = PStreamWriter(sys.argv[1], schema, interval="1h")
+closed = PStreamWriter(sys.argv[1], writer="closed")
+closed.close()
+writer.append(rows)
+held, forked = threading.Event(), threading.Event()
+
+def hold():
+    with writer._changed:
+        held.set()
+        forked.wait()
+
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if child:
+    forked.set()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    writer.close()
+    sys.exit(code)
+writer.abort()
+closed.close()
+refused = 0
+for call in (lambda: writer.append(rows), writer.flush, writer.close, writer.metrics, lambda: writer.clock):
+    try:
+        call()
+    except InvalidUsageError as error:
+        refused += "forked process" in str(error) and "open a writer in this process" in str(error)
+with PStreamWriter(sys.argv[1], writer="child") as own:
+    own.append(pa.table({"n": [2]}, schema))
+os._exit(refused)
+"""
+"""A program that forks while a thread of its holds the writer's lock; its exit code is what was refused."""
+
 SCHEMA = pa.schema({"n": pa.int64()})
 
 
@@ -269,3 +310,9 @@ def test_a_copy_of_a_stream_with_direct_io_is_read_where_there_is_none(
         writer.append(rows)
     monkeypatch.setattr(locations, "_connect", lambda _: (fs.LocalFileSystem(), str(tmp_path / "state")))
     assert PStreamReader("hdfs://elsewhere/state").read() == rows
+
+
+def test_a_forked_process_is_refused_its_parents_writer_and_may_open_its_own(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED, str(tmp_path / "s")]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 5
+    assert sorted(all_of(tmp_path / "s")) == [1, 2]

@@ -50,7 +50,8 @@ class PStreamWriter:
     not at all.
 
     One name belongs to one process at a time: opening a writer fences the one that had its name before.
-    Several writers, each with a name of its own, may append to one stream. Any thread may call it.
+    Several writers, each with a name of its own, may append to one stream. Any thread of the process that
+    opened it may call it; a forked process opens a writer of its own, as threads do not survive a fork.
 
     Parameters
     ----------
@@ -119,6 +120,7 @@ class PStreamWriter:
         self._stream = PStream(location, schema, direct_io=direct_io)
         self.schema = self._stream.schema
         self._session = new_id()
+        self._process = os.getpid()
         known = self._stream.log.begin(self.name, self._session)
         self._batch = known.batch
         if cut := self._stream.cut_back(self.name, self._session):
@@ -144,6 +146,7 @@ class PStreamWriter:
     @property
     def clock(self) -> dict[str, int]:
         """The vector clock of the newest commit: from where each source is to be read again."""
+        self._check_process()
         with self._changed:
             return dict(self._committed)
 
@@ -166,10 +169,12 @@ class PStreamWriter:
         Raises
         ------
         InvalidUsageError
-            If the columns are others, a code of a dictionary has no text, or the writer is closed.
+            If the columns are others, a code of a dictionary has no text, or the writer is closed, or of
+            another process.
         PenstockError
             If rows before these could not be committed: as `flush`.
         """
+        self._check_process()
         rows = self._checked(table)
         with self._changed:
             self._changed.wait_for(self._has_room)
@@ -189,11 +194,12 @@ class PStreamWriter:
         FencedError
             If another process opened a writer of this name since.
         InvalidUsageError
-            If the writer was aborted before all was committed.
+            If the writer was aborted before all was committed, or is of another process.
         CorruptDataError, UnavailableError
             If the stream is damaged or the file system refuses. What was appended since the last commit is
             lost to this writer; a new one tells by its clock from where to go on.
         """
+        self._check_process()
         with self._changed:
             self._check_error()
             wanted = self._wanted = self._appended
@@ -211,16 +217,20 @@ class PStreamWriter:
         PenstockError
             As `flush`.
         """
-        with self._changed:
-            if self._closed:
-                return
+        if self._closed:
+            return
         try:
             self.flush()
         finally:
             self.abort()
 
     def abort(self) -> None:
-        """End without committing what is pending, but for a commit that is under way."""
+        """End without committing what is pending, but for a commit that is under way.
+
+        In a forked process it does nothing: rows and threads belong to the process that opened the writer.
+        """
+        if os.getpid() != self._process:
+            return
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -252,6 +262,16 @@ class PStreamWriter:
 
     def _has_room(self) -> bool:
         return self._pending_bytes < self._max_pending_bytes or self._error is not None or self._closed
+
+    def _check_process(self) -> None:
+        """Refuse to work in a forked process, which has the locks and rows of its parent, but no threads."""
+        if os.getpid() != self._process:
+            raise InvalidUsageError(
+                "a forked process cannot use the writer of its parent",
+                writer=self.name,
+                opened_by=self._process,
+                hint="open a writer in this process, under a name of its own",
+            )
 
     def _check_open(self) -> None:
         self._check_error()
@@ -353,6 +373,7 @@ class PStreamWriter:
         Also the blocks of columns whose codec was chosen, and of these the deoptimised: those that had a
         value which did not fit the choice, and were coded with what holds everything.
         """
+        self._check_process()
         blocks, deoptimised = self._coder.blocks()
         with self._changed:
             return {
