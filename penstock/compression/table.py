@@ -17,9 +17,11 @@ Any number of such blocks may follow one another in a file, each a part of the r
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +33,7 @@ from penstock.compression.column import MAX_BYTES, Block, encode
 from penstock.compression.node import Reader, put_varint
 from penstock.errors import CorruptDataError, InvalidUsageError
 
-__all__ = ["BlockReader", "BlockWriter", "TableBlock", "encode_table"]
+__all__ = ["BlockReader", "BlockWriter", "TableBlock", "blocks_in", "encode_table"]
 
 FORMAT_VERSION = 1
 """The newest format that this code reads and the one that it writes."""
@@ -105,6 +107,50 @@ def _checksum(prefix: bytes, directory: Any) -> int:
     return digest.intdigest()
 
 
+class _Directory(NamedTuple):
+    """The start of a table's block."""
+
+    rows: int
+    places: dict[str, tuple[int, int]]
+    """Of each column where its block begins, and its bytes."""
+    nullable: dict[str, bool]
+    size_bytes: int
+    """The size of the whole block."""
+
+
+def _directory_in(content: Any, file: object, offset: int) -> _Directory:
+    """Return the directory of the block that begins with `content`, checked."""
+    if content.size < _DIRECTORY_AT:
+        raise CorruptDataError("a table's block is cut", file=file, offset=offset)
+    prefix = content[: _PREFIX.size].tobytes()
+    magic, version, flags, size = _PREFIX.unpack(prefix)
+    if magic != _MAGIC:
+        raise CorruptDataError("this is no table's block", file=file, offset=offset)
+    check_version(version, FORMAT_VERSION, "block", file)
+    (checksum,) = _CHECKSUM.unpack(content[_PREFIX.size : _DIRECTORY_AT].tobytes())
+    directory = content[_DIRECTORY_AT : _DIRECTORY_AT + size]
+    if directory.size < size or _checksum(prefix, directory.tobytes()) != checksum or flags or not version:
+        raise CorruptDataError("the directory of a table's block is damaged", file=file, offset=offset)
+    reader = Reader(directory, file)
+    rows, count = reader.varint(), reader.varint()
+    places: dict[str, tuple[int, int]] = {}
+    nullable: dict[str, bool] = {}
+    at = _DIRECTORY_AT + size
+    for _ in range(count):
+        text = reader.bytes(reader.varint()).tobytes()
+        try:
+            name = text.decode()
+        except UnicodeDecodeError as error:
+            raise reader.damaged("a column's name is not UTF-8") from error
+        nullable[name] = bool(reader.byte())
+        length = reader.varint()
+        places[name] = (at, length)
+        at += length
+    if not reader.at_end or len(places) != count:
+        raise CorruptDataError("the directory of a table's block is damaged", file=file, offset=offset)
+    return _Directory(rows, places, nullable, at)
+
+
 class TableBlock:
     """A coded table, of which any column and any range of rows can be decoded by itself.
 
@@ -130,47 +176,12 @@ class TableBlock:
     ) -> None:
         content = np.frombuffer(data, np.uint8)
         self._file, self._offset, self._max_bytes = file, offset, max_bytes
-        if content.size < _DIRECTORY_AT:
-            raise CorruptDataError("a table's block is cut", file=file, offset=offset)
-        prefix = content[: _PREFIX.size].tobytes()
-        magic, version, flags, size = _PREFIX.unpack(prefix)
-        if magic != _MAGIC:
-            raise CorruptDataError("this is no table's block", file=file, offset=offset)
-        check_version(version, FORMAT_VERSION, "block", file)
-        (checksum,) = _CHECKSUM.unpack(content[_PREFIX.size : _DIRECTORY_AT].tobytes())
-        directory = content[_DIRECTORY_AT : _DIRECTORY_AT + size]
-        if (
-            directory.size < size
-            or _checksum(prefix, directory.tobytes()) != checksum
-            or flags
-            or not version
-        ):
-            raise CorruptDataError("the directory of a table's block is damaged", file=file, offset=offset)
-        reader = Reader(directory, file)
-        self.rows = reader.varint()
-        self.places: dict[str, tuple[int, int]] = {}
-        """Of each column where its block begins, and its bytes."""
-        self._nullable: dict[str, bool] = {}
-        at = _DIRECTORY_AT + size
-        count = reader.varint()
-        for _ in range(count):
-            text = reader.bytes(reader.varint()).tobytes()
-            try:
-                name = text.decode()
-            except UnicodeDecodeError as error:
-                raise reader.damaged("a column's name is not UTF-8") from error
-            self._nullable[name] = bool(reader.byte())
-            length = reader.varint()
-            self.places[name] = (at, length)
-            at += length
-        if not reader.at_end or len(self.places) != count:
-            raise CorruptDataError("the directory of a table's block is damaged", file=file, offset=offset)
-        self.size_bytes = at
-        if at > content.size:
+        self.rows, self.places, self._nullable, self.size_bytes = _directory_in(content, file, offset)
+        if self.size_bytes > content.size:
             raise CorruptDataError(
                 "a table's block is cut", file=file, offset=offset, size_bytes=content.size
             )
-        self._content = content[:at]
+        self._content = content[: self.size_bytes]
 
     @property
     def names(self) -> list[str]:
@@ -287,6 +298,10 @@ class BlockReader:
     ------
     CorruptDataError
         If a directory is damaged or the last block is cut.
+
+    Notes
+    -----
+    A memory map is for files that nobody cuts: reading what is gone ends the process. `blocks_in` reads them.
     """
 
     def __init__(self, data: Any, *, file: object = None, max_bytes: int = MAX_BYTES) -> None:
@@ -315,3 +330,29 @@ class BlockReader:
         if not self.blocks:
             raise InvalidUsageError("there is no block to read a schema from")
         return pa.Table.from_batches([block.read(columns) for block in self.blocks])
+
+
+def blocks_in(path: Path) -> Iterator[TableBlock]:
+    """Read the blocks of a file one at a time, so that its size does not matter.
+
+    Raises
+    ------
+    CorruptDataError
+        If a directory is damaged, or the file ends within a block.
+    OSError
+        If the file cannot be read.
+    """
+    with path.open("rb") as file:
+        at, end = 0, os.fstat(file.fileno()).st_size
+
+        def more(content: bytes, wanted: int) -> bytes:
+            # What a block states is bounded by the file before it takes memory.
+            return content + file.read(max(min(wanted - len(content), end - file.tell()), 0))
+
+        while at < end:
+            head = more(b"", _DIRECTORY_AT)
+            if len(head) == _DIRECTORY_AT:
+                head = more(head, _DIRECTORY_AT + _PREFIX.unpack_from(head)[-1])
+            directory = _directory_in(np.frombuffer(head, np.uint8), path, at)
+            yield TableBlock(more(head, directory.size_bytes), file=path, offset=at)
+            at += directory.size_bytes

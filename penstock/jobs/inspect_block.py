@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from penstock.checkpointing.p_unit import tables
+from penstock.checkpointing.p_unit import MAGIC, tables
 from penstock.compression.abc import UnfitError
 from penstock.compression.arrow import Layout, is_float, to_streams
 from penstock.compression.chooser import Choice, rank
@@ -22,7 +21,7 @@ from penstock.compression.column import Block, parse_cascade
 from penstock.compression.costs import cost
 from penstock.compression.goals import goal_of
 from penstock.compression.statistics import column_stats, sample_of
-from penstock.compression.table import BlockReader
+from penstock.compression.table import TableBlock, blocks_in
 from penstock.errors import InvalidUsageError
 
 __all__ = ["blocks_of", "describe", "reasons", "show"]
@@ -34,7 +33,8 @@ _SHOWN = 5
 def blocks_of(path: Path) -> Iterator[tuple[str, str, Block]]:
     """Yield the columns' blocks in a file: number or name of the table's block, the column's name, its block.
 
-    The file is a p-unit, a file of `BlockWriter`, or one column's block.
+    The file is a p-unit, a file of `BlockWriter`, or one column's block. It is read, not mapped: others may
+    cut it meanwhile. Of a file of `BlockWriter` one table's block is in memory at a time.
 
     Raises
     ------
@@ -45,21 +45,22 @@ def blocks_of(path: Path) -> Iterator[tuple[str, str, Block]]:
     """
     try:
         with path.open("rb") as file:
-            if not path.stat().st_size:
-                raise InvalidUsageError("the file is empty", file=path)
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            magic = file.read(len(MAGIC))
+        if not magic:
+            raise InvalidUsageError("the file is empty", file=path)
+        if magic[:2] == b"PB":
+            yield "0", "", Block(path.read_bytes(), file=path)
+            return
+        found: Iterable[tuple[str, TableBlock]] = (
+            tables(path.read_bytes(), path).items()
+            if magic == MAGIC
+            else ((str(number), block) for number, block in enumerate(blocks_in(path)))
+        )
+        for where, block in found:
+            for name in block.names:
+                yield where, name, block.column(name)
     except OSError as error:
         raise InvalidUsageError("the file cannot be read", file=path, reason=error.strerror) from error
-    if content[:2] == b"PB":
-        yield "0", "", Block(content, file=path)
-        return
-    if content[:8] == b"PENSTOCK":
-        blocks = list(tables(memoryview(content), path).items())
-    else:
-        blocks = [(str(number), block) for number, block in enumerate(BlockReader(content, file=path))]
-    for where, block in blocks:
-        for name in block.names:
-            yield where, name, block.column(name)
 
 
 def describe(where: str, name: str, block: Block) -> dict[str, Any]:
@@ -132,8 +133,7 @@ def show(console: Console, path: Path, goal: str, *, why: bool) -> None:
     for column in ("rows", "raw", "coded", "ratio"):
         table.add_column(column, justify="right")
     table.add_column("streams")
-    columns = list(blocks_of(path))
-    for where, name, block in columns:
+    for where, name, block in blocks_of(path):
         streams = "\n".join(
             f"{stream}: {cascade} ({decimal(size)})" for stream, cascade, _, size in block.describe()
         )
@@ -143,7 +143,8 @@ def show(console: Console, path: Path, goal: str, *, why: bool) -> None:
     console.print(table)
     if why:
         unit = "bytes" if not goal_of(goal).write_mb_s else "ns"
-        for where, name, block in columns:
+        # The file is read again, since it may be larger than memory.
+        for where, name, block in blocks_of(path):
             console.print(
                 _reasons_table(f"block {where}, {name or 'column'}", reasons(block, goal), goal, unit)
             )

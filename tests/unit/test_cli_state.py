@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from penstock import compression
 from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.files import LocalFiles, open_files
 from penstock.cli import app
+from penstock.errors import CorruptDataError
+from penstock.jobs import inspect_block
 from penstock.jobs.commands import common
 from penstock.operators.key_queue import Policy
 from penstock.operators.update_queue import UpdateQueue
@@ -327,3 +330,17 @@ def test_inspect_block_refuses_what_is_none(tmp_path: Path, content: bytes | Non
     result = penstock("inspect", "block", str(file))
     assert result.exit_code != 0
     assert text in result.stderr
+
+
+def test_inspect_block_reads_a_block_at_a_time_and_says_that_a_file_is_cut_meanwhile(tmp_path: Path) -> None:
+    file = tmp_path / "rows.blocks"
+    with file.open("wb") as sink:
+        writer = compression.BlockWriter(sink, codecs={"n": "plain"})
+        size = sum(writer.write(pa.table({"n": range(at, at + 100_000)})) for at in range(3))
+    blocks = inspect_block.blocks_of(file)
+    _, _, first = next(blocks)
+    os.truncate(file, size // 2)
+    assert first.read().to_pylist() == list(range(100_000)), "it is in memory"
+    with pytest.raises(CorruptDataError, match="a table's block is cut") as caught:
+        next(blocks)
+    assert caught.value.context["file"] == file

@@ -177,6 +177,23 @@ def test_tables_are_read_batch_by_batch_from_where_they_were(
         ingest(settings)
 
 
+@pytest.mark.parametrize("make", [pa.ipc.new_file, pa.ipc.new_stream])
+def test_an_arrow_file_that_is_cut_while_it_is_read_is_refused(tmp_path: Path, make: Any) -> None:
+    table = pa.table({"n": range(400_000)})
+    file = tmp_path / "t"
+    with make(str(file), table.schema) as writer:
+        writer.write_table(table, max_chunksize=100_000)
+    source = sources.ArrowFile(file, "t")
+    source.begin(table.schema, {})
+    batches = source.read()
+    first = next(batches)
+    os.truncate(file, file.stat().st_size // 3)
+    assert isinstance(first, sources.Rows)
+    assert first.table.column("n").to_pylist() == list(range(100_000)), "it is in memory"
+    with pytest.raises(InvalidUsageError, match=r"cannot be read|damaged"):
+        list(batches)
+
+
 # ------------------------------------------------------------------------------------- exactly once
 
 

@@ -362,10 +362,12 @@ class ArrowFile(TableFile):
     """A file of Arrow IPC, or what a stream of it left."""
 
     def _open(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        file = pa.memory_map(str(self._path))
+        # Not mapped: others may cut the file meanwhile, and reading what is gone would end the process.
+        file = pa.OSFile(str(self._path))
         try:
             reader = pa.ipc.open_file(file)
         except pa.ArrowInvalid:
+            file.seek(0)
             stream = pa.ipc.open_stream(file)
             return stream.schema, iter(stream)
         return reader.schema, (reader.get_batch(number) for number in range(reader.num_record_batches))
