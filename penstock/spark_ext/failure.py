@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import AnalysisException, IllegalArgumentException
 
 from penstock import errors
-from penstock.errors import InvalidUsageError, PenstockError
+from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
 
-__all__ = ["kind_of", "root_cause", "spark_message"]
+__all__ = ["is_without_answer", "kind_of", "root_cause", "spark_message"]
 
 _PENSTOCK = re.compile(
     r"penstock\.[\w.]*?\w+Error: (.+?)(?=\n\s*\n|\n\s+at |\nCaused by: |\s*SQLSTATE|\Z)", re.DOTALL
@@ -18,6 +19,7 @@ _TRACEBACK = "Traceback (most recent call last):\n"
 _PYTHON = re.compile(r"^(?P<error>[A-Za-z_][\w.]*(?:: .*)?)$")
 _NO_SOURCE = "[DATA_SOURCE_NOT_FOUND]"
 """What Spark says, in an error of the JVM, of a format that is not there."""
+_NO_WORKER = re.compile(r"^Error from python worker:\n(.+?)\nPYTHONPATH was:", re.DOTALL | re.MULTILINE)
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 _TERMINATED = re.compile(r"terminated with exception: (.+)", re.DOTALL)
 _CAUSED = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+(?:: .*)?)$", re.MULTILINE)
@@ -44,6 +46,12 @@ def _python_error(text: str) -> str | None:
     return None
 
 
+def is_without_answer(error: BaseException) -> bool:
+    """Say whether an error is that the JVM of Spark's driver did not answer, mostly because it has ended."""
+    # Of a call during which the connection breaks, Py4J says no more than that it failed.
+    return isinstance(error, ConnectionError | Py4JNetworkError) or type(error) is Py4JError
+
+
 def root_cause(error: BaseException) -> str:
     """Return what made a streaming query fail, as one message.
 
@@ -56,10 +64,12 @@ def root_cause(error: BaseException) -> str:
     Returns
     -------
     str
-        The last error of Penstock's own in the text, with the Python error that caused it; or else the line
-        that ends the last Python traceback; or else the message of Spark, of its last cause where that is
-        given.
+        The last error of Penstock's own in the text, with the Python error that caused it; or else the last
+        line of a Python that does not start; or else the line that ends the last Python traceback; or else
+        the message of Spark, of its last cause where that is given.
     """
+    if is_without_answer(error):
+        return "the JVM of Spark's driver does not answer: it has ended, or was killed"
     text = str(error)
     own = list(_PENSTOCK.finditer(text))
     if own:
@@ -67,6 +77,9 @@ def root_cause(error: BaseException) -> str:
         rest = text[own[-1].end() :]
         cause = _python_error(rest) if rest.startswith("\nCaused by: ") else None
         return message if cause is None else f"{message} Caused by {cause}"
+    unstarted = _NO_WORKER.search(text)
+    if unstarted:
+        return unstarted[1].splitlines()[-1].strip()
     python = _python_error(text)
     if python is not None:
         return python
@@ -81,10 +94,12 @@ def kind_of(error: BaseException) -> type[PenstockError]:
     """Return the class of error that tells a caller of a query's failure what to do next.
 
     It is that of Penstock's own error that made the query fail, `InvalidUsageError` where Spark refused the
-    query, and else `PenstockError`, which promises nothing.
+    query, `UnavailableError` where its driver is gone, and else `PenstockError`, which promises nothing.
     """
     if isinstance(error, PenstockError):
         return type(error)
+    if is_without_answer(error):
+        return UnavailableError
     if isinstance(error, AnalysisException | IllegalArgumentException) or _NO_SOURCE in str(error):
         return InvalidUsageError
     names = re.findall(r"penstock\.errors\.(\w+Error): ", str(error))

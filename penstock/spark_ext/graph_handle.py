@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -22,7 +23,7 @@ from penstock.checkpointing.graph_facts import Markers, StreamFacts, facts_of
 from penstock.checkpointing.protocol import RecoveryReport
 from penstock.errors import PenstockError
 from penstock.operators.graph import PhysicalPlan
-from penstock.spark_ext.failure import kind_of, root_cause
+from penstock.spark_ext.failure import is_without_answer, kind_of, root_cause
 from penstock.spark_ext.graph_recovery import GraphRecovery
 from penstock.spark_ext.metrics import ProgressReader, batch_metrics, had_input, is_last
 from penstock.spark_ext.stopping import stop_between_batches
@@ -194,16 +195,16 @@ class RunningGraph:
     # -------------------------------------------------------------------------------- the watcher
 
     def _watch(self) -> None:
-        # Spark finds Python data sources by the session that is active in a thread; this makes it so.
-        self._spark.createDataFrame([], "nothing int")
-        while not self._ended.wait(_POLL_S):
-            with self._lock:
-                try:
+        try:
+            # Spark finds Python data sources by the session that is active in a thread; this makes it so.
+            self._spark.createDataFrame([], "nothing int")
+            while not self._ended.wait(_POLL_S):
+                with self._lock:
                     self._look()
-                except PenstockError as error:
-                    self._fail(error)
-                except Exception as error:
-                    self._fail(self._told("the graph cannot go on", error))
+        except Exception as error:
+            told = error if isinstance(error, PenstockError) else self._told("the graph cannot go on", error)
+            with self._lock:
+                self._fail(told)
 
     def _look(self) -> None:
         """Take note of what the queries did, and do what follows from it."""
@@ -246,9 +247,20 @@ class RunningGraph:
     def _told(self, fact: str, error: Exception, **context: str) -> PenstockError:
         """Return the error that tells of another one."""
         cause = root_cause(error).removesuffix(".")
-        told = kind_of(error)(fact, graph=self.name, **context, cause=cause)
+        hint = "start the graph again with the same checkpoint" if is_without_answer(error) else None
+        told = kind_of(error)(fact, graph=self.name, **context, cause=cause, hint=hint)
         told.__cause__ = error
         return told
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Tell in our words that Spark does not answer."""
+        try:
+            yield
+        except Exception as error:
+            if not is_without_answer(error):
+                raise
+            raise self._told("the graph cannot be asked", error) from error
 
     def _fail(self, error: PenstockError) -> None:
         self._error = error
@@ -265,6 +277,8 @@ class RunningGraph:
         try:
             for run in self._runs.values():
                 run.read()
+        except Exception:
+            _LOGGER.warning("the last metrics are missing [graph=%s]", self.name, exc_info=True)
         finally:
             self._ended.set()
         _LOGGER.info("graph %s [graph=%s]", state, self.name)
@@ -303,8 +317,13 @@ class RunningGraph:
             ``graph``, ``state``, ``recovering``, and ``queries``: by name ``active``, ``message``,
             ``micro_batch``, the newest one or None, and ``writes``: ``"through Spark"``, or ``"directly"``
             where the operator writes its results into a p-stream.
+
+        Raises
+        ------
+        UnavailableError
+            If Spark's driver has ended.
         """
-        with self._lock:
+        with self._lock, self._asking():
             queries: dict[str, Any] = {
                 name: {"active": False, "message": "Waits for the queries before it", "micro_batch": None}
                 for name in self._names
@@ -329,9 +348,9 @@ class RunningGraph:
         CorruptDataError
             If its checkpoint is damaged.
         UnavailableError
-            If the file system refuses.
+            If the file system refuses, or Spark's driver has ended.
         """
-        with self._lock:
+        with self._lock, self._asking():
             if not self._ended.is_set():
                 self._look()
             queries = {name: QueryMetrics() for name in self._names}
@@ -364,13 +383,13 @@ class RunningGraph:
             while name not in self._runs and not self._ended.wait(_POLL_S):
                 pass
             run = self._runs.get(name)
-            if run is not None and run.query.isActive:
-                try:
+            try:
+                if run is not None and not self._ended.is_set() and run.query.isActive:
                     run.query.processAllAvailable()
-                except PySparkException:
-                    self._ended.wait(_STOP_S)  # the watcher tells
+            except (PySparkException, Py4JError, ConnectionError):
+                self._ended.wait(_STOP_S)  # the watcher tells
             self._raise()
-        with self._lock:
+        with self._lock, self._asking():
             self._look()
         self._raise()
 
@@ -381,8 +400,10 @@ class RunningGraph:
         ------
         PySparkException
             If Spark cannot stop one.
+        UnavailableError
+            If Spark's driver has ended.
         """
-        with self._lock:
+        with self._lock, self._asking():
             if self._ended.is_set():
                 return
             self._waiting.clear()

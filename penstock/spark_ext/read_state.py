@@ -20,6 +20,7 @@ from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 from penstock.operators.conform import conform
 from penstock.spark_ext.committed import committed_pointers, query_of, specification_of
 from penstock.spark_ext.join_view import join_view
+from penstock.spark_ext.python_workers import prepare_workers
 from penstock.spark_ext.queue_view import queue_view
 from penstock.spark_ext.state_view import StateView, Stored
 from penstock.spark_ext.window_view import sides_view, window_view
@@ -110,6 +111,7 @@ def read_state(
     >>> state = penstock.read_state(spark, "/var/lib/penstock", checkpoint="/ck")  # doctest: +SKIP
     >>> state.where("waiting").orderBy("rank").show()  # doctest: +SKIP
     """
+    prepare_workers(spark)
     if checkpoint is not None:
         committed = query_of(spark, os.fspath(checkpoint))
         if query not in {None, committed}:

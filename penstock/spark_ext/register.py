@@ -14,6 +14,7 @@ from penstock._clock import monotonic_s
 from penstock.spark_ext.market_source import MarketDataSource
 from penstock.spark_ext.metrics import MetricsFile
 from penstock.spark_ext.p_stream_source import p_stream_source
+from penstock.spark_ext.python_workers import prepare_workers
 
 __all__ = ["register", "wait_for_metrics"]
 
@@ -40,7 +41,13 @@ def register(
         JSON object a line (see `penstock.metrics`). Calls with other files add them.
     metrics_query : str, optional
         The name of the query whose metrics the file gets; by default those of all.
+
+    Raises
+    ------
+    InvalidUsageError
+        If workers on a cluster run a Python that has not what Penstock needs.
     """
+    prepare_workers(spark)
     spark.dataSource.register(MarketDataSource)
     spark.dataSource.register(p_stream_source(spark.sparkContext.defaultParallelism))
     known = _files.setdefault(spark, {})

@@ -31,6 +31,7 @@ from penstock.spark_ext.bucket_task import BucketTask, Operator, Parcel
 from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.metrics import OBSERVATION_PREFIX
 from penstock.spark_ext.parcels import SIDE, Unpacker, from_parcel, to_parcels
+from penstock.spark_ext.python_workers import prepare_workers
 from penstock.spark_ext.wake_source import with_wake
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, FileId, Pointer, Version
 
@@ -101,8 +102,9 @@ class Stateful:
         Raises
         ------
         InvalidUsageError
-            If an argument is wrong.
+            If an argument is wrong, or workers on a cluster run a Python that has not what Penstock needs.
         """
+        prepare_workers(spark)
         if not _is_name(name):
             raise InvalidUsageError(
                 "the name is not usable", name=repr(name), hint="use letters, digits, _ and -"

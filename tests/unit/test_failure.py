@@ -86,3 +86,13 @@ def test_the_class_of_an_error_survives_spark() -> None:
     assert kind_of(AnalysisException("no such sink")) is InvalidUsageError
     absent = "SparkClassNotFoundException: [DATA_SOURCE_NOT_FOUND] Failed to find the data source: x."
     assert kind_of(RuntimeError(absent)) is InvalidUsageError
+
+
+def test_of_a_python_that_does_not_start_its_last_line_is_told() -> None:
+    text = (
+        "org.apache.spark.SparkException: \nError from python worker:\n"
+        "  Traceback (most recent call last):\n"
+        "  /usr/bin/python3: No module named pyspark\nPYTHONPATH was:\n  /opt/spark/python\n"
+        "org.apache.spark.SparkException: EOFException occurred while reading the port number\n" + _STACK
+    )
+    assert root_cause(Exception(text)) == "/usr/bin/python3: No module named pyspark"

@@ -1,0 +1,88 @@
+"""The handle of a running graph whose driver ends, over queries that only seem to be Spark's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.sql.types import StructType
+
+from penstock.errors import UnavailableError
+from penstock.spark_ext.graph_handle import RunningGraph, Stage
+
+
+class _Spark:
+    """A session, writer and query in one, whose JVM may end."""
+
+    name, location, id = "prices", "checkpoint", "1"
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def start(self) -> _Spark:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer what Spark is asked, unless its JVM has ended."""
+        if self.error is not None:
+            raise self.error
+        if name == "status":
+            return {"message": "", "isTriggerActive": True}
+        return {"isActive": True, "lastProgress": None}.get(name, lambda *_: None)
+
+
+def _started(spark: _Spark) -> RunningGraph:
+    stages = [Stage("results", cast(Any, spark), ())]
+    any_of = cast(Any, spark)
+    return RunningGraph(
+        any_of, any_of, any_of, stages, StructType(), in_turn=False, drain=False, recovery=None
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionRefusedError(111, "Connection refused"), Py4JNetworkError("no"), Py4JError("o1.x")]
+)
+def test_a_driver_that_ends_fails_the_graph(error: Exception) -> None:
+    spark = _Spark()
+    running = _started(spark)
+    spark.error = error
+    with pytest.raises(UnavailableError, match="the JVM of Spark's driver does not answer") as caught:
+        running.await_termination(60)
+    assert caught.value.hint == "start the graph again with the same checkpoint"
+    assert running.state == "failed"
+    running.stop()
+    for call in (running.status, running.process_all_available):
+        with pytest.raises(UnavailableError):
+            call()
+
+
+@pytest.mark.parametrize(
+    "call", [RunningGraph.status, RunningGraph.metrics, RunningGraph.process_all_available, RunningGraph.stop]
+)
+def test_whoever_asks_before_the_watcher_is_told_so_too(call: Callable[[RunningGraph], object]) -> None:
+    spark = _Spark()
+    running = _started(spark)
+    with running._lock:
+        spark.error = ConnectionRefusedError(111, "Connection refused")
+        if call is not RunningGraph.process_all_available:  # which waits for the watcher
+            with pytest.raises(UnavailableError, match="the graph cannot be asked"):
+                call(running)
+    with pytest.raises(UnavailableError):
+        running.process_all_available()
+
+
+def test_a_driver_that_ends_before_the_watcher_begins_fails_the_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spark = _Spark()
+    begin = spark.start
+
+    def started() -> _Spark:
+        spark.error = ConnectionRefusedError(111, "Connection refused")
+        return begin()
+
+    monkeypatch.setattr(spark, "start", started)
+    with pytest.raises(UnavailableError, match="the graph cannot go on"):
+        _started(spark).await_termination(60)
