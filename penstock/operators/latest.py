@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.operators.arrivals import Arrivals, conflate
@@ -34,6 +35,7 @@ class Latest:
     def __init__(self, latest_by: LatestBy, schema: pa.Schema) -> None:
         self._stream = UpdateStream(schema, latest_by.key, latest_by.time)
         self._schema = schema
+        self._by_last = latest_by.by_last
         self._unusable: list[pa.RecordBatch] = []
         self._held: list[Arrivals] = []
         self._held_rows = self._seen = 0
@@ -62,6 +64,9 @@ class Latest:
         found, self._unusable = self._unusable, []
         if self._held:
             self._hold_one()
-            found = [self._held[0].rows, *found]
+            (newest,) = self._held
+            if self._by_last:
+                newest = newest.take(np.argsort(newest.last))
+            found = [newest.rows, *found]
         self._held, self._held_rows, self._seen = [], 0, 0
         return concat(found) if found else pa.RecordBatch.from_pylist([], self._schema)

@@ -130,6 +130,8 @@ class LatestBy:
     time : str
         The column whose greatest value is the newest. Rows with a null in key or time are all kept, so that
         the queue behind refuses or counts them.
+    by_last : bool
+        Whether the rows keep their own order. By default they come in the order of their keys' first rows.
 
     Raises
     ------
@@ -139,6 +141,7 @@ class LatestBy:
 
     key: tuple[str, ...]
     time: str
+    by_last: bool = False
 
     def __post_init__(self) -> None:
         _need_names(self.key, "key")
@@ -303,7 +306,9 @@ class Scan:
             "columns": self.columns,
             "where": self.where,
             "select": None if self.select is None else dict(self.select),
-            "latest_by": None if self.latest_by is None else asdict(self.latest_by),
+            "latest_by": None
+            if self.latest_by is None
+            else asdict(self.latest_by, dict_factory=_without_zero),
             "fragments": None
             if self.fragments is None
             else asdict(self.fragments, dict_factory=_without_zero),
@@ -335,8 +340,9 @@ class Scan:
 
 
 def _without_zero(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return fields as a mapping; only a sketch has a size, and only some fragments a delay."""
-    return {name: value for name, value in fields if (name, value) not in (("log2_size", 0), ("delay_ms", 0))}
+    """Return fields as a mapping, without those that few scans have."""
+    rare = (("log2_size", 0), ("delay_ms", 0), ("by_last", False))
+    return {name: value for name, value in fields if (name, value) not in rare}
 
 
 def _fields(document: dict[str, Any], convert: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.operators.arrivals import Arrivals, conflate
+from penstock.operators.graph import graph
+from penstock.operators.graph.nodes import Fused, topological
+from penstock.operators.graph.place import fuse, place_p_stream
 from penstock.operators.key_queue import Policy
+from penstock.operators.latest import Latest
 from penstock.operators.stream import UpdateStream
 from penstock.operators.update_queue import UpdateQueue
 from penstock.spark_ext import packing, parcels
@@ -17,7 +22,10 @@ from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.packing import Packer
 from tests.naive import Update, bucket_of, conflated, key_words
 from tests.streams import (
+    ARRIVAL_STREAM,
     POLICIES,
+    STREAM,
+    WEIGHTED_STREAM,
     arrivals_of,
     assert_same_state,
     order_of,
@@ -70,6 +78,37 @@ def test_any_cut_merged_in_any_order_gives_the_same_queue(
         limit = data.draw(st.integers(0, 4))
         assert served_of(cut, limit, now_us + 10) == served_of(plain, limit, now_us + 10)
         assert_same_state(cut, plain)
+
+
+@given(
+    st.data(), POLICIES, st.sampled_from([STREAM, ARRIVAL_STREAM, WEIGHTED_STREAM]),
+    st.lists(BATCHES.filter(bool), min_size=1, max_size=3),
+)  # fmt: skip
+def test_a_reader_leaves_a_queue_what_it_needs(
+    data: st.DataObject, policy: Policy, stream: UpdateStream, batches: list[list[Update]]
+) -> None:
+    columns = {option: name for option in ("arrival", "weight") if (name := getattr(stream, option))}
+    written = graph("g").source("in", stream.schema).update_queue("key", "time", policy=policy, **columns)
+    fused, _ = fuse(place_p_stream(written.root, ["in"])[0])
+    scans = [node.scan for node in topological(fused) if isinstance(node, Fused)]
+    plain, behind = (UpdateQueue(stream, policy, cost_us=7.0) for _ in range(2))
+    for number, batch in enumerate(batches):
+        now_us = NOW_US + 20 * number
+        plain.enqueue(arrivals_of(stream, batch), now_us)
+        read = []
+        for part, of_part in enumerate(_split(data, batch, 2)):
+            rows = rows_of(stream, of_part)
+            if scans and (newest := scans[0].latest_by):
+                latest = Latest(newest, stream.schema)
+                for chunk in _split(data, list(range(len(of_part))), 2):
+                    latest.add(pa.Table.from_batches([rows.take(pa.array(chunk, pa.int64()))]))
+                rows = latest.finish()
+            read.append(Arrivals.of(stream, rows, 0, part))
+        behind.enqueue(Arrivals.concat(read), now_us)
+        assert behind.settle(now_us + 10) == plain.settle(now_us + 10)
+        limit = data.draw(st.integers(0, 4))
+        assert served_of(behind, limit, now_us + 10) == served_of(plain, limit, now_us + 10)
+        assert_same_state(behind, plain)
 
 
 @given(BATCHES.filter(bool), st.booleans())

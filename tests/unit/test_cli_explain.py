@@ -59,6 +59,8 @@ def test_an_existing_pipeline_is_explained() -> None:
     assert result.exit_code == 0
     assert "update queue (symbol) newest by time, linecutting, budget 500" in result.stdout
     assert "p-stream source: time, symbol, price, volume" in result.stdout
+    assert "newest of (symbol) by" not in result.stdout
+    result = penstock("explain", "market", "--set", "persist=always", "--set", "queue.policy=in_place")
     assert "newest of (symbol) by" in result.stdout
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
@@ -225,7 +227,18 @@ def test_a_queue_leaves_conflation_to_the_reader() -> None:
     found = _scan_of(_stream().select("*", m="n + 1", w="x * 2", z="1").update_queue("k", "t", budget=3))
     assert found.scan.latest_by is not None
     assert (found.scan.latest_by.key, found.scan.latest_by.time) == (("k",), "t")
-    after, _ = fuse(place_p_stream(_stream().update_queue("k", "t", combine=False).root, ["in"])[0])
+    assert not found.scan.latest_by.by_last
+    fifo = _scan_of(_stream().update_queue("k", "t", policy="fifo")).scan.latest_by
+    assert fifo is not None
+    assert fifo.by_last, "an update goes to the tail"
+
+
+@pytest.mark.parametrize(
+    "options", [{"combine": False}, {"policy": "linecutting"}, {"arrival": "m"}, {"weight": "x"}]
+)
+def test_a_queue_that_needs_all_tuples_gets_them(options: dict[str, Any]) -> None:
+    stream = graph("g").source("in", _SCHEMA.append(pa.field("m", pa.timestamp("us", "UTC"))))
+    after, _ = fuse(place_p_stream(stream.update_queue("k", "t", **options).root, ["in"])[0])
     assert not any(isinstance(node, Fused) for node in topological(after))
 
 

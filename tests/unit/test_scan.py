@@ -16,6 +16,7 @@ _SCANS = [
     Scan(("a", "b"), where="a > 1"),
     Scan(("a", "b"), select={"b": "b", "c": "a + b"}, latest_by=LatestBy(("c",), "b")),
     Scan(("timestamp", "category", "cpu"), "cpu > 0", None, None, _FRAGMENTS),
+    Scan(("a", "b"), latest_by=LatestBy(("a",), "b", by_last=True)),
 ]
 
 

@@ -149,11 +149,11 @@ def _fused(node: Node) -> Node | None:
         if scan is None or not pushable(node):
             return None
         return Fused(node.name, _base(above), _then(scan, node))
-    if isinstance(node, UpdateQueue) and above is not None and node.combine:
+    if isinstance(node, UpdateQueue) and above is not None and node.needs_newest_only:
         base, scan = _reduced(above)
         if scan is None:
             return None
-        latest = replace(scan, latest_by=LatestBy(node.update_key, node.time))
+        latest = replace(scan, latest_by=LatestBy(node.update_key, node.time, by_last=node.policy == "fifo"))
         return replace(node, inputs=(Fused(f"newest of {node.name}", base, latest),))
     if isinstance(node, Aggregate) and isinstance(above, Window):
         return _fragmented(node, above)

@@ -94,6 +94,15 @@ class UpdateQueue(Node):
             return (frozenset(self.inputs[0].schema.names),)
         return (required | {*self.update_key, self.time, *_more_columns(self.options)},)
 
+    @property
+    def needs_newest_only(self) -> bool:
+        """Whether the newest tuple of each key in a micro-batch, in order, makes the same queue as all do.
+
+        Line cutting counts the tuples of each key, staleness begins at the first one's arrival, and a tuple's
+        weight is checked also where a newer one follows.
+        """
+        return self.combine and self.policy != "linecutting" and not _more_columns(self.options)
+
     def describe(self) -> str:
         """Return key, time, policy and budget."""
         budget = "" if self.budget is None else f", budget {self.budget}"
