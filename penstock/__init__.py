@@ -9,6 +9,7 @@ from penstock._version import __version__
 
 if TYPE_CHECKING:
     from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
+    from penstock.checkpointing.spark_checkpoint import repair_checkpoint
     from penstock.operators.graph import graph
     from penstock.spark_ext.graph_runner import start
     from penstock.spark_ext.metrics import metrics
@@ -27,6 +28,7 @@ __all__ = [
     "metrics",
     "read_state",
     "register",
+    "repair_checkpoint",
     "start",
     "update_join",
     "update_queue",
@@ -43,6 +45,7 @@ __getattr__ = lazily(
         "metrics": "penstock.spark_ext.metrics",
         "read_state": "penstock.spark_ext.read_state",
         "register": "penstock.spark_ext.register",
+        "repair_checkpoint": "penstock.checkpointing.spark_checkpoint",
         "start": "penstock.spark_ext.graph_runner",
         "update_join": "penstock.spark_ext.update_join",
         "update_queue": "penstock.spark_ext.update_queue",

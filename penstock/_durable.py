@@ -8,6 +8,7 @@ user.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import shutil
@@ -18,7 +19,17 @@ from penstock._clock import new_id
 from penstock._failpoints import failpoint
 from penstock.errors import ConflictError, UnavailableError
 
-__all__ = ["delete", "delete_tree", "make_directory", "publish", "read", "replace", "write_all"]
+__all__ = [
+    "delete",
+    "delete_tree",
+    "make_directory",
+    "publish",
+    "read",
+    "replace",
+    "sync_everything",
+    "sync_file_system",
+    "write_all",
+]
 
 
 def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -> None:
@@ -180,3 +191,35 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_file_system(path: Path) -> None:
+    """Make durable all that any process has written so far to the file system that `path` is on.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is nothing at `path`.
+    UnavailableError
+        If the file system refuses.
+    """
+    sync = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if sync is None:  # only Linux has it
+        sync_everything()
+        return
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            if sync(descriptor) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UnavailableError("cannot sync a file system", path=path, reason=error.strerror) from error
+
+
+def sync_everything() -> None:
+    """Make durable all that any process of this machine has written so far; no failure is told."""
+    os.sync()

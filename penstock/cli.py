@@ -24,6 +24,7 @@ from penstock.jobs.commands.common import SIGNALLED, DebugOption, JsonOption, er
 from penstock.jobs.commands.gc import gc
 from penstock.jobs.commands.ingest import ingest
 from penstock.jobs.commands.inspect import inspect
+from penstock.jobs.commands.repair import repair
 
 if TYPE_CHECKING:
     from penstock.conf.pipeline import Pipeline
@@ -351,6 +352,7 @@ def warm_up(
 
 app.command()(ingest)
 app.command()(gc)
+app.command()(repair)
 app.add_typer(inspect)
 
 

@@ -28,7 +28,7 @@ def write_logs(place: Path, query: str, *, planned: Sequence[Sequence[object]], 
     for batch, offsets in enumerate(planned):
         lines = ["v1", json.dumps({"batchWatermarkMs": 0}), *(json.dumps(one) for one in offsets)]
         (home / "offsets" / str(batch)).write_text("\n".join(lines))
-        (home / "offsets" / f".{batch}.crc").write_text("")
+        (home / "offsets" / f".{batch}.tmp").write_text("")
     for batch in range(committed + 1):
         (home / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 from penstock.checkpointing.files import Files, open_files
 from penstock.errors import CorruptDataError, InvalidUsageError
 
-__all__ = ["FORMAT", "GraphDirectory", "QueryProgress", "drop_torn_start"]
+__all__ = ["FORMAT", "GraphDirectory", "QueryProgress"]
 
 FORMAT: Final = 1
 """The version of the documents' format."""
@@ -205,29 +205,6 @@ class GraphDirectory:
             if end is not None and end <= row:
                 return batch + 1
         return 0
-
-
-def drop_torn_start(checkpoint: Files) -> None:
-    """Delete what Spark left of a query's first offset when it was killed while it wrote that.
-
-    Spark takes the temporary file for one of another query's, and would never start again. To be called
-    while the query does not run.
-
-    Parameters
-    ----------
-    checkpoint : Files
-        The query's checkpoint.
-
-    Raises
-    ------
-    UnavailableError
-        If the file system refuses.
-    """
-    log = checkpoint.child("offsets")
-    if not _batches(log):
-        for fact in log.list():
-            if fact.name.startswith("."):
-                log.delete(fact.name)
 
 
 def _name(kind: str, number: int) -> str:

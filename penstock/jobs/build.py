@@ -16,8 +16,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.checkpointing.files import open_files
-from penstock.checkpointing.graph_directory import drop_torn_start
+from penstock.checkpointing.spark_checkpoint import repair_checkpoint
 from penstock.conf.pipeline import (
     ConsoleSink,
     FilesSource,
@@ -311,8 +310,7 @@ def _write(spark: SparkSession, rows: DataFrame, sink: Sink, key: tuple[str, ...
 def writer(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> DataStreamWriter:
     """Return the writer that starts a pipeline; only ``start()`` is left to call.
 
-    What a driver left of the query's first offset that was killed while it wrote that is dropped, unless
-    state has a location of its own.
+    Torn files of the checkpoint, left by a power cut, are dropped, unless state has a location of its own.
 
     Parameters
     ----------
@@ -340,7 +338,7 @@ def writer(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> DataStre
     state = _resolve(spark, query.state_location or f"{checkpoint.rstrip('/')}/penstock")
     if query.state_location is None:
         # Else nothing says that the checkpoint is where pyarrow can reach it.
-        drop_torn_start(open_files(checkpoint))
+        repair_checkpoint(checkpoint, dry_run=False)
     served = _stepped(spark, rows, step, state)
     if pipeline.results is not None:
         served = _results(served, pipeline.results, step.key)

@@ -1,11 +1,11 @@
 """What a Python worker does for one bucket in one micro-batch: state in, operator, state out.
 
 The pointer protocol. Spark's ``GroupState`` of a bucket holds only a pointer to the newest file of
-Penstock's own state. A task 1. takes the state at the pointer, 2. releases what the pointer's arrival
-proves unnecessary, 3. runs the operator, 4. commits a new immutable version under an id that no other
-attempt has, and 5. hands the new pointer to Spark, which commits it with the batch. Whichever attempt
-Spark commits wins; the files of others are orphans that no pointer reaches. Where an operator follows the
-clock, all attempts hear the times of the first that came to the end of step 3.
+Penstock's own state. A task 1. takes the state at the pointer, 2. has released, once it is durable that the
+pointer arrived, what that proves unnecessary, 3. runs the operator, 4. commits a new immutable version under
+an id that no other attempt has, and 5. hands the new pointer to Spark, which commits it with the batch.
+Whichever attempt Spark commits wins; the files of others are orphans that no pointer reaches. Where an
+operator follows the clock, all attempts hear the times of the first that came to the end of step 3.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,18 +26,23 @@ from penstock._clock import Clock, monotonic_s
 from penstock._failpoints import failpoint
 from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import Files, open_files
-from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
+from penstock.checkpointing.releases import Releases
+from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError, PenstockError
 from penstock.operators.metrics import BatchMetrics
-from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Pointer
+from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Handle, Pointer
 from penstock.state_store.cache import CachedState, Found, StateCache
 from penstock.state_store.clock_record import ClockRecord, RecordedClock
 
 __all__ = ["SPECIFICATION_FILE", "BucketTask", "Operator", "Parcel", "Turn", "missing_state"]
 
+_LOGGER = logging.getLogger(__name__)
+
 S = TypeVar("S", bound=CachedState)
 
 _CACHE_BYTES = 1 << 30
 _CACHE: StateCache[Any] = StateCache(_CACHE_BYTES)
+_RELEASES = Releases()
+_SWEEP_BATCHES = 16
 SPECIFICATION_FILE = "operator.punit"
 """The file of an operator that says what must not change while its checkpoint lives."""
 
@@ -47,6 +53,20 @@ _CHECKED: set[tuple[str, str]] = set()
 def _background() -> Executor:
     """Return the thread that writes snapshots and sweeps: one a worker, made by the first task."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-state")
+
+
+def _release(store: BucketStore, held: Handle) -> None:
+    """Delete what `held` proves unnecessary, once it is durable that it arrived; called in the background."""
+
+    def delete() -> None:
+        if not store.release(held):
+            store.sweep_later(held)
+
+    _RELEASES.add(store.files.location, delete)
+    try:
+        _RELEASES.run()
+    except PenstockError as error:
+        _LOGGER.warning("garbage stays [location=%s error=%s]", store.files.location, error)
 
 
 def _specification_in(files: Files) -> Mapping[str, Any] | None:
@@ -178,9 +198,9 @@ class BucketTask(Generic[S]):
         )
         found = _CACHE.take(store, pointer, self.operator.new_state)
         try:
-            if not store.release(found.handle) and found.loads:
-                # Whoever had the bucket before may have died and left something.
-                store.sweep_later(found.handle)
+            # Whoever had the bucket before may have died and left something.
+            if found.loads or found.handle.releasable(self.retain_versions) or self._sweeps(bucket, batch_id):
+                _background().submit(_release, store, found.handle)
             loaded = monotonic_s()
             turn = Turn(bucket, self.buckets, batch_id, self.parallel)
             if self.operator.follows_clock:
@@ -202,12 +222,20 @@ class BucketTask(Generic[S]):
         metrics.hits, metrics.catch_ups, metrics.loads = found.hits, found.catch_ups, found.loads
         return handle.pointer, batches, metrics
 
+    def _sweeps(self, bucket: int, batch_id: int) -> bool:
+        """Say whether it is time to sync and sweep, because of records of the clock, or of Spark's log.
+
+        Spark deletes older files of its log before the newer ones are durable: some of them have to be.
+        """
+        if self.operator.follows_clock:
+            return (batch_id + bucket) % _SWEEP_BATCHES == 0
+        return bucket == 0 and batch_id % _SWEEP_BATCHES == 0
+
     def _on_record(
         self, store: BucketStore, found: Found[S], parcels: Iterable[Parcel], turn: Turn, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Run an operator that follows the clock, as the attempt did that is on record, if one is."""
         record = ClockRecord(store.files, found.handle)
-        record.forget_last()
         parcels = list(parcels)  # for a second run
         recorded = record.read()
         heard = RecordedClock(clock, recorded or [])

@@ -1,7 +1,7 @@
 """Recovery of a graph over an existing checkpoint, in the paper's four phases (Scabbard §3.2).
 
-1. **Progress recovery**: how far each query has planned and committed, by Spark's logs, from which what is
-   left of a torn first offset is dropped, and what the p-streams' logs hold.
+1. **Progress recovery**: how far each query has planned and committed, by Spark's logs, from which torn files
+   that a power cut has left are dropped, and what the p-streams' logs hold.
 2. **Upstream requesting**: from which row each query needs its p-streams again; nothing of that may be
    released.
 3. **Data recovery**: the p-units from there on are there, and so are the files of the state that each query's
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock._clock import monotonic_s, now_us
-from penstock.checkpointing.files import open_files
-from penstock.checkpointing.graph_directory import GraphDirectory, QueryProgress, drop_torn_start
+from penstock.checkpointing.graph_directory import GraphDirectory, QueryProgress
 from penstock.checkpointing.p_stream import Piece, PStream
 from penstock.checkpointing.protocol import RecoveryReport
+from penstock.checkpointing.spark_checkpoint import repair_checkpoint
 from penstock.errors import CorruptDataError
 from penstock.spark_ext.graph_state import FoundState, HeldBySpark, StatePlace, find_state
 
@@ -111,7 +111,7 @@ class GraphRecovery:
 
     def _progress_recovery(self) -> None:
         for query in self._queries:
-            drop_torn_start(open_files(self._directory.query(query.name)))
+            repair_checkpoint(self._directory.query(query.name), dry_run=False)
             self._progress[query.name] = self._directory.progress(query.name)
             for location in query.reads:
                 if location not in self._streams:

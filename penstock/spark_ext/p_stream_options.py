@@ -204,6 +204,8 @@ class WriteOptions:
         Whether what comes are descriptors of rows that an operator has written.
     direct_io : bool or None
         Whether in a p-stream that is made rows bypass the page cache when they are written and read.
+    checkpoint : str or None
+        The query's checkpoint, where Spark says it.
     """
 
     path: str
@@ -213,6 +215,7 @@ class WriteOptions:
     unit_rows: int
     descriptors: bool = False
     direct_io: bool | None = None
+    checkpoint: str | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -234,4 +237,5 @@ class WriteOptions:
             unit_rows=_count(given, "unitRows") or UNIT_ROWS,
             descriptors=_flag(given, "descriptors") or False,
             direct_io=_flag(given, "directIo"),
+            checkpoint=given.get("checkpointlocation"),
         )

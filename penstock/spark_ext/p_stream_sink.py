@@ -15,7 +15,9 @@ from pyspark.sql.types import StructType
 from penstock._clock import new_id
 from penstock._failpoints import failpoint
 from penstock.checkpointing.p_stream import PStream, Segment
-from penstock.errors import InternalError, InvalidUsageError
+from penstock.checkpointing.p_stream.entry import WriterState
+from penstock.checkpointing.spark_checkpoint import make_durable, plan_of
+from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 from penstock.spark_ext.p_stream_options import WriteOptions
 from penstock.spark_ext.p_stream_rows import DESCRIPTORS, SegmentRows, opened, segments_in
 from penstock.spark_ext.p_stream_types import check_same
@@ -54,8 +56,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
     nothing between batches.
 
     The writer of the commits is the query, and their number the micro-batch's: one that Spark runs again,
-    because the driver died between the two commits, is in the log already and is dropped. What attempts
-    wrote that Spark did not choose is never seen, and is deleted some batches later.
+    because the driver died between the two commits, is in the log already and is dropped. Before a commit all
+    that Spark has written to its checkpoint is made durable, so that after a power cut, too, Spark runs the
+    same rows again under that number. What attempts wrote that Spark did not choose is never seen, and is
+    deleted some batches later.
 
     With the option ``descriptors`` the rows are durable before they come: an operator has written them, and
     what comes says where they are (`penstock.spark_ext.p_stream_rows`). They are committed all the same.
@@ -111,7 +115,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return
         writer, query = written[0].writer, written[0].query
         stream = PStream(self._options.path)
-        known = stream.log.writers.get(writer) or stream.log.begin(writer, query)
+        known = stream.log.writers.get(writer)
+        if known is None or batchId > known.batch:
+            make_durable(self._options.checkpoint)
+        known = known or stream.log.begin(writer, query)
         if known.session != query:
             raise InvalidUsageError(
                 "another query wrote under this name, so that its batches' numbers are taken",
@@ -121,8 +128,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 hint="give each checkpoint a writer of its own",
             )
         segments = list(chain.from_iterable(message.segments for message in written))
+        plan = plan_of(self._options.checkpoint, batchId)
         failpoint("sink.before_commit")
-        if not stream.log.commit(writer, batchId, segments, session=query):
+        if not stream.log.commit(writer, batchId, segments, session=query, plan=plan):
+            _check_same_batch(stream.log.writers[writer], batchId, plan, self._options)
             _LOGGER.info("the batch is there already [writer=%s batch=%d]", writer, batchId)
         failpoint("sink.after_commit")
         stream.log.compact()
@@ -131,6 +140,28 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Leave what was written: the batch may run again, and a later sweep finds it."""
+
+
+def _check_same_batch(newest: WriterState, batch: int, plan: int | None, options: WriteOptions) -> None:
+    """Refuse a micro-batch whose number is taken by other rows, which Spark planned before its log went back.
+
+    Of what Spark runs again, only the newest micro-batch can be in the log, with the same plan.
+
+    Raises
+    ------
+    CorruptDataError
+        If it is another.
+    """
+    is_known = batch == newest.batch and (plan is None or newest.plan in (None, plan))
+    if not is_known:
+        raise CorruptDataError(
+            "the checkpoint is older than what the query has written to the p-stream",
+            p_stream=options.path,
+            checkpoint=options.checkpoint,
+            batch=batch,
+            newest_batch=newest.batch,
+            hint="restore the checkpoint as it was, or start with a new checkpoint and a new p-stream",
+        )
 
 
 class BatchWriter(DataSourceArrowWriter):

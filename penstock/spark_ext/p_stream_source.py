@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +27,7 @@ from pyspark.sql.types import StructType
 
 from penstock.checkpointing.files import Files
 from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
+from penstock.checkpointing.releases import Releases
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.spark_ext.p_stream_options import ReadOptions, WriteOptions
 from penstock.spark_ext.p_stream_sink import BatchWriter, StreamWriter
@@ -33,6 +35,12 @@ from penstock.spark_ext.p_stream_types import check_same
 from penstock.spark_ext.pushed import Columns, Pushed, bounded
 
 __all__ = ["PStreamDataSource", "p_stream_source"]
+
+_RELEASE_BATCHES, _RELEASE_BYTES = 16, 16 << 20
+"""Micro-batches, or bytes of what they read, that are released at once: each release syncs all disks."""
+
+_MOST_BATCHES = 64
+"""Micro-batches after which disks are synced even if it takes long: Spark deletes logs after a hundred."""
 
 
 class PStreamDataSource(DataSource):
@@ -85,7 +93,7 @@ class PStreamDataSource(DataSource):
     -----
     An offset is the number of rows before it, and the identity of the p-stream, so that a checkpoint is not
     continued on another one at the same path. Spark tells a source that a micro-batch is done when it has
-    planned the next: that releases its rows.
+    planned the next: that releases its rows, several micro-batches at once, after a sync of the disks.
     """
 
     parallelism = 1
@@ -232,6 +240,13 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         self._options = plan.options
         self._target: int | None = None  # where an AvailableNow run ends
         self._is_known = False
+        self._releases = Releases()
+        self._released = 0
+        self._pending_batches = _RELEASE_BATCHES  # the first one of a start is released
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what only the driver's process does."""
+        return self.__dict__ | {"_releases": None}
 
     def _offset(self, offset: int) -> dict[str, Any]:
         return {"offset": offset, "identity": self._plan.stream.identity}
@@ -311,8 +326,17 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         return self._plan.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        if self._options.reader is not None:
-            self._plan.stream.trim_from(self._options.reader, self._row(end))
+        if self._options.reader is None:
+            return
+        stream, row = self._plan.stream, self._row(end)
+        self._pending_batches += 1
+        self._releases.add(self._options.reader, partial(stream.trim_from, self._options.reader, row))
+        many = self._pending_batches >= _RELEASE_BATCHES
+        if not many:
+            done = (commit for commit in stream.log.since(self._released) if commit.end <= row)
+            many = sum(commit.size_bytes for commit in done) >= _RELEASE_BYTES
+        if many and self._releases.run(now=self._pending_batches >= _MOST_BATCHES):
+            self._released, self._pending_batches = row, 0
 
 
 def _end_within(pieces: Sequence[Piece], row: int, max_bytes: int) -> int:

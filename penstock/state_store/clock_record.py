@@ -8,26 +8,23 @@ one that finds a record hears the same times.
 
 A record lies beside the versions of a bucket, as ``<number>-<file id of the parent>.clock``: its number is
 that of the version that an attempt upon this parent would commit. It is a p-unit, and garbage by the
-same rule as a version (`penstock.state_store.bucket_store`). Where the file system cannot tell that a name
-is taken, attempts that run at once may differ; those that follow one another do not.
+same rule as a version (`penstock.state_store.bucket_store`); a sweep deletes it. Where the file system cannot
+tell that a name is taken, attempts that run at once may differ; those that follow one another do not.
 """
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from penstock._clock import Clock
 from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import Files
-from penstock.errors import ConflictError, CorruptDataError, PenstockError
+from penstock.errors import ConflictError, CorruptDataError
 from penstock.state_store.bucket_store import CLOCK_SUFFIX, Handle, Pointer
 
 __all__ = ["ClockRecord", "RecordedClock"]
 
 _KIND = "clock"
-
-_log = logging.getLogger(__name__)
 
 
 class RecordedClock:
@@ -107,18 +104,6 @@ class ClockRecord:
             # Object stores would replace it.
             raise ConflictError("the turn is on record already", file=self.files.path_of(name))
         self.files.publish(name, encode(PUnit(_KIND, {"times_us": readings})))
-
-    def forget_last(self) -> None:
-        """Delete the record of the turn that led here, once the arrival of its pointer has ended it.
-
-        If that fails, it is garbage for the next sweep.
-        """
-        if self.held.pointer is None:
-            return
-        try:
-            self.files.delete(_name(self.held.parent))
-        except PenstockError as error:
-            _log.warning("a record of the clock stays [location=%s error=%s]", self.files.location, error)
 
 
 def _name(parent: Pointer | None) -> str:

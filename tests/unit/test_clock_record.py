@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import _durable
 from penstock._clock import Clock
 from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.files import LocalFiles, open_files
+from penstock.checkpointing.releases import Releases
 from penstock.errors import CorruptDataError, UnavailableError
 from penstock.operators.arguments import Budget
 from penstock.operators.key_queue import Policy
@@ -171,13 +173,25 @@ def test_windows_that_are_served_by_time_are_repeated(tmp_path: Path) -> None:
     assert rows(repeated) == rows(batches)
 
 
-def test_a_record_goes_when_the_next_pointer_arrives(tmp_path: Path) -> None:
+def test_records_go_in_bulk_once_it_is_durable_that_later_pointers_arrived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: list[int] = []
+    monkeypatch.setattr(_durable, "sync_everything", lambda: there.append(len(records())))
+    monkeypatch.setattr(bucket_task, "_RELEASES", Releases())
+
+    def records() -> list[str]:
+        return sorted(path.name for path in tmp_path.rglob("*.clock"))
+
     task, clock = queue_task(tmp_path, Policy.LINECUTTING, ROWS), Ticking(MS)
     pointer: Pointer | None = None
-    for batch in range(4):
+    for batch in range(17):
         pointer, _, _ = task.run("q", batch, 0, pointer, parcel(UPDATES), clock)
-        (record,) = tmp_path.rglob("*.clock")
-        assert record.name.startswith(f"{batch + 1:012d}-")
+        for _ in range(2):  # a release, and the sweep that it asks for
+            bucket_task._background().submit(int).result()
+        assert len(records()) == (1 if batch == 16 else batch + 1)
+    assert there[-1] >= 16, "all were there when the disks were synced"
+    assert records()[0].startswith(f"{17:012d}-")
 
 
 def test_a_record_that_nothing_ended_is_garbage_once_a_later_pointer_arrives(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from penstock.checkpointing.files import open_files
-from penstock.checkpointing.graph_directory import GraphDirectory, QueryProgress, drop_torn_start
+from penstock.checkpointing.graph_directory import GraphDirectory, QueryProgress
 from penstock.checkpointing.graph_facts import Markers, facts_of
 from penstock.cli import app
 from penstock.errors import CorruptDataError, InvalidUsageError
@@ -84,18 +83,6 @@ def test_the_progress_of_a_query_is_in_its_logs(tmp_path: Path) -> None:
     (tmp_path / "queries/results/metadata").write_text("{")
     with pytest.raises(CorruptDataError, match="metadata is damaged"):
         directory.progress("results")
-
-
-@pytest.mark.parametrize("batches", [[], ["0"], ["0", "1"]])
-def test_only_what_is_left_of_a_first_offset_is_dropped(batches: list[str], tmp_path: Path) -> None:
-    checkpoint, offsets = open_files(tmp_path), tmp_path / "offsets"
-    drop_torn_start(checkpoint)  # nothing is there yet
-    offsets.mkdir()
-    torn = [".0.de89336d.tmp", "..0.de89336d.tmp.crc"]
-    for name in [*torn, *batches]:
-        (offsets / name).write_text("v1")
-    drop_torn_start(checkpoint)
-    assert {one.name for one in offsets.iterdir()} == ({*torn, *batches} if batches else set())
 
 
 def test_facts_tell_offsets_lag_and_markers(tmp_path: Path) -> None:

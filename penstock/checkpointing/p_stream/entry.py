@@ -4,7 +4,8 @@ All are p-units without blocks (`penstock.checkpointing.p_unit`), so that each h
 checksum. The kinds of entries and their meta::
 
     commit       {"writer": text, "batch": int, "session": text, "offset": int, "time_us": int,
-                  "clock": {text: int}, "segments": [[name, [[at, size, rows], ...]], ...]}
+                  "clock": {text: int}, "segments": [[name, [[at, size, rows], ...]], ...],
+                  "plan": int}  of a query's micro-batch only
     subscribe    {"reader": text, "offset": int}
     unsubscribe  {"reader": text}
     release      {"start": int}
@@ -12,7 +13,7 @@ checksum. The kinds of entries and their meta::
 and that of a start::
 
     start        {"number": int, "start": int, "end": int, "commits": [meta of a commit, ...],
-                  "writers": {text: {"batch": int, "session": text, "clock": {text: int}}, ...},
+                  "writers": {text: {"batch": int, "session": text, "clock": {text: int}, "plan": int}, ...},
                   "readers": {text: [number, offset], ...}}
 """
 
@@ -88,6 +89,8 @@ class Commit:
         What it makes visible, in the order of the rows. None where a session begins.
     clock : mapping of str to int
         The vector clock: how far into each of its sources the writer has come with it.
+    plan : int, optional
+        Of a query's micro-batch, a checksum of what Spark had planned for it, where that is known.
     """
 
     writer: str
@@ -97,6 +100,7 @@ class Commit:
     time_us: int
     segments: tuple[Segment, ...] = ()
     clock: Mapping[str, int] = field(default_factory=dict)
+    plan: int | None = None
 
     @property
     def rows(self) -> int:
@@ -121,6 +125,7 @@ class WriterState:
     batch: int
     session: str
     clock: Mapping[str, int]
+    plan: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +204,12 @@ def _meta(commit: Commit) -> dict[str, Any]:
             [segment.name, [[unit.at, unit.size_bytes, unit.rows] for unit in segment.units]]
             for segment in commit.segments
         ],
+        **_plan(commit),
     }
+
+
+def _plan(of: Commit | WriterState) -> dict[str, int]:
+    return {} if of.plan is None else {"plan": of.plan}
 
 
 def _meta_of_start(start: Start) -> dict[str, Any]:
@@ -209,7 +219,12 @@ def _meta_of_start(start: Start) -> dict[str, Any]:
         "end": start.end,
         "commits": [_meta(commit) for commit in start.commits],
         "writers": {
-            name: {"batch": state.batch, "session": state.session, "clock": dict(state.clock)}
+            name: {
+                "batch": state.batch,
+                "session": state.session,
+                "clock": dict(state.clock),
+                **_plan(state),
+            }
             for name, state in start.writers.items()
         },
         "readers": {name: [known.number, known.offset] for name, known in start.readers.items()},
@@ -249,6 +264,7 @@ def _commit(meta: Mapping[str, Any]) -> Commit:
         meta["time_us"],
         tuple(Segment(name, tuple(Unit(*fields) for fields in units)) for name, units in meta["segments"]),
         meta["clock"],
+        meta.get("plan"),
     )
 
 
@@ -259,7 +275,7 @@ def _start(meta: Mapping[str, Any]) -> Start:
         meta["end"],
         tuple(_commit(fields) for fields in meta["commits"]),
         {
-            name: WriterState(fields["batch"], fields["session"], fields["clock"])
+            name: WriterState(fields["batch"], fields["session"], fields["clock"], fields.get("plan"))
             for name, fields in meta["writers"].items()
         },
         {name: Subscription(*fields) for name, fields in meta["readers"].items()},

@@ -183,7 +183,7 @@ class CommitLog:
                 self.end = entry.end
                 if entry.rows:
                     self.commits.append(entry)
-                self.writers[entry.writer] = WriterState(entry.batch, entry.session, entry.clock)
+                self.writers[entry.writer] = WriterState(entry.batch, entry.session, entry.clock, entry.plan)
             case Subscribe(reader, offset):
                 self.readers[reader] = Subscription(self.number, offset)
             case Unsubscribe(reader):
@@ -235,12 +235,13 @@ class CommitLog:
         *,
         clock: Mapping[str, int] | None = None,
         session: str = "",
+        plan: int | None = None,
     ) -> bool:
         """Make segments visible, unless this batch of the writer is in the log already.
 
         Parameters
         ----------
-        writer, batch, segments, clock
+        writer, batch, segments, clock, plan
             As in `Commit`. The segments are durable by now.
         session : str
             The attempt that commits; see `begin`. Empty where any attempt of the writer may commit.
@@ -269,7 +270,7 @@ class CommitLog:
             if known is not None and batch <= known.batch:
                 return None
             now = _clock.now_us()
-            return Commit(writer, batch, session, self.end, now, tuple(segments), dict(clock or {}))
+            return Commit(writer, batch, session, self.end, now, tuple(segments), dict(clock or {}), plan)
 
         return self._append(decide, lambda: self._has(writer, session, batch))
 
@@ -289,7 +290,9 @@ class CommitLog:
 
         def decide() -> Commit:
             known = self.writers.get(writer, WriterState(-1, "", {}))
-            return Commit(writer, known.batch, session, self.end, _clock.now_us(), (), known.clock)
+            return Commit(
+                writer, known.batch, session, self.end, _clock.now_us(), (), known.clock, known.plan
+            )
 
         self._append(decide, lambda: self._has(writer, session, -1))
         return self.writers[writer]

@@ -1,0 +1,361 @@
+"""A checkpoint of Spark's on a disk of this machine: make it durable, and repair it after a power cut.
+
+Spark does not sync its files. After a power cut those of the last seconds are empty, cut or gone, and Spark
+does not start over them::
+
+    CHECKPOINT/metadata                   the query's id
+    CHECKPOINT/offsets/<batch>            which rows a micro-batch has
+    CHECKPOINT/commits/<batch>            that it is done
+    CHECKPOINT/sources/<source>/<number>  which files a source of files has found
+    CHECKPOINT/state/<operator>/...       micro-batch ``b`` needs version ``b`` and leaves ``b + 1``
+
+Where Hadoop's local file system writes them, there is a file ``.<name>.crc`` beside each, with checksums of
+512 bytes each.
+
+Invariants (docs/design/0015-power-cuts.md):
+
+1. A p-stream takes a micro-batch of a query only when the files that the query would start from are durable.
+2. Rows and state are released only when the files that prove them needless are durable.
+3. So whatever a power cut takes, nothing durable depends on, and a repair may drop it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from penstock import _durable
+from penstock.checkpointing.files import Files, LocalFiles, open_files
+from penstock.errors import CorruptDataError
+
+__all__ = ["Repair", "make_durable", "plan_of", "repair_checkpoint"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+_OFFSETS, _COMMITS, _METADATA, _STATE, _SOURCES = "offsets", "commits", "metadata", "state", "sources"
+_VERSION = re.compile(r"(\d+)(_[^.]*)?\.(delta|snapshot|changelog|zip)")
+_NUMBER = re.compile(r"(\d+)(\.compact)?")
+_SUMS_MAGIC = b"crc\0"
+
+_File = tuple[Files, str]
+"""A directory, and a name in it."""
+
+
+def _local_path(location: str) -> Path | None:
+    """Return the path of a checkpoint, as Spark is given it; None if it is not on this machine's disks."""
+    scheme = _SCHEME.match(location)
+    if scheme is None:
+        return Path(location)
+    return Path(unquote(urlparse(location).path)) if scheme[1].lower() == "file" else None
+
+
+def make_durable(location: str | None) -> None:
+    """Make durable what Spark has written to a checkpoint so far; what is not on a local disk is so already.
+
+    Parameters
+    ----------
+    location : str or None
+        The checkpoint, as Spark is given it. If it is not known, or not where this process sees it, all disks
+        of the machine are synced.
+
+    Raises
+    ------
+    UnavailableError
+        If the file system refuses.
+    """
+    path = None if location is None else _local_path(location)
+    if location is not None and path is None:
+        return
+    try:
+        if path is not None:
+            _durable.sync_file_system(path)
+            return
+    except FileNotFoundError:
+        pass
+    _durable.sync_everything()
+
+
+def plan_of(location: str | None, batch: int) -> int | None:
+    """Return a checksum of what Spark has planned for a micro-batch; None where it is not on a local disk.
+
+    A micro-batch that runs again from Spark's log has the same; one that is planned anew, after the log went
+    back, has another.
+
+    Raises
+    ------
+    UnavailableError
+        If the file system refuses.
+    """
+    path = None if location is None else _local_path(location)
+    if path is None:
+        return None
+    try:
+        return zlib.crc32(_durable.read(path / _OFFSETS / str(batch)))
+    except FileNotFoundError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What a repair of a checkpoint deletes.
+
+    Attributes
+    ----------
+    batch : int or None
+        The newest micro-batch whose plan is kept; None if the query begins anew, or nothing is to be done.
+    files : tuple of str
+        The paths of the files.
+    """
+
+    batch: int | None = None
+    files: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Log:
+    """The numbered files of a directory: of each number its files, and whether they are whole."""
+
+    files: Files
+    names: dict[int, dict[str, bool]] = field(default_factory=dict)
+
+    def add(self, number: int, name: str, *, whole: bool) -> None:
+        self.names.setdefault(number, {})[name] = whole
+
+    def has(self, number: int) -> bool:
+        """Say whether one file of a number is whole: of a version of state, one is enough."""
+        return any(self.names.get(number, {}).values())
+
+    @property
+    def lacks(self) -> list[int]:
+        """The numbers of which no file is whole."""
+        return [number for number in self.names if not self.has(number)]
+
+    @property
+    def is_torn(self) -> bool:
+        return not all(whole for names in self.names.values() for whole in names.values())
+
+    def gone_after(self, number: int) -> Iterator[_File]:
+        """Yield the files that are torn, or have a greater number."""
+        for one, names in self.names.items():
+            yield from ((self.files, name) for name, whole in names.items() if one > number or not whole)
+
+
+def repair_checkpoint(location: str | os.PathLike[str], *, dry_run: bool = True) -> Repair:
+    """Drop what a power cut has left of the newest files of a query's checkpoint, so that Spark starts again.
+
+    Called on the driver while the query does not run. If no file is torn nothing is done. Otherwise the query
+    goes on from the newest micro-batch for which all that it needs is whole; later files go. Of a checkpoint
+    that is not on a disk of this machine, only what is left of a first offset that was never written goes.
+
+    A micro-batch that was planned and is not whole is planned anew. A sink that is no p-stream and drops
+    numbers of micro-batches that it knows may drop its rows.
+
+    Parameters
+    ----------
+    location : str or path
+        The checkpoint.
+    dry_run : bool
+        Whether to delete nothing, and only say what would be deleted.
+
+    Raises
+    ------
+    CorruptDataError
+        If no micro-batch is left from which the query could go on.
+    UnavailableError
+        If the file system refuses.
+
+    Examples
+    --------
+    >>> penstock.repair_checkpoint("/checkpoints/loads", dry_run=False)  # doctest: +SKIP
+    """
+    files = open_files(location)
+    if isinstance(files, LocalFiles):
+        batch, gone = _to_repair(files)
+    else:
+        batch, gone = None, _torn_start(files.child(_OFFSETS))
+    if gone and not dry_run:
+        for place, name in gone:
+            place.delete(name)
+        make_durable(os.fspath(location))
+    if gone:
+        _LOGGER.warning(
+            "torn files of a checkpoint [checkpoint=%s files=%d newest_batch=%s dry_run=%s]",
+            files.location, len(gone), batch, dry_run,
+        )  # fmt: skip
+    return Repair(batch, tuple(place.path_of(name) for place, name in gone))
+
+
+def _to_repair(files: Files) -> tuple[int | None, list[_File]]:
+    """Return the newest micro-batch that is kept, and the files that go."""
+    checkpoint = _Checkpoint(files)
+    if not checkpoint.is_torn:
+        return None, _torn_start(checkpoint.offsets.files)
+    batch, gone = _Checkpoint(files, thorough=True).repair()
+    return batch, [one for file in dict.fromkeys(gone) for one in _with_sums(file)]
+
+
+def _torn_start(offsets: Files) -> list[_File]:
+    """Return what is left of a first offset that was never whole; Spark takes it for another query's."""
+    names = [fact.name for fact in offsets.list()]
+    return [] if any(map(str.isdecimal, names)) else [(offsets, name) for name in names if name[0] == "."]
+
+
+def _with_sums(file: _File) -> Iterator[_File]:
+    files, name = file
+    yield file
+    if any(fact.name == _sums_of(name) for fact in files.list()):
+        yield files, _sums_of(name)
+
+
+class _Checkpoint:
+    """What is whole of a checkpoint.
+
+    Parameters
+    ----------
+    files : Files
+        Its directory.
+    thorough : bool
+        Whether all of the state is read; otherwise only its newest versions are, and others judged by size.
+    """
+
+    def __init__(self, files: Files, *, thorough: bool = False) -> None:
+        self.files = files
+        self.offsets = _log(files.child(_OFFSETS))
+        self.commits = _log(files.child(_COMMITS))
+        self.sources = [
+            _log(files.child(_SOURCES).child(fact.name))
+            for fact in files.child(_SOURCES).list()
+            if fact.is_directory and fact.name.isdecimal()
+        ]
+        since = 0 if thorough else max(self.commits.names, default=0)
+        self.states = list(_states(files.child(_STATE), since))
+        self.has_torn_metadata = any(
+            fact.name == _METADATA and not _is_whole(files, fact.name, text=True) for fact in files.list()
+        )
+
+    @property
+    def is_torn(self) -> bool:
+        logs = (self.offsets, self.commits, *self.sources, *self.states)
+        return self.has_torn_metadata or any(log.is_torn for log in logs)
+
+    def repair(self) -> tuple[int | None, list[_File]]:
+        """Return the newest micro-batch that is kept, and the files that go."""
+        for batch in sorted(self.offsets.names, reverse=True):
+            if self.has_torn_metadata or not self._is_planned(batch):
+                continue
+            if self.commits.has(batch) and self._has_state(batch + 1):
+                return self._from(batch, committed=batch)
+            follows = batch == 0 or (self.commits.has(batch - 1) and self.offsets.has(batch - 1))
+            if follows and self._has_state(batch):
+                return self._from(batch, committed=batch - 1)
+        if min(self.offsets.names, default=0) > 0:
+            raise CorruptDataError(
+                "no micro-batch of the checkpoint is whole",
+                file=self.files.location,
+                hint="restore the checkpoint with all that the query wrote, or start with a new one",
+            )
+        return self._from(-1, committed=-1)
+
+    def _is_planned(self, batch: int) -> bool:
+        """Say whether the files of a micro-batch's plan are whole, those of its sources of files, too."""
+        if not self.offsets.has(batch):
+            return False
+        found = self._found_by(batch)
+        return not any(
+            number <= found.get(n, -1) for n, log in enumerate(self.sources) for number in log.lacks
+        )
+
+    def _found_by(self, batch: int) -> dict[int, int]:
+        """Return up to which number of its log each source of files is with a micro-batch."""
+        lines = bytes(self.offsets.files.read(str(batch))).decode().splitlines()[2:]
+        found = {}
+        for source, line in enumerate(lines):
+            try:
+                document = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(document, dict) and "logOffset" in document:
+                found[source] = int(document["logOffset"])
+        return found
+
+    def _has_state(self, version: int) -> bool:
+        return not any(lacking <= version for log in self.states for lacking in log.lacks)
+
+    def _from(self, batch: int, committed: int) -> tuple[int | None, list[_File]]:
+        """Return what goes so that the newest plan is `batch`, and the newest commit `committed`."""
+        gone = [*self.offsets.gone_after(batch), *self.commits.gone_after(committed)]
+        found = self._found_by(batch) if batch >= 0 else {}
+        for source, log in enumerate(self.sources):
+            if log.is_torn:
+                gone += log.gone_after(found.get(source, -1))
+        for log in self.states:
+            gone += log.gone_after(committed + 1)
+        if batch >= 0:
+            return batch, gone
+        if self.has_torn_metadata:
+            gone.append((self.files, _METADATA))
+        place = self.offsets.files
+        return None, gone + [(place, fact.name) for fact in place.list() if fact.name.startswith(".")]
+
+
+def _log(files: Files) -> _Log:
+    log = _Log(files)
+    for fact in files.list():
+        if found := _NUMBER.fullmatch(fact.name):
+            log.add(int(found[1]), fact.name, whole=_is_whole(files, fact.name, text=True))
+    return log
+
+
+def _states(files: Files, since: int) -> Iterator[_Log]:
+    """Yield the versions of each part of the state; what describes an operator counts as version 1."""
+    log = _Log(files)
+    for fact in files.list():
+        if fact.is_directory:
+            yield from _states(files.child(fact.name), since)
+        elif found := _VERSION.fullmatch(fact.name):
+            number = int(found[1])
+            whole = _is_whole(files, fact.name) if number >= since else fact.size_bytes > 0
+            log.add(number, fact.name, whole=whole)
+        elif not fact.name.startswith(".") and fact.size_bytes == 0:
+            log.add(1, fact.name, whole=False)
+    yield log
+
+
+def _sums_of(name: str) -> str:
+    return f".{name}.crc"
+
+
+def _is_whole(files: Files, name: str, *, text: bool = False) -> bool:
+    """Say whether a file is as it was written, by its checksums; without them by its text, if it has one."""
+    content = bytes(files.read(name))
+    if not content:
+        return False
+    try:
+        sums = bytes(files.read(_sums_of(name)))
+    except FileNotFoundError:
+        return not text or _ends_well(content)
+    if len(sums) < 8 or not sums.startswith(_SUMS_MAGIC):
+        return False
+    (chunk,) = struct.unpack_from(">i", sums, 4)
+    parts = range(0, len(content), chunk) if chunk > 0 else range(0)
+    expected = struct.pack(f">{len(parts)}I", *(zlib.crc32(content[at : at + chunk]) for at in parts))
+    return sums[8:] == expected
+
+
+def _ends_well(content: bytes) -> bool:
+    """Say whether the last line of a log is whole: JSON, or ``-`` for a source without an offset."""
+    line = content.rpartition(b"\n")[2]
+    try:
+        json.loads(line)
+    except ValueError:
+        return line == b"-" or line.isdigit()
+    return True

@@ -1,0 +1,46 @@
+"""``penstock repair``: lets a query start again whose checkpoint a power cut has torn."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.jobs.commands.common import DebugOption, errors
+
+__all__ = ["repair"]
+
+
+def repair(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="The query's checkpoint, as Spark is given it. Graphs and penstock run repair theirs when "
+            "they start.",
+            show_default=False,
+        ),
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")
+    ] = False,
+    debug: DebugOption = False,
+) -> None:
+    """Drop the torn files that a power cut has left in a query's checkpoint, so that Spark starts again.
+
+    Spark does not sync its files: after a power cut the newest are empty or cut, and the query ends with
+    "Incomplete log file" or the like. It goes on from the newest micro-batch that is whole. Where nothing is
+    torn nothing is done. The query must not run meanwhile.
+    """
+    with errors(debug=debug):
+        from penstock.checkpointing.spark_checkpoint import repair_checkpoint
+
+        found = repair_checkpoint(checkpoint, dry_run=dry_run)
+        for file in found.files:
+            typer.echo(file)
+        if not found.files:
+            typer.echo("all is whole")
+            return
+        verb = "would delete" if dry_run else "deleted"
+        goes_on = "begins anew" if found.batch is None else f"goes on with or after micro-batch {found.batch}"
+        typer.echo(f"{verb} {len(found.files)} torn files; the query {goes_on}")

@@ -1,0 +1,83 @@
+"""A disk whose power can be cut: ext4 on a loop device, which forgets what was not synced."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["Disk", "can_mount"]
+
+_SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
+_WITHOUT_FLUSH = 2  # EXT4_GOING_FLAGS_NOLOGFLUSH
+_SIZE_BYTES = 512 << 20
+
+
+class Disk:
+    """A file system in the file `image`, mounted at `place` as long as the ``with`` block lasts."""
+
+    def __init__(self, image: Path, place: Path) -> None:
+        self.image = image
+        self.place = place
+
+    def __enter__(self) -> Disk:
+        self.place.mkdir()
+        with self.image.open("wb") as file:
+            file.truncate(_SIZE_BYTES)
+        _run("mkfs.ext4", "-q", "-F", str(self.image))
+        self._mount()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            _run("umount", str(self.place))
+        self.image.unlink()
+
+    def _mount(self) -> None:
+        _run("mount", "-o", "loop", str(self.image), str(self.place))
+
+    def stop(self) -> None:
+        """Cut the power: from here on nothing reaches the disk."""
+        descriptor = os.open(self.place, os.O_RDONLY)
+        try:
+            fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("i", _WITHOUT_FLUSH))
+        finally:
+            os.close(descriptor)
+
+    def restart(self) -> None:
+        """Mount it again, with what it has; nobody may have a file of it open."""
+        _run("umount", str(self.place))
+        self._mount()
+
+
+def can_mount(directory: Path) -> bool:
+    """Say whether this machine and user can cut a disk's power."""
+    if os.geteuid() != 0 or not shutil.which("mkfs.ext4") or not shutil.which("mount"):
+        return False
+    try:
+        with Disk(directory / "try.img", directory / "try") as disk:
+            (disk.place / "file").touch()
+            disk.stop()
+            disk.restart()
+            return not (disk.place / "file").exists()
+    except (OSError, subprocess.CalledProcessError):
+        return False
+
+
+@contextlib.contextmanager
+def disks(directory: Path, count: int) -> Iterator[list[Disk]]:
+    """Give so many disks below a directory."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(Disk(directory / f"disk{n}.img", directory / f"disk{n}"))
+            for n in range(count)
+        ]
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=120)

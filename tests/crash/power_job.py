@@ -1,0 +1,108 @@
+"""A driver whose power is cut: a plain query, a queue, windows, a join and a graph over p-streams.
+
+Usage: ``python power_job.py DIRECTORY``; where checkpoints and p-streams lie is in the environment. Runs
+until it is killed, or until there is a file ``finished`` and all input is read.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+import penstock
+from penstock.spark_ext.graph_handle import RunningGraph
+from tests.crash.power_cuts import CHECKPOINTS, KINDS, SCHEMA, STREAMS, WINDOW_S
+from tests.crash.power_known_bad import DAEMON, SOURCES
+from tests.processes import until
+from tests.spark.conftest import lean_session
+
+_BATCH_ROWS = 200
+_PATIENCE_S = 60.0
+_AGGREGATES = {"number": "count(*)", "total": "sum(v)"}
+
+
+class Job:
+    """The queries of one start."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._checkpoints = Path(os.environ[CHECKPOINTS])
+        self._streams = Path(os.environ[STREAMS])
+
+    def _read(self, kind: str, name: str = "left") -> DataFrame:
+        reader = self._spark.readStream.format("pstream").option("reader", f"{kind}-{name}")
+        return reader.option("maxRows", _BATCH_ROWS).load(str(self._streams / name))
+
+    def frame(self, kind: str) -> DataFrame:
+        """Return the rows that a plain query of a kind writes."""
+        options: dict[str, Any] = {"key": "k", "time": "t", "state_location": self._checkpoints / "state"}
+        rows = self._read(kind)
+        if kind == "queue":
+            return penstock.update_queue(rows, policy="linecutting", budget=60, **options)
+        if kind == "windows":
+            return penstock.update_window(
+                rows, size=f"{WINDOW_S} s", unit="s", mode="append", aggs=_AGGREGATES, **options
+            )
+        if kind == "join":
+            other = self._read(kind, "right").selectExpr("k", "t", "v AS other")
+            return penstock.update_join(rows, other, within="0 s", delay="100000 s", unit="s", **options)
+        return rows
+
+    def start(self, kind: str) -> StreamingQuery | RunningGraph:
+        """Start or restart what there is of a kind."""
+        checkpoint = self._checkpoints / kind
+        if kind == "graph":
+            graph = (
+                penstock.graph("job")
+                .source("rows", SCHEMA)
+                .where("v >= 0")
+                .window("t", size=f"{WINDOW_S} s", unit="s")
+                .group_by("k")
+                .agg(**_AGGREGATES)
+                .sink("pstream", path=str(self._streams / f"out-{kind}"))
+            )
+            sources = {"rows": self._streams / "left"}
+            return penstock.start(
+                graph, self._spark, checkpoint, sources=sources, persist="always", max_rows=_BATCH_ROWS
+            )
+        penstock.repair_checkpoint(checkpoint, dry_run=False)
+        writer = self.frame(kind).writeStream.format("pstream").queryName(kind)
+        writer = writer.option("checkpointLocation", str(checkpoint))
+        query = writer.start(str(self._streams / f"out-{kind}"))
+        # On a busy machine Python processes that all start at once come too late for Spark.
+        until(lambda: query.lastProgress is not None or query.exception() is not None, _PATIENCE_S)
+        return query
+
+
+def main() -> int:
+    """Run the job and return its exit code."""
+    directory = Path(sys.argv[1])
+    spark = lean_session(
+        directory / "spark", master="local[2]", as_users=True, spark__python__daemon__module=DAEMON
+    )
+    penstock.register(spark)
+    if broken := os.environ.get("PENSTOCK_KNOWN_BAD"):
+        spark.dataSource.register(SOURCES[broken])
+    job = Job(spark)
+    running = [job.start(kind) for kind in KINDS]
+    print("started", flush=True)
+    while not (directory / "finished").exists():
+        for one in running:
+            if isinstance(one, RunningGraph):
+                one.await_termination(0)
+            elif error := one.exception():
+                raise error
+        time.sleep(0.05)  # the file is made by another process, which tells nobody
+    for one in running:
+        one.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""What the power cuts' queries run with: workers whose chains are short, and protocols that are broken.
+
+Spark starts this module in place of its own daemon of Python workers (setting
+``spark.python.daemon.module``); the variable ``PENSTOCK_KNOWN_BAD`` names what is broken; without it nothing
+is.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter
+from pyspark.sql.types import StructType
+
+from penstock import _durable
+from penstock.spark_ext import daemon
+from penstock.spark_ext.p_stream_source import PStreamDataSource
+from penstock.state_store import bucket_store
+
+__all__ = ["DAEMON", "SOURCES"]
+
+DAEMON = "tests.crash.power_known_bad"
+_KNOWN_BAD = "PENSTOCK_KNOWN_BAD"
+
+
+def syncs_nothing() -> None:
+    """Release and commit without a look at what Spark has on its disk."""
+
+    def forget(path: Path | None = None) -> None:
+        """Sync nothing."""
+
+    _patch(_durable, "sync_file_system", forget)
+    _patch(_durable, "sync_everything", forget)
+
+
+class SyncsNothing(PStreamDataSource):
+    """The data source, whose processes on the driver's side sync nothing either."""
+
+    parallelism = 2
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        syncs_nothing()
+        return super().streamReader(schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        syncs_nothing()
+        return super().streamWriter(schema, overwrite)
+
+
+SOURCES = {"syncs_nothing": SyncsNothing}
+"""Data sources that the power cuts have to find fault with, by the name of what is broken."""
+
+
+def _patch(owner: Any, name: str, value: object) -> None:
+    setattr(owner, name, value)
+
+
+if __name__ == "__main__":
+    # So that files are released after a few micro-batches already.
+    _patch(bucket_store, "_LONGEST_CHAIN", 3)
+    if os.environ.get(_KNOWN_BAD):
+        syncs_nothing()
+    daemon.main()

@@ -1,0 +1,268 @@
+"""A checkpoint of Spark's is made durable, and repaired after a power cut."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock import _durable
+from penstock.checkpointing.releases import Releases
+from penstock.checkpointing.spark_checkpoint import Repair, make_durable, plan_of, repair_checkpoint
+from penstock.cli import app
+from penstock.errors import CorruptDataError
+
+
+def write(path: Path, content: bytes, *, sums: bool = True) -> None:
+    """Write a file as Hadoop's local file system does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    if sums:
+        parts = [zlib.crc32(content[at : at + 512]) for at in range(0, len(content), 512)]
+        sums_of(path).write_bytes(b"crc\0" + struct.pack(f">i{len(parts)}I", 512, *parts))
+
+
+def sums_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.crc")
+
+
+def offsets(place: Path, *batches: int, files: int | None = None) -> None:
+    """Plan micro-batches; with `files` of a source of files, each with that many more."""
+    for batch in batches:
+        found = {"offset": 10 * batch, "identity": "x"} if files is None else {"logOffset": files + batch}
+        write(place / "offsets" / str(batch), f"v1\n{{}}\n{json.dumps(found)}".encode())
+
+
+def commits(place: Path, *batches: int) -> None:
+    for batch in batches:
+        write(place / "commits" / str(batch), b'v1\n{"nextBatchWatermarkMs":0}')
+
+
+def state(place: Path, *versions: int, kind: str = "delta", part: str = "0/0") -> None:
+    for version in versions:
+        write(place / "state" / part / f"{version}.{kind}", bytes([version]) * 2000)
+
+
+def tear(*paths: Path) -> None:
+    """Leave of files what a power cut leaves: their names."""
+    for path in paths:
+        path.write_bytes(b"")
+        if sums_of(path).exists():
+            sums_of(path).write_bytes(b"")
+
+
+def names(place: Path) -> set[str]:
+    paths = (path for path in place.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return {str(path.relative_to(place)) for path in paths}
+
+
+def made(place: Path, planned: int, committed: int, versions: int = 0) -> Path:
+    """Make a checkpoint that has come so far."""
+    write(place / "metadata", b'{"id":"x"}')
+    offsets(place, *range(planned + 1))
+    commits(place, *range(committed + 1))
+    state(place, *range(1, versions + 1))
+    return place
+
+
+def repaired(place: Path) -> Repair:
+    """Repair a checkpoint after a look that changes nothing, twice, of which the second has nothing to do."""
+    before = names(place)
+    found = repair_checkpoint(place)
+    assert names(place) == before
+    assert repair_checkpoint(place, dry_run=False) == found
+    left = {path for path in place.rglob("*") if path.is_file()}
+    assert not left & {Path(file) for file in found.files}
+    assert repair_checkpoint(place) == Repair()
+    return found
+
+
+def test_a_whole_checkpoint_is_left_as_it_is(tmp_path: Path) -> None:
+    assert repair_checkpoint(tmp_path / "none", dry_run=False) == Repair()
+    place = made(tmp_path / "checkpoint", 3, 2, 4)
+    state(place, 2, kind="snapshot")
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert repair_checkpoint(place, dry_run=False) == Repair()
+    assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+
+
+def test_the_newest_whole_batch_is_run_again(tmp_path: Path) -> None:
+    place = made(tmp_path, 4, 3, 5)
+    tear(place / "offsets/4", place / "commits/3", place / "state/0/0/5.delta", place / "state/0/0/4.delta")
+    assert repaired(place).batch == 3
+    assert {f"offsets/{n}" for n in range(4)} | {f"commits/{n}" for n in range(3)} <= names(place)
+    assert max(int(path.stem) for path in (place / "state/0/0").glob("*.delta")) == 3
+
+
+def test_a_committed_batch_is_not_run_again_where_the_next_is_torn(tmp_path: Path) -> None:
+    place = made(tmp_path, 4, 3, 4)
+    tear(place / "offsets/4")
+    assert repaired(place).batch == 3
+    assert "commits/3" in names(place)
+
+
+def test_a_planned_batch_stays_planned_where_what_it_leaves_is_torn(tmp_path: Path) -> None:
+    place = made(tmp_path, 3, 3, 4)
+    tear(place / "commits/3", place / "state/0/0/4.delta")
+    assert repaired(place).batch == 3
+    assert "offsets/3" in names(place)
+    assert "commits/3" not in names(place)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 700, 1999])
+def test_a_state_file_that_is_cut_or_changed_is_torn(tmp_path: Path, cut: int) -> None:
+    place = made(tmp_path, 3, 2, 3)
+    delta = place / "state/0/0/3.delta"
+    delta.write_bytes(delta.read_bytes()[:cut])
+    assert repaired(place).batch == 2
+    state(place, 3)
+    commits(place, 2)
+    delta.write_bytes(delta.read_bytes()[:-1] + b"!")
+    assert repaired(place).batch == 2
+
+
+def test_a_torn_snapshot_costs_nothing_where_its_delta_is_whole(tmp_path: Path) -> None:
+    place = made(tmp_path, 3, 3, 4)
+    state(place, 2, 4, kind="snapshot")
+    tear(place / "state/0/0/2.snapshot", place / "state/0/0/4.snapshot")
+    assert repaired(place).batch == 3
+    assert "commits/3" in names(place)
+    assert not list(place.rglob("*.snapshot"))
+
+
+def test_sources_of_files_forget_what_no_plan_has_that_is_kept(tmp_path: Path) -> None:
+    place = tmp_path
+    write(place / "metadata", b"{}")
+    offsets(place, 0, 1, 2, files=3)
+    commits(place, 0, 1)
+    for number in range(7):
+        write(
+            place / "sources/0" / (f"{number}.compact" if number == 4 else str(number)), b'v1\n{"path":"f"}'
+        )
+    tear(place / "sources/0/5")
+    assert repaired(place).batch == 1
+    assert {path.name for path in (place / "sources/0").glob("[0-9]*")} == {"0", "1", "2", "3", "4.compact"}
+
+
+def test_a_query_none_of_whose_batches_is_whole_begins_anew(tmp_path: Path) -> None:
+    place = made(tmp_path, 1, 0, 1)
+    write(place / "state/0/_metadata/metadata", b"v1\n{}")
+    tear(*(place / "offsets").glob("[01]"), place / "metadata", place / "state/0/_metadata/metadata")
+    assert repaired(place).batch is None
+    assert not names(place)
+
+
+def test_a_query_that_cannot_begin_anew_says_so(tmp_path: Path) -> None:
+    place = made(tmp_path, 5, 4)
+    for log in ("offsets/0", "commits/0"):
+        (place / log).unlink()
+    tear(*(place / "offsets").glob("[0-9]"))
+    with pytest.raises(CorruptDataError, match=r"no micro-batch of the checkpoint is whole.*Hint: restore"):
+        repair_checkpoint(place, dry_run=False)
+    tear(place / "metadata")
+    offsets(place, 4, 5)
+    with pytest.raises(CorruptDataError, match="no micro-batch"):
+        repair_checkpoint(place, dry_run=False)
+
+
+@pytest.mark.parametrize("batches", [[], ["0"], ["0", "1"]])
+def test_what_is_left_of_a_first_offset_is_dropped(batches: Iterable[str], tmp_path: Path) -> None:
+    torn = [".0.de89336d.tmp", "..0.de89336d.tmp.crc"]
+    offsets(tmp_path, *map(int, batches))
+    for name in torn:
+        write(tmp_path / "offsets" / name, b"v1", sums=False)
+    repair_checkpoint(tmp_path, dry_run=False)
+    left = {path.name for path in (tmp_path / "offsets").iterdir()}
+    assert left >= set(batches)
+    assert left.isdisjoint(torn) == (not batches)
+
+
+@pytest.mark.parametrize("last", [b"-", b'{"offset": 3, "identity": "x"}', b"7"])
+def test_logs_without_checksums_are_judged_by_their_last_line(tmp_path: Path, last: bytes) -> None:
+    write(tmp_path / "offsets/0", b"v1\n{}\n" + last, sums=False)
+    assert repair_checkpoint(tmp_path) == Repair()
+    write(tmp_path / "offsets/0", b'v1\n{"batchWatermarkMs":0,"conf', sums=False)
+    assert repair_checkpoint(tmp_path).files
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what is synced, where nothing is."""
+    calls: list[str] = []
+    file_system = _durable.sync_file_system
+
+    def sync(path: Path) -> None:
+        file_system(path)
+        calls.append(str(path))
+
+    monkeypatch.setattr(_durable, "sync_file_system", sync)
+    monkeypatch.setattr(_durable, "sync_everything", lambda: calls.append("everything"))
+    return calls
+
+
+def test_a_checkpoint_is_synced_where_it_lies(tmp_path: Path, synced: list[str]) -> None:
+    place = tmp_path / "a b"
+    place.mkdir()
+    for location in (str(place), f"file:{place}", f"file://{str(place).replace(' ', '%20')}"):
+        make_durable(location)
+    make_durable("s3a://bucket/checkpoint")
+    make_durable("hdfs://name/checkpoint")
+    assert synced == [str(place)] * 3
+    make_durable(None)
+    make_durable(str(tmp_path / "elsewhere"))
+    assert synced[3:] == ["everything"] * 2
+
+
+def test_a_plan_is_told_from_another_of_the_same_number(tmp_path: Path) -> None:
+    offsets(tmp_path, 0, 1)
+    first = plan_of(f"file://{tmp_path}", 1)
+    assert first == plan_of(str(tmp_path), 1) != plan_of(str(tmp_path), 0)
+    write(tmp_path / "offsets/1", b"v1\n{}\n-")
+    assert first != plan_of(str(tmp_path), 1)
+    assert plan_of(str(tmp_path), 2) is plan_of(None, 0) is plan_of("s3a://bucket/checkpoint", 0) is None
+
+
+def test_releases_wait_for_a_sync_that_has_a_twentieth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    time_s, done = [0.0], list[str]()
+
+    def sync() -> None:
+        done.append("sync")
+        time_s[0] += 0.5
+
+    monkeypatch.setattr(_durable, "sync_everything", sync)
+    releases = Releases(lambda: time_s[0])
+    assert not releases.run()
+    releases.add("a", lambda: done.append("old"))
+    releases.add("a", lambda: done.append("a"))
+    releases.add("b", lambda: done.append("b"))
+    assert releases.run()
+    assert done == ["sync", "a", "b"]
+    releases.add("a", lambda: done.append("a again"))
+    time_s[0] = 9.9
+    assert not releases.run()
+    time_s[0] = 10.0
+    assert releases.run()
+    releases.add("b", lambda: done.append("b again"))
+    assert releases.run(now=True)
+    assert done == ["sync", "a", "b", "sync", "a again", "sync", "b again"]
+
+
+def test_the_command_says_what_it_deletes(tmp_path: Path) -> None:
+    place, runner = made(tmp_path, 3, 2), CliRunner()
+    assert "all is whole" in runner.invoke(app, ["repair", str(place)]).output
+    tear(place / "offsets/3")
+    looked = runner.invoke(app, ["repair", str(place), "--dry-run"])
+    assert str(place / "offsets/3") in looked.output
+    assert "would delete 2 torn files; the query goes on with or after micro-batch 2" in looked.output
+    assert (place / "offsets/3").exists()
+    done = runner.invoke(app, ["repair", str(place)])
+    assert done.exit_code == 0
+    assert "deleted 2 torn files" in done.output
+    assert not (place / "offsets/3").exists()
