@@ -10,6 +10,8 @@ from penstock._version import __version__
 if TYPE_CHECKING:
     from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
     from penstock.checkpointing.spark_checkpoint import repair_checkpoint
+    from penstock.jobs.run import run
+    from penstock.jobs.session import session
     from penstock.operators.graph import graph
     from penstock.spark_ext.graph_runner import start
     from penstock.spark_ext.metrics import metrics
@@ -29,6 +31,8 @@ __all__ = [
     "read_state",
     "register",
     "repair_checkpoint",
+    "run",
+    "session",
     "start",
     "update_join",
     "update_queue",
@@ -46,6 +50,8 @@ __getattr__ = lazily(
         "read_state": "penstock.spark_ext.read_state",
         "register": "penstock.spark_ext.register",
         "repair_checkpoint": "penstock.checkpointing.spark_checkpoint",
+        "run": "penstock.jobs.run",
+        "session": "penstock.jobs.session",
         "start": "penstock.spark_ext.graph_runner",
         "update_join": "penstock.spark_ext.update_join",
         "update_queue": "penstock.spark_ext.update_queue",

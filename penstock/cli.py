@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from signal import Signals
 from typing import TYPE_CHECKING, Annotated
@@ -28,7 +26,6 @@ from penstock.jobs.commands.repair import repair
 
 if TYPE_CHECKING:
     from penstock.conf.pipeline import Pipeline
-    from penstock.jobs.run import Batch, Totals
 
 __all__ = ["app", "main"]
 
@@ -40,9 +37,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-_SILENCE_S = 10.0
-"""How long a run may show nothing before it says that it is starting."""
 
 PipelineArgument = Annotated[
     str,
@@ -85,73 +79,6 @@ def _load(pipeline: str, overrides: list[str] | None) -> Pipeline:
     return load_pipeline(pipeline, overrides or [])
 
 
-def _batch_printer(*, progress: bool) -> Callable[[Batch], None]:
-    """Return what shows a batch: a line of text, with colours on a terminal."""
-    if not progress:
-        return lambda batch: None
-    if not sys.stderr.isatty():
-
-        def plain(batch: Batch) -> None:
-            typer.echo(_line(batch), err=True)
-
-        return plain
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(stderr=True, highlight=False)
-
-    def coloured(batch: Batch) -> None:
-        text = Text(_line(batch))
-        text.highlight_regex(r"[0-9][0-9,]*", "cyan")
-        text.highlight_regex(r"waiting +[1-9][0-9,]*", "yellow")
-        console.print(text, soft_wrap=True)
-
-    return coloured
-
-
-@contextmanager
-def _starting(on_batch: Callable[[Batch], None], *, progress: bool) -> Iterator[Callable[[Batch], None]]:
-    """Say that the run is still starting, if no batch ends for long."""
-    text = "still starting: a first run here also compiles kernels, which may take a minute"
-    timer = threading.Timer(_SILENCE_S, typer.echo, (text,), {"err": True})
-    timer.daemon = True
-
-    def first(batch: Batch) -> None:
-        timer.cancel()
-        on_batch(batch)
-
-    if progress:
-        timer.start()
-    try:
-        yield first
-    finally:
-        timer.cancel()
-
-
-def _line(batch: Batch) -> str:
-    dropped = f"  dropped {batch.dropped:,}" if batch.dropped else ""
-    late = f"  late {batch.late:,}" if batch.late else ""
-    return (
-        f"batch {batch.number:<5} in {batch.rows_in:>9,}  emitted {batch.emitted:>8,}  "
-        f"conflated {batch.conflated:>9,}{late}{dropped}  waiting {batch.waiting_keys:>7,}  "
-        f"{batch.duration_ms:,} ms"
-    )
-
-
-def _summary(totals: Totals) -> str:
-    parts = [
-        f"{totals.batches:,} batches",
-        f"{totals.rows_in:,} rows in",
-        f"{totals.emitted:,} emitted",
-        f"{totals.conflated:,} conflated",
-    ]
-    if totals.late:
-        parts.append(f"{totals.late:,} late")
-    if totals.dropped:
-        parts.append(f"{totals.dropped:,} dropped")
-    return ", ".join(parts)
-
-
 @app.command()
 def run(
     pipeline: PipelineArgument,
@@ -165,13 +92,14 @@ def run(
     """
     with errors(debug=debug):
         loaded = _load(pipeline, overrides)
+        from penstock.jobs.batches import batch_printer, summary_line
         from penstock.jobs.run import run_to_end
 
-        with _starting(_batch_printer(progress=progress), progress=progress) as on_batch:
+        with batch_printer() if progress else nullcontext(lambda batch: None) as on_batch:
             totals = run_to_end(loaded, on_batch, log_level="ERROR" if debug else "FATAL")
     if totals.signal is not None:
         typer.echo(f"stopped by {Signals(totals.signal).name}", err=True)
-    typer.echo(_summary(totals), err=True)
+    typer.echo(summary_line(totals), err=True)
     if totals.waiting_keys:
         where = (
             "is gone with the temporary checkpoint; set query.checkpoint to keep it"
@@ -358,7 +286,10 @@ app.add_typer(inspect)
 
 def main() -> None:
     """Run the command line; the entry point of the ``penstock`` script."""
-    app()
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(SIGNALLED + 2)
 
 
 if __name__ == "__main__":

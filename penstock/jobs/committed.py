@@ -41,7 +41,7 @@ def committed_in(checkpoint: str, operators: Sequence[Operator]) -> tuple[list[O
     UnavailableError
         If the file system refuses, or Spark does not start.
     """
-    spark, made = open_session("penstock", {}, log_level="FATAL")
+    spark, made = open_session("penstock", {})
     try:
         query = query_of(spark, checkpoint)
         chosen = [operator for operator in operators if operator.query == query]

@@ -1,98 +1,42 @@
-"""Runs a pipeline: starts its query, follows it batch by batch, and ends it."""
+"""Runs a query, a graph or a pipeline: follows it batch by batch, and ends it."""
 
 from __future__ import annotations
 
 import atexit
+import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.conf.pipeline import Pipeline, Query, load_pipeline
+from penstock.conf.pipeline import Pipeline, load_pipeline
 from penstock.errors import InvalidUsageError
+from penstock.jobs.batches import Batch, Totals, batch_printer, summary_line
 from penstock.jobs.build import start, start_graph, writer
-from penstock.jobs.session import open_session
+from penstock.jobs.session import open_session, session
 from penstock.jobs.signals import StopSignals
+from penstock.spark_ext.failure import failure_of
 from penstock.spark_ext.graph_handle import RESULTS, RunningGraph
-from penstock.spark_ext.metrics import ProgressReader, batch_metrics, had_input, is_last
+from penstock.spark_ext.metrics import (
+    OBSERVATION_PREFIX,
+    ProgressReader,
+    batch_metrics,
+    had_input,
+    is_last,
+)
 from penstock.spark_ext.register import register, wait_for_metrics
 from penstock.spark_ext.stopping import stop_between_batches
 
-__all__ = ["Batch", "StopSignals", "Totals", "follow", "run_pipeline", "run_to_end"]
+__all__ = ["Batch", "StopSignals", "Totals", "follow", "run", "run_pipeline", "run_to_end"]
 
 _POLL_S = 0.25
 _COUNTS = ("rows_in", "emitted", "conflated", "late", "dropped", "waiting_keys")
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One micro-batch that has ended.
-
-    Attributes
-    ----------
-    number : int
-        The batch's id.
-    rows_in, emitted, conflated, late, dropped : int
-        Rows that came into the queue and what became of them, as in `penstock.metrics`.
-    waiting_keys : int
-        Keys that wait after the batch.
-    duration_ms : int
-        Time from the batch's trigger to its commit.
-    new_input : bool
-        Whether any source had something new. A batch without it only serves keys that wait.
-    """
-
-    number: int
-    rows_in: int
-    emitted: int
-    conflated: int
-    late: int
-    dropped: int
-    waiting_keys: int
-    duration_ms: int
-    new_input: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """What a run did, from its start to its end.
-
-    Attributes
-    ----------
-    batches, rows_in, emitted, conflated, late, dropped : int
-        Sums over its batches.
-    waiting_keys : int
-        Keys that still wait, whose tuples are in the state.
-    signal : int or None
-        The signal that stopped the run.
-    """
-
-    batches: int = 0
-    rows_in: int = 0
-    emitted: int = 0
-    conflated: int = 0
-    late: int = 0
-    dropped: int = 0
-    waiting_keys: int = 0
-    signal: int | None = None
-
-    def plus(self, batch: Batch) -> Totals:
-        """Return the totals with one more batch."""
-        return Totals(
-            batches=self.batches + 1,
-            rows_in=self.rows_in + batch.rows_in,
-            emitted=self.emitted + batch.emitted,
-            conflated=self.conflated + batch.conflated,
-            late=self.late + batch.late,
-            dropped=self.dropped + batch.dropped,
-            waiting_keys=batch.waiting_keys,
-            signal=self.signal,
-        )
 
 
 def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = None) -> StreamingQuery:
@@ -125,11 +69,11 @@ def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = N
             f"{part}: it runs as a graph, which may be more than one query", hint="use run_to_end"
         )
     spark, _ = open_session(pipeline.query.name, pipeline.query.spark, spark)
-    return _start(pipeline, spark)
+    return _start(spark, pipeline, _prepared(pipeline, spark))
 
 
-def _start(pipeline: Pipeline, spark: SparkSession) -> StreamingQuery:
-    return start(writer(spark, pipeline, _prepared(pipeline, spark)))
+def _start(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> StreamingQuery:
+    return start(writer(spark, pipeline, checkpoint))
 
 
 def _prepared(pipeline: Pipeline, spark: SparkSession) -> str:
@@ -145,53 +89,57 @@ def _prepared(pipeline: Pipeline, spark: SparkSession) -> str:
 
 def _new_batches(reader: ProgressReader) -> list[Batch]:
     """Return the batches that ended since the last call, in order."""
-    batches = []
-    for progress in reader.new():
-        served = dict.fromkeys(_COUNTS, 0) | {
-            name: entry[name] for entry in batch_metrics(progress) for name in _COUNTS
-        }
-        batches.append(
-            Batch(
-                number=progress.batchId,
-                duration_ms=progress.durationMs["triggerExecution"],
-                new_input=had_input(progress),
-                **served,
-            )
-        )
-    return batches
+    return [_batch(progress) for progress in reader.new()]
+
+
+def _batch(progress: StreamingQueryProgress) -> Batch:
+    served = batch_metrics(progress)
+    counts = {name: sum(entry[name] for entry in served) for name in _COUNTS}
+    if not served and not any(name.startswith(OBSERVATION_PREFIX) for name in progress.observedMetrics or ()):
+        counts["rows_in"] = max(progress.numInputRows, 0)
+    stale = [entry["application_staleness_ms"] for entry in served]
+    return Batch(
+        number=progress.batchId,
+        duration_ms=progress.durationMs["triggerExecution"],
+        new_input=had_input(progress),
+        staleness_ms=max((one["avg"] for one in stale), default=0.0),
+        staleness_p95_ms=max((one["p95"] for one in stale), default=0.0),
+        **counts,
+    )
 
 
 def follow(
-    query: StreamingQuery,
-    spark: SparkSession,
+    query: StreamingQuery | RunningGraph,
     on_batch: Callable[[Batch], None],
     signals: StopSignals,
-    ends: Callable[[Batch, bool], bool] = lambda batch, first: False,
+    *,
+    drain: bool = True,
 ) -> Totals:
-    """Wait for a query to end, and tell of each of its batches.
+    """Wait for a query or a graph to end, and tell of each of its batches.
 
     Called on the driver's main thread. A signal stops the query once the batch that runs has ended, for
     which it waits a few seconds. A batch that is given up a restart from the checkpoint runs again.
 
     Parameters
     ----------
-    query : pyspark.sql.streaming.StreamingQuery
-        The running query.
-    spark : pyspark.sql.SparkSession
-        The session in which it runs.
+    query : pyspark.sql.streaming.StreamingQuery or RunningGraph
+        What runs. Of a graph, the batches are those of its results.
     on_batch : callable
         Called with each batch that ended, in order, within a quarter of a second of its end.
     signals : StopSignals
         Asked whether to stop.
-    ends : callable
-        Says of each batch, and whether it was the first, if it was the last one wanted; the query is then
-        stopped.
+    drain : bool
+        Whether a query with the trigger ``availableNow`` goes on until no key waits.
 
     Raises
     ------
-    pyspark.errors.StreamingQueryException
+    PenstockError
         If the query failed.
     """
+    if isinstance(query, RunningGraph):
+        return _follow_graph(query, on_batch, signals)
+    spark = SparkSession.active()
+    available_now = _is_available_now(query)
     totals = Totals()
     reader = ProgressReader(query)
     ended = False
@@ -207,12 +155,14 @@ def follow(
         for batch in _new_batches(reader):
             totals = totals.plus(batch)
             on_batch(batch)
-            if not ended and ends(batch, totals.batches == 1):
+            first, waits = totals.batches == 1, batch.waiting_keys > 0
+            last = is_last(new_input=batch.new_input, waits=waits, drain=drain, first=first)
+            if available_now and last and not ended:
                 # The next batch may have begun, and ends before the query stops.
                 stop_between_batches(query, spark)
                 ended = True
         if failure is not None:
-            raise failure
+            raise failure_of(failure, "the query failed", query=query.name or str(query.id)) from None
         if ended or signals.received is not None:
             query.stop()  # joins its thread, which may still be tidying up
             for batch in _new_batches(reader):
@@ -221,18 +171,17 @@ def follow(
             return replace(totals, signal=signals.received)
 
 
+def _is_available_now(query: StreamingQuery) -> bool:
+    """Whether a query's trigger is ``availableNow``, which only its JVM object says."""
+    return str(query._jsq.streamingQuery().trigger().toString()) == "AvailableNowTrigger"
+
+
 def _follow_graph(
     running: RunningGraph,
     on_batch: Callable[[Batch], None],
     signals: StopSignals,
 ) -> Totals:
-    """Do for a graph what `follow` does for a query; the batches are those of its results.
-
-    Raises
-    ------
-    PenstockError
-        If a query failed.
-    """
+    """Do for a graph what `follow` does for a query."""
     totals = Totals()
     reader: ProgressReader | None = None
     ended = False
@@ -250,10 +199,57 @@ def _follow_graph(
     return replace(totals, signal=signals.received)
 
 
-def _ends(query: Query, batch: Batch, first: bool) -> bool:
-    return query.trigger == "available_now" and is_last(
-        new_input=batch.new_input, waits=batch.waiting_keys > 0, drain=query.drain, first=first
-    )
+def run(
+    query: StreamingQuery | RunningGraph,
+    *,
+    drain: bool = True,
+    on_batch: Callable[[Batch], None] | None = None,
+) -> Totals:
+    """Follow a query or a graph that was started until it ends; print what its batches did.
+
+    Called on the driver's main thread. It returns when
+
+    - the query ends: one with the trigger ``availableNow`` does so when its input is used up and, with
+      `drain`, no key waits, which Spark's own ``awaitTermination`` never sees;
+    - Ctrl-C or SIGTERM stops it, between two batches: a start with the same checkpoint goes on there.
+      A second one ends the process at once.
+
+    Parameters
+    ----------
+    query : pyspark.sql.streaming.StreamingQuery or RunningGraph
+        What ``start()`` of a writer or `penstock.start` returned.
+    drain : bool
+        Whether a query with the trigger ``availableNow`` goes on until no key waits. If not, what waits is
+        served by the next start.
+    on_batch : callable, optional
+        Called with each `Batch` in place of printing a line on standard error.
+
+    Returns
+    -------
+    Totals
+        Sums over the batches, the number of keys that still wait, and the signal that stopped it.
+
+    Raises
+    ------
+    PenstockError
+        If the query failed; its text tells the cause, and its class what to do next.
+
+    Examples
+    --------
+    >>> totals = penstock.run(query)  # doctest: +SKIP
+    """
+    with StopSignals() as signals, ExitStack() as printer:
+        show = printer.enter_context(batch_printer()) if on_batch is None else on_batch
+        try:
+            totals = follow(query, show, signals, drain=drain)
+        except BaseException:
+            query.stop()
+            raise
+    queries = query.queries.values() if isinstance(query, RunningGraph) else [query]
+    wait_for_metrics(queries)
+    if on_batch is None:
+        print(summary_line(totals), file=sys.stderr, flush=True)
+    return totals
 
 
 def run_to_end(
@@ -283,31 +279,15 @@ def run_to_end(
     ------
     InvalidUsageError
         If the configuration is wrong, or Spark or the queue refuses a section of it.
-    pyspark.errors.StreamingQueryException
-        If the query failed.
     PenstockError
-        If one of the queries of a pipeline with a p-stream or a window failed.
+        If a query failed.
     """
     query = pipeline.query
-    with StopSignals() as signals:
-        spark, made = open_session(query.name, query.spark, spark, log_level=log_level)
-        try:
-            signals.take()
-            if signals.received is not None:
-                return Totals(signal=signals.received)
-            if pipeline.is_graph:
-                with start_graph(spark, pipeline, _prepared(pipeline, spark)) as graph:
-                    totals = _follow_graph(graph, on_batch, signals)
-                wait_for_metrics(spark, graph.queries.values())
-                return totals
-            running = _start(pipeline, spark)
-            try:
-                totals = follow(running, spark, on_batch, signals, partial(_ends, query))
-            except BaseException:
-                running.stop()
-                raise
-            wait_for_metrics(spark, [running])
-            return totals
-        finally:
-            if made:
-                spark.stop()
+    with session(query.spark, name=query.name, log_level=log_level, spark=spark) as opened:
+        checkpoint = _prepared(pipeline, opened)
+        running = (
+            start_graph(opened, pipeline, checkpoint)
+            if pipeline.is_graph
+            else _start(opened, pipeline, checkpoint)
+        )
+        return run(running, drain=query.drain, on_batch=on_batch)

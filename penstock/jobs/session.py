@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import AnalysisException, PySparkRuntimeError
+from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidUsageError, UnavailableError
-from penstock.jobs.warm_up import archive_options
+from penstock.jobs.signals import StopSignals
+from penstock.jobs.warm_up import JAVA_OPTIONS, archive_options, find_java
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
+from penstock.spark_ext.register import register
 
-__all__ = ["is_local", "open_session"]
+__all__ = ["is_local", "open_session", "session"]
 
 _DEFAULTS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
@@ -31,6 +39,15 @@ _LOCAL_DEFAULTS: Final = {
     # checkpoint keeps its buckets, and may be taken to another machine.
     "spark.sql.shuffle.partitions": "8",
 }
+_LOG_FILE: Final = Path(__file__).parents[1] / "conf" / "log4j2.properties"
+_BANNERS: Final = (b"WARNING: Using incubator modules: jdk.incubator.vector\n",)
+"""Lines of the JVM that no option of it suppresses."""
+_JAVA_HINT: Final = (
+    "install Java 17 or newer, such as with sudo apt-get install openjdk-17-jre-headless, "
+    "or let JAVA_HOME name it"
+)
+_DRAIN_S: Final = 2.0
+"""How long the last output of a JVM that ended is waited for."""
 
 
 def _configured_elsewhere() -> bool:
@@ -41,12 +58,6 @@ def _configured_elsewhere() -> bool:
 def is_local(spark: SparkSession) -> bool:
     """Whether the session's workers run on this machine, in its directory."""
     return str(spark.sparkContext.master).startswith("local")
-
-
-def _quieten() -> None:
-    """Keep PySpark from logging, with the stack of the JVM, what it also raises."""
-    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _change(spark: SparkSession, name: str, value: str) -> None:
@@ -62,12 +73,71 @@ def _change(spark: SparkSession, name: str, value: str) -> None:
         ) from None
 
 
+def _launch_jvm(options: Mapping[str, str]) -> None:
+    """Start Spark's JVM, whose standard error goes to ours but for its banners.
+
+    Raises
+    ------
+    UnavailableError
+        If it does not start.
+    """
+    reading, writing = os.pipe()
+
+    def forward() -> None:
+        with os.fdopen(reading, "rb") as lines:
+            for line in lines:
+                if line not in _BANNERS:
+                    os.write(2, line)
+
+    thread = threading.Thread(target=forward, name="penstock-jvm-stderr", daemon=True)
+    thread.start()
+    conf = SparkConf(loadDefaults=False).setAll(list(options.items()))
+    try:
+        gateway = launch_gateway(conf, {"stderr": writing})
+    except PySparkRuntimeError as error:
+        os.close(writing)
+        thread.join(_DRAIN_S)
+        if error.getCondition() != "JAVA_GATEWAY_EXITED":
+            raise
+        raise UnavailableError(
+            "Spark's JVM did not start", hint=f"its output above says why; {_JAVA_HINT}"
+        ) from None
+    os.close(writing)
+    SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+
+
+def _laptop_options(settings: Mapping[str, str], log_level: str) -> dict[str, str]:
+    """Return how Spark runs where nothing else says so.
+
+    Raises
+    ------
+    UnavailableError
+        If there is no Java.
+    """
+    if find_java() is None:
+        raise UnavailableError("there is no Java", hint=_JAVA_HINT)
+    if log_level in ("FATAL", "OFF"):
+        # PySpark would also log, with the JVM's stack, what it raises.
+        for logger in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+            PySparkLogger.getLogger(logger).setLevel(logging.CRITICAL)
+    options = dict(_LAPTOP_DEFAULTS)
+    if settings.get("spark.master", "local").startswith("local"):
+        options |= _LOCAL_DEFAULTS
+        if "spark.pyspark.python" not in settings:
+            # Workers would otherwise run `python3` of the path, which need not have the dependencies.
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            options[DAEMON_SETTING] = DAEMON
+        logs = f"-Dlog4j2.configurationFile={_LOG_FILE.as_uri()} -Dpenstock.log.level={log_level.lower()}"
+        options[JAVA_OPTIONS] = f"{archive_options().get(JAVA_OPTIONS, '')} {logs}".strip()
+    return options
+
+
 def open_session(
     name: str,
     settings: Mapping[str, str],
     spark: SparkSession | None = None,
     *,
-    log_level: str = "ERROR",
+    log_level: str = "FATAL",
 ) -> tuple[SparkSession, bool]:
     """Return the session that a job runs in, and whether it was made here.
 
@@ -100,35 +170,74 @@ def open_session(
         for setting, value in settings.items():
             _change(active, setting, value)
         return active, False
-    builder = SparkSession.builder.appName(name)
-    if not _configured_elsewhere():
-        builder = builder.config("spark.log.level", log_level)
-        if log_level in ("FATAL", "OFF"):
-            _quieten()
-        for setting, value in _LAPTOP_DEFAULTS.items():
-            builder = builder.config(setting, value)
-        if settings.get("spark.master", "local").startswith("local"):
-            for setting, value in _LOCAL_DEFAULTS.items():
-                builder = builder.config(setting, value)
-            if "spark.pyspark.python" not in settings:
-                # Workers would otherwise run `python3` of the path, which need not have the dependencies.
-                os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-                builder = builder.config(DAEMON_SETTING, DAEMON)
-            for setting, value in archive_options().items():
-                builder = builder.config(setting, value)
-    for setting, value in settings.items():
-        builder = builder.config(setting, value)
-    try:
-        spark = builder.getOrCreate()
-    except PySparkRuntimeError as error:
-        if error.getCondition() != "JAVA_GATEWAY_EXITED":
-            raise
-        raise UnavailableError(
-            "Spark's JVM did not start",
-            hint="its output above says why; it needs Java 17 or newer, and what spark.jars.packages names",
-        ) from error
+    if _configured_elsewhere():
+        options: dict[str, str] = {**settings}
+    else:
+        options = {**_laptop_options(settings, log_level), **settings}
+        if SparkContext._gateway is None:
+            _launch_jvm(options)
+    spark = SparkSession.builder.appName(name).config(map=dict(options)).getOrCreate()
     given = spark.sparkContext.getConf()
     for setting, value in _DEFAULTS.items():
         if not given.contains(setting):
             spark.conf.set(setting, value)
     return spark, True
+
+
+@contextmanager
+def session(
+    settings: Mapping[str, str] | None = None,
+    *,
+    name: str = "penstock",
+    log_level: str = "FATAL",
+    spark: SparkSession | None = None,
+) -> Iterator[SparkSession]:
+    """Give a Spark session that is ready for Penstock, and stop it at the end of the block.
+
+    Called on the driver. Without a session that is active, and where neither ``spark-submit`` nor a Spark
+    installation says how to run, Spark runs on this machine with all its cores, without its web interface,
+    with eight shuffle partitions, with Python workers that start warm, and logs only what is fatal. An active
+    session is used as it is and is not stopped. The formats ``market`` and ``pstream`` are registered.
+
+    In the block, Ctrl-C or SIGTERM ends the program quietly with exit code 130 or 143, after the ``finally``
+    blocks; inside `penstock.run` it ends the query between two batches. A second signal ends the program at
+    once, which loses nothing that a checkpoint holds.
+
+    Parameters
+    ----------
+    settings : mapping of str to str, optional
+        Settings of Spark, such as ``{"spark.driver.memory": "2g"}``. They win over those above.
+    name : str
+        The application's name.
+    log_level : {"OFF", "FATAL", "ERROR", "WARN", "INFO", "DEBUG"}
+        What Spark logs on standard error.
+    spark : pyspark.sql.SparkSession, optional
+        The session to use, in place of the active one.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a session is active and a setting cannot change any more.
+    UnavailableError
+        If there is no Java, or Spark's JVM does not start.
+
+    Examples
+    --------
+    >>> with penstock.session() as spark:  # doctest: +SKIP
+    ...     trades = spark.readStream.format("market").load()
+    ...     newest = penstock.update_queue(trades, key="symbol", time="time", state_location="state")
+    ...     query = newest.writeStream.format("console").option("checkpointLocation", "checkpoint").start()
+    ...     penstock.run(query)
+    """
+    with StopSignals(raises=True) as signals:
+        try:
+            opened, made = open_session(name, settings or {}, spark, log_level=log_level)
+            try:
+                signals.take()
+                register(opened)
+                yield opened
+            finally:
+                if made:
+                    opened.stop()
+        except KeyboardInterrupt:
+            raise SystemExit(128 + signal.SIGINT) from None

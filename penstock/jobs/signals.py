@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import threading
 from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 from typing import Any
 
 __all__ = ["StopSignals"]
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_STOPPING = b"stopping; another Ctrl-C ends at once\n"
+
 
 class StopSignals(AbstractContextManager["StopSignals"]):
-    """Notes SIGINT and SIGTERM instead of dying of them; a second one ends the process at once.
+    """Note SIGINT and SIGTERM in `received`; the second signal ends the process at once.
 
-    Used on the driver's main thread. Spark puts its own handler of SIGINT in place when its context starts:
-    call `take` after that.
+    Used on the driver's main thread; in other threads it does nothing. Spark replaces the handler of SIGINT
+    when its context starts: call `take` after that. Blocks may be nested: a signal that the inner one noted
+    counts for the outer one too.
+
+    Parameters
+    ----------
+    raises : bool
+        Whether the first signal also raises, for code that does not ask for `received`: SIGINT
+        ``KeyboardInterrupt``, SIGTERM ``SystemExit(143)``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, raises: bool = False) -> None:
         self.received: int | None = None
+        self._raises = raises
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -27,14 +41,21 @@ class StopSignals(AbstractContextManager["StopSignals"]):
 
     def take(self) -> None:
         """Put the handlers in place."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
             before = signal.signal(number, self._note)
             self._before.setdefault(number, before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            raise KeyboardInterrupt
+            # Not an exception: it would be printed by whatever cleans up. A restart recovers.
+            os._exit(128 + number)
         self.received = number
+        if sys.stderr is not None:
+            os.write(2, _STOPPING)
+        if self._raises:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     def __exit__(
         self,
@@ -44,3 +65,6 @@ class StopSignals(AbstractContextManager["StopSignals"]):
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+            outer = getattr(handler, "__self__", None)
+            if isinstance(outer, StopSignals) and outer.received is None:
+                outer.received = self.received

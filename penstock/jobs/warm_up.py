@@ -24,12 +24,20 @@ from penstock.errors import UnavailableError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["archive_options", "class_archive", "make_class_archive", "option"]
+__all__ = ["JAVA_OPTIONS", "archive_options", "class_archive", "find_java", "make_class_archive", "option"]
+
+JAVA_OPTIONS: Final = "spark.driver.defaultJavaOptions"
+"""The Spark setting with options of the driver's JVM, beside those that a user gives."""
 
 _ELSEWHERE: Final = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "JDK_JAVA_OPTIONS")
-_SETTING: Final = "spark.driver.defaultJavaOptions"
 _OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 _SHORT_LIVED: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr"
+
+
+def find_java() -> str | None:
+    """Return the Java that Spark takes: that of ``JAVA_HOME``, else that of the path; None without one."""
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which("java", path=f"{home}/bin" if home else None)
 
 
 def class_archive(directory: Path | None = None) -> Path | None:
@@ -51,8 +59,7 @@ def class_archive(directory: Path | None = None) -> Path | None:
         if not cache:
             return None
         directory = Path(cache) / "penstock"
-    java_home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=f"{java_home}/bin" if java_home else None)
+    java = find_java()
     spark = importlib.util.find_spec("pyspark")
     if java is None or spark is None or spark.origin is None:
         return None
@@ -69,7 +76,7 @@ def option(archive: Path) -> str:
 def archive_options() -> dict[str, str]:
     """Return the setting with which Spark's JVM starts from the archive, where there is one."""
     archive = class_archive()
-    return {_SETTING: option(archive)} if archive is not None and archive.exists() else {}
+    return {JAVA_OPTIONS: option(archive)} if archive is not None and archive.exists() else {}
 
 
 def make_class_archive() -> Path:
@@ -116,7 +123,7 @@ def _run_queries(directory: Path) -> None:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         # A JVM that keeps its classes cannot start from an archive that is there.
-        _SETTING: "-Xshare:auto",
+        JAVA_OPTIONS: "-Xshare:auto",
     }
     spark, _ = open_session("penstock-warm-up", settings, log_level="OFF")
     penstock.register(spark)

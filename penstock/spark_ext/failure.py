@@ -10,7 +10,7 @@ from pyspark.errors import AnalysisException, IllegalArgumentException
 from penstock import errors
 from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
 
-__all__ = ["is_without_answer", "kind_of", "root_cause", "spark_message"]
+__all__ = ["failure_of", "is_without_answer", "kind_of", "root_cause", "spark_message"]
 
 _PENSTOCK = re.compile(
     r"penstock\.[\w.]*?\w+Error: (.+?)(?=\n\s*\n|\n\s+at |\nCaused by: |\s*SQLSTATE|\Z)", re.DOTALL
@@ -105,3 +105,20 @@ def kind_of(error: BaseException) -> type[PenstockError]:
     names = re.findall(r"penstock\.errors\.(\w+Error): ", str(error))
     found = getattr(errors, names[-1], PenstockError) if names else PenstockError
     return found if isinstance(found, type) and issubclass(found, PenstockError) else PenstockError
+
+
+def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **context: str) -> PenstockError:
+    """Return the error of Penstock's own that tells of an error out of Spark, with its cause in one line.
+
+    Parameters
+    ----------
+    error : BaseException
+        What Spark raised.
+    fact : str
+        What failed.
+    hint : str, optional
+        What to do.
+    **context
+        Where, such as ``query=``.
+    """
+    return kind_of(error)(fact, **context, cause=root_cause(error).removesuffix("."), hint=hint)

@@ -23,7 +23,7 @@ from penstock.checkpointing.graph_facts import Markers, StreamFacts, facts_of
 from penstock.checkpointing.protocol import RecoveryReport
 from penstock.errors import PenstockError
 from penstock.operators.graph import PhysicalPlan
-from penstock.spark_ext.failure import is_without_answer, kind_of, root_cause
+from penstock.spark_ext.failure import failure_of, is_without_answer
 from penstock.spark_ext.graph_recovery import GraphRecovery
 from penstock.spark_ext.metrics import ProgressReader, batch_metrics, had_input, is_last
 from penstock.spark_ext.stopping import stop_between_batches
@@ -239,16 +239,15 @@ class RunningGraph:
             try:
                 query = stage.writer.start()
             except Exception as error:
-                raise self._told("a query of the graph cannot start", error, query=stage.name) from error
+                raise self._told("a query of the graph cannot start", error, query=stage.name) from None
             self._waiting.remove(stage)
             self._runs[stage.name] = _Run(query, ProgressReader(query), stage.holds_back)
             _LOGGER.info("query started [graph=%s query=%s id=%s]", self.name, stage.name, query.id)
 
     def _told(self, fact: str, error: Exception, **context: str) -> PenstockError:
         """Return the error that tells of another one."""
-        cause = root_cause(error).removesuffix(".")
         hint = "start the graph again with the same checkpoint" if is_without_answer(error) else None
-        told = kind_of(error)(fact, graph=self.name, **context, cause=cause, hint=hint)
+        told = failure_of(error, fact, hint=hint, graph=self.name, **context)
         told.__cause__ = error
         return told
 

@@ -141,11 +141,13 @@ class MetricsFile(StreamingQueryListener):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.touch(mode=0o600)
         self._query = query
+        self._started: set[str] = set()
         self._ended: set[str] = set()
         self._one_ended = threading.Condition()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing is written before the first batch."""
+        """Note a run whose last line will come. Spark calls this before ``start()`` returns."""
+        self._started.add(str(event.runId))
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Append the batch's metrics."""
@@ -168,7 +170,10 @@ class MetricsFile(StreamingQueryListener):
     def wait(self, run: str, timeout_s: float) -> bool:
         """Wait until Spark has told of all batches of a run of a query that has ended; return whether it has.
 
-        It tells listeners of a batch some time after its end, and maybe after that of the query.
+        A run of another session is not waited for. Spark tells listeners of a batch some time after its end,
+        and maybe after that of the query.
         """
+        if run not in self._started:
+            return True
         with self._one_ended:
             return self._one_ended.wait_for(lambda: run in self._ended, timeout_s)

@@ -56,12 +56,13 @@ def register(
         spark.streams.addListener(file)
 
 
-def wait_for_metrics(spark: SparkSession, queries: Iterable[StreamingQuery]) -> None:
-    """Wait until the session's files of metrics have those of queries that have ended.
+def wait_for_metrics(queries: Iterable[StreamingQuery]) -> None:
+    """Wait until the files of metrics have those of queries that have ended.
 
     Spark tells of batches in its own time; if it has not within ten seconds, that is logged.
     """
     deadline = monotonic_s() + _LAST_LINE_S
-    for query, ((path, _), file) in product(queries, _files.get(spark, {}).items()):
+    files = [known for of_session in _files.values() for known in of_session.items()]
+    for query, ((path, _), file) in product(queries, files):
         if not file.wait(query.runId, max(0.0, deadline - monotonic_s())):
             _LOGGER.warning("%s: the last metrics may be missing: Spark has not told of them yet", path)

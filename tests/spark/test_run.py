@@ -13,17 +13,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+import penstock
 from penstock.conf.pipeline import Pipeline
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, PenstockError
 from penstock.jobs.build import pack_values, unpack_values
 from penstock.jobs.run import Batch, run_pipeline, run_to_end
 from penstock.market import Market
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
-from penstock.spark_ext.failure import root_cause
 
 pytestmark = pytest.mark.spark
 
@@ -149,6 +148,35 @@ def test_a_pipeline_that_persists_source_and_queue_ends_as_a_graph(
     assert (totals.waiting_keys, totals.emitted) == (0, sum(batch.emitted for batch in batches))
     streams = tmp_path / "checkpoint" / "p-streams"
     assert {path.name for path in streams.iterdir()} == persist.keys()
+
+
+def test_a_query_runs_to_its_end_in_a_session(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with penstock.session({"spark.sql.session.timeZone": "UTC"}) as session:
+        rows = session.readStream.format("market").options(rows=30_000, symbols=500).load()
+        served = penstock.update_queue(
+            rows, "symbol", "time", budget=200, state_location=str(tmp_path / "state")
+        )
+        checkpoint = str(tmp_path / "checkpoint")
+        writer = served.writeStream.format("memory").queryName("trades").trigger(availableNow=True)
+        query = writer.option("checkpointLocation", checkpoint).start()
+        totals = penstock.run(query)
+    assert (totals.rows_in, totals.waiting_keys, totals.signal) == (30_000, 0, None)
+    last = {row["symbol"]: row["seq"] for row in sorted(table(spark), key=lambda row: row["seq"])}
+    assert last == newest(30_000), "the session that was active goes on"
+    *lines, summary = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("batch ") and "  took " in line for line in lines)
+    assert any("  stale " in line for line in lines)
+    assert summary.startswith(f"{totals.batches} batches, 30,000 rows in, {totals.emitted:,} emitted, ")
+
+
+def test_a_query_of_spark_alone_is_followed_too(spark: SparkSession, tmp_path: Path) -> None:
+    batches: list[Batch] = []
+    rows = spark.readStream.format("market").options(rows=100).load()
+    writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    totals = penstock.run(writer.trigger(availableNow=True).start(), on_batch=batches.append)
+    assert totals.rows_in == sum(batch.rows_in for batch in batches) == 100
 
 
 def test_files_of_each_format_are_read(spark: SparkSession, tmp_path: Path) -> None:
@@ -283,9 +311,10 @@ def test_what_spark_refuses_names_the_section(
 def test_the_cause_of_a_failed_query_is_one_message(
     spark: SparkSession, tmp_path: Path, sections: dict[str, Any], cause: str
 ) -> None:
-    with pytest.raises(StreamingQueryException) as caught:
+    with pytest.raises(PenstockError, match="the query failed: query=trades cause=") as caught:
         run_to_end(pipeline(tmp_path, **sections), spark=spark)
-    message = root_cause(caught.value)
+    message = str(caught.value)
+    assert caught.value.__cause__ is None
     assert cause in message
     assert "\tat " not in message
     assert len(message) < 600
@@ -334,6 +363,9 @@ def test_a_signal_stops_the_command_cleanly_and_the_next_one_goes_on(tmp_path: P
         child.stderr.close()
         assert child.wait() == 128 + number, "".join(lines)
         assert f"stopped by {number.name}\n" in lines
+        assert all(line.startswith(("batch ", "still starting", "stopp")) for line in lines[:-2]), "".join(
+            lines
+        )
         assert not any("Traceback" in line or "\tat " in line for line in lines), "".join(lines)
         lasts.append(batches)
     assert lasts[1][0] > lasts[0][0]

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock import __version__, cli
+from penstock import __version__
 from penstock.cli import app
 from penstock.conf.pipeline import Pipeline, example_names, load_pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.jobs import run as jobs_run
 from penstock.jobs import warm_up
-from penstock.jobs.run import Batch, Totals
+from penstock.jobs.batches import Batch, Totals, batch_printer
 
 _ROOT = Path(__file__).parents[2]
 
@@ -162,10 +162,16 @@ def test_run_shows_batches_and_totals(monkeypatch: pytest.MonkeyPatch) -> None:
         dropped=0,
         waiting_keys=1_120,
         duration_ms=2_093,
+        staleness_ms=340.4,
+        staleness_p95_ms=1_210.0,
+    )
+    idle = Batch(
+        number=1, rows_in=0, emitted=0, conflated=0, late=0, dropped=0, waiting_keys=1_120, duration_ms=9
     )
 
     def body(on_batch: Callable[[Batch], None]) -> Totals:
         on_batch(batch)
+        on_batch(idle)
         return Totals().plus(batch)
 
     seen = fake_run(monkeypatch, body)
@@ -174,8 +180,9 @@ def test_run_shows_batches_and_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen[0].queue is not None
     assert seen[0].queue.budget == 500
     assert result.stderr.splitlines() == [
-        "batch 0     in    20,000  emitted      500  conflated    18,380  late 7  waiting   1,120  2,093 ms",
-        "1 batches, 20,000 rows in, 500 emitted, 18,380 conflated, 7 late",
+        "batch 0     in    20,000  emitted      500  conflated    18,380  late 7  waiting   1,120  "
+        "stale 340 ms, p95 1.2 s  took 2.1 s",
+        "1 batch, 20,000 rows in, 500 emitted, 18,380 conflated, 7 late",
         "1,120 keys still wait: the newest row of each is gone with the temporary checkpoint; "
         "set query.checkpoint to keep it.",
     ]
@@ -187,18 +194,14 @@ def test_run_shows_batches_and_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(quiet.stderr.splitlines()) == 2
 
 
-def test_a_run_that_shows_nothing_for_long_says_that_it_is_starting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_SILENCE_S", 0.0)
-
-    def body(on_batch: Callable[[Batch], None]) -> Totals:
+def test_a_run_that_shows_nothing_for_long_says_that_it_is_starting(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with batch_printer(silence_s=0.0):
         for thread in threading.enumerate():
             if isinstance(thread, threading.Timer):
                 thread.join()
-        return Totals()
-
-    fake_run(monkeypatch, body)
-    assert penstock("run", "market").stderr.startswith("still starting: ")
-    assert "still starting" not in penstock("run", "market", "--no-progress").stderr
+    assert capsys.readouterr().err.startswith("still starting: ")
 
 
 @pytest.mark.parametrize(("number", "name", "code"), [(2, "SIGINT", 130), (15, "SIGTERM", 143)])

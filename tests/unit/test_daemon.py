@@ -13,8 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from penstock._failpoints import FAILPOINTS
+from penstock.errors import UnavailableError
 from penstock.jobs import session
 from penstock.spark_ext import daemon
 
@@ -153,8 +155,8 @@ class _Builder:
     def appName(self, _name: str) -> _Builder:  # noqa: N802 - the name is Spark's
         return self
 
-    def config(self, name: str, value: str) -> _Builder:
-        self.settings[name] = value
+    def config(self, *, map: dict[str, str]) -> _Builder:
+        self.settings |= map
         return self
 
     def getOrCreate(self) -> None:  # noqa: N802 - the name is Spark's
@@ -177,6 +179,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | None]:
                 return None
 
         monkeypatch.setattr(session, "SparkSession", Session)
+        monkeypatch.setattr(session, "_launch_jvm", lambda options: None)
         with pytest.raises(_OpenedError):
             session.open_session("test", {name.replace("__", "."): value for name, value in settings.items()})
         return Session.builder.settings.get(got)
@@ -200,3 +203,22 @@ def test_a_session_on_this_machine_has_few_shuffle_partitions(opened: Callable[.
     assert opened(partitions) == opened(partitions, spark__pyspark__python="/another/python") == "8"
     assert opened(partitions, spark__sql__shuffle__partitions="3") == "3"
     assert opened(partitions, spark__master="spark://elsewhere:7077") is None
+
+
+def test_a_session_on_this_machine_logs_only_what_is_fatal(opened: Callable[..., str | None]) -> None:
+    options = opened("spark.driver.defaultJavaOptions") or ""
+    (file,) = [word for word in options.split() if word.startswith("-Dlog4j2.configurationFile=file:")]
+    assert (
+        "rootLogger.level = ${sys:penstock.log.level:-fatal}" in Path(file.partition("file:")[2]).read_text()
+    )
+    assert "-Dpenstock.log.level=fatal" in options
+    assert opened("spark.log.level") is None
+
+
+def test_without_java_a_session_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    with pytest.raises(UnavailableError, match=r"there is no Java. Hint: install Java 17 .* apt-get install"):
+        session.open_session("test", {})

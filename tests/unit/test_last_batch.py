@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
+import penstock
 from penstock.jobs import run
 from penstock.operators.metrics import BatchMetrics
 from penstock.spark_ext import graph_handle
@@ -36,6 +38,8 @@ class Query:
         self.left = list(reports)
         self.stopped_after: int | None = None
         self.exception = lambda: None
+        trigger = SimpleNamespace(toString=lambda: "AvailableNowTrigger")
+        self._jsq = SimpleNamespace(streamingQuery=lambda: SimpleNamespace(trigger=lambda: trigger))
 
     @property
     def lastProgress(self) -> Any:  # noqa: N802 - Spark's name
@@ -75,10 +79,8 @@ def test_a_pipeline_ends_after_the_batch_in_which_nothing_is_left(
 ) -> None:
     monkeypatch.setattr(run, "stop_between_batches", stop)
     query: Any = Query(REPORTS)
-    section: Any = SimpleNamespace(trigger="available_now", drain=drain)
-    signals: Any = SimpleNamespace(received=None)
-    spark: Any = None
-    totals = run.follow(query, spark, lambda batch: None, signals, partial(run._ends, section))
+    monkeypatch.setattr(SparkSession, "active", lambda: None)
+    totals = penstock.run(query, drain=drain, on_batch=lambda batch: None)
     assert query.stopped_after == totals.batches == last
 
 

@@ -1,0 +1,166 @@
+"""The micro-batches of a run, and how they are shown."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+__all__ = ["Batch", "Totals", "batch_line", "batch_printer", "summary_line"]
+
+_SILENCE_S = 10.0
+"""How long a run may show nothing before it says that it is starting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One micro-batch that has ended.
+
+    Attributes
+    ----------
+    number : int
+        The batch's id.
+    rows_in, emitted, conflated, late, dropped : int
+        Rows that came into the operator and what became of them, as in `penstock.metrics`. Of a query
+        without an operator of Penstock's, `rows_in` counts the rows of its sources.
+    waiting_keys : int
+        Keys that wait after the batch.
+    duration_ms : int
+        Time from the batch's trigger to its commit.
+    new_input : bool
+        Whether any source had something new. A batch without it only serves keys that wait.
+    staleness_ms, staleness_p95_ms : float
+        Application staleness since the batch before: average and 95th percentile over keys and time.
+    """
+
+    number: int
+    rows_in: int
+    emitted: int
+    conflated: int
+    late: int
+    dropped: int
+    waiting_keys: int
+    duration_ms: int
+    new_input: bool = True
+    staleness_ms: float = 0.0
+    staleness_p95_ms: float = 0.0
+
+    @property
+    def did_something(self) -> bool:
+        """Whether rows came in or left."""
+        return bool(self.rows_in or self.emitted or self.late or self.dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a run did, from its start to its end.
+
+    Attributes
+    ----------
+    batches, rows_in, emitted, conflated, late, dropped : int
+        Sums over its batches.
+    waiting_keys : int
+        Keys that still wait, whose tuples are in the state.
+    signal : int or None
+        The signal that stopped the run.
+    """
+
+    batches: int = 0
+    rows_in: int = 0
+    emitted: int = 0
+    conflated: int = 0
+    late: int = 0
+    dropped: int = 0
+    waiting_keys: int = 0
+    signal: int | None = None
+
+    def plus(self, batch: Batch) -> Totals:
+        """Return the totals with one more batch."""
+        return Totals(
+            batches=self.batches + 1,
+            rows_in=self.rows_in + batch.rows_in,
+            emitted=self.emitted + batch.emitted,
+            conflated=self.conflated + batch.conflated,
+            late=self.late + batch.late,
+            dropped=self.dropped + batch.dropped,
+            waiting_keys=batch.waiting_keys,
+            signal=self.signal,
+        )
+
+
+def batch_line(batch: Batch) -> str:
+    """Return a line that tells of a batch."""
+    parts = [f"batch {batch.number:<5} in {batch.rows_in:>9,}  emitted {batch.emitted:>8,}"]
+    parts += [f"conflated {batch.conflated:>9,}"] if batch.conflated else []
+    parts += [f"late {batch.late:,}"] if batch.late else []
+    parts += [f"dropped {batch.dropped:,}"] if batch.dropped else []
+    parts += [f"waiting {batch.waiting_keys:>7,}"] if batch.waiting_keys else []
+    if batch.staleness_p95_ms:
+        parts.append(f"stale {_time(batch.staleness_ms)}, p95 {_time(batch.staleness_p95_ms)}")
+    return "  ".join([*parts, f"took {_time(batch.duration_ms)}"])
+
+
+def _time(ms: float) -> str:
+    return f"{ms / 1000:.1f} s" if ms >= 1000 else f"{ms:.0f} ms"
+
+
+def summary_line(totals: Totals) -> str:
+    """Return a line that tells of a whole run."""
+    counts = {
+        "rows in": totals.rows_in,
+        "emitted": totals.emitted,
+        "conflated": totals.conflated,
+        "late": totals.late,
+        "dropped": totals.dropped,
+    }
+    parts = [f"{totals.batches:,} {'batch' if totals.batches == 1 else 'batches'}"]
+    parts += [
+        f"{count:,} {name}" for name, count in counts.items() if count or name in ("rows in", "emitted")
+    ]
+    return ", ".join(parts)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _line_printer() -> Callable[[str], None]:
+    """Return what shows a line on standard error, with colours on a terminal."""
+    if not sys.stderr.isatty():
+        return _say
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False)
+
+    def coloured(line: str) -> None:
+        text = Text(line)
+        text.highlight_regex(r"[0-9][0-9,.]*", "cyan")
+        text.highlight_regex(r"(waiting|stale) +[1-9][0-9,.]*", "yellow")
+        console.print(text, soft_wrap=True)
+
+    return coloured
+
+
+@contextmanager
+def batch_printer(silence_s: float = _SILENCE_S) -> Iterator[Callable[[Batch], None]]:
+    """Give what shows a batch that did something as a line on standard error.
+
+    If no batch ends within `silence_s`, a line says that the query is still starting.
+    """
+    show = _line_printer()
+    timer = threading.Timer(silence_s, _say, ("still starting: no micro-batch has ended yet",))
+    timer.daemon = True
+
+    def on_batch(batch: Batch) -> None:
+        timer.cancel()
+        if batch.did_something:
+            show(batch_line(batch))
+
+    timer.start()
+    try:
+        yield on_batch
+    finally:
+        timer.cancel()

@@ -1,0 +1,78 @@
+"""Ctrl-C and SIGTERM."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from penstock.jobs.signals import StopSignals
+
+_PROGRAM = """
+import signal
+from penstock.jobs.signals import StopSignals
+with {block} as signals:
+    print("ready", flush=True)
+    while signals.received is None:
+        signal.pause()
+    print("noted", flush=True)
+    try:
+        signal.pause()
+    finally:
+        print("cleaned up")
+"""
+
+
+def started(block: str) -> subprocess.Popen[str]:
+    program = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM.format(block=block)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    return program
+
+
+def test_a_second_signal_ends_the_process_at_once_and_quietly() -> None:
+    with started("StopSignals()") as program:
+        assert program.stdout is not None
+        program.send_signal(signal.SIGINT)
+        assert program.stdout.readline() == "noted\n"
+        program.send_signal(signal.SIGINT)
+        out, err = program.communicate()
+    assert (program.returncode, out, err) == (130, "", "stopping; another Ctrl-C ends at once\n")
+
+
+def test_where_nobody_asks_the_first_signal_raises() -> None:
+    with pytest.raises(KeyboardInterrupt), StopSignals(raises=True):
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(SystemExit) as caught, StopSignals(raises=True):
+        signal.raise_signal(signal.SIGTERM)
+    assert caught.value.code == 143
+
+
+def test_a_signal_counts_for_the_blocks_around_it() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with StopSignals(raises=True) as outer:
+        with StopSignals() as inner:
+            signal.raise_signal(signal.SIGINT)
+            assert (inner.received, outer.received) == (signal.SIGINT, None)
+        assert outer.received == signal.SIGINT, "the next one ends the process"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_in_another_thread_signals_stay_as_they_are() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    within = []
+
+    def work() -> None:
+        with StopSignals():
+            within.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert within == [before]
