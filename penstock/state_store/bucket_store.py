@@ -11,6 +11,10 @@ them and holds nothing else. The header of the version that it shows, and of tho
 begun and under which name its own file will be, so any process may find it, and none begins another as long
 as this one may be adopted. If nobody adopts it by then, whoever writes it is given up for lost.
 
+More than one attempt at a version may be committed: with speculation, or where an executor is given up and
+still runs, Spark may have the pointer of one attempt in an executor's memory and that of its *sibling* on
+disk. A task gets either, and cannot tell which; a later one may get the other, or a version that follows it.
+
 Invariants:
 
 1. A file never changes, and no two attempts share a file id.
@@ -18,13 +22,16 @@ Invariants:
 3. The number in a file's name is at least the version that first names it: of a version's own file the
    version, of a snapshot that of the last commit which may adopt it. A snapshot's is higher by the
    ``retain_versions - 1``, so that its files stay as long as a version is retained upon which it may be
-   adopted; and once its own file may be there, its parts go by rule 4 alone.
-4. The arrival of a pointer proves that it was committed. Only then, and only a file whose number is at most
-   the pointer's version, and that neither the pointer's chain nor those of the ``retain_versions - 1``
-   versions before it have, is deleted. So whatever an attempt in flight writes stays.
-5. What a snapshot replaced, and its own file, are named in the header of every later version until they are
+   adopted; and once its own file may be there, its parts go by rule 5 alone.
+4. The arrival of the pointer of version v proves that v was committed. The ``retain_versions`` newest
+   versions up to v may arrive later, each as any of its siblings; whatever is still in flight and of use
+   follows one of these or one of version v - ``retain_versions``. All of those are *recent* versions.
+5. A file is deleted only once a pointer has arrived, if no recent version that is there has it in its chain,
+   whichever attempt wrote that version, and if its number is below the recent ones, or the chain that arrived
+   had it before a snapshot replaced it. If a recent version cannot be read, nothing is deleted.
+6. What a snapshot replaced, and its own file, are named in the header of every later version until they are
    released, also where another snapshot follows before that.
-6. A commit begins a snapshot only where its lineage has none begun that a later commit may adopt, unless
+7. A commit begins a snapshot only where its lineage has none begun that a later commit may adopt, unless
    this process knows that the one which it began has failed.
 """
 
@@ -52,6 +59,7 @@ from penstock.state_store.lineage import (
     Snapshot,
     Version,
     number_of,
+    pointer_of,
 )
 
 __all__ = [
@@ -65,6 +73,7 @@ __all__ = [
     "State",
     "Version",
     "number_of",
+    "pointer_of",
 ]
 
 T = TypeVar("T")
@@ -203,18 +212,16 @@ class BucketStore:
         return handle
 
     def release(self, held: Handle) -> int:
-        """Delete what a snapshot replaced and `held` proves unnecessary; return how many files.
+        """Sweep if `held` proves unnecessary what a snapshot replaced; return how many files that may be.
 
-        Call it when the pointer of `held` has *arrived* and its state is loaded, never after a commit. When
-        it deletes anything, which is about once a snapshot, it also has the directory swept.
+        Call it when the pointer of `held` has *arrived* and its state is loaded, never after a commit. It
+        sweeps about once a snapshot, in the caller's thread, because a worker may not live long enough for
+        the background. A failure is logged.
         """
         names = held.releasable(self.retain_versions)
-        if not names:
-            return 0
-        failpoint("operator.before_release")
-        for name in names:
-            self.files.delete(name)
-        self.sweep_later(held)
+        if names:
+            failpoint("operator.before_release")
+            self._try_sweep(held)
         return len(names)
 
     def sweep_later(self, held: Handle) -> None:
@@ -224,18 +231,41 @@ class BucketStore:
     def garbage(self, held: Handle) -> list[str]:
         """List the directory for all that the arrival of the pointer of `held` proves unnecessary.
 
-        These are the files of attempts that failed or lost, and snapshots that nothing adopted, with a
-        number that is at most the pointer's version.
+        These are the files of attempts that failed or lost, what a snapshot replaced, and snapshots that
+        nothing adopted; see rule 5 of the module. The headers of siblings are read, of which there are mostly
+        none.
+
+        Raises
+        ------
+        UnavailableError
+            If the file system refuses.
         """
         if held.pointer is None:
             return []
         needed = held.needed(self.retain_versions)
-        found = []
+        released = held.releasable(self.retain_versions)
+        lowest = held.pointer.version - self.retain_versions
+        found: list[str] = []
+        siblings: list[tuple[Pointer, int]] = []
         for facts in self.files.list():
             number = number_of(facts.name)
-            if number is not None and number <= held.pointer.version and facts.name not in needed:
+            if number is None or facts.name in needed:
+                continue
+            if number < lowest or facts.name in released:
                 found.append(facts.name)
-        return found
+            elif number <= held.pointer.version and (pointer := pointer_of(facts.name)):
+                siblings.append((pointer, facts.size_bytes))
+        if found:
+            for sibling, size_bytes in siblings:
+                handle = self._from_head(sibling, size_bytes)
+                if handle is None:
+                    return []
+                needed.update(link.pointer.file_name for link in handle.links)
+                if handle.snapshot is not None:
+                    # Whoever follows it may adopt that, and all its files have one number.
+                    number = handle.snapshot.pointer.version
+                    needed.update(name for name in found if number_of(name) == number)
+        return [name for name in found if name not in needed]
 
     def sweep(self, held: Handle) -> int:
         """Delete the `garbage`; return how many files. As `release`, only once the pointer has arrived."""
@@ -278,11 +308,11 @@ class BucketStore:
         path = self.files.path_of(pointer.file_name)
         try:
             unit, whole_bytes = head(read, size_bytes, path)
+            if whole_bytes != size_bytes:
+                return None
+            return self._handle_in(pointer, self._checked(pointer, unit), size_bytes)
         except (CorruptDataError, FileNotFoundError):
             return None
-        if whole_bytes != size_bytes:
-            return None
-        return self._handle_in(pointer, self._checked(pointer, unit), size_bytes)
 
     def _try_sweep(self, held: Handle) -> None:
         try:

@@ -11,7 +11,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NewType
 
-__all__ = ["CLOCK_SUFFIX", "FileId", "Handle", "Link", "Pointer", "Snapshot", "Version", "number_of"]
+__all__ = [
+    "CLOCK_SUFFIX",
+    "FileId",
+    "Handle",
+    "Link",
+    "Pointer",
+    "Snapshot",
+    "Version",
+    "number_of",
+    "pointer_of",
+]
 
 Version = NewType("Version", int)
 FileId = NewType("FileId", str)
@@ -120,14 +130,14 @@ class Handle:
         return sum(link.size_bytes for link in self.links if link.pointer.file_name not in known)
 
     def releasable(self, retain_versions: int) -> list[str]:
-        """Return the superseded files that neither `pointer` nor the retained versions before it need."""
+        """Return the superseded files that `pointer` and the `retain_versions` before it do not need."""
         if self.pointer is None:
             return []
-        newest = self.pointer.version - retain_versions + 1
-        return [name for version, name in self.superseded if version <= newest]
+        lowest = self.pointer.version - retain_versions
+        return [name for version, name in self.superseded if version <= lowest]
 
     def needed(self, retain_versions: int) -> set[str]:
-        """Return the files that `pointer` and the retained versions before it need."""
+        """Return the files that `pointer` and the `retain_versions` versions before it need."""
         released = set(self.releasable(retain_versions))
         names = {link.pointer.file_name for link in self.links}
         return names | {name for _, name in self.superseded if name not in released}
@@ -137,3 +147,13 @@ def number_of(name: str) -> Version | None:
     """Return the number in a file's name, finished or not; None if it is no file of a bucket."""
     match = _NAME.fullmatch(name)
     return Version(int(match[1])) if match else None
+
+
+def pointer_of(name: str) -> Pointer | None:
+    """Return the pointer to a finished file of a chain; None if `name` is not that of one."""
+    number = number_of(name)
+    if number is None or name.startswith("."):
+        return None
+    _, _, rest = name.partition("-")
+    pointer = Pointer(number, FileId(rest.removesuffix(_SUFFIX)))
+    return pointer if pointer.file_name == name else None

@@ -12,9 +12,8 @@ or restored, the first version that it commits looks like an attempt that lost.
 
 Invariants:
 
-1. With a committed pointer, garbage is what its arrival in a task would prove needless, as in
-   `BucketStore.garbage`: a number that is at most the pointer's version, and in neither its chain nor those
-   of the retained versions before it.
+1. With a committed pointer, garbage is what its arrival in a task would prove needless:
+   `BucketStore.garbage`.
 2. Without one, the checkpoint may point at any version that can be loaded. Garbage is what none of them has
    in its chain, with a number that is at most the lowest of them: who goes on from one of them, now or ever,
    writes higher numbers, and adopts no snapshot of a number as low.
@@ -38,17 +37,16 @@ from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.state_store.bucket_store import (
     RETAIN_VERSIONS,
     BucketStore,
-    FileId,
     Handle,
     Pointer,
     Version,
     number_of,
+    pointer_of,
 )
 from penstock.state_store.state_location import Damage, names_in
 
 __all__ = ["BucketSurvey", "Chain", "delete_garbage", "likely_pointer", "survey"]
 
-_SUFFIX = ".punit"
 _TRIES = 5
 """How often a bucket is looked at anew when its query deletes files meanwhile."""
 
@@ -251,7 +249,7 @@ def _opened(store: BucketStore, pointer: Pointer) -> tuple[Handle, PUnit]:
 def _look(store: BucketStore, facts: dict[str, FileFacts], committed: Pointer | None) -> _Sight:
     sight = _Sight(facts)
     for name in facts:
-        pointer = _pointer_of(name)
+        pointer = pointer_of(name)
         if pointer is None:
             continue
         try:
@@ -361,7 +359,7 @@ def _newest(
     store: BucketStore, facts: Mapping[str, FileFacts]
 ) -> tuple[dict[Pointer, Handle], tuple[str, CorruptDataError] | None]:
     """Return the files of the highest version, and the first file met that cannot be read."""
-    pointers = [pointer for name in facts if (pointer := _pointer_of(name)) is not None]
+    pointers = [pointer for name in facts if (pointer := pointer_of(name)) is not None]
     found: dict[Pointer, Handle] = {}
     for pointer in sorted(pointers, key=lambda pointer: pointer.version, reverse=True):
         if found and pointer.version < next(iter(found)).version:
@@ -388,13 +386,3 @@ def _chain(handle: Handle) -> Chain:
 def _count(meta: Mapping[str, Any], name: str) -> int | None:
     value = meta.get(name)
     return value if isinstance(value, int) else None
-
-
-def _pointer_of(name: str) -> Pointer | None:
-    """Return the pointer to a finished file; None if `name` is not that of one."""
-    number = number_of(name)
-    if number is None or name.startswith("."):
-        return None
-    _, _, rest = name.partition("-")
-    pointer = Pointer(number, FileId(rest.removesuffix(_SUFFIX)))
-    return pointer if pointer.file_name == name else None

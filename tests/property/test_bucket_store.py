@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from penstock.errors import CorruptDataError
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Handle, Pointer
 from penstock.state_store.cache import StateCache
-from tests.states import DictState, content_of, names_of
+from tests.states import DictState, Later, content_of, names_of
 
 CHANGES = st.dictionaries(
     st.integers(0, 9), st.none() | st.integers(0, 300).map(lambda size: b"x" * size), max_size=6
@@ -78,6 +78,105 @@ def test_every_version_is_what_was_committed_and_the_last_ones_stay(
             # The arrived version, those before it that are retained, and the new one.
             for pointer, expected in committed[-RETAIN_VERSIONS - 1 :]:
                 assert content_of(store, pointer) == expected
+
+
+# An attempt in a micro-batch where more than one may commit: its worker, which of the pointers that Spark may
+# have it gets, how many commits later than its own batch it ends (as one that was given up may), whether it
+# ends at all, whether its worker has time for work in the background, and whether the worker lives on.
+ATTEMPT = st.tuples(
+    st.integers(0, 2), st.integers(0, 3), st.integers(0, 3), st.booleans(), st.booleans(), st.booleans()
+)
+
+
+class Siblings:
+    """A bucket where every attempt that ends is committed by Spark: in memory here, on disk there.
+
+    Spark gives the next batch any pointer of the version that one attempt committed.
+    """
+
+    def __init__(self, directory: Path, retain_versions: int) -> None:
+        self.files, self.retain_versions = LocalFiles(directory), retain_versions
+        self.caches: list[StateCache[DictState]] = [StateCache(1 << 20) for _ in range(3)]
+        self.background = [Later() for _ in range(3)]
+        self.versions: list[list[tuple[Pointer | None, dict[int, bytes]]]] = [[(None, {})]]
+        self.late: list[tuple[int, int, Callable[[], None]]] = []
+        self.attempts = self.arrived = 0
+
+    def run_batch(self, attempts: list[tuple[int, int, int, bool, bool, bool]]) -> None:
+        version = len(self.versions)
+        self.versions.append([])
+        for number, (worker, choice, delay, ends, has_time, lives) in enumerate(attempts):
+            if has_time:
+                self.background[worker].run()
+            end = self._begin(worker, version, choice)
+            if number == len(attempts) - 1 and not self.versions[version]:
+                end()
+            elif ends and delay:
+                self.late.append((version + delay - 1, version, end))
+            elif ends:
+                end()
+            if not lives:
+                self.caches[worker], self.background[worker] = StateCache(1 << 20), Later()
+            self.check()
+        for batch, old, end in self.late:
+            # One that no version still follows is of no use to anybody.
+            if batch == version and old >= self.arrived - self.retain_versions + 1:
+                end()
+        self.late = [entry for entry in self.late if entry[0] > version]
+        self.check()
+
+    def _begin(self, worker: int, version: int, choice: int) -> Callable[[], None]:
+        """Begin an attempt at `version`; return what ends it."""
+        arriving = self.versions[version - 1]
+        pointer, content = arriving[choice % len(arriving)]
+        store = BucketStore(
+            self.files, retain_versions=self.retain_versions, background=self.background[worker]
+        )
+        found = self.caches[worker].take(store, pointer, DictState)
+        assert found.state.content == content
+        store.release(found.handle)
+        if found.loads:
+            store.sweep_later(found.handle)
+        self.arrived = max(self.arrived, version - 1)
+        self.attempts += 1
+        found.state[self.attempts % 10] = str(self.attempts).encode()
+
+        def end() -> None:
+            handle = store.commit(found.state, found.handle)
+            self.caches[worker].put(store, found.state, handle)
+            self.versions[version].append((handle.pointer, dict(found.state.content)))
+
+        return end
+
+    def check(self) -> None:
+        """Load all that Spark may ask for: what arrived last, the retained versions, and what is newer."""
+        for version in range(max(self.arrived - self.retain_versions + 1, 1), len(self.versions)):
+            for pointer, content in self.versions[version]:
+                assert pointer is not None
+                assert content_of(BucketStore(self.files), pointer) == content
+
+
+@given(
+    st.lists(st.lists(ATTEMPT, min_size=1, max_size=3), max_size=25),
+    st.sampled_from([0, 400, 1 << 20]),
+    st.integers(0, 4),
+    st.integers(1, 4),
+    st.integers(1, 3),
+)
+def test_whichever_attempts_were_committed_spark_may_go_on_from_any(
+    batches: list[list[tuple[int, int, int, bool, bool, bool]]],
+    least_bytes: int,
+    longest: int,
+    snapshot_commits: int,
+    retain_versions: int,
+) -> None:
+    with _directory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bucket_store, "_LEAST_CHAIN_BYTES", least_bytes)
+        patch.setattr(bucket_store, "_LONGEST_CHAIN", longest)
+        patch.setattr(bucket_store, "_SNAPSHOT_COMMITS", snapshot_commits)
+        bucket = Siblings(directory / "bucket", retain_versions)
+        for attempts in batches:
+            bucket.run_batch(attempts)
 
 
 @given(st.lists(CHANGES, min_size=1, max_size=25), st.integers(1, 5))

@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.checkpointing.files import LocalFiles
 from penstock.state_store import bucket_store, memory_table, rocksdb_table
-from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, number_of
+from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, number_of, pointer_of
 from penstock.state_store.cache import Found, StateCache
 from penstock.state_store.memory_table import MemoryTable
 from penstock.state_store.rocksdb_table import RocksdbTable
@@ -284,8 +284,12 @@ class Workers(RuleBasedStateMachine):
             handle, _ = store.look(self.arrived.pointer)
             store.sweep(handle)
             left = {facts.name for facts in store.files.list()}
+            lowest = self.arrived.pointer.version - RETAIN
+            recent = [p for name in left if (p := pointer_of(name)) and lowest <= p.version]
+            for pointer in recent:
+                left -= {link.pointer.file_name for link in store.look(pointer)[0].links}
             for name in left - handle.needed(RETAIN):
-                assert (number_of(name) or 0) > self.arrived.pointer.version
+                assert (number_of(name) or 0) >= lowest
 
     def _loads(self, kind: str, pointer: Pointer, content: Content) -> None:
         table = _table(kind)

@@ -47,7 +47,7 @@ def set_back(place: Place, batch: int) -> None:
             log.unlink()
 
 
-BATCHES = [[(f"k{key}", 10 * batch + key, float(batch)) for key in range(8)] for batch in range(7)]
+BATCHES = [[(f"k{key}", 10 * batch + key, float(batch)) for key in range(8)] for batch in range(8)]
 
 
 @pytest.fixture(scope="module")
@@ -83,15 +83,14 @@ def test_gc_after_a_checkpoint_was_set_back_loses_nothing(
         assert {bucket["proven"]["version"] for bucket in inspected(place, *options)} == {3}
     result = command("gc", place.state, *options)
     assert (result.exit_code, result.stderr) == (0, ""), result.output
-    kept = [3] * anew if not exact else []
-    assert versions(place) == sorted([1, 2, 3, 4, 5, *kept] * BUCKETS)
+    assert versions(place) == sorted([1, 2, 3, 4, 5, *[3] * anew] * BUCKETS), "each may be what Spark has"
     place.input.add(*map(quotes, BATCHES[5:]))
     with fresh_workers(spark):
         place.run(place.queue(spark, buckets=BUCKETS))
     assert {batch: rows for batch, rows in place.rows().items() if batch < 5} == expected
     assert sorted(place.sequence()) == sorted(row for batch in BATCHES for row in batch)
     assert command("gc", place.state, "--checkpoint", place.checkpoint).exit_code == 0
-    assert versions(place) == sorted([1, 2, 3, 4, 5, 6, 7] * BUCKETS)
+    assert versions(place) == sorted([1, 2, 3, 4, 5, 6, 7, 8] * BUCKETS)
     state = penstock.read_state(spark, place.state, checkpoint=place.checkpoint)
     assert {row["k"]: row["emitted"] for row in state.collect()} == place.newest()
 

@@ -200,7 +200,8 @@ def test_a_record_that_nothing_ended_is_garbage_once_a_later_pointer_arrives(tmp
     (record,) = tmp_path.rglob("*.clock")
     late = record.with_name(record.name.replace("first", "lost"))
     late.write_bytes(record.read_bytes())
-    pointer, _, _ = task.run("q", 1, 0, pointer, [], clock)
+    for batch in range(1, 4):
+        pointer, _, _ = task.run("q", batch, 0, pointer, [], clock)
     assert pointer is not None
     store = BucketStore(open_files(record.parent))
     handle, _ = store.look(pointer)

@@ -16,7 +16,7 @@ from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.key_queue import Policy
 from penstock.operators.update_queue import UpdateQueue
 from penstock.state_store import bucket_store
-from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, Version
+from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, FileId, Handle, Pointer, Version
 from penstock.state_store.state_location import find_operators
 from penstock.state_store.survey import BucketSurvey, Chain, delete_garbage, likely_pointer, survey
 from tests.naive import Update
@@ -165,59 +165,56 @@ def test_parts_of_snapshots_are_no_versions(store: BucketStore, monkeypatch: pyt
     assert found.chain is not None
     assert (found.chain.base_files, found.chain.deltas) == (3, 1)
     assert found.chain.base_bytes == sum(link.size_bytes for link in handle.links[:3])
-    for _ in range(2):
+    for _ in range(3):
         handle = store.commit(state, handle)
     found = survey(store.files)
     assert found.garbage == (), "the checkpoint may have been set back"
-    assert found.versions == (1, 2, 3, 4, 5, 6, 7)
+    assert found.versions == (1, 2, 3, 4, 5, 6, 7, 8)
     assert found.proven is not None
-    assert found.proven.version == 7
-    # Version 6 is retained, and what the snapshot replaced is not needed for it.
+    assert found.proven.version == 8
+    # What the snapshot replaced is needed neither for the retained versions nor for the one before these.
     found = survey(store.files, committed=found.proven)
     assert handles[4].snapshot is not None
     own = handles[4].snapshot.pointer.file_name
-    assert _garbage(found) == set(links_of(handles[4]))
-    assert found.versions == (6, 7)
-    assert found.garbage_bytes == handles[4].size_bytes
+    assert _garbage(found) == {*links_of(handles[4]), own}
+    assert found.versions == (6, 7, 8)
     less = survey(store.files, committed=found.proven, retain_versions=3)
-    assert (less.garbage, less.versions) == ((), (1, 2, 3, 4, 5, 6, 7))
-    assert own in names_of(store), "its number is higher, and the query deletes it with what it replaced"
+    assert (less.garbage, less.versions) == ((), (1, 2, 3, 4, 5, 6, 7, 8))
 
 
 def test_orphans_and_unfinished_files_are_garbage_once_a_pointer_is_committed(store: BucketStore) -> None:
-    _, handles = _commits(store, 5)
+    _, handles = _commits(store, 7)
     old = {_attempt(store, handles[number]) for number in (0, 2)}
     unfinished = {
-        f".{number:012d}-{'0' * 32}.punit.{'1' * 32}.tmp": number <= 4 for number in (3, 4, 5, 6, 21)
+        f".{number:012d}-{'0' * 32}.punit.{'1' * 32}.tmp": number < 5 for number in (3, 4, 5, 6, 21)
     }
     for name in unfinished:
         _path(store, name).write_bytes(b"begun")
-    new = {_attempt(store, handles[3]), _attempt(store, handles[4])}
+    new = {_attempt(store, handles[3]), _attempt(store, handles[6])}
     _path(store, "notes.txt").write_bytes(b"of somebody else")
     assert survey(store.files).garbage == survey(store.files, committed=handles[0].pointer).garbage == ()
-    found = survey(store.files, committed=handles[4].pointer)
-    assert found.proven == handles[4].pointer
-    assert found.files == 5 + 2 + 2 + 5 + 1
+    found = survey(store.files, committed=handles[6].pointer)
+    assert found.proven == handles[6].pointer
+    assert found.files == 7 + 2 + 2 + 5 + 1
     assert found.damage == ()
-    expected = old | {f".{number:012d}-{'0' * 32}.punit.{'1' * 32}.tmp" for number in (3, 4, 5)}
-    # Of version 5 an attempt lost, for version 6 names another parent.
-    lost = {name for name in new if name.startswith("000000000005")}
-    assert _garbage(found) == expected | lost
+    expected = old | {f".{number:012d}-{'0' * 32}.punit.{'1' * 32}.tmp" for number in (3, 4)}
+    assert _garbage(found) == expected
     before = names_of(store)
-    assert {facts.name for facts in delete_garbage(store.files, found)} == expected | lost
-    assert names_of(store) == before - expected - lost
-    assert survey(store.files, committed=handles[4].pointer).garbage == ()
+    assert {facts.name for facts in delete_garbage(store.files, found)} == expected
+    assert names_of(store) == before - expected
+    assert new <= names_of(store), "the one of version 5 may be committed, too, and the one of 8 in flight"
+    assert survey(store.files, committed=handles[6].pointer).garbage == ()
     assert list(delete_garbage(store.files, found)) == list(found.garbage), "deleting twice is no error"
 
 
 def test_who_stops_early_has_deleted_what_was_given(store: BucketStore) -> None:
-    _, handles = _commits(store, 4)
+    _, handles = _commits(store, 7)
     for number in range(3):
         _attempt(store, handles[number])
-    found = survey(store.files, committed=handles[3].pointer)
+    found = survey(store.files, committed=handles[6].pointer)
     assert len(found.garbage) == 3
     first = next(delete_garbage(store.files, found))
-    assert _garbage(survey(store.files, committed=handles[3].pointer)) == _garbage(found) - {first.name}
+    assert _garbage(survey(store.files, committed=handles[6].pointer)) == _garbage(found) - {first.name}
 
 
 def test_of_attempts_that_contradict_each_other_only_the_checkpoint_knows_which_is_committed(
@@ -232,13 +229,15 @@ def test_of_attempts_that_contradict_each_other_only_the_checkpoint_knows_which_
     assert len(found.newest) == 2
     with pytest.raises(InvalidUsageError, match="Hint: pass the checkpoint"):
         likely_pointer(store.files)
-    for committed, needless in ((on, handles[1:]), (handles[2], (set_back, on))):
+    for committed in (on, handles[2]):
         found = survey(store.files, committed=committed.pointer)
         assert found.proven == found.likely == committed.pointer
         assert found.versions == (1, 2, 3)
-        assert _garbage(found) == {links_of(handle)[-1] for handle in needless}
-    found = survey(store.files, committed=set_back.pointer)
-    assert _garbage(found) == {links_of(handles[1])[-1]}, "attempts at version 3 may be in flight"
+        assert _garbage(found) == set(), "Spark may have both"
+    for _ in range(3):
+        on = store.commit(DictState(), on)
+    found = survey(store.files, committed=on.pointer)
+    assert _garbage(found) == {links_of(handle)[-1] for handle in handles[1:]}
 
 
 def test_the_newly_committed_version_after_a_checkpoint_was_set_back_stays(store: BucketStore) -> None:
@@ -251,7 +250,11 @@ def test_the_newly_committed_version_after_a_checkpoint_was_set_back_stays(store
     assert (found.garbage, found.withheld) == ((), None)
     found = survey(store.files, committed=again.pointer)
     assert (found.newest, found.likely) == ((handles[5].pointer,), again.pointer)
-    assert _garbage(found) == {links_of(handles[3])[-1]}
+    assert _garbage(found) == set()
+    for _ in range(5):
+        again = store.commit(state, again)
+    found = survey(store.files, committed=again.pointer)
+    assert _garbage(found) == {links_of(handle)[-1] for handle in handles[3:]}
 
 
 def test_what_no_version_needs_that_can_be_loaded_is_garbage_without_the_checkpoint(
@@ -269,11 +272,12 @@ def test_what_no_version_needs_that_can_be_loaded_is_garbage_without_the_checkpo
         _path(store, name).write_bytes(b"begun")
         garbage |= {name} if number == 6 else set()
     lost = _attempt(store, handles[5])
-    handle = store.commit(state, handles[5])
+    handle = store.commit(state, store.commit(state, handles[5]))
     assert survey(store.files).garbage == (), "the first version can be loaded"
-    BucketStore(store.files, background=Later()).release(handle)
+    for name in handle.releasable(RETAIN_VERSIONS):
+        store.files.delete(name)
     found = survey(store.files)
-    assert found.versions == (6,)
+    assert found.versions == (6, 7)
     assert _garbage(found) == garbage
     for _ in delete_garbage(store.files, found):
         pass
@@ -284,23 +288,33 @@ def test_what_no_version_needs_that_can_be_loaded_is_garbage_without_the_checkpo
 
 
 def test_damage_is_a_finding_and_the_survey_goes_on(store: BucketStore) -> None:
-    _, handles = _commits(store, 5)
+    _, handles = _commits(store, 7)
     orphan = _path(store, _attempt(store, handles[1]))
-    newest = _path(store, links_of(handles[4])[-1])
+    newest = _path(store, links_of(handles[6])[-1])
     _flip(orphan)
     found = survey(store.files)
     assert [damage.file for damage in found.damage] == [str(orphan)]
     assert "checksum" in found.damage[0].fact
-    found = survey(store.files, committed=handles[4].pointer)
+    found = survey(store.files, committed=handles[6].pointer)
     assert [damage.file for damage in found.damage] == [str(orphan)]
     assert _garbage(found) == {orphan.name}
     _flip(newest)
     found = survey(store.files)
     assert [damage.file for damage in found.damage] == [str(orphan), str(newest)]
-    assert found.proven == handles[2].pointer, "version 4, which can be read, proves 3"
-    assert found.newest == (handles[3].pointer,)
+    assert found.proven == handles[4].pointer, "version 6, which can be read, proves 5"
+    assert found.newest == (handles[5].pointer,)
     with pytest.raises(CorruptDataError, match="checksum"):
         likely_pointer(store.files)
+
+
+def test_nothing_is_deleted_where_a_sibling_of_a_recent_version_cannot_be_read(store: BucketStore) -> None:
+    _, handles = _commits(store, 7)
+    orphan, sibling = _attempt(store, handles[0]), _attempt(store, handles[4])
+    _flip(_path(store, sibling))
+    found = survey(store.files, committed=handles[6].pointer)
+    assert (len(found.damage), found.garbage) == (1, ())
+    _path(store, sibling).unlink()
+    assert _garbage(survey(store.files, committed=handles[6].pointer)) == {orphan}
 
 
 @pytest.mark.parametrize("how", ["flip", "remove", "cut", "empty"])
@@ -336,16 +350,13 @@ def test_leftovers_of_before_a_checkpoint_was_set_back_are_no_damage(store: Buck
     _, handles = _commits(store, 6)
     state = DictState()
     again = store.load(handles[2].links[-1].pointer, state)
-    for _ in range(3):
+    late = store.commit(DictState(), handles[5])
+    for _ in range(7):
         again = store.commit(state, again)
         store.sweep(again)
-    late = store.commit(DictState(), handles[5])
-    found = survey(store.files)
-    assert {damage.fact for damage in found.damage} == {"a state file is missing"}
-    assert (found.garbage, found.withheld is None) == ((), False)
-    found = survey(store.files, committed=again.pointer)
-    assert (found.damage, found.garbage, found.withheld) == ((), (), None)
-    assert links_of(late)[-1] in names_of(store)
+        found = survey(store.files, committed=again.pointer)
+        assert (found.damage, found.garbage, found.withheld) == ((), (), None)
+    assert not set(links_of(late)[3:]) & names_of(store)
 
 
 def test_a_file_that_does_not_follow_its_parent_is_damaged(store: BucketStore) -> None:
@@ -588,20 +599,20 @@ def test_state_on_s3_is_surveyed_and_swept(server: S3Server) -> None:
         find_operators(place)
     operator: Files = place.child("query").child("operator")
     store = BucketStore(operator.child("00000"))
-    _, handles = _commits(store, 4)
+    _, handles = _commits(store, 5)
     _commits(BucketStore(operator.child("00001")), 1)
     orphan = _attempt(store, handles[0])
     (one,) = find_operators(place)
     assert (one.query, one.name, len(one.buckets)) == ("query", "operator", 2)
     found = survey(one.buckets[0])
-    assert (found.proven, found.garbage) == (handles[2].pointer, ())
-    found = survey(one.buckets[0], committed=handles[3].pointer)
+    assert (found.proven, found.garbage) == (handles[3].pointer, ())
+    found = survey(one.buckets[0], committed=handles[4].pointer)
     assert _garbage(found) == {orphan}
     assert SECRET not in found.location
     assert found.location.startswith("s3://")
     assert found.name == "00000"
     assert [facts.name for facts in delete_garbage(one.buckets[0], found)] == [orphan]
-    assert names_of(store) == set(links_of(handles[3]))
+    assert names_of(store) == set(links_of(handles[4]))
     (bucket,) = find_operators(one.buckets[1])
     assert (bucket.query, bucket.name) == ("query", "operator")
 
