@@ -9,7 +9,8 @@ A snapshot is written in the background, after the commit of the version that it
 chain of the first commit that finds it complete. Its parts come first, and then its *own file*, which names
 them and holds nothing else. The header of the version that it shows, and of those after it, says that it was
 begun and under which name its own file will be, so any process may find it, and none begins another as long
-as this one may be adopted. If nobody adopts it by then, whoever writes it is given up for lost.
+as this one may be adopted. If nobody adopts it by then, whoever writes it is given up for lost, and the next
+one is written by the commit that begins it: workers may be too short-lived to write any in the background.
 
 More than one attempt at a version may be committed: with speculation, or where an executor is given up and
 still runs, Spark may have the pointer of one attempt in an executor's memory and that of its *sibling* on
@@ -33,6 +34,8 @@ Invariants:
    released, also where another snapshot follows before that.
 7. A commit begins a snapshot only where its lineage has none begun that a later commit may adopt, unless
    this process knows that the one which it began has failed.
+8. A chain grows by no more than ``_SNAPSHOT_COMMITS`` + 2 deltas after a snapshot is due, whatever becomes of
+   workers, as long as the file system takes the snapshot and its writer is dead or done.
 """
 
 from __future__ import annotations
@@ -183,7 +186,7 @@ class BucketStore:
 
         Call it after `release`: what that has deleted is not named any more. Steps: 1. adopt a complete
         snapshot, 2. begin one if it is due and none is begun, 3. publish the delta, which names what was
-        begun, 4. write the snapshot in the background.
+        begun, 4. write the snapshot: in the background, or before this returns if the last one was lost.
 
         Where another process writes the snapshot, step 1 is a read of one small file, which is mostly not
         there yet: at most one for each of the commits that may adopt it.
@@ -207,7 +210,8 @@ class BucketStore:
         handle = replace(before, links=(*before.links, link), parent=held.pointer)
         if begun is not None:
             at, units = begun.pointer, state.snapshot()
-            parts = self._run(lambda: self._write_snapshot(at, units))
+            lost = held.snapshot is not None and held.snapshot.is_lost(pointer.version)
+            parts = self._run(lambda: self._write_snapshot(at, units), wait=lost)
             handle = replace(handle, snapshot=replace(begun, parts=parts))
         return handle
 
@@ -401,9 +405,9 @@ class BucketStore:
         self.files.publish(pointer.file_name, content)
         return Link(pointer, len(content))
 
-    def _run(self, work: Callable[[], T]) -> Future[T]:
-        """Have `work` done in the background, or at once if there is none."""
-        if self._background is not None:
+    def _run(self, work: Callable[[], T], *, wait: bool = False) -> Future[T]:
+        """Have `work` done in the background, or here if there is none or its end is waited for."""
+        if self._background is not None and not wait:
             return self._background.submit(work)
         future: Future[T] = Future()
         try:

@@ -77,6 +77,10 @@ class Snapshot:
     parts: Future[tuple[Link, ...]] | None = field(default=None, compare=False)
     """What this process writes; None if another one does, or did."""
 
+    def is_lost(self, version: Version) -> bool:
+        """Say whether another process never finished it, now that `version` is committed."""
+        return self.parts is None and version > self.last
+
     def to_json(self) -> list[object]:
         """Return what `from_json` takes."""
         return [self.pointer.version, self.pointer.file_id, self.last, self.deltas_begin]

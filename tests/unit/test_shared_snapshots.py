@@ -142,7 +142,7 @@ def test_a_writer_that_forgot_its_state_finds_its_snapshot_all_the_same(
     assert len(worker.later.work) == 0
 
 
-def test_the_looks_for_a_snapshot_are_bounded_and_the_next_one_is_begun_after_them(
+def test_the_looks_for_a_snapshot_are_bounded_and_the_commit_after_them_writes_the_next_one(
     workers: list[Worker], reads: list[str]
 ) -> None:
     handles = _turns(workers, 5)
@@ -159,10 +159,51 @@ def test_the_looks_for_a_snapshot_are_bounded_and_the_next_one_is_begun_after_th
     (handle,) = _turns(workers, 1, handles[-1])
     assert reads.count(first) == COMMITS, "it cannot be adopted any more"
     assert _own_file(handle) != first
-    assert _work(workers) == 1
-    workers[(handle.links[-1].pointer.version - 1) % 3].later.run()
+    assert _work(workers) == 0
     (handle,) = _turns(workers, 1, handle)
-    assert len(handle.links) == handle.base + 1
+    assert (handle.base, len(handle.links)) == (11, 12)
+
+
+@pytest.mark.usefixtures("unsynced")
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_chain_is_bounded_and_garbage_goes_though_no_worker_lives_to_do_anything_in_the_background(
+    tmp_path: Path, reused: bool
+) -> None:
+    """A worker ends with its task, or after two when it was idle."""
+    longest, handle, content = 0, Handle(), {}
+    worker = Worker(tmp_path / "bucket")
+    for number in range(200):
+        if not reused or number % 2:
+            worker = Worker(tmp_path / "bucket")
+        content[number % 20] = b"%d" % number
+        handle = worker.commit(handle.pointer, {number % 20: content[number % 20]})
+        longest = max(longest, len(handle.links) - handle.base)
+    assert longest == bucket_store._LONGEST_CHAIN + COMMITS + 2
+    assert handle.pointer is not None
+    assert content_of(worker.store, handle.pointer) == content
+    # The chain, the one before it, and what the last of the snapshots that were begun and lost has left.
+    assert len(worker.store.files.list()) <= 3 * longest
+
+
+def test_a_snapshot_that_cannot_be_written_before_a_commit_returns_fails_no_commit(
+    workers: list[Worker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    handles = _turns(workers, 5 + COMMITS)
+    publish = LocalFiles.publish
+
+    def refuse(files: LocalFiles, name: str, content: Content) -> None:
+        if len(list(Path(files.location).iterdir())) > 5 + COMMITS:
+            raise UnavailableError("cannot write state", reason="no space")
+        publish(files, name, content)
+
+    others = [Worker(Path(workers[0].store.files.location)) for _ in range(2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFiles, "publish", refuse)
+        handle = others[0].commit(handles[-1].pointer, {9: b"y"})
+    assert "no snapshot was written" in caplog.text
+    assert len(others[0].commit(handle.pointer, {}).links) == 5 + COMMITS + 2
+    assert len(others[0].later.work) == 1, "it knows of the failure, and tries again"
+    assert len(others[1].commit(handle.pointer, {}).links) == 5 + COMMITS + 2
 
 
 def test_a_snapshot_is_adopted_by_the_last_commit_that_may_and_not_later(workers: list[Worker]) -> None:
