@@ -35,7 +35,7 @@ _CONNECTION = duckdb.connect(config={"threads": 1})
 
 def duck_sql(text: str) -> str:
     """Return Spark SQL as DuckDB's."""
-    return sqlglot.transpile(text, read="spark", write="duckdb")[0]
+    return sqlglot.transpile(f"SELECT {text}", read="spark", write="duckdb")[0].removeprefix("SELECT ")
 
 
 def _quoted(name: str) -> str:

@@ -26,7 +26,6 @@ from penstock.conf.sections import ByWindowSection, WindowJoinSection, WindowSec
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.market import MARKET_SCHEMA
 from penstock.operators.graph import Graph, PhysicalPlan, graph
-from penstock.operators.graph.types import DECLARED
 
 __all__ = [
     "OTHER",
@@ -53,7 +52,19 @@ _KAFKA: Final = pa.schema(
     }
 )
 _TYPES: Final = {
-    **DECLARED,
+    "BOOLEAN": pa.bool_(),
+    "TINYINT": pa.int8(),
+    "SMALLINT": pa.int16(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "VARCHAR": pa.string(),
+    "TEXT": pa.string(),
+    "DATE": pa.date32(),
+    "TIMESTAMPNTZ": pa.timestamp("us"),
+    "TIMESTAMPTZ": pa.timestamp("us", "UTC"),
+    "TIMESTAMPLTZ": pa.timestamp("us", "UTC"),
     "CHAR": pa.string(),
     "BINARY": pa.binary(),
     "VARBINARY": pa.binary(),

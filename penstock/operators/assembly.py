@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.operators.expression import Expression
+from penstock.operators.expression import Expression, column, edited
 from penstock.operators.partials import Decomposition, deviation
+from penstock.operators.sql_tree import Tree
 from penstock.operators.stream import RESERVED_PREFIX
-
-if TYPE_CHECKING:
-    from sqlglot import exp
 
 __all__ = ["Assembly"]
 
@@ -47,13 +45,11 @@ class Assembly:
     @classmethod
     def of(cls, decomposition: Decomposition) -> Assembly:
         """Return the assembly of a decomposition."""
-        from sqlglot import exp
-
         found = _Divisions(decomposition)
         texts: dict[str, str] = {}
         for name, text in decomposition.assembly.items():
-            holder = exp.Paren(this=Expression.parse(text).tree.transform(found.replaced))
-            texts[name] = Expression.of(holder.this).text
+            made = Expression.parse(text)
+            texts[name] = edited(made.text, found.replaced(made.text, made.tree))
         return cls(texts, found.means, found.deviations)
 
     def parts(self, name: str) -> tuple[str, ...]:
@@ -75,32 +71,29 @@ class _Divisions:
         for (kind, expression), count in names.items():
             total, squares = names.get(("sum", expression)), names.get(("sum_of_squares", expression))
             if kind == "count" and total is not None and squares is not None:
-                self._known[deviation(count, total, squares).sql()] = (count, total, squares)
+                parts = (count, total, squares)
+                self._known[deviation(*(column(part).text for part in parts))] = parts
         self.means: dict[str, tuple[str, str]] = {}
         self.deviations: dict[str, tuple[str, str, str]] = {}
 
-    def replaced(self, node: exp.Expr) -> exp.Expr:
-        """Return a node, or the column of its values."""
-        from sqlglot import exp
-
-        if isinstance(node, exp.Case) and (parts := self._known.get(node.sql())) is not None:
-            return self._named("deviation", self.deviations, parts)
-        if isinstance(node, exp.Div):
-            total, count = node.this, node.expression
-            if isinstance(total, exp.Column) and isinstance(count, exp.Column):
-                divided, by = self._places.get(total.name), self._places.get(count.name)
-                if divided is not None and by == ("count", divided[1]) and divided[0] == "sum":
-                    return self._named("mean", self.means, (total.name, count.name))
-        return node
+    def replaced(self, text: str, node: Tree) -> list[tuple[Tree, str]]:
+        """Return which nodes are divisions, with the columns of their values."""
+        if node.kind == "case" and (parts := self._known.get(text[node.start : node.stop])) is not None:
+            return [(node, self._named("deviation", self.deviations, parts))]
+        if node.kind == "binary" and node.value == "/":
+            total, count = node.parts
+            divided, by = self._places.get(total.value), self._places.get(count.value)
+            columns = total.kind == count.kind == "column"
+            if columns and divided is not None and divided[0] == "sum" and by == ("count", divided[1]):
+                return [(node, self._named("mean", self.means, (total.value, count.value)))]
+        return [edit for part in node.children for edit in self.replaced(text, part)]
 
     @staticmethod
-    def _named(what: str, known: dict[str, Any], parts: tuple[str, ...]) -> exp.Expr:
-        from sqlglot import exp
-
+    def _named(what: str, known: dict[str, Any], parts: tuple[str, ...]) -> str:
         same = (name for name, one in known.items() if one == parts)
         name = next(same, f"{RESERVED_PREFIX}{what}_{len(known)}")
         known[name] = parts
-        return exp.column(name)
+        return column(name).text
 
 
 def _mean(total: pa.Array[Any], count: pa.Array[Any]) -> pa.Array[Any]:

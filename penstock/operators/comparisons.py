@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,15 +24,13 @@ import pyarrow as pa
 
 from penstock.operators.evaluate import as_float, constant
 from penstock.operators.expression import Expression
-
-if TYPE_CHECKING:
-    from sqlglot import exp
+from penstock.operators.sql_tree import Tree
 
 __all__ = ["Interval", "intervals_of", "mask_of", "together"]
 
 _INTEGERS: Final = {"int8", "int16", "int32", "int64"}
 _FLOATS: Final = {"float": "float32", "double": "float64"}
-_TURNED: Final = {"GT": "LT", "GTE": "LTE", "LT": "GT", "LTE": "GTE", "EQ": "EQ", "NEQ": "NEQ"}
+_TURNED: Final = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "=", "<>": "<>"}
 _MOST_EXACT: Final = 1 << 53
 """Whole numbers up to it are floats of 64 bits."""
 
@@ -70,25 +68,26 @@ def intervals_of(part: Expression, schema: pa.Schema) -> list[Interval] | None:
     schema : pyarrow.Schema
         The columns.
     """
-    tree = part.tree
-    kind = type(tree).__name__
-    if kind == "Between":
-        sides = [("GTE", tree.this, tree.args["low"]), ("LTE", tree.this, tree.args["high"])]
-    elif kind in _TURNED:
-        sides = [(kind, tree.this, tree.args["expression"])]
+    tree = part.tree.unnest()
+    if tree.kind == "between":
+        value, low, high = tree.parts
+        sides = [(">=", value, low), ("<=", value, high)]
+    elif tree.kind == "compare" and tree.value in _TURNED:
+        sides = [(tree.value, *tree.parts)]
     else:
         return None
     found = [_interval(*side, schema) for side in sides]
     return None if None in found else [one for one in found if one is not None]
 
 
-def _interval(operator: str, left: exp.Expr, right: exp.Expr, schema: pa.Schema) -> Interval | None:
-    if not _is_column(left):
+def _interval(operator: str, left: Tree, right: Tree, schema: pa.Schema) -> Interval | None:
+    left, right = left.unnest(), right.unnest()
+    if left.kind != "column":
         operator, left, right = _TURNED[operator], right, left
-    literal = constant(right) if _is_column(left) else None
-    if literal is None or left.name not in schema.names:
+    literal = constant(right) if left.kind == "column" else None
+    if literal is None or left.value not in schema.names:
         return None
-    kind, value = schema.field(left.name).type, literal.as_py()
+    kind, value = schema.field(left.value).type, literal.as_py()
     whole, exact = isinstance(value, int), not pa.types.is_decimal(literal.type)
     if isinstance(value, bool) or (not whole and not _is_number(literal.type)):
         return None
@@ -96,14 +95,10 @@ def _interval(operator: str, left: exp.Expr, right: exp.Expr, schema: pa.Schema)
     if str(kind) in _FLOATS:
         if whole and abs(value) > _MOST_EXACT:
             return None
-        return _of_floats(left.name, np.dtype(_FLOATS[str(kind)]), operator, float(number))
+        return _of_floats(left.value, np.dtype(_FLOATS[str(kind)]), operator, float(number))
     if str(kind) not in _INTEGERS or (not whole and kind == pa.int64()):
         return None
-    return _of_integers(left.name, np.dtype(str(kind)), operator, number)
-
-
-def _is_column(node: exp.Expr) -> bool:
-    return type(node).__name__ == "Column" and len(node.parts) == 1  # type: ignore[attr-defined]  # of exp.Column
+    return _of_integers(left.value, np.dtype(str(kind)), operator, number)
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -115,19 +110,19 @@ def _of_integers(column: str, kind: np.dtype[Any], operator: str, value: float) 
         return None
     least, most = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
     number = Fraction(value)
-    low = {"GT": math.floor(number) + 1, "LT": least, "LTE": least}.get(operator, math.ceil(number))
-    high = {"LT": math.ceil(number) - 1, "GT": most, "GTE": most}.get(operator, math.floor(number))
+    low = {">": math.floor(number) + 1, "<": least, "<=": least}.get(operator, math.ceil(number))
+    high = {"<": math.ceil(number) - 1, ">": most, ">=": most}.get(operator, math.floor(number))
     if low > most or high < least or low > high:
         low, high = 1, 0
     ends = kind.type(max(low, least)), kind.type(min(high, most))
-    return Interval(column, ends[0], ends[1], inverted=operator == "NEQ")
+    return Interval(column, ends[0], ends[1], inverted=operator == "<>")
 
 
 def _of_floats(column: str, kind: np.dtype[Any], operator: str, value: float) -> Interval | None:
     if not math.isfinite(value):
         return None
-    low = {"GT": math.nextafter(value, math.inf), "LT": -math.inf, "LTE": -math.inf}.get(operator, value)
-    high = {"LT": math.nextafter(value, -math.inf), "GT": math.inf, "GTE": math.inf}.get(operator, value)
+    low = {">": math.nextafter(value, math.inf), "<": -math.inf, "<=": -math.inf}.get(operator, value)
+    high = {"<": math.nextafter(value, -math.inf), ">": math.inf, ">=": math.inf}.get(operator, value)
     # The least float of the column's type that is not below, and the greatest that is not above.
     with np.errstate(over="ignore"):
         ends = [kind.type(low), kind.type(high)]
@@ -135,8 +130,8 @@ def _of_floats(column: str, kind: np.dtype[Any], operator: str, value: float) ->
         ends[0] = np.nextafter(ends[0], kind.type(math.inf))
     if float(ends[1]) > high:
         ends[1] = np.nextafter(ends[1], kind.type(-math.inf))
-    nan = operator in ("GT", "GTE")
-    return Interval(column, ends[0], ends[1], nan, inverted=operator == "NEQ")
+    nan = operator in (">", ">=")
+    return Interval(column, ends[0], ends[1], nan, inverted=operator == "<>")
 
 
 def together(intervals: Iterable[Interval]) -> tuple[Interval, ...]:

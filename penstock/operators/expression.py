@@ -1,44 +1,34 @@
-"""SQL expressions as text that was parsed once: the columns they use, and whether they may be moved.
+"""SQL expressions as text: the columns they use, and whether they may be moved.
 
-Expressions are Spark SQL. Nothing here runs them: `penstock.operators.evaluate` does. sqlglot is imported
-when the first expression is parsed.
+Expressions are Spark SQL. Nothing here runs them: `penstock.operators.evaluate` does. A text is what the user
+wrote; where rules combine, divide or substitute expressions, they do it with pieces of such texts.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.sql_functions import AGGREGATES, GENERATORS, ROW_FUNCTIONS
+from penstock.operators.sql_tokens import without_comments
+from penstock.operators.sql_tree import Tree, parse_named, parse_tree
 
-if TYPE_CHECKING:
-    from sqlglot import exp
+__all__ = ["Expression", "column", "conjunction", "did_you_mean", "edited", "is_aggregate", "named"]
 
-__all__ = ["Expression", "column", "conjunction", "did_you_mean", "named"]
-
-_DIALECT: Final = "spark"
-
-_CHANGING: Final = frozenset(
-    {"Rand", "Randn", "Uuid", "CurrentTimestamp", "CurrentDate", "CurrentTime", "CurrentDatetime", "Shuffle"}
-    | {"CurrentUser", "Localtime", "Localtimestamp", "AnyValue", "Randstr", "SessionUser"}
+_FIXED: Final = frozenset({"lambda", "row", "star", "named", "parameter"})
+"""Kinds of nodes that may mean something else where a column is replaced: names of columns become names of
+fields, and variables of lambdas hide columns."""
+_CHANGING: Final = frozenset({"current", "parameter"})
+_CLOSED: Final = frozenset(
+    {"column", "string", "boolean", "null", "call", "paren", "case", "typed", "current"}
 )
-"""sqlglot's names of functions that may return something else at the next call."""
-
-_PURE: Final = frozenset(
-    {"base64", "bin", "bround", "cbrt", "conv", "crc32", "date_part", "e", "expm1", "format_number", "hypot"}
-    | {"isnotnull", "log1p", "negative", "pi", "pmod", "positive", "rint", "shiftrightunsigned", "signum"}
-    | {"named_struct", "octet_length", "positive", "timestamp_micros", "timestamp_millis"}
-    | {"timestamp_seconds", "unbase64", "unix_date", "unix_micros", "unix_millis", "unix_seconds"}
-    | {"url_decode", "url_encode", "width_bucket", "xxhash64", "hash", "mean"}
-)
-"""Functions of Spark that sqlglot has no name for and that always return the same.
-
-Any other unknown function counts as a user's own, of which nothing is known.
-"""
+"""Kinds of nodes that need no parentheses, whatever stands beside them."""
+_LITERAL_FUNCTIONS: Final = frozenset({"localtimestamp", "localtime"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +38,13 @@ class Expression:
     Parameters
     ----------
     text : str
-        Spark SQL, as it was written or as a rule made it. Two expressions of equal text are equal.
+        Spark SQL, as it was written or as a rule put it together. Two expressions of equal text are equal.
     columns : tuple of str
         Names of the columns that it reads, sorted. Of a struct's field it is the struct's name.
     deterministic : bool
-        Whether it returns the same for the same row. A function that is not known is taken not to, so it is
-        never moved, merged or evaluated elsewhere.
+        Whether it returns the same for the same row, wherever it is evaluated, and also when columns in it
+        are replaced by what made them. A function that is not known is taken not to, so it is never moved,
+        merged or evaluated elsewhere.
     aggregate : bool
         Whether it has an aggregate in it, such as ``sum(load)``.
     """
@@ -72,70 +63,56 @@ class Expression:
         InvalidUsageError
             If it is not one expression, or holds a subquery or a window function.
         """
-        return _parse(text.strip())
-
-    @classmethod
-    def of(cls, tree: exp.Expr) -> Expression:
-        """Return the expression of sqlglot's tree."""
-        return _parse(tree.sql(dialect=_DIALECT))
+        return _parse(without_comments(text).strip())
 
     @property
-    def tree(self) -> exp.Expr:
-        """A copy of sqlglot's tree, which the caller may change."""
-        return _tree(self.text).copy()
-
-    @property
-    def normal(self) -> str:
-        """The text in one spelling: letters of keywords and blanks do not count."""
-        return _tree(self.text).sql(dialect=_DIALECT)
+    def tree(self) -> Tree:
+        """Its tree, whose nodes know where they stand in the text."""
+        return parse_tree(self.text)
 
     @property
     def is_column(self) -> bool:
         """Whether it is a column and nothing else."""
         return len(self.columns) == 1 and self == column(self.columns[0])
 
+    @property
+    def generates(self) -> bool:
+        """Whether it may make several rows of one, as ``explode``."""
+        return any(node.kind == "call" and node.value in GENERATORS for node in self.tree.walk())
+
+    def slice(self, node: Tree) -> Expression:
+        """Return the expression that a node of its tree is."""
+        return Expression.parse(self.text[node.start : node.stop])
+
     def occurrences(self) -> Counter[str]:
         """Return how often it reads each column."""
-        from sqlglot import exp
-
-        return Counter(_name_of(node) for node in _tree(self.text).find_all(exp.Column))
+        return Counter(str(node.value) for node in _columns(self.tree))
 
     def conjuncts(self) -> tuple[Expression, ...]:
         """Return what all must be true for it to be true: ``a AND b`` is two."""
-        from sqlglot import exp
-
-        parts: list[exp.Expr] = []
-        waiting: list[exp.Expr] = [_tree(self.text)]
+        parts: list[Tree] = []
+        waiting = [self.tree]
         while waiting:
             tree = waiting.pop()
-            if isinstance(tree, exp.And):
-                waiting += [tree.expression, tree.this]
-            elif isinstance(tree, exp.Paren):
-                waiting.append(tree.this)
+            if tree.kind == "and":
+                waiting += reversed(tree.parts)
+            elif tree.kind == "paren":
+                waiting.append(tree.parts[0])
             else:
                 parts.append(tree)
-        return (self,) if len(parts) == 1 else tuple(Expression.of(part) for part in parts)
+        return (self,) if len(parts) == 1 else tuple(map(self.slice, parts))
 
     def substitute(self, columns: Mapping[str, Expression]) -> Expression:
         """Return it with columns replaced by expressions; a column that is not named stays."""
-        from sqlglot import exp
-
-        if all(columns.get(name) in (None, column(name)) for name in self.columns):
-            return self
-
-        def replace(node: exp.Expr) -> exp.Expr:
-            if not isinstance(node, exp.Column):
-                return node
-            made = columns.get(_name_of(node))
-            if made is None:
-                return node
-            alone = node.parent is None or made.is_column
-            inner: exp.Expr = made.tree if alone else exp.Paren(this=made.tree)
-            for part in _fields_of(node):
-                inner = exp.Dot(this=inner, expression=exp.to_identifier(part))
-            return inner
-
-        return Expression.of(self.tree.transform(replace))
+        whole = self.tree
+        edits: list[tuple[Tree, str]] = []
+        for node in _columns(whole):
+            made = columns.get(node.value)
+            if made is None or made == column(node.value):
+                continue
+            closed = node == whole or made.tree.kind in _CLOSED
+            edits.append((node, made.text if closed else f"({made.text})"))
+        return Expression.parse(edited(self.text, edits)) if edits else self
 
     def resolve(self, names: Iterable[str], **context: object) -> Expression:
         """Return it with columns spelt as in `names`; capitals do not matter, as in Spark.
@@ -154,6 +131,8 @@ class Expression:
             if name in known:
                 continue
             found = by_case.get(name.lower(), [])
+            if not found and name.lower() in _LITERAL_FUNCTIONS:
+                continue
             if len(found) != 1:
                 raise InvalidUsageError(
                     f"there is no column {name!r}",
@@ -162,6 +141,11 @@ class Expression:
                     **context,
                 )
             respelt[name] = column(found[0])
+        if _is_fixed(self.tree):
+            columns = {respelt[name].columns[0] if name in respelt else name for name in self.columns}
+            if any(node.kind == "star" for node in _stars(self.tree)):
+                columns |= set(known)
+            return replace(self, columns=tuple(sorted(columns & set(known))))
         return self.substitute(respelt) if respelt else self
 
 
@@ -177,25 +161,31 @@ def did_you_mean(name: str, known: Iterable[str], what: str = "columns") -> str:
 @lru_cache(maxsize=4096)
 def column(name: str) -> Expression:
     """Return the expression that is a column, whatever letters its name has."""
-    plain = name.isidentifier() and name.isascii()
+    plain = name.isidentifier() and name.isascii() and name.upper() not in _RESERVED
     text = name if plain else "`" + name.replace("`", "``") + "`"
-    if plain:
-        from sqlglot import exp
-
-        try:
-            plain = isinstance(_parsed(text), exp.Column)
-        except InvalidUsageError:
-            plain = False
-        text = text if plain else f"`{name}`"
     return Expression(text, (name,), deterministic=True, aggregate=False)
+
+
+_RESERVED: Final = frozenset(
+    """
+    ALL AND ANTI ANY AS AUTHORIZATION BETWEEN BOTH CASE CAST CHECK COLLATE COLUMN CONSTRAINT CREATE CROSS
+    CURRENT CURRENT_DATE CURRENT_TIME CURRENT_TIMESTAMP CURRENT_USER DISTINCT DIV ELSE END ESCAPE EXCEPT
+    EXISTS FALSE FETCH FILTER FOR FOREIGN FROM FULL GRANT GROUP HAVING IN INNER INTERSECT INTERVAL INTO IS
+    JOIN LATERAL LEADING LEFT LIKE LIMIT LOCALTIME LOCALTIMESTAMP MINUS NATURAL NOT NULL OFFSET ON ONLY OR
+    ORDER OUTER OVER OVERLAPS PRIMARY REFERENCES REGEXP RIGHT RLIKE ILIKE SELECT SEMI SESSION_USER SOME
+    TABLE THEN TO TRAILING TRUE UNION UNIQUE UNKNOWN USER USING VALUES WHEN WHERE WITH WITHIN
+    """.split()  # noqa: SIM905
+)
+"""Words that are written in backquotes where they are names of columns."""
 
 
 def conjunction(parts: Iterable[Expression]) -> Expression:
     """Return the expression that is true where all parts are."""
-    from sqlglot import exp
-
-    trees = [part.tree for part in parts]
-    return Expression.of(exp.and_(*trees)) if len(trees) > 1 else Expression.of(trees[0])
+    first, *others = parts
+    if not others:
+        return first
+    texts = [f"({part.text})" if part.tree.kind == "or" else part.text for part in (first, *others)]
+    return Expression.parse(" AND ".join(texts))
 
 
 def named(text: str) -> tuple[str, Expression]:
@@ -206,82 +196,77 @@ def named(text: str) -> tuple[str, Expression]:
     InvalidUsageError
         If it is not an expression, or it is more than a column and has no name.
     """
-    from sqlglot import exp
+    text = without_comments(text).strip()
+    tree, name = parse_named(text)
+    expression = Expression.parse(text[tree.start : tree.stop])
+    if name is None and tree.kind in ("column", "field"):
+        name = str(tree.value)
+    if name is None:
+        raise InvalidUsageError(
+            "an expression has no name", hint="write it as 'expression AS name'", expression=text
+        )
+    return name, expression
 
-    tree = _parsed(text.strip())
-    if isinstance(tree, exp.Alias):
-        return tree.alias, Expression.of(tree.this)
-    expression = Expression.parse(text)
-    if isinstance(tree, exp.Column):
-        fields = _fields_of(tree)
-        return fields[-1] if fields else _name_of(tree), expression
-    raise InvalidUsageError(
-        "an expression has no name", hint="write it as 'expression AS name'", expression=text
+
+def edited(text: str, edits: Iterable[tuple[Tree, str]]) -> str:
+    """Return a text with other texts in the place of nodes, none of which is in another."""
+    parts: list[str] = []
+    at = 0
+    for node, made in sorted(edits, key=lambda edit: edit[0].start):
+        parts += [text[at : node.start], made]
+        at = node.stop
+    return "".join([*parts, text[at:]])
+
+
+def is_aggregate(node: Tree) -> bool:
+    """Return whether a node is a call of an aggregate."""
+    if node.kind != "call":
+        return False
+    return node.value in AGGREGATES or node.filter is not None or "DISTINCT" in node.modifiers
+
+
+def _columns(tree: Tree, bound: frozenset[str] = frozenset()) -> Iterator[Tree]:
+    """Yield the nodes that are columns, which variables of lambdas are not."""
+    if tree.kind == "column":
+        if tree.value.lower() not in bound:
+            yield tree
+        return
+    if tree.kind == "lambda":
+        bound |= set(tree.value)
+    for part in tree.children:
+        yield from _columns(part, bound)
+
+
+def _stars(tree: Tree) -> Iterator[Tree]:
+    """Yield the stars that stand for all columns: any but that of ``count(*)``."""
+    if tree.kind == "star" and not tree.parts:
+        yield tree
+    elif not (tree.kind == "call" and tree.value == "count"):
+        for part in tree.children:
+            yield from _stars(part)
+
+
+def _is_fixed(tree: Tree) -> bool:
+    """Say whether no column may be replaced in an expression."""
+    if next(_stars(tree), None) is not None:
+        return True
+    return any(
+        node.kind in _FIXED - {"star"} or (node.kind == "call" and node.value == "struct")
+        for node in tree.walk()
     )
-
-
-def _parts_of(node: exp.Column) -> list[str]:
-    return [part.name for part in node.parts]
-
-
-def _name_of(node: exp.Column) -> str:
-    return _parts_of(node)[0]
-
-
-def _fields_of(node: exp.Column) -> list[str]:
-    return _parts_of(node)[1:]
-
-
-def _parsed(text: str) -> exp.Expr:
-    import sqlglot
-    from sqlglot import exp
-    from sqlglot.errors import SqlglotError
-
-    if not text:
-        raise InvalidUsageError("an expression is empty", hint="write a SQL expression")
-    try:
-        # As a select list, because a column may be called load or show, which begin statements.
-        statements = sqlglot.parse(f"SELECT {text}", dialect=_DIALECT)
-    except SqlglotError as error:
-        details = getattr(error, "errors", [])
-        reason = details[0]["description"].rstrip(".") if details else "it is not SQL"
-        raise InvalidUsageError(f"an expression cannot be parsed: {reason}", expression=text) from None
-    whole = statements[0]
-    parts = {} if whole is None else {name for name, part in whole.args.items() if part}
-    if len(statements) != 1 or not isinstance(whole, exp.Select) or parts != {"expressions"}:
-        raise InvalidUsageError("not an expression", expression=text)
-    if len(whole.expressions) != 1:
-        raise InvalidUsageError("more than one expression", expression=text)
-    tree: exp.Expr = whole.expressions[0].pop()
-    return tree
-
-
-@lru_cache(maxsize=4096)
-def _tree(text: str) -> exp.Expr:
-    return _parsed(text)
 
 
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Expression:
-    from sqlglot import exp
-
-    tree = _tree(text)
-    refused = (exp.Query, exp.DDL, exp.DML, exp.Command, exp.Alias)
-    if isinstance(tree, refused) or tree.find(exp.Query) is not None:
-        raise InvalidUsageError("not a SQL expression of one row", expression=text)
-    if tree.find(exp.Window) is not None:
-        raise InvalidUsageError(
-            "a window function is not an expression of one row", hint="use window and agg", expression=text
-        )
-    columns: set[str] = set()
-    deterministic, aggregate = True, False
-    for node in tree.walk():
-        if isinstance(node, exp.Column):
-            columns.add(_name_of(node))
-        elif isinstance(node, exp.Anonymous):
-            deterministic = deterministic and node.name.lower() in _PURE
-            aggregate = aggregate or node.name.lower() == "mean"
-        elif type(node).__name__ in _CHANGING:
-            deterministic = False
-        aggregate = aggregate or isinstance(node, exp.AggFunc)
-    return Expression(text, tuple(sorted(columns)), deterministic, aggregate)
+    tree = parse_tree(text)
+    if tree.kind == "column":
+        return column(tree.value)
+    calls = {str(node.value) for node in tree.walk() if node.kind == "call"}
+    changing = any(node.kind in _CHANGING for node in tree.walk())
+    columns = {str(node.value) for node in _columns(tree)}
+    return Expression(
+        text,
+        tuple(sorted(columns)),
+        deterministic=calls <= ROW_FUNCTIONS and not changing and not _is_fixed(tree),
+        aggregate=any(map(is_aggregate, tree.walk())),
+    )

@@ -8,17 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.expression import Expression, column
+from penstock.operators.expression import Expression, column, edited, is_aggregate
 from penstock.operators.scan import PANE, Partial, PartialKind
 from penstock.operators.sketches import log2_size_of
+from penstock.operators.sql_tree import Tree
 
-if TYPE_CHECKING:
-    from sqlglot import exp
-
-__all__ = ["Decomposition", "decompose", "deviation", "is_aggregate", "pane_ms", "sketched"]
+__all__ = ["Decomposition", "aggregates_of", "decompose", "deviation", "pane_ms", "sketched"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,23 +101,21 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
     added and taken away. Its error grows with the ratio of mean to deviation: about 1e-16 times the square
     of that ratio. ``first`` and ``last`` are by time, where Spark's are by order of arrival.
     """
-    from sqlglot import exp
-
     group = tuple(group_by)
     found = _Partials(time, group)
     assembly: dict[str, str] = {}
     for name, text in aggregates.items():
-        tree = Expression.parse(text).tree
-        holder = exp.Paren(this=tree)
-        calls = [node for node in holder.walk() if is_aggregate(node)]
+        whole = Expression.parse(text)
+        calls = aggregates_of(whole.tree)
         if not calls:
             raise InvalidUsageError(
                 "no aggregate", hint="such as sum(x), avg(x) or count(*)", name=name, expression=text
             )
+        edits: list[tuple[Tree, str]] = []
         for call in calls:
-            if any(is_aggregate(node) for node in call.walk() if node is not call):
+            if any(is_aggregate(node) for part in call.children for node in part.walk()):
                 raise InvalidUsageError("an aggregate of an aggregate", name=name, expression=text)
-            made = found.split(call)
+            made = found.split(whole, call)
             if made is None:
                 raise InvalidUsageError(
                     "an aggregate cannot be made of panes",
@@ -128,8 +124,8 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
                     name=name,
                     expression=text,
                 )
-            call.replace(made)
-        rest = Expression.of(holder.this)
+            edits.append((call, made))
+        rest = Expression.parse(edited(whole.text, edits))
         outside = sorted(set(rest.columns) - found.names - set(group))
         if outside:
             raise InvalidUsageError(
@@ -143,29 +139,18 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
     return Decomposition(tuple(found.made), MappingProxyType(assembly), MappingProxyType(found.times))
 
 
-def _counts_distinct(call: exp.Expr) -> bool:
-    from sqlglot import exp
-
-    if not isinstance(call, exp.Count) or not isinstance(call.this, exp.Distinct):
-        return False
-    return len(call.this.expressions) == 1
-
-
-def is_aggregate(node: exp.Expr) -> bool:
-    """Return whether a node of sqlglot's tree is an aggregate, with the filter around it."""
-    from sqlglot import exp
-
-    filtered = isinstance(node, exp.Filter)
-    inside = isinstance(node.parent, exp.Filter)
-    mean = isinstance(node, exp.Anonymous) and node.name.lower() == "mean"
-    return filtered or mean or (isinstance(node, exp.AggFunc) and not inside)
+def aggregates_of(tree: Tree) -> list[Tree]:
+    """Return the calls of aggregates in a tree that are in no other."""
+    if is_aggregate(tree):
+        return [tree]
+    return [call for part in tree.children for call in aggregates_of(part)]
 
 
-def deviation(n: str, s: str, q: str) -> exp.Expr:
+def deviation(n: str, s: str, q: str) -> str:
     """Return what makes a sample's deviation of the columns of its count, sum and sum of squares."""
     # Rounding may make a variance of zero less than that.
-    variance = f"greatest({q} - cast({s} AS DOUBLE) * {s} / {n}, 0.0D) / ({n} - 1)"
-    return Expression.parse(f"CASE WHEN {n} > 1 THEN sqrt({variance}) END").tree
+    variance = f"GREATEST({q} - CAST({s} AS DOUBLE) * {s} / {n}, CAST(0.0 AS DOUBLE)) / ({n} - 1)"
+    return f"CASE WHEN {n} > 1 THEN SQRT({variance}) END"
 
 
 class _Partials:
@@ -181,109 +166,92 @@ class _Partials:
     def names(self) -> set[str]:
         return {partial.name for partial in self.made}
 
-    def _column(self, kind: PartialKind, expression: str, log2_size: int = 0) -> exp.Expr:
-        """Return the column of a partial, which is made where there is none yet."""
-        from sqlglot import exp
-
+    def _column(self, kind: PartialKind, expression: str, log2_size: int = 0) -> str:
+        """Return the name of a partial's column, which is made where there is none yet."""
         for partial in self.made:
             if (partial.kind, partial.expression, partial.log2_size) == (kind, expression, log2_size):
-                return exp.column(partial.name)
+                return column(partial.name).text
         words = re.sub(r"\W+", "_", expression).strip("_").lower()[:40]
         plain = kind if expression == "*" else f"{kind}_{words or 'value'}"
         name, taken, number = plain, self.names | self._taken, 2
         while name in taken:
             name, number = f"{plain}_{number}", number + 1
         self.made.append(Partial(kind, expression, name, log2_size))
-        return exp.column(name)
+        return column(name).text
 
-    def split(self, call: exp.Expr) -> exp.Expr | None:
+    def split(self, whole: Expression, call: Tree) -> str | None:
         """Return what assembles an aggregate; None if it has no partials."""
-        from sqlglot import exp
-
-        condition: exp.Expr | None = None
-        if isinstance(call, exp.Filter):
-            condition, call = call.expression.this, call.this
-        if isinstance(call, exp.Anonymous):
-            if len(call.expressions) != 1:
-                return None
-            call = exp.Avg(this=call.expressions[0])
-        if isinstance(call, exp.ApproxDistinct):
-            return self._sketch(call, condition)
-        argument = call.this
-        distinct = _counts_distinct(call)
-        if distinct:
-            argument = argument.expressions[0]
-            if isinstance(argument, exp.Star):
-                return None
-        if isinstance(argument, exp.Distinct) or call.expressions or call.args.get("expression") is not None:
+        condition = None if call.filter is None else whole.slice(call.filter).text
+        texts = [whole.slice(part).text for part in call.parts]
+        if call.value == "approx_count_distinct" and not call.modifiers and len(texts) in (1, 2):
+            return self._sketch(call, texts, condition)
+        distinct = call.modifiers == ("DISTINCT",) and call.value == "count"
+        if len(texts) != 1 or not (distinct or call.modifiers in ((), ("ALL",))):
             return None
-        if isinstance(argument, exp.IgnoreNulls | exp.RespectNulls):
+        (argument,), (text,) = call.parts, texts
+        if argument.kind == "star" and (distinct or call.value != "count"):
             return None
+        rows = call.value == "count" and argument.kind in ("star", "number", "string", "boolean")
         if condition is not None:
-            if isinstance(call, exp.First | exp.Last | exp.FirstValue | exp.LastValue):
+            if _KINDS.get(call.value) in ("first", "last"):
                 return None
-            value = exp.Literal.number(1) if isinstance(argument, exp.Star | exp.Literal) else argument
-            argument = exp.Case(ifs=[exp.If(this=condition.copy(), true=value.copy())])
+            text = f"CASE WHEN {condition} THEN {1 if argument.kind == 'star' else text} END"
         if distinct:
-            return self._column("distinct", Expression.of(argument).text)
-        if isinstance(call, exp.Count) and isinstance(argument, exp.Star | exp.Literal):
+            return self._column("distinct", text)
+        if rows and condition is None:
             return self._column("count", "*")
-        return self._assemble(call, Expression.of(argument).text)
+        return self._assemble(call.value, text)
 
-    def _assemble(self, call: exp.Expr, text: str) -> exp.Expr | None:
-        from sqlglot import exp
-
-        kind = _KINDS.get(type(call).__name__)
+    def _assemble(self, function: str, text: str) -> str | None:
+        kind = _KINDS.get(function)
         if kind is not None:
             made = self._column(kind, text)
             if kind in ("first", "last"):
-                when = self._column("min" if kind == "first" else "max", self._time)
-                self.times[made.name] = when.name
+                self._at(kind, made)
             return made
-        if isinstance(call, exp.Avg):
+        if function in ("avg", "mean"):
             total, count = self._column("sum", text), self._column("count", text)
-            return exp.Paren(this=exp.Div(this=total, expression=count))
-        if isinstance(call, exp.Stddev | exp.StddevSamp):
-            return self._deviation(text)
+            return f"({total} / {count})"
+        if function in ("stddev", "stddev_samp"):
+            n, s = self._column("count", text), self._column("sum", text)
+            return deviation(n, s, self._column("sum_of_squares", text))
         return None
 
-    def _sketch(self, call: exp.ApproxDistinct, condition: exp.Expr | None) -> exp.Expr:
+    def _at(self, kind: PartialKind, made: str) -> None:
+        """Note which partial says at what time a first or last value was."""
+        when = self._column("min" if kind == "first" else "max", self._time)
+        (name,), (time,) = Expression.parse(made).columns, Expression.parse(when).columns
+        self.times[name] = time
+
+    def _sketch(self, call: Tree, texts: list[str], condition: str | None) -> str:
         """Return the estimate of a sketch of hashes."""
-        from sqlglot import exp
-
-        accuracy = call.args.get("accuracy")
-        if accuracy is not None and not accuracy.is_number:
-            raise InvalidUsageError("a relative standard deviation is a number", expression=call.sql())
-        deviation = _DEVIATION if accuracy is None else float(accuracy.to_py())
-        there: exp.Expr = exp.Not(this=exp.Is(this=exp.Paren(this=call.this), expression=exp.Null()))
-        if condition is not None:
-            there = exp.And(this=there, expression=exp.Paren(this=condition.copy()))
-        hashed = exp.Anonymous(this="xxhash64", expressions=[call.this.copy()])
-        text = Expression.of(exp.Case(ifs=[exp.If(this=there, true=hashed)])).text
+        value, *accuracy = texts
+        if accuracy and call.parts[1].kind != "number":
+            raise InvalidUsageError("a relative standard deviation is a number", expression=accuracy[0])
+        deviation = float(accuracy[0].rstrip("dDfF")) if accuracy else _DEVIATION
+        there = f"NOT ({value}) IS NULL" + ("" if condition is None else f" AND ({condition})")
+        text = f"CASE WHEN {there} THEN XXHASH64({value}) END"
         return self._column("sketch", text, log2_size_of(deviation))
-
-    def _deviation(self, text: str) -> exp.Expr:
-        n, s = self._column("count", text).name, self._column("sum", text).name
-        return deviation(n, s, self._column("sum_of_squares", text).name)
 
 
 def sketched(partial: Partial) -> Expression:
     """Return what the hashes of a ``sketch`` are of."""
-    (case,) = Expression.parse(partial.expression).tree.args["ifs"]
-    return Expression.of(case.args["true"].expressions[0])
+    case = Expression.parse(partial.expression)
+    hashed = case.tree.parts[1]
+    return case.slice(hashed.parts[0])
 
 
 _DEVIATION: Final = 0.05
 """The relative standard deviation of Spark's own ``approx_count_distinct``, unless told otherwise."""
 
 _KINDS: Final[dict[str, PartialKind]] = {
-    "Count": "count",
-    "Sum": "sum",
-    "Min": "min",
-    "Max": "max",
-    "First": "first",
-    "FirstValue": "first",
-    "Last": "last",
-    "LastValue": "last",
+    "count": "count",
+    "sum": "sum",
+    "min": "min",
+    "max": "max",
+    "first": "first",
+    "first_value": "first",
+    "last": "last",
+    "last_value": "last",
 }
-"""Aggregates that are their own partial, by sqlglot's names."""
+"""Aggregates that are their own partial."""

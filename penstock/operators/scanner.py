@@ -30,7 +30,9 @@ _Mask: TypeAlias = "pa.Array[Any] | npt.NDArray[np.bool_]"
 """For which rows something is true: bits as Arrow evaluates, or bytes as a kernel writes them."""
 
 _FEW = 0.5
-"""Where less than this share of rows is selected, the others are taken out before anything is computed."""
+"""Where less than this share of rows is selected, the others are taken out before anything is computed.
+
+So they are, whatever the share, where that could fail for a row that is not selected."""
 
 
 class Scanner:
@@ -64,11 +66,14 @@ class Scanner:
         if where is not None:
             _known(where, read)
         self._conjuncts = parts
-        self._evaluated, self._intervals = _divided(parts, read)
+        self._failing = frozenset(part for part in parts if can_fail(part, read))
+        self._evaluated, self._intervals = _divided(parts, self._failing, read)
         self._select = None
+        computed: list[tuple[Expression, pa.Schema]] = []
         self._selected = self._columns
         if scan.select is not None:
             self._select = {name: Expression.parse(text) for name, text in scan.select.items()}
+            computed += [(value, read) for value in self._select.values()]
             used = {name for value in self._select.values() for name in value.columns}
             self._selected = [name for name in self._columns if name in used] or self._columns
         made = self._made_schema(read)
@@ -83,12 +88,14 @@ class Scanner:
                 for partial in scan.fragments.partials
             }
             types = {field.name: field.type for field in made}
+            computed += [(value, made) for value in self._values.values() if value is not None]
             for name, value in self._values.items():
                 types[name] = pa.int64() if value is None else _known(value, made)
             for name in (scan.fragments.time, *scan.fragments.group_by):
                 types[name] = made.field(name).type
             self._fragmenter = Fragmenter(scan.fragments, types)
             self.schema = self._fragmenter.schema
+        self._few = 1.0 if any(can_fail(*one) for one in computed) else _FEW
 
     def _made_schema(self, read: pa.Schema) -> pa.Schema:
         if self._select is None:
@@ -189,7 +196,7 @@ class Scanner:
             count = mask.true_count if isinstance(mask, pa.Array) else np.count_nonzero(mask)
             if count == len(mask):
                 mask = None
-            elif self._fragmenter is None or count < _FEW * len(mask):
+            elif self._fragmenter is None or count < self._few * len(mask):
                 # What only the predicate needed goes before.
                 rows = selected(rows.select(self._selected), _bits(mask), dictionaries=dictionaries)
                 mask = None
@@ -216,7 +223,7 @@ class Scanner:
         else:
             return found
         for part in parts:
-            if not can_fail(part):
+            if part not in self._failing:
                 mask = pc.and_(mask, _truth(part, rows))
                 continue
             # What fails for a row that another conjunct excludes must not.
@@ -293,16 +300,17 @@ def _evaluated(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
     coded = [name for name, kind in kinds.items() if pa.types.is_dictionary(kind)]
     if not coded:
         return evaluate(expression, rows)
-    if len(kinds) == 1 and not can_fail(expression):
+    if len(kinds) == 1:
         column = _whole(rows.column(coded[0]))
-        if not column.indices.null_count:
+        plain = pa.schema({coded[0]: column.type.value_type})
+        if not column.indices.null_count and not can_fail(expression, plain):
             values = evaluate(expression, pa.table({coded[0]: column.dictionary}))
             return pa.chunked_array([_whole(values).take(column.indices)])
     return evaluate(expression, _plain(rows.select(list(kinds))))
 
 
 def _divided(
-    parts: Sequence[Expression], schema: pa.Schema
+    parts: Sequence[Expression], failing: frozenset[Expression], schema: pa.Schema
 ) -> tuple[tuple[Expression, ...], tuple[Interval, ...]]:
     """Return what is evaluated of the conjuncts of a predicate, and the intervals that say the others.
 
@@ -311,7 +319,7 @@ def _divided(
     evaluated: list[Expression] = []
     intervals: list[Interval] = []
     for part in parts:
-        found = None if any(map(can_fail, evaluated)) else intervals_of(part, schema)
+        found = None if failing.intersection(evaluated) else intervals_of(part, schema)
         if found is None:
             evaluated.append(part)
         else:

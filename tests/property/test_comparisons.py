@@ -18,7 +18,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.comparisons import intervals_of, mask_of, together
 from penstock.operators.evaluate import evaluate
 from penstock.operators.expression import Expression
-from penstock.operators.scan import Scan
+from penstock.operators.scan import Fragments, Partial, Scan
 from penstock.operators.scanner import Scanner
 
 SCHEMA = pa.schema({"b": pa.int8(), "h": pa.int16(), "i": pa.int32(), "j": pa.int64(), "f": pa.float32(),
@@ -180,7 +180,18 @@ def test_a_conjunct_that_can_fail_fails_for_the_rows_that_those_before_it_let_pa
         before.apply(rows)
 
 
-@given(digits=st.integers(0, 10**17), scale=st.integers(1, 20), sign=st.sampled_from(["", "-"]))
+def test_what_is_computed_of_rows_that_are_not_selected_does_not_fail() -> None:
+    rows = pa.table({"i": pa.array([1, 2, 2**31 - 1], pa.int32()), "d": [1.0, 2.0, 9.0]})
+    time = pa.array([0, 0, 0], pa.timestamp("us"))
+    partials = (Partial("sum", "i + 1", "total"),)
+    fragments = Fragments(1000, "t", "us", (), partials)
+    scan = Scan(("i", "d", "t"), where="d < 5", select={"i": "i", "t": "t"}, fragments=fragments)
+    scanner = Scanner(scan, rows.append_column("t", time).schema)
+    (made,) = scanner.over([rows.append_column("t", time)])
+    assert made["total"].to_pylist() == [5]
+
+
+@given(digits=st.integers(0, 10**15 - 1), scale=st.integers(1, 15), sign=st.sampled_from(["", "-"]))
 def test_a_literal_is_the_nearest_float(digits: int, scale: int, sign: str) -> None:
     text = f"{sign}{Decimal(digits).scaleb(-scale):.{scale}f}"
     intervals = intervals_of(Expression.parse(f"x = {text}"), SCHEMA)

@@ -12,6 +12,7 @@ from penstock.operators.assembly import Assembly
 from penstock.operators.partials import decompose
 from penstock.operators.windows.finish import Finish, Step
 from penstock.operators.windows.layout import START, Closed
+from tests.graphs import duck_sql
 
 TIME = pa.timestamp("us", "UTC")
 WINDOW = pa.struct([("start", TIME), ("end", TIME)])
@@ -64,7 +65,7 @@ def by_duckdb(made: Finish, aggregates: dict[str, str], windows: pa.RecordBatch,
     """Return what the SQL of the assembly means."""
     split = decompose(aggregates, "t", ("k",))
     assert split is not None
-    texts = ", ".join(f"{text} AS {name}" for name, text in split.assembly.items())
+    texts = ", ".join(f"{duck_sql(text)} AS {name}" for name, text in split.assembly.items())
     with duckdb.connect() as connection:
         numbered = pa.Table.from_batches([windows]).append_column("n", [range(windows.num_rows)])
         connection.register("windows", numbered)

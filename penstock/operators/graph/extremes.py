@@ -89,19 +89,17 @@ def _is_plain(windows: Aggregate, name: str) -> bool:
 
 def _only_equal(condition: Expression | None, value: str, most: str, *, greatest: bool) -> bool:
     """Say whether a condition is met only where a value is the greatest, or least."""
-    from sqlglot import exp
-
     for part in () if condition is None else condition.conjuncts():
         tree = part.tree.unnest()
-        if not isinstance(tree, exp.EQ | exp.GTE | exp.LTE):
+        if tree.kind != "compare" or tree.value not in ("=", ">=", "<="):
             continue
-        sides = [Expression.of(one) for one in (tree.this, tree.expression)]
+        sides = [part.slice(one.unnest()) for one in tree.parts]
         if not all(one.is_column for one in sides):
             continue
         names = [one.columns[0] for one in sides]
-        reaches = (exp.GTE, exp.LTE) if greatest else (exp.LTE, exp.GTE)
-        if names == [value, most] and isinstance(tree, exp.EQ | reaches[0]):
+        reaches = (">=", "<=") if greatest else ("<=", ">=")
+        if names == [value, most] and tree.value in ("=", reaches[0]):
             return True
-        if names == [most, value] and isinstance(tree, exp.EQ | reaches[1]):
+        if names == [most, value] and tree.value in ("=", reaches[1]):
             return True
     return False

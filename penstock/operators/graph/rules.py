@@ -5,7 +5,7 @@ takes a graph, applies itself to every node in topological order, and returns th
 Operators with state are never moved, and nothing is moved past them: they would amplify the stream, and
 their state is for checkpoints. Neither is an expression that may return something else when it is evaluated
 again or elsewhere: no rule moves it, merges it or evaluates it more than once. A column that nobody needs is
-pruned, whatever made it.
+pruned, whatever made it, unless that makes several rows of one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
+import pyarrow as pa
+
+from penstock.operators.evaluate import can_fail, type_of
 from penstock.operators.expression import Expression, column, conjunction
 from penstock.operators.graph.nodes import (
     Node,
@@ -98,10 +101,12 @@ def push_where(root: Node) -> Rewritten:
         stream = isinstance(above, StreamTableJoin) and set(predicate.columns) <= set(
             above.inputs[0].schema.names
         )
-        if stream:
+        # Where it would see rows that it does not see now, it must not fail for them.
+        if stream and _never_fails(predicate, node.inputs[0].schema):
             notes.append(f"where {predicate.text}: before the lookup {above.describe()}")
             return replace(above, inputs=(change(Where(node.name, above.inputs, predicate)),))
-        if isinstance(above, Where) and above.predicate.deterministic:
+        stays = isinstance(above, Where) and above.predicate.deterministic
+        if stays and _never_fails(predicate, node.inputs[0].schema):
             # Past a selection that stays where it is, to what is above both.
             past = Where(node.name, above.inputs, predicate)
             further = change(past)
@@ -112,12 +117,20 @@ def push_where(root: Node) -> Rewritten:
     return rebuild(root, change), tuple(notes)
 
 
+def _never_fails(predicate: Expression, schema: pa.Schema) -> bool:
+    return type_of(predicate, schema) is not None and not can_fail(predicate, schema)
+
+
 def prune(root: Node) -> Rewritten:
     """Drop columns that nothing below needs, by a projection after sources, selections and lookups."""
     nodes = list(topological(root))
     required: dict[int, frozenset[str]] = {id(root): frozenset(root.schema.names)}
     for node in reversed(nodes):
         wanted = required[id(node)] | set(node.key)
+        if isinstance(node, Select):
+            # Without it there would be other rows.
+            wanted |= {name for name, expression in node.columns if expression.generates}
+            required[id(node)] = wanted
         for above, needed in zip(node.inputs, node.needs(wanted), strict=True):
             some = needed | set(above.key)
             if not some and not isinstance(above, Window):
@@ -201,7 +214,7 @@ def _composed(below: Select, above: Select) -> tuple[tuple[str, Expression], ...
     for _, expression in below.columns:
         uses += expression.occurrences()
     for name, expression in made.items():
-        if uses[name] and not expression.deterministic:
+        if (uses[name] or expression.generates) and not expression.deterministic:
             return None
         if uses[name] > 1 and not expression.is_column:
             return None

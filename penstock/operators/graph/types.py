@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.evaluate import type_of
-from penstock.operators.expression import Expression, column
-from penstock.operators.partials import is_aggregate
+from penstock.operators.expression import Expression, column, edited
+from penstock.operators.partials import aggregates_of
 from penstock.operators.scan import PANE, Partial, Scan
-
-if TYPE_CHECKING:
-    from sqlglot import exp
+from penstock.operators.sql_tree import Tree
 
 __all__ = [
-    "DECLARED",
     "UNKNOWN",
     "aggregate_type",
     "declared_type",
@@ -29,8 +26,8 @@ __all__ = [
 UNKNOWN: Final = pa.null()
 """The type of a column whose type is known only when the graph runs."""
 
-_DOUBLE: Final = frozenset({"Avg", "Stddev", "StddevSamp", "Anonymous"})
-DECLARED: Final = {
+_DOUBLE: Final = frozenset({"avg", "mean", "stddev", "stddev_samp"})
+_DECLARED: Final = {
     "BOOLEAN": pa.bool_(),
     "TINYINT": pa.int8(),
     "SMALLINT": pa.int16(),
@@ -38,15 +35,21 @@ DECLARED: Final = {
     "BIGINT": pa.int64(),
     "FLOAT": pa.float32(),
     "DOUBLE": pa.float64(),
-    "VARCHAR": pa.string(),
-    "TEXT": pa.string(),
+    "STRING": pa.string(),
     "DATE": pa.date32(),
-    "TIMESTAMPNTZ": pa.timestamp("us"),
-    "TIMESTAMPTZ": pa.timestamp("us", "UTC"),
-    "TIMESTAMPLTZ": pa.timestamp("us", "UTC"),
+    "TIMESTAMP_NTZ": pa.timestamp("us"),
+    "TIMESTAMP": pa.timestamp("us", "UTC"),
+    "TIMESTAMP_LTZ": pa.timestamp("us", "UTC"),
 }
-"""Types that a cast names, by sqlglot's names, in which Spark's ``TIMESTAMP`` is ``TIMESTAMPTZ``."""
-_OWN: Final = frozenset({"Min", "Max", "First", "Last", "FirstValue", "LastValue"})
+"""Types that a cast names."""
+_SPELLINGS: Final = {
+    "BYTE": "TINYINT",
+    "SHORT": "SMALLINT",
+    "INTEGER": "INT",
+    "LONG": "BIGINT",
+    "REAL": "FLOAT",
+}
+_OWN: Final = frozenset({"min", "max", "first", "last", "first_value", "last_value"})
 
 
 def expression_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
@@ -58,15 +61,12 @@ def expression_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
 
 def declared_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
     """Return the type of an expression also where only Spark can evaluate it, but a cast says its type."""
-    from sqlglot import exp
-
     found = expression_type(expression, schema)
-    tree = expression.tree
-    while isinstance(tree, exp.Paren | exp.Alias):
-        tree = tree.this
-    if found != UNKNOWN or not isinstance(tree, exp.Cast | exp.TryCast):
+    tree = expression.tree.unnest()
+    if found != UNKNOWN or tree.kind != "cast":
         return found
-    return DECLARED.get(tree.to.this.name, UNKNOWN)
+    name = tree.value[1]
+    return _DECLARED.get(_SPELLINGS.get(name, name), UNKNOWN)
 
 
 def _sum_type(kind: pa.DataType) -> pa.DataType:
@@ -93,29 +93,23 @@ def partial_type(partial: Partial, schema: pa.Schema) -> pa.DataType:
 
 def aggregate_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
     """Return the type of an aggregate over columns of a schema, `UNKNOWN` where it is not known."""
-    from sqlglot import exp
-
-    holder = exp.Paren(this=expression.tree)
     fields = list(schema)
-    for number, call in enumerate([node for node in holder.walk() if is_aggregate(node)]):
-        name = f"{number} "
-        fields.append(pa.field(name, _call_type(call, schema)))
-        call.replace(exp.column(name, quoted=True))
-    return expression_type(Expression.of(holder.this), pa.schema(fields))
+    calls: list[tuple[Tree, str]] = []
+    for number, call in enumerate(aggregates_of(expression.tree)):
+        fields.append(pa.field(f"{number} ", _call_type(expression, call, schema)))
+        calls.append((call, column(f"{number} ").text))
+    return expression_type(Expression.parse(edited(expression.text, calls)), pa.schema(fields))
 
 
-def _call_type(call: exp.Expr, schema: pa.Schema) -> pa.DataType:
-    from sqlglot import exp
-
-    call = call.this if isinstance(call, exp.Filter) else call
-    kind = type(call).__name__
+def _call_type(expression: Expression, call: Tree, schema: pa.Schema) -> pa.DataType:
+    kind = call.value
     if kind in _DOUBLE:
         return pa.float64()
-    if kind in ("Count", "ApproxDistinct"):
+    if kind in ("count", "approx_count_distinct"):
         return pa.int64()
-    if kind != "Sum" and kind not in _OWN:
+    if len(call.parts) != 1 or (kind != "sum" and kind not in _OWN):
         return UNKNOWN
-    of = expression_type(Expression.of(call.this), schema)
+    of = expression_type(expression.slice(call.parts[0]), schema)
     return of if kind in _OWN else _sum_type(of)
 
 

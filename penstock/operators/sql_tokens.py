@@ -1,0 +1,97 @@
+"""The tokens of Spark SQL, and where they stand in its text."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from penstock.errors import InvalidUsageError
+
+__all__ = ["Token", "tokenize", "without_comments"]
+
+_SPACE: Final = re.compile(r"\s+")
+_LINE_COMMENT: Final = re.compile(r"--(?:\\\n|[^\r\n])*\r?\n?")
+_BLOCK_EDGE: Final = re.compile(r"/\*|\*/")
+_TOKEN: Final = re.compile(
+    r"""
+    (?P<string>'(?:[^'\\]|\\.|'')*'|[rR]'[^']*'|[rR]"[^"]*"|"(?:[^"\\]|\\.|"")*")
+    |(?P<quoted>`(?:[^`]|``)*`)
+    |(?P<number>(?:[0-9]+[LSYlsy]|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?:[dDfF]|[bB][dD])?)(?!\w))
+    |(?P<word>\w+)
+    |(?P<symbol><=>|>>>|<<|>>|<=|>=|<>|!=|==|\|\||::|->|=>|[-+*/%~&|^=<>!.,()\[\]:?])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+class Token(NamedTuple):
+    """One token.
+
+    Parameters
+    ----------
+    kind : str
+        ``string``, ``quoted`` (a name in backquotes), ``number``, ``word`` or ``symbol``; ``end`` behind the
+        last one.
+    text : str
+        As it is written; of a word and a symbol in capitals.
+    start, stop : int
+        Where it stands.
+    """
+
+    kind: str
+    text: str
+    start: int
+    stop: int
+
+
+def tokenize(text: str) -> list[Token]:
+    """Return the tokens of a text without comments, and one of the kind ``end``.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is a character that no token has.
+    """
+    found: list[Token] = []
+    at = 0
+    while at < len(text):
+        if space := _SPACE.match(text, at):
+            at = space.end()
+            continue
+        match = _TOKEN.match(text, at)
+        if match is None or match.lastgroup is None:
+            raise InvalidUsageError("an expression cannot be parsed", position=at, expression=text)
+        kind = match.lastgroup
+        written = match.group().upper() if kind in ("word", "symbol") else match.group()
+        found.append(Token(kind, written, at, match.end()))
+        at = match.end()
+    return [*found, Token("end", "", len(text), len(text))]
+
+
+def without_comments(text: str) -> str:
+    """Return a text with a blank for each comment, which is what a comment is to Spark."""
+    if "--" not in text and "/*" not in text:
+        return text
+    parts: list[str] = []
+    at = kept = 0
+    while at < len(text):
+        if text.startswith("--", at) or text.startswith("/*", at):
+            parts += [text[kept:at], " "]
+            at = kept = _end_of_comment(text, at)
+        else:
+            match = _TOKEN.match(text, at)
+            whole = match is not None and match.lastgroup in ("string", "quoted")
+            at = match.end() if match is not None and whole else at + 1
+    return "".join([*parts, text[kept:]])
+
+
+def _end_of_comment(text: str, start: int) -> int:
+    line = _LINE_COMMENT.match(text, start)
+    if line is not None:
+        return line.end()
+    depth = 0
+    for edge in _BLOCK_EDGE.finditer(text, start):
+        depth += 1 if edge.group() == "/*" else -1
+        if not depth:
+            return edge.end()
+    raise InvalidUsageError("a comment has no end", expression=text)
