@@ -112,7 +112,9 @@ class Ours(Contender):
         """Return what was chosen for a column."""
         plan = self.chooser.columns[column].plan
         streams = [">".join(cascade) or "light" for cascade in plan.cascades]
-        return ("text_dictionary: " if plan.dictionary else "") + ", ".join(streams)
+        return (
+            "text_dictionary: " if plan.dictionary else "text_tokens: " if plan.tokens else ""
+        ) + ", ".join(streams)
 
 
 class Parquet(Contender):

@@ -8,6 +8,7 @@ WIDE                of 16-byte decimals the low and the high 8 bytes; only the l
                     high ones repeat their sign
 TEXT                lengths; bytes
 TEXT_DICTIONARY     codes; lengths and bytes of the distinct values
+TEXT_TOKENS         forms, words and numbers: `penstock.compression.tokens`
 NESTED              an Arrow IPC stream as integers of 8 bytes: lists, structs, maps; single
                     bytes are read, too
 NOTHING             none: the type null
@@ -30,6 +31,7 @@ import pyarrow.compute as pc
 
 from penstock.compression.abc import check
 from penstock.compression.bits import Bytes, Ints
+from penstock.compression.forms import Forms, learn_forms, sample_rows
 from penstock.compression.kinds import is_coded_text, is_text
 from penstock.compression.text import (
     MOST_DISTINCT,
@@ -39,17 +41,20 @@ from penstock.compression.text import (
     offsets_of,
     texts_of,
 )
+from penstock.compression.tokens import texts_of_tokens, to_tokens
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 
 __all__ = [
     "Layout",
     "Streams",
     "coded",
+    "forms_of",
     "from_streams",
     "get_type",
     "is_float",
     "offsets_and_bytes",
     "put_type",
+    "raw_bytes",
     "taken",
     "to_streams",
 ]
@@ -85,6 +90,7 @@ class Layout(IntEnum):
     TEXT = 3
     TEXT_DICTIONARY = 4
     NESTED = 5
+    TEXT_TOKENS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +140,7 @@ def layouts_of(kind: pa.DataType) -> tuple[Layout, ...]:
     if pa.types.is_null(kind):
         return (Layout.NOTHING,)
     if is_text(kind):
-        return (Layout.TEXT, Layout.TEXT_DICTIONARY)
+        return (Layout.TEXT, Layout.TEXT_DICTIONARY, Layout.TEXT_TOKENS)
     if pa.types.is_decimal128(kind):
         return (Layout.WIDE,)
     if pa.types.is_boolean(kind) or (pa.types.is_primitive(kind) and kind.bit_width <= 64):
@@ -142,8 +148,14 @@ def layouts_of(kind: pa.DataType) -> tuple[Layout, ...]:
     return (Layout.NESTED,)
 
 
-def to_streams(array: pa.Array[Any], *, dictionary: bool = False, kind: pa.DataType | None = None) -> Streams:
-    """Return the streams of `array`; text with distinct values apart where `dictionary` says so.
+def to_streams(
+    array: pa.Array[Any],
+    *,
+    dictionary: bool = False,
+    forms: Forms | None = None,
+    kind: pa.DataType | None = None,
+) -> Streams:
+    """Return the streams of `array`.
 
     Parameters
     ----------
@@ -151,6 +163,8 @@ def to_streams(array: pa.Array[Any], *, dictionary: bool = False, kind: pa.DataT
         The values; where `kind` is text, maybe as a dictionary of such.
     dictionary : bool
         Whether the distinct values of texts are kept apart.
+    forms : Forms, optional
+        What texts look like that are to be cut into tokens.
     kind : pyarrow.DataType, optional
         The values' type; the array's unless told.
 
@@ -186,6 +200,11 @@ def to_streams(array: pa.Array[Any], *, dictionary: bool = False, kind: pa.DataT
             _refuse_other_than_utf8(distinct)
             return Streams(Layout.TEXT_DICTIONARY, (codes, *_text(distinct)), valid)
         _refuse_other_than_utf8(array)
+        if forms is not None:
+            offsets, content = np.zeros(1, np.int32), np.empty(0, np.uint8)
+            if len(array):
+                offsets, content = offsets_and_bytes(array)
+            return Streams(Layout.TEXT_TOKENS, to_tokens(offsets, content, forms), valid)
         return Streams(layout, _text(array), valid)
     if pa.types.is_boolean(kind):
         values = _bits(array if valid is None else array.fill_null(False))
@@ -230,6 +249,13 @@ def from_streams(kind: pa.DataType, rows: int, columns: Streams, max_bytes: int)
         if texts is None:
             raise CorruptDataError("a code has no text in its dictionary, or all have too many bytes")
         return pa.Array.from_buffers(kind, rows, [validity, *map(pa.py_buffer, texts)])
+    if layout is Layout.TEXT_TOKENS:
+        texts = texts_of_tokens(
+            streams, np.int32 if _most_text(kind) < 1 << 31 else np.int64, min(max_bytes, _most_text(kind))
+        )
+        if texts is None:
+            raise CorruptDataError("texts have too many bytes")
+        return _text_array(kind, rows, validity, *texts)
     if pa.types.is_boolean(kind):
         return pa.Array.from_buffers(
             kind, rows, [validity, pa.py_buffer(np.packbits(streams[0], bitorder="little"))]
@@ -297,6 +323,16 @@ def offsets_and_bytes(array: pa.Array[Any]) -> tuple[Ints, Bytes]:
     offsets: Ints = np.frombuffer(bounds, np.int32 if _most_text(array.type) < 1 << 31 else np.int64)
     content = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
     return offsets[array.offset : array.offset + len(array) + 1], content
+
+
+def forms_of(array: pa.Array[Any]) -> Forms:
+    """Return what texts look like, from some of them; nulls are empty ones."""
+    array = array.take(pa.array(sample_rows(len(array), array.nbytes // max(len(array), 1))))
+    if array.null_count:
+        array = array.fill_null("" if array.type in (pa.string(), pa.large_string()) else b"")
+    if not len(array):
+        return learn_forms(np.zeros(1, np.int32), np.empty(0, np.uint8))
+    return learn_forms(*offsets_and_bytes(array))
 
 
 def taken(array: pa.Array[Any], rows: Ints) -> pa.Array[Any]:

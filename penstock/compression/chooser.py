@@ -17,18 +17,20 @@ import pyarrow as pa
 
 from penstock import _clock
 from penstock.compression.abc import Cascade, Transform, UnfitError
-from penstock.compression.arrow import Layout, Streams, is_float, layouts_of, to_streams
+from penstock.compression.arrow import Layout, Streams, forms_of, is_float, layouts_of, raw_bytes, to_streams
 from penstock.compression.bits import Ints, sealed
-from penstock.compression.codecs import CODECS, encode_stream
+from penstock.compression.codecs import CODECS, encode_light, encode_stream
 from penstock.compression.codecs.agnostic import Pcodec
 from penstock.compression.codecs.decimals import Quantized
 from penstock.compression.codecs.dictionary import MAX_DISTINCT
 from penstock.compression.codecs.registry import DEFAULT, head_of
-from penstock.compression.costs import cost, least_cost
+from penstock.compression.costs import cost, least_cost, token_cost
+from penstock.compression.forms import Forms
 from penstock.compression.goals import Goal, goal_of
 from penstock.compression.kinds import is_coded_text
 from penstock.compression.node import Node
 from penstock.compression.statistics import ColumnStats, sample_of, stream_stats
+from penstock.compression.tokens import STREAMS, fits
 from penstock.errors import InvalidUsageError
 
 __all__ = ["Choice", "Chooser", "Decision", "Plan", "choose", "rank"]
@@ -45,6 +47,8 @@ _DEPTH = 3
 _FINALISTS = 3
 _FAMILIES = ("lz4", "zstd", "zstd_9", "pcodec")
 _SETTLED = 16
+_DECIDED = 3
+_MOST_TOKENS_SHARE = 0.35
 
 
 class Choice(NamedTuple):
@@ -242,17 +246,24 @@ class Plan:
         One for each stream; what is missing is coded by `encode_light`.
     validity : Cascade
         For where nulls are.
+    tokens : bool
+        Whether texts are cut into tokens.
+    forms : Forms, optional
+        What these texts look like; learned from each block unless given.
     """
 
     dictionary: bool
     cascades: tuple[Cascade, ...]
     validity: Cascade = ()
+    tokens: bool = False
+    forms: Forms | None = None
 
     @classmethod
     def of(cls, kind: pa.DataType, cascade: Cascade) -> Plan:
         """Return the plan that codes a column of a type by one cascade.
 
-        Of text it is that of lengths and bytes, or with a dictionary that of the codes.
+        Of text it is that of lengths and bytes, with a dictionary that of the codes, and with tokens that of
+        forms, codes, numbers and others.
 
         Raises
         ------
@@ -270,6 +281,11 @@ class Plan:
                 )
         if Layout.TEXT in layouts_of(kind) and cascade[0] == "dictionary":
             return cls(True, (cascade[1:],))
+        if cascade[0] == "tokens":
+            if Layout.TEXT not in layouts_of(kind):
+                raise InvalidUsageError("only text has tokens", type=str(kind))
+            light: Cascade = ()
+            return cls(False, (*(cascade[1:],) * 3, *(light,) * 5, cascade[1:]), tokens=True)
         return cls(False, (cascade, cascade), cascade if len(cascade) == 1 else ())
 
 
@@ -378,10 +394,10 @@ class Chooser:
         short = sample_of(array, _SAMPLE)
         long = short if goal.write_mb_s >= _LONG_SAMPLE_BELOW_MB_S else sample_of(array, _LONG_SAMPLE, 1)
         floats, bound = is_float(array.type), self.error_bounds.get(column)
+        share = len(long) / max(len(array), 1)
         plans: list[tuple[float, Plan]] = []
         for dictionary, parts in _layouts(short, goal):
             more = parts if long is short else to_streams(long, dictionary=dictionary)
-            share = len(long) / max(len(array), 1)
             whole = _whole(array, dictionary, parts)
             chosen = []
             total = 0.0
@@ -397,7 +413,44 @@ class Chooser:
             if parts.valid is not None:
                 validity = choose(parts.valid, goal, share=len(short) / len(array)).cascade
             plans.append((total, Plan(dictionary, tuple(chosen), validity)))
+        if not plans[-1][1].dictionary and Layout.TEXT in layouts_of(array.type):
+            plans += _tokens(array, short, long, goal, plans[-1])
         return min(plans, key=lambda known: known[0])[1]
+
+
+def _tokens(
+    array: pa.Array[Any], short: pa.Array[Any], long: pa.Array[Any], goal: Goal, other: tuple[float, Plan]
+) -> Iterator[tuple[float, Plan]]:
+    """Yield how texts are coded as tokens, and what it costs, if that may be less than another plan does."""
+    size = raw_bytes(to_streams(long))
+    if token_cost(0, size, goal) >= other[0] or not size:
+        return
+    share = len(long) / len(array)
+    forms = forms_of(array)
+    if forms.share > _MOST_TOKENS_SHARE:
+        return
+    few = to_streams(short, forms=forms).streams
+    many = few if long is short else to_streams(long, forms=forms).streams
+    if not fits(many):
+        return
+    total = token_cost(sum(stream.size for stream in many[:3]), size, goal)
+    cascades: list[Cascade] = []
+    for position, name in enumerate(STREAMS):
+        text = name == "others"
+        cascade: Cascade = ()
+        if position < _DECIDED or text:
+            found = decide(
+                few[position], many[position], goal, floats=False, bound=None, text=text, share=share
+            )
+            total += found[0].cost
+            # Of all texts there may be more.
+            cascade = found[0].cascade if found[0].cascade != ("constant",) else ("lz4",) if text else ()
+        else:
+            node = encode_light(many[position])
+            # Words are about the same for more texts.
+            total += cost(node, (), goal, share) * (share if "others" not in name else 1.0)
+        cascades.append(cascade)
+    yield total, Plan(False, tuple(cascades), other[1].validity, tokens=True, forms=forms)
 
 
 def _whole(array: pa.Array[Any], dictionary: bool, sampled: Streams) -> tuple[Ints, ...]:

@@ -3,7 +3,7 @@
 Bytes of a block, integers as variable bytes (`penstock.compression.node`)::
 
     0   2  magic "PB"
-    2   1  format version (1)
+    2   1  format version: 2 of texts that are tokens, else 1
     3   1  layout (`penstock.compression.arrow.Layout`) in bits 0 to 2; bit 3: a stream of validity comes
            first; the others are 0
     4   4  low half of the xxh3-64 of the bytes 0 to 3 and all after 8, little-endian
@@ -26,11 +26,13 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from penstock.compression import tokens
 from penstock.compression.abc import Cascade, UnfitError, check, check_version
 from penstock.compression.arrow import (
     Layout,
     Streams,
     dictionary_of,
+    forms_of,
     from_streams,
     get_type,
     layouts_of,
@@ -48,8 +50,8 @@ from penstock.errors import CorruptDataError, InvalidUsageError
 
 __all__ = ["FORMAT_VERSION", "MAX_BYTES", "Block", "decode", "encode", "parse_cascade"]
 
-FORMAT_VERSION = 1
-"""The newest format that this code reads and the one that it writes."""
+FORMAT_VERSION = 2
+"""The newest format that this code reads. It writes the oldest that has what a block needs."""
 
 MAX_BYTES = 1 << 31
 """Unless the caller allows more, a block that states more bytes than this is refused."""
@@ -65,9 +67,10 @@ _STREAMS: dict[Layout, tuple[str, ...]] = {
     Layout.TEXT: ("lengths", "bytes"),
     Layout.TEXT_DICTIONARY: ("codes", "lengths of distinct texts", "distinct texts"),
     Layout.NESTED: ("Arrow IPC",),
+    Layout.TEXT_TOKENS: tokens.STREAMS,
 }
 """What the streams of a layout are; of wide values the last one may be missing."""
-_OF_ROWS = {Layout.FIXED: 1, Layout.WIDE: 2, Layout.TEXT: 1, Layout.TEXT_DICTIONARY: 1}
+_OF_ROWS = {Layout.FIXED: 1, Layout.WIDE: 2, Layout.TEXT: 1, Layout.TEXT_DICTIONARY: 1, Layout.TEXT_TOKENS: 1}
 """How many of a layout's first streams have a value for each row."""
 _FALLBACKS: dict[Cascade, Cascade] = {("constant",): ("run_length", *DEFAULT)}
 
@@ -81,7 +84,8 @@ def parse_cascade(text: str) -> Cascade:
         If it names no codec, or one that nothing can follow is followed.
     """
     cascade = tuple(name.strip() for name in text.split(">"))
-    rest = cascade
+    # Tokens are a way to cut texts: what they are cut into is coded by what follows.
+    rest = cascade[1:] if cascade[0] == "tokens" else cascade
     while rest:
         _, rest = head_of(rest)
     return cascade
@@ -104,7 +108,8 @@ def encode(
     codec : str
         ``"auto"`` to let the chooser decide, or a cascade of codecs, such as ``"delta>ns"``,
         ``"decimal>dictionary>zstd"`` or ``"dictionary>run_length"``. Of text the cascade is that of
-        lengths and bytes, or with ``dictionary`` at its head that of the codes. What does not fit the
+        lengths and bytes, or with ``dictionary`` at its head that of the codes, with ``tokens`` that of the
+        words and numbers that they are made of. What does not fit the
         cascade is coded by ``base_delta>ns``.
     chooser : Chooser, optional
         What decides, and remembers what it decided for `column`. A new one with the goal "balanced"
@@ -145,11 +150,14 @@ def encode(
 
 def _encode(array: pa.Array[Any], plan: Plan, kind: pa.DataType) -> tuple[bytes, bool]:
     """Return the block of values of a type, and whether all streams fitted the plan."""
-    parts = to_streams(array, dictionary=plan.dictionary, kind=kind)
+    forms = plan.forms
+    if plan.tokens and forms is None:
+        forms = forms_of(array.cast(kind))
+    parts = to_streams(array, dictionary=plan.dictionary, forms=forms, kind=kind)
     planned = list(zip_longest(parts.streams, plan.cascades[: len(parts.streams)]))
     if parts.valid is not None:
         planned.insert(0, (parts.valid, plan.validity))
-    fits = True
+    fits = parts.layout is not Layout.TEXT_TOKENS or tokens.fits(parts.streams)
     nodes: list[Node] = []
     for stream, cascade in planned:
         try:
@@ -166,8 +174,15 @@ def _encode(array: pa.Array[Any], plan: Plan, kind: pa.DataType) -> tuple[bytes,
     body: list[Any] = [head]
     for node in nodes:
         node.write(body)
-    start = _START.pack(_MAGIC, FORMAT_VERSION, parts.layout | (_NULLS if parts.valid is not None else 0))
+    start = _START.pack(
+        _MAGIC, _version_of(parts.layout), parts.layout | (_NULLS if parts.valid is not None else 0)
+    )
     return b"".join((start, _CHECKSUM.pack(_checksum(start, body)), *body)), fits
+
+
+def _version_of(layout: Layout) -> int:
+    """Return the first format version that has a layout."""
+    return 2 if layout is Layout.TEXT_TOKENS else 1
 
 
 def _checksum(start: Any, body: Iterable[Any]) -> int:
@@ -209,7 +224,7 @@ class Block:
         with self._named():
             self.layout = _layout(self._flags & 7)
             check(
-                version == FORMAT_VERSION and self._flags < 2 * _NULLS,
+                version == _version_of(self.layout) and self._flags < 2 * _NULLS,
                 "the block has flags that nothing writes",
             )
             self.type = get_type(reader.bytes(reader.varint()).tobytes())
@@ -297,15 +312,21 @@ class Block:
         if not 0 <= start <= stop <= self.rows:
             raise InvalidUsageError("the block has no such rows", start=start, stop=stop, rows=self.rows)
         with self._named():
-            valid = None
-            if self.validity is not None:
-                valid = decode_stream(self.validity, self.rows, start, stop)
-                check(bool(((valid == 0) | (valid == 1)).all()), "a null is neither there nor not")
-            streams = self._streams(start, stop)
-            parts = Streams(self.layout, streams, valid)
-            if keep_dictionary and self.layout is Layout.TEXT_DICTIONARY:
-                return dictionary_of(self.type, parts)
-            return from_streams(self.type, stop - start, parts, self._max_bytes)
+            if self.layout is Layout.TEXT_TOKENS and stop - start < self.rows:
+                begin = start // SUB_BLOCK * SUB_BLOCK
+                return self._read(begin, stop, keep_dictionary=False).slice(start - begin)
+            return self._read(start, stop, keep_dictionary=keep_dictionary)
+
+    def _read(self, start: int, stop: int, *, keep_dictionary: bool) -> pa.Array[Any]:
+        valid = None
+        if self.validity is not None:
+            valid = decode_stream(self.validity, self.rows, start, stop)
+            check(bool(((valid == 0) | (valid == 1)).all()), "a null is neither there nor not")
+        streams = self._streams(start, stop)
+        parts = Streams(self.layout, streams, valid)
+        if keep_dictionary and self.layout is Layout.TEXT_DICTIONARY:
+            return dictionary_of(self.type, parts)
+        return from_streams(self.type, stop - start, parts, self._max_bytes)
 
     def _streams(self, start: int, stop: int) -> tuple[Ints, ...]:
         if self.layout is Layout.NESTED:
@@ -325,6 +346,10 @@ class Block:
         if self.layout is Layout.TEXT_DICTIONARY:
             codes, *texts = self.nodes
             return decode_stream(codes, None, start, stop), *map(decode_stream, texts)
+        if self.layout is Layout.TEXT_TOKENS:
+            if stop - start == self.rows:
+                return tuple(map(decode_stream, self.nodes))
+            return tokens.part_of(self.nodes, start, stop)
         return tuple(decode_stream(node, None, start, stop) for node in self.nodes)
 
 

@@ -17,7 +17,7 @@ from penstock.compression.codecs.registry import head_of
 from penstock.compression.goals import Goal
 from penstock.compression.node import Node
 
-__all__ = ["COSTS", "Cost", "cost", "kind_of", "least_cost"]
+__all__ = ["COSTS", "Cost", "cost", "kind_of", "least_cost", "token_cost"]
 
 
 class Cost(NamedTuple):
@@ -58,6 +58,9 @@ COSTS: dict[str, Cost] = {
 }
 """By codec, measured by ``python -m benchmarks.compression --codecs``."""
 
+_TOKENS = Cost(9.0, 0.15, 4.0, 0.1)
+"""For each number and word, and each byte of texts that are made of them."""
+
 _NODE_ENCODE_NS, _NODE_DECODE_NS = 8000.0, 6000.0
 _SETTLED = 16
 _DICTIONARY = CODECS["dictionary"].number
@@ -91,6 +94,14 @@ def least_cost(count: int, size_bytes: int, codec: str, goal: Goal) -> float:
     one = COSTS[kind_of(codec)]
     encode = one.encode_value * count + one.encode_byte * size_bytes
     return encode + goal.decode_weight * (one.decode_value * count + one.decode_byte * size_bytes)
+
+
+def token_cost(pieces: int, size_bytes: int, goal: Goal) -> float:
+    """Return what it costs to cut texts into pieces and to join them, without coding these; see `cost`."""
+    if not goal.write_mb_s:
+        return 0.0
+    encode = _TOKENS.encode_value * pieces + _TOKENS.encode_byte * size_bytes
+    return encode + goal.decode_weight * (_TOKENS.decode_value * pieces + _TOKENS.decode_byte * size_bytes)
 
 
 def _size_bytes(node: Node, share: float) -> float:

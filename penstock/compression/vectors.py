@@ -20,11 +20,15 @@ from numba.extending import intrinsic, overload
 
 __all__ = [
     "bit_length",
+    "classes_at",
     "copy_bytes",
     "fill",
+    "matches_at",
     "pack_words",
+    "put_word",
     "running_sum",
     "running_xor",
+    "trailing_zeros",
     "unpack_words",
     "word_at",
 ]
@@ -97,6 +101,34 @@ def fill(out: Any, begin: int, end: int, value: Any) -> None:
 def word_at(source: Any, at: int) -> Any:
     """Return the 8 bytes from `at` on as one word."""
     return source[at : at + 8].view(np.uint64)[0]
+
+
+def put_word(target: Any, at: int, word: Any) -> None:
+    """Write one word over the 8 bytes from `at` on."""
+    target[at : at + 8].view(np.uint64)[0] = word
+
+
+def classes_at(source: Any, at: int) -> tuple[Any, Any]:
+    """Return which of the 32 bytes from `at` on are digits, and which are letters, a bit for each.
+
+    Bytes that are not ASCII count as letters.
+    """
+    digits = letters = 0
+    for i, byte in enumerate(source[at : at + 32].tolist()):
+        digits |= (48 <= byte <= 57) << i
+        letters |= (97 <= byte | 32 <= 122 or byte >= 128) << i
+    return np.uint64(digits), np.uint64(letters)
+
+
+def matches_at(source: Any, at: int, wanted: int) -> Any:
+    """Return which of the 32 bytes from `at` on are `wanted`, a bit for each."""
+    return np.uint64(sum((byte == wanted) << i for i, byte in enumerate(source[at : at + 32].tolist())))
+
+
+def trailing_zeros(value: Any) -> int:
+    """Return how many bits of an unsigned integer of 64 bits are 0 below its lowest 1; 64 if all are."""
+    number = int(value)
+    return (number & -number).bit_length() - 1 if number else 64
 
 
 def _splat(builder: Any, value: Any, kind: Any) -> Any:
@@ -296,6 +328,58 @@ def _word_at(typing: Any, source: Any, at: Any) -> Any:
 
 
 @intrinsic
+def _put_word(typing: Any, target: Any, at: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        start = _start(context, builder, signature.args[0], arguments[0])
+        _store(builder, arguments[2], start, arguments[1])
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64, types.uint64), generate
+
+
+@intrinsic
+def _classes_at(typing: Any, source: Any, at: Any) -> Any:
+    kind = ir.VectorType(_BYTE, 32)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        start = _start(context, builder, signature.args[0], arguments[0])
+        some = _load(builder, start, arguments[1], kind)
+
+        def all_of(value: int) -> Any:
+            return ir.Constant(kind, [value] * 32)
+
+        digits = builder.icmp_unsigned("<", builder.sub(some, all_of(48)), all_of(10))
+        small = builder.or_(some, all_of(32))
+        letters = builder.icmp_unsigned("<", builder.sub(small, all_of(97)), all_of(26))
+        letters = builder.or_(letters, builder.icmp_signed("<", some, all_of(0)))
+        both = [builder.zext(builder.bitcast(bits, _SELECTOR), _INDEX) for bits in (digits, letters)]
+        return context.make_tuple(builder, signature.return_type, both)
+
+    return types.UniTuple(types.uint64, 2)(source, types.int64), generate
+
+
+@intrinsic
+def _matches_at(typing: Any, source: Any, at: Any, wanted: Any) -> Any:
+    kind = ir.VectorType(_BYTE, 32)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        start = _start(context, builder, signature.args[0], arguments[0])
+        some = _load(builder, start, arguments[1], kind)
+        same = builder.icmp_unsigned("==", some, _splat(builder, _cast(builder, arguments[2], _BYTE), kind))
+        return builder.zext(builder.bitcast(same, _SELECTOR), _INDEX)
+
+    return types.uint64(source, types.int64, types.int64), generate
+
+
+@intrinsic
+def _trailing_zeros(typing: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic
 def _store_splat(typing: Any, out: Any, at: Any, value: Any) -> Any:
     bits = out.dtype.bitwidth
     kind = ir.VectorType(ir.IntType(bits), _FILL_BITS // bits)
@@ -332,6 +416,35 @@ def _word_at_form(source: Any, at: Any) -> Callable[..., Any]:
         return _word_at(source, at)
 
     return form
+
+
+@overload(put_word, strict=False)
+def _put_word_form(target: Any, at: Any, word: Any) -> Callable[..., Any]:
+    def form(target: Any, at: Any, word: Any) -> None:
+        _put_word(target, at, word)
+
+    return form
+
+
+@overload(classes_at, strict=False)
+def _classes_at_form(source: Any, at: Any) -> Callable[..., Any]:
+    def form(source: Any, at: Any) -> Any:
+        return _classes_at(source, at)
+
+    return form
+
+
+@overload(matches_at, strict=False)
+def _matches_at_form(source: Any, at: Any, wanted: Any) -> Callable[..., Any]:
+    def form(source: Any, at: Any, wanted: Any) -> Any:
+        return _matches_at(source, at, wanted)
+
+    return form
+
+
+@overload(trailing_zeros, strict=False)
+def _trailing_zeros_form(value: Any) -> Callable[..., Any]:
+    return lambda value: np.int64(_trailing_zeros(np.uint64(value)))
 
 
 @overload(bit_length, strict=False)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from penstock.checkpointing.p_unit import MAGIC, tables
 from penstock.compression.abc import UnfitError
-from penstock.compression.arrow import Layout, is_float, to_streams
+from penstock.compression.arrow import Layout, forms_of, is_float, to_streams
 from penstock.compression.chooser import Choice, rank
 from penstock.compression.codecs.registry import cascade_of, encode_stream
 from penstock.compression.column import Block, parse_cascade
@@ -83,15 +83,16 @@ def describe(where: str, name: str, block: Block) -> dict[str, Any]:
 def reasons(block: Block, goal: str) -> dict[str, Any]:
     """Return what a chooser sees in a column: statistics, and what the cascades that it tries cost.
 
-    The main stream of a sample is coded with each candidate: values, bytes of text, or codes. What the block
-    has is one of them, also where the goal would not have chosen it.
+    The main stream of a sample is coded with each candidate: values, bytes of text, codes, or words. What the
+    block has is one of them, also where the goal would not have chosen it.
     """
     sample = sample_of(block.read(), _SAMPLE_ROWS)
     stats = column_stats(sample)
     if stats is None or block.layout is Layout.NOTHING:
         return {"statistics": None, "candidates": []}
-    streams = to_streams(sample, dictionary=block.layout is Layout.TEXT_DICTIONARY).streams
-    main = 1 if block.layout is Layout.TEXT else 0
+    forms = forms_of(sample) if block.layout is Layout.TEXT_TOKENS else None
+    streams = to_streams(sample, dictionary=block.layout is Layout.TEXT_DICTIONARY, forms=forms).streams
+    main = 1 if block.layout in (Layout.TEXT, Layout.TEXT_TOKENS) else 0
     stream, chosen = streams[main], cascade_of(block.nodes[main])
     minimised = goal_of(goal)
     tried = rank(stream, minimised, floats=is_float(block.type))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from penstock import compression as blocks
 from penstock.checkpointing import FORMAT_VERSION, PUnit, encode
 from penstock.checkpointing.files import LocalFiles
 from penstock.operators.key_queue import Policy
@@ -25,6 +26,7 @@ from tests.streams import ARRIVAL_STREAM, enqueue, served_of
 HERE = Path(__file__).parent
 P_UNIT = HERE / f"p_unit_v{FORMAT_VERSION}.punit"
 STATE = HERE / f"state_v{FORMAT_VERSION}"
+TOKENS = HERE / "tokens_v2.block"
 WINDOWS = HERE / f"windows_v{FORMAT_VERSION}"
 
 
@@ -53,6 +55,16 @@ def p_unit() -> PUnit:
     return PUnit("golden", meta, {"mixed": mixed.to_batches()[0], "empty": empty})
 
 
+def texts_of_golden_tokens() -> pa.Array:
+    """Return texts of three forms, some of none, and nulls."""
+    texts = [
+        f"/item/{n * 37 % 1000}/view?id={n % 7}" if n % 3 else f"GET {n:04} by user{n}" for n in range(2000)
+    ]
+    return pa.array(
+        [None if n % 50 == 0 else "h\u00e9llo" if n % 51 == 0 else text for n, text in enumerate(texts)]
+    )
+
+
 def golden_queue(stream: UpdateStream = ARRIVAL_STREAM) -> UpdateQueue:
     return UpdateQueue(stream, Policy.LINECUTTING)
 
@@ -78,6 +90,8 @@ def main() -> None:
     """Write what is missing."""
     if not P_UNIT.exists():
         P_UNIT.write_bytes(encode(p_unit()))
+    if not TOKENS.exists():
+        TOKENS.write_bytes(blocks.encode(texts_of_golden_tokens(), "tokens"))
     if not STATE.exists():
         STATE.mkdir()
         store, queue, handle = BucketStore(LocalFiles(STATE)), golden_queue(), Handle()

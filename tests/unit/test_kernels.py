@@ -18,7 +18,7 @@ import pytest
 
 import penstock
 from penstock import _kernels
-from penstock.compression import bits, fused, statistics, text
+from penstock.compression import bits, fused, statistics, text, token_kernels
 from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
 from penstock.operators import (
     arrivals,
@@ -109,6 +109,10 @@ KERNELS = {
         ),
         *("_head", "_mix", "_same", "_compare", "_assign_codes", "_count"),
     },
+    "token_kernels": {
+        *("_run", "_find", "_kind_of", "_masked", "_eight_digits", "_digits_of", "_number_at", "_same"),
+        *("_add_word", "code_rows", "_put_number", "join_words", "write_rows"),
+    },
     "statistics": {"_scan"},
     "fused": {"_sum_where"},
     "decimals": {"_divide", "_to_integers", "_from_integers", "_to_steps", "_from_steps", "_count_misfits"},
@@ -153,6 +157,7 @@ REFERENCES = {
     "simple8b": "test_kernels_of_codecs",
     "variable_byte": "test_kernels_of_codecs",
     "text": "test_kernels_of_codecs",
+    "token_kernels": "test_tokens",
     "statistics": "test_kernels_of_codecs",
     "fused": "test_kernels_of_codecs",
     "sliding_kernels": "test_panes",
@@ -176,7 +181,19 @@ MODULES = [
         selection,
         comparison_kernels,
     ),
-    *(bits, text, statistics, fused, decimals, differences, dictionary, run_length, simple8b, variable_byte),
+    *(
+        bits,
+        text,
+        token_kernels,
+        statistics,
+        fused,
+        decimals,
+        differences,
+        dictionary,
+        run_length,
+        simple8b,
+        variable_byte,
+    ),
     kernels,
 ]
 
@@ -255,6 +272,8 @@ def test_a_second_process_compiles_nothing() -> None:
         "_cheapest_width",
         "_cut_zeros",
         "_steps",
+        *("_run", "_find", "_kind_of", "_masked", "_eight_digits", "_digits_of", "_number_at", "_add_word"),
+        "_put_number",
         "_head",
         "_mix",
         "_write_rest",
