@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.checkpointing.files import open_files
+from penstock.checkpointing.spark_checkpoint import make_durable
 from penstock.jobs.commands.common import console, size
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.state_location import Operator, find_operators
@@ -30,6 +31,8 @@ def surveys(
         from penstock.jobs.committed import committed_in
 
         operators, committed = committed_in(checkpoint, operators)
+        # What is garbage by a commit that a power cut takes back would be needed again.
+        make_durable(checkpoint)
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("looking", total=sum(len(operator.buckets) for operator in operators))
         for operator in operators:

@@ -1,241 +1,177 @@
 """Cut the power of the disks under five kinds of queries again and again, and see that nothing is lost.
 
 The disks are real: ext4 on a loop device, shut down without a flush and mounted again, so that what was not
-synced is gone, or an empty file.
+synced is gone, or an empty file. What runs is either a driver, of which all processes are killed, or the
+queries of a session that stays, whose Python workers are killed; that takes less time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
-import subprocess
-import time
-from collections import defaultdict
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
-import pyarrow as pa
+from pyspark.sql import SparkSession
 
-from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
-from penstock.errors import InvalidUsageError
 from tests.crash.disk import Disk, disks
 from tests.crash.harness import kill_all, random_moment, started, why
+from tests.crash.power_job import BROKEN, CHECKPOINTS, FILE_MANAGER, STREAMS, Queries
+from tests.crash.power_source import Source
 from tests.processes import until
+from tests.spark.queries import fresh_workers
 
-__all__ = ["CHECKPOINTS", "KINDS", "SCHEMA", "STREAMS", "WINDOW_S", "run_with_cuts"]
+__all__ = ["Place", "a_driver", "a_session", "run_with_cuts"]
 
-CHECKPOINTS, STREAMS = "PENSTOCK_TEST_CHECKPOINTS", "PENSTOCK_TEST_STREAMS"
-"""The variables that tell the job where the disks are."""
-
-KINDS = ("plain", "queue", "windows", "join", "graph")
-SCHEMA = pa.schema({"k": pa.int64(), "t": pa.int64(), "v": pa.int64()})
-KEYS = 97
-WINDOW_S = 500
-
-_COMMIT_ROWS = 25
-_LAST_T = 10**9
-"""The time of the row that closes all windows."""
-_AHEAD_ROWS = 800
-_MOST_COMMITS = 60
+_FILE_MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing.File{}BasedCheckpointFileManager"
+_MOST_COMMITS = 30
 _PATIENCE_S = 180.0
 
-Row = tuple[Any, ...]
+
+class Running(Protocol):
+    """What runs the queries."""
+
+    def check(self) -> None:
+        """Fail if a query has."""
+
+    def cut(self) -> None:
+        """Cut the power, and end whatever uses the disks."""
+
+
+class Place:
+    """The disks, and where checkpoints and p-streams lie on them."""
+
+    def __init__(self, directory: Path, disks: list[Disk]) -> None:
+        self.directory = directory
+        self.checkpoints = disks[0].place / "checkpoints"
+        self.streams = disks[-1].place / "streams"
+        self._disks = disks
+
+    def stop(self) -> None:
+        """Cut the power: first of p-streams, so that none takes anything after checkpoints have stopped."""
+        for disk in reversed(self._disks):
+            disk.stop()
+
+    def restart(self) -> None:
+        """Mount the disks again."""
+        for disk in self._disks:
+            disk.restart()
+
+    def commits(self) -> int:
+        """Return how many micro-batches the logs of all queries have as committed."""
+        return len(list(self.checkpoints.glob("**/commits/[0-9]*")))
+
+
+Start = Callable[[Place], AbstractContextManager[Running]]
+
+
+def a_driver(seed: int, broken: str = "") -> Start:
+    """Return what starts a driver in a process of its own."""
+
+    @contextlib.contextmanager
+    def start(place: Place) -> Iterator[Running]:
+        environment = {
+            CHECKPOINTS: str(place.checkpoints),
+            STREAMS: str(place.streams),
+            FILE_MANAGER: _FILE_MANAGERS.format("System" if seed % 2 else "Context"),
+            BROKEN: broken,
+        }
+        with started(place.directory, "power_job.py", **environment) as job:
+
+            class Driver:
+                def check(self) -> None:
+                    assert job.poll() is None, why(job, place.directory)
+
+                def cut(self) -> None:
+                    kill_all(job)
+                    place.stop()
+
+            yield Driver()
+
+    return start
+
+
+def a_session(spark: SparkSession, broken: str = "") -> Start:
+    """Return what starts the queries in a session."""
+
+    @contextlib.contextmanager
+    def start(place: Place) -> Iterator[Running]:
+        queries = Queries(spark, place.checkpoints, place.streams, broken)
+
+        class Session:
+            check = queries.check
+
+            def cut(self) -> None:
+                place.stop()
+                queries.stop()
+                # What is in memory is lost, too.
+                spark._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()  # type: ignore[union-attr]
+
+        try:
+            queries.start()
+            yield Session()
+        finally:
+            queries.stop()
+            with fresh_workers(spark):
+                pass
+
+    return start
 
 
 def run_with_cuts(
     directory: Path,
     seed: int,
     cuts: int,
+    start: Start,
     *,
     count: int = 2,
-    broken: str = "",
     say: Callable[[str], None] = print,
 ) -> None:
     """Cut the power `cuts` times at moments drawn from `seed`; compare what came out.
 
     Checkpoints and state lie on the first of `count` disks, p-streams on the last. Rows come before each
-    start and while the job runs.
+    start and while the queries run.
 
     Raises
     ------
     AssertionError
-        If a row is missing, came twice or is another, or the job ended by itself.
+        If a row is missing, came twice or is another.
     """
     draw = random.Random(seed)
-    with disks(directory, count) as some:
-        source = _Source(some[-1].place)
-        environment = {
-            CHECKPOINTS: str(some[0].place / "checkpoints"),
-            STREAMS: str(source.streams),
-            "PENSTOCK_KNOWN_BAD": broken,
-        }
+    with ExitStack() as stack:
+        place = Place(directory, stack.enter_context(disks(directory, count)))
+        source = Source(place.streams)
         for cut in range(1, cuts + 1):
             source.add(draw.randint(4, 12))
-            begin = time.monotonic()
-            with started(directory, "power_job.py", **environment) as job:
-                up = time.monotonic() - begin
-                goal = _commits(some[0].place) + draw.randint(0, _MOST_COMMITS)
-                until(partial(_comes_to, goal, source, job, some[0].place), _PATIENCE_S)
-                assert job.poll() is None, why(job, directory)
-                assert _commits(some[0].place) >= goal, f"no progress: {why(job, directory)}"
+            with start(place) as running:
+                goal = place.commits() + draw.randint(0, _MOST_COMMITS)
+                comes = partial(_comes_to, goal, place, source, running)
+                assert until(comes, _PATIENCE_S), f"no progress: {source.progress()}"
                 random_moment(draw)
-                kill_all(job)
-                _cut(some)
-            say(f"cut {cut} of {cuts}: {source.rows} rows in, {source.progress()} out; up in {up:.1f} s")
+                running.check()
+                running.cut()
+            place.restart()
+            say(f"cut {cut} of {cuts}: {source.rows} rows in, {source.progress()} out")
             source.check(finished=False)
         source.add(4)
         source.close_windows()
-        with started(directory, "power_job.py", **environment) as job:
-            done = until(lambda: job.poll() is not None or not source.missing(), _PATIENCE_S)
-            assert done, f"not all came out: {source.missing()}: {why(job, directory)}"
-            assert job.poll() is None, why(job, directory)
-            (directory / "finished").touch()
-            assert until(lambda: job.poll() is not None, _PATIENCE_S), f"no end: {why(job, directory)}"
-            assert job.returncode == 0, why(job, directory)
-        (directory / "finished").unlink()
+        with start(place) as running:
+            done = until(partial(_is_done, source, running), _PATIENCE_S)
+            assert done, f"not all came out: {source.missing()}"
         source.check(finished=True)
         say(f"{source.rows} rows in; all that came out is as without cuts")
 
 
-def _commits(checkpoints: Path) -> int:
-    """Return how many micro-batches all queries have committed, without those that Spark has forgotten."""
-    return len(list(checkpoints.glob("**/commits/[0-9]*")))
-
-
-def _comes_to(goal: int, source: _Source, job: subprocess.Popen[str], checkpoints: Path) -> bool:
+def _comes_to(goal: int, place: Place, source: Source, running: Running) -> bool:
     """Say whether that many micro-batches are committed; until then rows come."""
-    if _commits(checkpoints) >= goal or job.poll() is not None:
-        return True
+    running.check()
     source.keep_ahead()
-    return False
+    return place.commits() >= goal
 
 
-def _cut(some: list[Disk]) -> None:
-    with ExitStack() as stack:
-        for disk in some:
-            disk.stop()
-            stack.callback(disk.restart)
-
-
-class _Source:
-    """The p-streams that the queries read, and those that they write."""
-
-    def __init__(self, place: Path) -> None:
-        self.streams = place / "streams"
-        self.rows = 0
-        self._closed = False
-
-    def add(self, commits: int) -> None:
-        """Append commits of some rows each to both sides."""
-        stop = self.rows + commits * _COMMIT_ROWS
-        for name in ("left", "right"):
-            with PStreamWriter(self.streams / name, SCHEMA, writer="rows", threads=1) as writer:
-                for at in range(writer.clock.get("n", 0), stop, _COMMIT_ROWS):
-                    writer.append(_table(range(at, at + _COMMIT_ROWS)), clock={"n": at + _COMMIT_ROWS})
-                    writer.flush()
-        self.rows = stop
-
-    def keep_ahead(self) -> None:
-        """Append some more, unless the plain query has much to read."""
-        with contextlib.suppress(InvalidUsageError):
-            if self.rows - PStream(self.streams / "out-plain").end < _AHEAD_ROWS:
-                self.add(2)
-
-    def close_windows(self) -> None:
-        """Append a row of each key to what windows read, whose time is beyond all others."""
-        with PStreamWriter(self.streams / "left", SCHEMA, writer="end", threads=1) as writer:
-            rows = {"k": range(KEYS), "t": [_LAST_T] * KEYS, "v": [0] * KEYS}
-            writer.append(pa.table(rows, SCHEMA))
-        self._closed = True
-
-    def progress(self) -> dict[str, int]:
-        """Return how many rows each kind of query has written."""
-        return {kind: len(self._out(kind)) for kind in KINDS}
-
-    def _out(self, kind: str) -> list[Row]:
-        try:
-            rows = PStreamReader(self.streams / f"out-{kind}").read()
-        except InvalidUsageError:
-            return []
-        columns = [rows[name].to_pylist() for name in rows.column_names]
-        return list(zip(*columns, strict=True))
-
-    def check(self, *, finished: bool) -> None:
-        """See that what came out is a part, or all, of what has to.
-
-        1. The plain query's rows are those of its source, in their order. 2. The times of a key grow in what
-        leaves queue and join. 3. No window comes twice, and each has all its rows.
-        """
-        plain = self._out("plain")
-        wanted = self._plain()
-        assert plain == wanted[: len(plain)], f"plain: {_difference(plain, wanted)}"
-        for kind in ("queue", "join"):
-            last: dict[int, int] = {}
-            for k, t, *values in self._out(kind):
-                assert t > last.get(k, -1), f"{kind}: key {k} went back to {t} after {last[k]}"
-                assert values == _values(kind, k, t), f"{kind}: no such row: {k, t, values}"
-                last[k] = t
-        for kind in ("windows", "graph"):
-            found = self._windows(kind)
-            assert len(set(found)) == len(found), f"{kind}: a window came twice"
-            wrong = set(found) - set(self._all_windows())
-            assert not wrong, f"{kind}: no such windows, or not with these rows: {sorted(wrong)[:5]}"
-        if finished:
-            assert not self.missing(), self.missing()
-
-    def missing(self) -> dict[str, int]:
-        """Return how much has not come out, of the kinds where it is anything."""
-        plain = len(self._plain()) - len(self._out("plain"))
-        found = {"plain": plain}
-        newest = {k: max(n for n in range(self.rows) if n % KEYS == k) for k in range(KEYS)}
-        for kind in ("queue", "join"):
-            last = {k: t for k, t, *_ in self._out(kind)}
-            want = dict.fromkeys(newest, _LAST_T) if kind == "queue" and self._closed else newest
-            found[kind] = sum(last.get(k) != t for k, t in want.items())
-        for kind in ("windows", "graph"):
-            found[kind] = len(set(self._all_windows()) - set(self._windows(kind)))
-        return {kind: number for kind, number in found.items() if number}
-
-    def _plain(self) -> list[Row]:
-        rows = [_row(n) for n in range(self.rows)]
-        return rows + ([(k, _LAST_T, 0) for k in range(KEYS)] if self._closed else [])
-
-    def _windows(self, kind: str) -> list[Row]:
-        found = []
-        for row in self._out(kind):
-            k, window, *aggregates = row
-            found.append((k, round(window["start"].timestamp()), *aggregates))
-        return found
-
-    def _all_windows(self) -> list[Row]:
-        sums: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
-        for n in range(self.rows):
-            k, t, v = _row(n)
-            cell = sums[k, t - t % WINDOW_S]
-            cell[0] += 1
-            cell[1] += v
-        return [(*place, *cell) for place, cell in sums.items()]
-
-
-def _row(n: int) -> Row:
-    return n % KEYS, n, n * 7919 % 1009
-
-
-def _values(kind: str, k: int, t: int) -> list[int]:
-    value = 0 if t == _LAST_T else _row(t)[2]
-    return [value, value] if kind == "join" else [value]
-
-
-def _table(numbers: range) -> pa.Table:
-    columns = zip(*map(_row, numbers), strict=True)
-    return pa.table(dict(zip(SCHEMA.names, columns, strict=True)), SCHEMA)
-
-
-def _difference(found: list[Row], wanted: list[Row]) -> str:
-    at = next((n for n, pair in enumerate(zip(found, wanted, strict=False)) if pair[0] != pair[1]), None)
-    if at is None:
-        return f"{len(found)} rows in place of {len(wanted)}"
-    return f"row {at} is {found[at]} and not {wanted[at]}; {len(found)} rows in place of {len(wanted)}"
+def _is_done(source: Source, running: Running) -> bool:
+    running.check()
+    return not source.missing()

@@ -1,7 +1,7 @@
-"""A driver whose power is cut: a plain query, a queue, windows, a join and a graph over p-streams.
+"""What loses power: a plain query, a queue, windows, a join and a graph over p-streams; and a driver of them.
 
 Usage: ``python power_job.py DIRECTORY``; where checkpoints and p-streams lie is in the environment. Runs
-until it is killed, or until there is a file ``finished`` and all input is read.
+until it is killed, or until there is a file ``finished``.
 """
 
 from __future__ import annotations
@@ -17,45 +17,58 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
 from penstock.spark_ext.graph_handle import RunningGraph
-from tests.crash.power_cuts import CHECKPOINTS, KINDS, SCHEMA, STREAMS, WINDOW_S
 from tests.crash.power_known_bad import DAEMON, SOURCES
+from tests.crash.power_source import KINDS, SCHEMA, WINDOW_S
 from tests.processes import until
 from tests.spark.conftest import lean_session
+
+__all__ = ["BROKEN", "CHECKPOINTS", "FILE_MANAGER", "STREAMS", "Queries"]
+
+CHECKPOINTS, STREAMS = "PENSTOCK_TEST_CHECKPOINTS", "PENSTOCK_TEST_STREAMS"
+"""The variables that tell the driver where the disks are."""
+
+FILE_MANAGER = "PENSTOCK_TEST_FILE_MANAGER"
+"""The variable that says how Spark writes checkpoints: by Hadoop's ``FileContext``, or its ``FileSystem``."""
+
+BROKEN = "PENSTOCK_KNOWN_BAD"
+"""The variable that names what is broken, if anything is; see `tests.crash.power_known_bad`."""
 
 _BATCH_ROWS = 200
 _PATIENCE_S = 60.0
 _AGGREGATES = {"number": "count(*)", "total": "sum(v)"}
 
 
-class Job:
+class Queries:
     """The queries of one start."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, checkpoints: Path, streams: Path, broken: str = "") -> None:
         self._spark = spark
-        self._checkpoints = Path(os.environ[CHECKPOINTS])
-        self._streams = Path(os.environ[STREAMS])
+        self._checkpoints = checkpoints
+        self._streams = streams
+        penstock.register(spark)
+        if broken:
+            spark.dataSource.register(SOURCES[broken])
+        self._running: list[StreamingQuery | RunningGraph] = []
 
-    def _read(self, kind: str, name: str = "left") -> DataFrame:
-        reader = self._spark.readStream.format("pstream").option("reader", f"{kind}-{name}")
-        return reader.option("maxRows", _BATCH_ROWS).load(str(self._streams / name))
+    def start(self) -> None:
+        """Start or restart all."""
+        for kind in KINDS:
+            self._running.append(self._start(kind))
 
-    def frame(self, kind: str) -> DataFrame:
-        """Return the rows that a plain query of a kind writes."""
-        options: dict[str, Any] = {"key": "k", "time": "t", "state_location": self._checkpoints / "state"}
-        rows = self._read(kind)
-        if kind == "queue":
-            return penstock.update_queue(rows, policy="linecutting", budget=60, **options)
-        if kind == "windows":
-            return penstock.update_window(
-                rows, size=f"{WINDOW_S} s", unit="s", mode="append", aggs=_AGGREGATES, **options
-            )
-        if kind == "join":
-            other = self._read(kind, "right").selectExpr("k", "t", "v AS other")
-            return penstock.update_join(rows, other, within="0 s", delay="100000 s", unit="s", **options)
-        return rows
+    def check(self) -> None:
+        """Raise what a query has failed with."""
+        for one in self._running:
+            if isinstance(one, RunningGraph):
+                one.await_termination(0)
+            elif error := one.exception():
+                raise error
 
-    def start(self, kind: str) -> StreamingQuery | RunningGraph:
-        """Start or restart what there is of a kind."""
+    def stop(self) -> None:
+        """Stop all."""
+        for one in self._running:
+            one.stop()
+
+    def _start(self, kind: str) -> StreamingQuery | RunningGraph:
         checkpoint = self._checkpoints / kind
         if kind == "graph":
             graph = (
@@ -72,35 +85,53 @@ class Job:
                 graph, self._spark, checkpoint, sources=sources, persist="always", max_rows=_BATCH_ROWS
             )
         penstock.repair_checkpoint(checkpoint, dry_run=False)
-        writer = self.frame(kind).writeStream.format("pstream").queryName(kind)
+        writer = self._frame(kind).writeStream.format("pstream").queryName(kind)
         writer = writer.option("checkpointLocation", str(checkpoint))
         query = writer.start(str(self._streams / f"out-{kind}"))
         # On a busy machine Python processes that all start at once come too late for Spark.
         until(lambda: query.lastProgress is not None or query.exception() is not None, _PATIENCE_S)
         return query
 
+    def _frame(self, kind: str) -> DataFrame:
+        """Return the rows that a plain query of a kind writes."""
+        options: dict[str, Any] = {"key": "k", "time": "t", "state_location": self._checkpoints / "state"}
+        rows = self._read(kind)
+        if kind == "queue":
+            return penstock.update_queue(rows, policy="linecutting", budget=60, **options)
+        if kind == "windows":
+            return penstock.update_window(
+                rows, size=f"{WINDOW_S} s", unit="s", mode="append", aggs=_AGGREGATES, **options
+            )
+        if kind == "join":
+            other = self._read(kind, "right").selectExpr("k", "t", "v AS other")
+            return penstock.update_join(rows, other, within="0 s", delay="100000 s", unit="s", **options)
+        return rows
+
+    def _read(self, kind: str, name: str = "left") -> DataFrame:
+        reader = self._spark.readStream.format("pstream").option("reader", f"{kind}-{name}")
+        return reader.option("maxRows", _BATCH_ROWS).load(str(self._streams / name))
+
 
 def main() -> int:
-    """Run the job and return its exit code."""
+    """Run the driver and return its exit code."""
     directory = Path(sys.argv[1])
     spark = lean_session(
-        directory / "spark", master="local[2]", as_users=True, spark__python__daemon__module=DAEMON
+        directory / "spark",
+        as_users=True,
+        spark__python__daemon__module=DAEMON,
+        # Compiling plans takes longer than a few micro-batches do.
+        spark__sql__codegen__wholeStage="false",
+        spark__sql__codegen__factoryMode="NO_CODEGEN",
+        spark__sql__streaming__checkpointFileManagerClass=os.environ[FILE_MANAGER],
     )
-    penstock.register(spark)
-    if broken := os.environ.get("PENSTOCK_KNOWN_BAD"):
-        spark.dataSource.register(SOURCES[broken])
-    job = Job(spark)
-    running = [job.start(kind) for kind in KINDS]
+    checkpoints, streams = (Path(os.environ[name]) for name in (CHECKPOINTS, STREAMS))
+    queries = Queries(spark, checkpoints, streams, os.environ.get(BROKEN, ""))
+    queries.start()
     print("started", flush=True)
     while not (directory / "finished").exists():
-        for one in running:
-            if isinstance(one, RunningGraph):
-                one.await_termination(0)
-            elif error := one.exception():
-                raise error
+        queries.check()
         time.sleep(0.05)  # the file is made by another process, which tells nobody
-    for one in running:
-        one.stop()
+    queries.stop()
     return 0
 
 

@@ -4,22 +4,46 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.crash.disk import can_mount
-from tests.crash.power_cuts import run_with_cuts
+from tests.crash.power_cuts import a_driver, a_session, run_with_cuts
+from tests.crash.power_known_bad import DAEMON
+from tests.spark.conftest import Sessions
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark]
 
 _SEED = int(os.environ.get("PENSTOCK_CRASH_SEED") or time.time_ns() % 10**6)
-_CUTS = int(os.environ.get("PENSTOCK_CRASH_CUTS") or 1)
+_CUTS = int(os.environ.get("PENSTOCK_CRASH_CUTS") or 0)
+"""How many the long tests make; the short one makes two."""
 
 
-@pytest.mark.parametrize("disks", [1, 2])
-def test_queries_whose_power_is_cut_lose_and_repeat_nothing(tmp_path: Path, disks: int) -> None:
-    if not can_mount(tmp_path):
-        pytest.skip("only root may mount a disk and cut its power")
+@pytest.fixture(scope="module", autouse=True)
+def _can_mount(tmp_path_factory: pytest.TempPathFactory) -> None:
+    if not can_mount(tmp_path_factory.mktemp("disk")):
+        pytest.skip("only root can mount a disk and cut its power")
     print(f"replay: script/crash 0 {_SEED} {_CUTS}")
-    run_with_cuts(tmp_path, _SEED, _CUTS, count=disks)
+
+
+@pytest.fixture(scope="module")
+def spark(sessions: Sessions) -> Iterator[SparkSession]:
+    """Give a session whose workers keep short chains of state."""
+    with sessions.session(spark__python__daemon__module=DAEMON) as session:
+        yield session
+
+
+@pytest.mark.parametrize("disks", [2, 1] if _CUTS else [2])
+def test_queries_whose_power_is_cut_lose_and_repeat_nothing(
+    spark: SparkSession, tmp_path: Path, disks: int
+) -> None:
+    run_with_cuts(tmp_path, _SEED, _CUTS // 2 or 2, a_session(spark), count=disks)
+
+
+@pytest.mark.skipif(not _CUTS, reason="each start of a driver takes long")
+@pytest.mark.parametrize("disks", [1, 2])
+def test_a_driver_whose_power_is_cut_loses_and_repeats_nothing(tmp_path: Path, disks: int) -> None:
+    run_with_cuts(tmp_path, _SEED + disks, max(_CUTS // 10, 1), a_driver(_SEED + disks), count=disks)

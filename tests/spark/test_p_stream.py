@@ -52,6 +52,25 @@ def refused(message: str) -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("torn", [1, 0])
+def test_a_checkpoint_that_is_older_than_what_was_written_is_refused(
+    spark: SparkSession, tmp_path: Path, torn: int
+) -> None:
+    """Spark plans a micro-batch anew under a number that the sink has, with other rows."""
+    source, sink, checkpoint = tmp_path / "source", tmp_path / "sink", tmp_path / "checkpoint"
+    append(source, 0, 20)
+    run(stream(spark, source, maxRows=10), sink, checkpoint)
+    assert numbers(sink) == list(range(20))
+    for log in [*checkpoint.glob("offsets/*"), *checkpoint.glob("commits/*")]:
+        if int(log.name) >= torn:
+            log.unlink()
+    append(source, 20, 30)
+    df = stream(spark, source, maxRows=15)
+    with refused("the checkpoint is older than what the query has written to the p-stream"):
+        run(df, sink, checkpoint)
+    assert numbers(sink) == list(range(20))
+
+
 def test_a_restarted_query_goes_on_exactly_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
     source, sink, checkpoint = tmp_path / "source", tmp_path / "sink", tmp_path / "checkpoint"
     append(source, 0, 25)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import pickle
 import struct
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
 from penstock import _durable
+from penstock.checkpointing.p_stream import PStream, PStreamWriter
 from penstock.checkpointing.releases import Releases
 from penstock.checkpointing.spark_checkpoint import Repair, make_durable, plan_of, repair_checkpoint
 from penstock.cli import app
 from penstock.errors import CorruptDataError
+from penstock.spark_ext.p_stream_source import PStreamDataSource
 
 
 def write(path: Path, content: bytes, *, sums: bool = True) -> None:
@@ -266,3 +270,29 @@ def test_the_command_says_what_it_deletes(tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert "deleted 2 torn files" in done.output
     assert not (place / "offsets/3").exists()
+
+
+def test_a_reader_releases_micro_batches_in_bulk_each_time_after_a_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PStreamWriter(tmp_path, pa.schema({"n": pa.int64()}), threads=1) as writer:
+        writer.append(pa.table({"n": range(100)}))
+    view, released = PStream(tmp_path), list[tuple[str, int]]()
+
+    def note(what: str) -> None:
+        view.refresh()
+        released.append((what, view.readers()["query"]))
+
+    monkeypatch.setattr(_durable, "sync_everything", lambda: note("before"))
+    source = PStreamDataSource({"path": str(tmp_path), "reader": "query"})
+    reader = source.streamReader(source.schema())
+    start = reader.initialOffset()
+    pickle.dumps(reader)
+    for row in range(1, 18):
+        reader.commit({**start, "offset": row})
+        if row in {1, 16, 17}:
+            note("after")
+    assert released == [("before", 0), ("after", 1), ("after", 1), ("before", 1), ("after", 17)]
+    pickle.dumps(reader)  # with something pending or not
+    reader.commit({**start, "offset": 18})
+    pickle.dumps(reader)
