@@ -133,8 +133,10 @@ def read(path: Path, at: int = 0, size: int = -1, *, direct_io: bool = False) ->
 
             return _direct_io.read(path, at, size)
         with path.open("rb") as file:
-            file.seek(at)
-            return file.read(size)
+            # What one file states of another is bounded by that file before it takes memory.
+            there = max(os.fstat(file.fileno()).st_size - at, 0) if size >= 0 else size
+            file.seek(at if there else 0)
+            return file.read(min(size, there))
     except FileNotFoundError:
         raise
     except NotADirectoryError as error:

@@ -71,6 +71,12 @@ class InvalidUsageError(PenstockError, ValueError):
 class CorruptDataError(PenstockError):
     """Stored data is damaged or missing: restore it. The context names the file."""
 
+    def in_file(self, file: object) -> CorruptDataError:
+        """Return the same error with the file's name, where it has none yet."""
+        if "file" in self.context:
+            return self
+        return CorruptDataError(self.fact, hint=self.hint, file=file, **self.context)
+
 
 class InternalError(PenstockError):
     """Penstock broke one of its own invariants: please report it."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["Content", "FileFacts", "Files", "bytes_of", "checked"]
+__all__ = ["Content", "FileFacts", "Files", "bytes_of", "checked", "is_name"]
 
 Content = bytes | memoryview
 """What a file holds."""
@@ -126,9 +126,14 @@ class Files(Protocol):
         """Return the file's full name, for messages."""
 
 
+def is_name(name: str) -> bool:
+    """Say whether a name is one of a file or directory, and does not lead elsewhere."""
+    return name not in {"", ".", ".."} and not any(character in name for character in "/\\\0")
+
+
 def checked(name: str) -> str:
     """Return `name`, a file's or directory's, if it does not lead elsewhere."""
-    if name in {"", ".", ".."} or any(character in name for character in "/\\\0"):
+    if not is_name(name):
         raise InvalidUsageError("a file's name is empty or leads elsewhere", name=repr(name))
     return name
 

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import xxhash
 
+from penstock.checkpointing.fields import Fields
 from penstock.compression.abc import check_version
 from penstock.errors import CorruptDataError, InvalidUsageError
 
@@ -94,6 +95,34 @@ class PUnit:
     meta: Mapping[str, Any]
     blocks: Mapping[str, pa.RecordBatch] = field(default_factory=dict)
     packed: bool = field(default=False, kw_only=True, compare=False)
+
+    @property
+    def fields(self) -> Fields:
+        """What it says of itself, checked when it is read."""
+        return Fields(self.meta)
+
+    def block(self, name: str, schema: pa.Schema) -> pa.RecordBatch:
+        """Return a block of a schema, with nulls only where that has them.
+
+        Raises
+        ------
+        CorruptDataError
+            If it is not there, has other columns, or nulls where there are none.
+        """
+        block = self.blocks.get(name)
+        if block is None:
+            raise CorruptDataError("a p-unit lacks a block", block=name, kind=self.kind)
+        if block.schema.names != schema.names or block.schema.types != schema.types:
+            raise CorruptDataError(
+                "a block has other columns than are stored",
+                block=name,
+                stored=_described(block.schema),
+                expected=_described(schema),
+            )
+        for one, column in zip(schema, block.columns, strict=True):
+            if column.null_count and not one.nullable:
+                raise CorruptDataError("a block has nulls where none are stored", block=name, column=one.name)
+        return block
 
 
 def encode_blocks(unit: PUnit) -> dict[str, bytes]:
@@ -283,6 +312,10 @@ def _fields(header: bytes, file: object) -> dict[str, Any]:
     if not sound or len(names) < len(entries) or len(sizes) < len(entries):
         raise CorruptDataError("the header is not as it should be", file=file, offset=_HEADER_AT)
     return fields
+
+
+def _described(schema: pa.Schema) -> str:
+    return ", ".join(f"{one.name} {one.type}" for one in schema)
 
 
 def _padding(position: int) -> int:

@@ -369,7 +369,7 @@ class _Named:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, CorruptDataError) and "file" not in error.context:
-            raise CorruptDataError(error.fact, hint=error.hint, file=self._file, **error.context) from error
+            raise error.in_file(self._file) from error
 
 
 def decode(data: Any, *, file: object = None, max_bytes: int = MAX_BYTES) -> pa.Array[Any]:

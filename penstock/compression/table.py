@@ -164,15 +164,24 @@ class TableBlock:
         Where in the file `data` begins, for errors.
     max_bytes : int
         The most memory that one column may take, decoded.
+    schema : pyarrow.Schema, optional
+        Columns that the table must have, with these types, and nulls only where it has them.
 
     Raises
     ------
     CorruptDataError
-        If the directory is cut, changed, or of a newer format. Columns are checked when they are read.
+        If the directory is cut, changed, of a newer format, or lacks a column of `schema`. Columns are
+        checked when they are read.
     """
 
     def __init__(
-        self, data: Any, *, file: object = None, offset: int = 0, max_bytes: int = MAX_BYTES
+        self,
+        data: Any,
+        *,
+        file: object = None,
+        offset: int = 0,
+        max_bytes: int = MAX_BYTES,
+        schema: pa.Schema | None = None,
     ) -> None:
         content = np.frombuffer(data, np.uint8)
         self._file, self._offset, self._max_bytes = file, offset, max_bytes
@@ -182,6 +191,13 @@ class TableBlock:
                 "a table's block is cut", file=file, offset=offset, size_bytes=content.size
             )
         self._content = content[: self.size_bytes]
+        self._expected = {} if schema is None else {one.name: one for one in schema}
+        for name, one in self._expected.items():
+            if name not in self.places:
+                raise CorruptDataError(
+                    "a table's block lacks a column", file=file, offset=offset, column=name
+                )
+            self._nullable[name] = one.nullable
 
     @property
     def names(self) -> list[str]:
@@ -205,6 +221,11 @@ class TableBlock:
         block = Block(self._content[at : at + length], file=file, max_bytes=self._max_bytes)
         if block.rows != self.rows:
             raise CorruptDataError("a column has another number of rows than its table", file=file)
+        expected = self._expected.get(name)
+        if expected is not None and not block.type.equals(expected.type):
+            raise CorruptDataError(
+                "a column has another type than its table", file=file, type=block.type, expected=expected.type
+            )
         return block
 
     def read(
@@ -227,8 +248,14 @@ class TableBlock:
         names = self.names if columns is None else list(columns)
         stop = self.rows if stop is None else stop
         arrays = [self.column(name).read(start, stop, keep_dictionary=keep_dictionary) for name in names]
+        for name, array in zip(names, arrays, strict=True):
+            if array.null_count and name in self._expected and not self._nullable[name]:
+                raise CorruptDataError(
+                    "a column has nulls that may have none", file=self._file, offset=self._offset, column=name
+                )
         if not arrays:
-            return pa.RecordBatch.from_struct_array(pa.array([{}] * (stop - start), pa.struct([])))
+            nothing: Any = pa.Array.from_buffers(pa.struct([]), stop - start, [None])
+            return pa.RecordBatch.from_struct_array(nothing)
         fields = [
             pa.field(name, array.type, self._nullable[name])
             for name, array in zip(names, arrays, strict=True)

@@ -48,7 +48,7 @@ def newest_columns(stream: PStream) -> list[dict[str, Any]]:
     newest = list(pieces(stream.log.commits, stream.end - 1, stream.end)) if stream.log.commits else []
     return [
         describe_block(f"{piece.segment} at {piece.at}", name, block.column(name))
-        for piece, block in read_blocks(stream.segments, newest)
+        for piece, block in read_blocks(stream.segments, newest, stream.schema)
         for name in block.names
     ]
 
@@ -66,7 +66,7 @@ def check(stream: PStream) -> None:
     every = list(pieces(stream.log.commits, stream.start, stream.end))
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("checking", total=len(every))
-        for _, block in read_blocks(stream.segments, every):
+        for _, block in read_blocks(stream.segments, every, stream.schema):
             block.read()
             progress.advance(bar)
 

@@ -285,7 +285,7 @@ def scan_p_stream(
 
     def part(number: int) -> list[pa.RecordBatch]:
         mine = pieces[edges[number] : edges[number + 1]]
-        return list(scanners[number].run(read_blocks(stream.segments, mine)))
+        return list(scanners[number].run(read_blocks(stream.segments, mine, stream.schema)))
 
     with ThreadPoolExecutor(len(scanners)) as pool:
         batches = [batch for found in pool.map(part, range(len(scanners))) for batch in found]

@@ -189,6 +189,7 @@ class _Plan:
         self.partitions = partitions
         self.scan = scan
         self._segments: Files = stream.segments
+        self._schema = stream.schema
         self._stream: PStream | None = stream
 
     def __getstate__(self) -> dict[str, Any]:
@@ -210,7 +211,7 @@ class _Plan:
         """Return a task's rows, a p-unit at a time, or less where that is large."""
         # Spark makes a partition of its own where a batch has none.
         pieces = partition.pieces if isinstance(partition, _Pieces) else ()
-        for rows in self.scan.run(read_blocks(self._segments, pieces)):
+        for rows in self.scan.run(read_blocks(self._segments, pieces, self._schema)):
             yield from bounded(rows)
 
 

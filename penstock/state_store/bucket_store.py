@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
@@ -51,6 +51,7 @@ from typing import Protocol, TypeVar
 from penstock._clock import new_id
 from penstock._failpoints import failpoint
 from penstock.checkpointing import PUnit, decode, encode, encode_blocks, head
+from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.files import Content, Files
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
 from penstock.state_store.lineage import (
@@ -154,7 +155,7 @@ class BucketStore:
         newest, handle = self._open(pointer)
         # One file after the other, for a snapshot may be larger than memory.
         sources: list[Link | PUnit] = [*handle.links[:-1], newest]
-        state.restore(self._state_unit(source) for source in sources)
+        self._restore(state, handle.links, (self._state_unit(source) for source in sources))
         return handle
 
     def catch_up(self, pointer: Pointer, state: State, held: Handle) -> Handle | None:
@@ -175,7 +176,7 @@ class BucketStore:
         deltas = handle.links[pointers.index(held.pointer) + 1 :]
         # All are read before the first is applied, so that a damaged one changes nothing.
         sources: list[Link | PUnit] = [*deltas[:-1], newest] if deltas else []
-        state.restore([self._state_unit(source) for source in sources])
+        self._restore(state, deltas, [self._state_unit(source) for source in sources])
         if handle.snapshot == held.snapshot:
             # It may be this process that writes it.
             handle = replace(handle, snapshot=held.snapshot)
@@ -423,22 +424,37 @@ class BucketStore:
 
     def _handle_in(self, pointer: Pointer, unit: PUnit, size_bytes: int) -> Handle:
         """Return where the version stands whose file at `pointer` is `unit`."""
-        meta = unit.meta
         path = self.files.path_of(pointer.file_name)
-        try:
-            before = tuple(Link.from_json(value) for value in meta["chain"])
-            superseded = tuple((Version(version), str(name)) for version, name in meta["superseded"])
-            # The first files of the format named neither base, which was one file, nor parent, nor snapshot.
-            base, parent, begun = int(meta.get("base", 1)), meta.get("parent"), meta.get("snapshot")
-            before_it = Pointer(Version(int(parent[0])), FileId(str(parent[1]))) if parent else None
-            snapshot = Snapshot.from_json(begun) if begun else None
-        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-            raise CorruptDataError("the header of a state file is not as it should be", file=path) from error
+        fields = Fields(unit.meta, path)
+        before = tuple(map(Link.from_json, fields.rows("chain", 3)))
+        superseded = tuple((Version(one.count(0)), one.text(1)) for one in fields.rows("superseded", 2))
+        # The first files of the format named neither base, which was one file, nor parent, nor snapshot.
+        base = fields.count("base", most=len(before) + 1) if fields.has("base") else 1
+        parent = fields.row("parent", 2) if fields.has("parent") else None
+        before_it = Pointer(Version(parent.count(0)), FileId(parent.text(1))) if parent else None
+        snapshot = Snapshot.from_json(fields.row("snapshot", 4)) if fields.has("snapshot") else None
+        if snapshot is not None and snapshot.deltas_begin > len(before) + 1:
+            raise fields.damaged("snapshot", "a place in the chain")
         names = [link.pointer.file_name for link in before] + [name for _, name in superseded]
         names += [snapshot.pointer.file_name] if snapshot else []
         if any(number_of(name) is None for name in names):
             raise CorruptDataError("the file names others outside its directory", file=path)
         return Handle((*before, Link(pointer, size_bytes)), base, superseded, before_it, snapshot)
+
+    def _restore(self, state: State, links: Sequence[Link], units: Iterable[PUnit]) -> None:
+        """Apply the units of some files; what is wrong with one names its file."""
+        at = -1
+
+        def counted() -> Iterator[PUnit]:
+            nonlocal at
+            for unit in units:
+                at += 1
+                yield unit
+
+        try:
+            state.restore(counted())
+        except CorruptDataError as error:
+            raise error.in_file(self.files.path_of(links[at].pointer.file_name)) from error
 
     def _state_unit(self, source: Link | PUnit) -> PUnit:
         unit = source if isinstance(source, PUnit) else self._read(source.pointer)[0]

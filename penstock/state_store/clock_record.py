@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from penstock._clock import Clock
 from penstock.checkpointing import PUnit, decode, encode
+from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.files import Files
 from penstock.errors import ConflictError, CorruptDataError
 from penstock.state_store.bucket_store import CLOCK_SUFFIX, Handle, Pointer
@@ -84,10 +85,10 @@ class ClockRecord:
             return None
         path = self.files.path_of(name)
         unit = decode(content, path)
-        times = unit.meta.get("times_us")
-        if unit.kind != _KIND or not isinstance(times, list) or any(type(time) is not int for time in times):
+        times = Fields(unit.meta, path).items("times_us")
+        if unit.kind != _KIND:
             raise CorruptDataError("the file is no record of the clock", file=path)
-        return times
+        return [times.number(number) for number in range(len(times))]
 
     def publish(self, readings: list[int]) -> None:
         """Make the record durable; only one attempt can, where the file system can tell.

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NewType
+
+from penstock.checkpointing.fields import Fields
 
 __all__ = [
     "CLOCK_SUFFIX",
@@ -30,7 +31,7 @@ _SUFFIX = ".punit"
 CLOCK_SUFFIX = ".clock"
 """How the names of records of the clock end (`penstock.state_store.clock_record`)."""
 
-_NAME = re.compile(r"\.?([0-9]{12,})-[^./\\]+\.(punit|clock)(\.[^./\\]+\.tmp)?")
+_NAME = re.compile(r"\.?([0-9]{12,})-[^./\\\0]+\.(punit|clock)(\.[^./\\\0]+\.tmp)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +59,9 @@ class Link:
         return [self.pointer.version, self.pointer.file_id, self.size_bytes]
 
     @staticmethod
-    def from_json(value: Sequence[object]) -> Link:
+    def from_json(value: Fields) -> Link:
         """Return the link in a header."""
-        version, file_id, size_bytes = value
-        return Link(Pointer(Version(int(str(version))), FileId(str(file_id))), int(str(size_bytes)))
+        return Link(Pointer(Version(value.count(0)), FileId(value.text(1))), value.count(2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,10 @@ class Snapshot:
         return [self.pointer.version, self.pointer.file_id, self.last, self.deltas_begin]
 
     @staticmethod
-    def from_json(value: Sequence[object]) -> Snapshot:
+    def from_json(value: Fields) -> Snapshot:
         """Return the snapshot in a header."""
-        number, file_id, last, deltas_begin = value
-        pointer = Pointer(Version(int(str(number))), FileId(str(file_id)))
-        return Snapshot(pointer, Version(int(str(last))), int(str(deltas_begin)))
+        pointer = Pointer(Version(value.count(0)), FileId(value.text(1)))
+        return Snapshot(pointer, Version(value.count(2)), value.count(3))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
+from penstock.checkpointing.abc import is_name
+from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.p_unit import PUnit, decode, encode
 from penstock.errors import CorruptDataError
 
@@ -240,43 +242,79 @@ def from_bytes(content: bytes | memoryview, file: object) -> Entry | Start:
         If it is cut, changed, of a newer format, or neither.
     """
     unit = decode(content, file)
-    meta = unit.meta
+    fields = Fields(unit.meta, file)
     match unit.kind:
         case "commit":
-            return _commit(meta)
+            return _commit(fields)
         case "subscribe":
-            return Subscribe(meta["reader"], meta["offset"])
+            return Subscribe(_name(fields, "reader"), fields.count("offset"))
         case "unsubscribe":
-            return Unsubscribe(meta["reader"])
+            return Unsubscribe(_name(fields, "reader"))
         case "release":
-            return Release(meta["start"])
+            return Release(fields.count("start"))
         case "start":
-            return _start(meta)
+            return _start(fields)
     raise CorruptDataError("the file is no entry of a commit log", file=file, kind=unit.kind)
 
 
-def _commit(meta: Mapping[str, Any]) -> Commit:
+def _commit(fields: Fields) -> Commit:
     return Commit(
-        meta["writer"],
-        meta["batch"],
-        meta["session"],
-        meta["offset"],
-        meta["time_us"],
-        tuple(Segment(name, tuple(Unit(*fields) for fields in units)) for name, units in meta["segments"]),
-        meta["clock"],
-        meta.get("plan"),
+        fields.text("writer"),
+        fields.number("batch", least=-1),
+        fields.text("session"),
+        fields.count("offset"),
+        fields.number("time_us"),
+        tuple(_segment(one) for one in fields.rows("segments", 2)),
+        fields.numbers("clock"),
+        _plan_in(fields),
     )
 
 
-def _start(meta: Mapping[str, Any]) -> Start:
-    return Start(
-        meta["number"],
-        meta["start"],
-        meta["end"],
-        tuple(_commit(fields) for fields in meta["commits"]),
-        {
-            name: WriterState(fields["batch"], fields["session"], fields["clock"], fields.get("plan"))
-            for name, fields in meta["writers"].items()
-        },
-        {name: Subscription(*fields) for name, fields in meta["readers"].items()},
+def _plan_in(fields: Fields) -> int | None:
+    return fields.number("plan") if fields.has("plan") else None
+
+
+def _segment(fields: Fields) -> Segment:
+    return Segment(_name(fields, 0), tuple(Unit(*unit) for unit in fields.count_rows(1, 3)))
+
+
+def _name(fields: Fields, key: str | int) -> str:
+    """Return a text of which the name of a file is made."""
+    name = fields.text(key)
+    if not is_name(name):
+        raise fields.damaged(key, "a name")
+    return name
+
+
+def _start(fields: Fields) -> Start:
+    writers, readers = fields.fields("writers"), fields.fields("readers")
+    start = Start(
+        fields.count("number"),
+        fields.count("start"),
+        fields.count("end"),
+        tuple(_commit(one) for one in fields.objects("commits")),
+        {name: _writer_state(writers.fields(name)) for name in writers},
+        {name: _subscription(readers.row(name, 2)) for name in readers},
     )
+    for name in start.readers:
+        if not is_name(name):
+            raise fields.damaged("readers", "names")
+    end = start.start
+    for number, commit in enumerate(start.commits):
+        # The first may have rows that are released.
+        if commit.end <= end or (number and commit.offset != end):
+            raise fields.damaged("commits", "commits that follow one another")
+        end = commit.end
+    if end != start.end:
+        raise fields.damaged("end", "the end of the last commit")
+    return start
+
+
+def _writer_state(fields: Fields) -> WriterState:
+    return WriterState(
+        fields.number("batch", least=-1), fields.text("session"), fields.numbers("clock"), _plan_in(fields)
+    )
+
+
+def _subscription(fields: Fields) -> Subscription:
+    return Subscription(fields.count(0), fields.count(1))

@@ -167,14 +167,23 @@ class CommitLog:
         entry = from_bytes(content, file)
         if isinstance(entry, Start):
             raise CorruptDataError("the file is no entry of a commit log", file=file, kind="start")
-        if isinstance(entry, Commit) and number == self.number + 1 and entry.offset != self.end:
-            raise CorruptDataError(
-                "a commit does not follow the one before it",
-                file=file,
-                offset=entry.offset,
-                expected=self.end,
-            )
+        self._check_follows(entry, file)
         return entry
+
+    def _check_follows(self, entry: Entry, file: str) -> None:
+        """Check that an entry can be the next one."""
+        match entry:
+            case Commit(offset=offset) if offset != self.end:
+                raise CorruptDataError(
+                    "a commit does not follow the one before it", file=file, offset=offset, expected=self.end
+                )
+            case Subscribe(offset=row) | Release(start=row) if row > self.end:
+                raise CorruptDataError(
+                    "an entry of the commit log names rows that are not there",
+                    file=file,
+                    row=row,
+                    end=self.end,
+                )
 
     def _apply(self, entry: Entry) -> None:
         self.number += 1

@@ -275,13 +275,24 @@ def pieces(commits: Iterable[Commit], start: int, stop: int) -> Iterator[Piece]:
                 offset += unit.rows
 
 
-def read_blocks(files: Files, wanted: Sequence[Piece]) -> Iterator[tuple[Piece, TableBlock]]:
+def read_blocks(
+    files: Files, wanted: Sequence[Piece], schema: pa.Schema
+) -> Iterator[tuple[Piece, TableBlock]]:
     """Return the p-units of pieces, still coded. Those that follow one another are read at once.
+
+    Parameters
+    ----------
+    files : Files
+        The directory of segments.
+    wanted : sequence of Piece
+        What to read.
+    schema : pyarrow.Schema
+        The p-stream's, which the p-units have.
 
     Raises
     ------
     CorruptDataError
-        If a segment is missing or cut, or the directory of a p-unit is damaged.
+        If a segment is missing or cut, or the directory of a p-unit is damaged, or of another table.
     UnavailableError
         If the file system refuses.
     """
@@ -303,7 +314,10 @@ def read_blocks(files: Files, wanted: Sequence[Piece]) -> Iterator[tuple[Piece, 
         for piece in wanted[at:end]:
             here = piece.at - begin.at
             block = TableBlock(
-                content[here : here + piece.size_bytes], file=files.path_of(piece.segment), offset=piece.at
+                content[here : here + piece.size_bytes],
+                file=files.path_of(piece.segment),
+                offset=piece.at,
+                schema=schema,
             )
             if block.rows != piece.rows or block.size_bytes != piece.size_bytes:
                 raise CorruptDataError(

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from penstock import _clock
+from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.files import FileFacts, Files, LocalFiles, open_files
 from penstock.checkpointing.p_stream.entry import WriterState
 from penstock.checkpointing.p_stream.log import CommitLog
@@ -155,8 +156,15 @@ class PStream:
         unit = decode(self.files.read(_FILE), file)
         if unit.kind != "p-stream":
             raise CorruptDataError("the file describes no p-stream", file=file, kind=unit.kind)
-        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(unit.meta["schema"])))
-        return _Description(unit.meta["identity"], schema, unit.meta.get("direct_io", False))
+        fields = Fields(unit.meta, file)
+        try:
+            schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(fields.text("schema"))))
+        except (ValueError, OSError, pa.ArrowException) as error:
+            raise fields.damaged("schema", "an Arrow IPC schema in Base64") from error
+        if len(set(schema.names)) < len(schema):
+            raise fields.damaged("schema", "a schema whose names differ")
+        direct_io = fields.flag("direct_io") if fields.has("direct_io") else False
+        return _Description(fields.text("identity"), schema, direct_io)
 
     # ------------------------------------------------------------------------------------- readers
 
@@ -238,7 +246,7 @@ class PStream:
             If what is read is damaged, or the file system refuses.
         """
         names = self.schema.names if columns is None else list(columns)
-        for piece, block in read_blocks(self.segments, self.pieces(start, stop)):
+        for piece, block in read_blocks(self.segments, self.pieces(start, stop), self.schema):
             yield block.read(names, piece.first, piece.stop)
 
     def subscribe(self, reader: str, start: str | int = EARLIEST) -> int:
@@ -305,7 +313,18 @@ class PStream:
         return self.trim()
 
     def _progress(self, reader: str) -> int:
-        return max(_offsets(self._notes(reader)), default=self.log.readers[reader].offset)
+        notes = self._notes(reader)
+        row = max(_offsets(notes), default=self.log.readers[reader].offset)
+        if row > self.end:
+            self.refresh()  # it has released what was committed since
+        if row > self.end:
+            raise CorruptDataError(
+                "a reader has released rows that are not there",
+                file=notes.path_of(_progress_name(row)),
+                row=row,
+                end=self.end,
+            )
+        return row
 
     def _notes(self, reader: str) -> Files:
         return self.files.child("readers").child(f"{reader}-{self.log.readers[reader].number}")

@@ -1,0 +1,166 @@
+"""Checked access to what a file says of itself.
+
+A checksum is no signature: a file that is damaged before it is written, or made by somebody else, has a right
+one. So nothing that a file says is used before its type and range are known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from penstock.errors import CorruptDataError
+
+__all__ = ["Fields"]
+
+_MOST: Final = (1 << 63) - 1
+_KINDS: Final[Mapping[type, str]] = {
+    str: "a text", bool: "true or false", dict: "an object", list: "a list"
+}  # fmt: skip
+
+T = TypeVar("T")
+
+
+class Fields:
+    """The fields of a JSON object, or the items of a list, each checked when it is read.
+
+    Parameters
+    ----------
+    values : mapping or sequence
+        What JSON gave.
+    file : object, optional
+        Names the file in errors.
+    path : str
+        Where in the file's header the values are, for errors.
+    """
+
+    __slots__ = ("_file", "_path", "_values")
+
+    def __init__(
+        self, values: Mapping[str, Any] | Sequence[Any], file: object = None, path: str = ""
+    ) -> None:
+        self._values: Any = values
+        self._file = file
+        self._path = path
+
+    def damaged(self, key: str | int, expected: str) -> CorruptDataError:
+        """Return the error that a field is not what it should be."""
+        error = CorruptDataError(
+            "a field of a file's header is missing or not what it should be",
+            field=self._place_of(key),
+            expected=expected,
+        )
+        return error if self._file is None else error.in_file(self._file)
+
+    def _place_of(self, key: str | int) -> str:
+        if isinstance(key, int):
+            return f"{self._path}[{key}]"
+        return f"{self._path}.{key}" if self._path else key
+
+    def _get(self, key: str | int, kind: type[T]) -> T:
+        try:
+            value = self._values[key]
+        except LookupError:
+            value = None
+        # An exact type: true and false are no numbers.
+        if type(value) is not kind:
+            raise self.damaged(key, _KINDS[kind])
+        return value
+
+    def has(self, key: str) -> bool:
+        """Say whether a field is there and not null."""
+        return self._values.get(key) is not None
+
+    def number(self, key: str | int, least: int = -_MOST - 1, most: int = _MOST) -> int:
+        """Return a whole number within bounds; by default one of 64 bits."""
+        try:
+            value = self._values[key]
+        except LookupError:
+            value = None
+        if type(value) is not int or not least <= value <= most:
+            raise self.damaged(key, f"a whole number from {least} to {most}")
+        return value
+
+    def count(self, key: str | int, most: int = _MOST) -> int:
+        """Return a whole number that is not negative."""
+        return self.number(key, 0, most)
+
+    def number_or_none(self, key: str) -> int | None:
+        """Return a whole number of 64 bits; None if it is null. The field is there."""
+        if key in self._values and self._values[key] is None:
+            return None
+        return self.number(key)
+
+    def real(self, key: str) -> float:
+        """Return a finite number."""
+        value = self._values.get(key)
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise self.damaged(key, "a finite number")
+        return float(value)
+
+    def real_or_none(self, key: str) -> float | None:
+        """Return a finite number; None if it is null. The field is there."""
+        return None if key in self._values and self._values[key] is None else self.real(key)
+
+    def text(self, key: str | int) -> str:
+        """Return a text."""
+        return self._get(key, str)
+
+    def flag(self, key: str) -> bool:
+        """Return true or false."""
+        return self._get(key, bool)
+
+    def fields(self, key: str | int) -> Fields:
+        """Return the fields of an object."""
+        return Fields(self._get(key, dict), self._file, self._place_of(key))
+
+    def plain(self, key: str | int) -> dict[str, Any]:
+        """Return an object as it is: what is in it was not checked."""
+        return self._get(key, dict)
+
+    def items(self, key: str | int) -> Fields:
+        """Return the items of a list."""
+        return Fields(self._get(key, list), self._file, self._place_of(key))
+
+    def row(self, key: str | int, length: int) -> Fields:
+        """Return the items of a list of a fixed length."""
+        found = self.items(key)
+        if len(found) != length:
+            raise self.damaged(key, f"a list of {length}")
+        return found
+
+    def rows(self, key: str | int, length: int) -> Iterator[Fields]:
+        """Return the items of each list in a list; all have a fixed length."""
+        found = self.items(key)
+        return (found.row(number, length) for number in range(len(found)))
+
+    def count_rows(self, key: str | int, length: int) -> list[list[int]]:
+        """Return the items of each list in a list, which are counts: of many, in less time than `rows`."""
+        rows: list[Any] = self._get(key, list)
+        for number, row in enumerate(rows):
+            sound = type(row) is list and len(row) == length
+            for value in row if sound else ():
+                if type(value) is not int or value < 0 or value > _MOST:
+                    sound = False
+            if not sound:
+                raise self.damaged(key, f"lists of {length} whole numbers, as number {number} is not")
+        return rows
+
+    def objects(self, key: str | int) -> Iterator[Fields]:
+        """Return the fields of each object in a list."""
+        found = self.items(key)
+        return (found.fields(number) for number in range(len(found)))
+
+    def numbers(self, key: str | int) -> dict[str, int]:
+        """Return an object whose fields are whole numbers of 64 bits."""
+        inner = self.fields(key)
+        return {name: inner.number(name) for name in inner}
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the names of the fields of an object."""
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        """Return how many fields or items there are."""
+        return len(self._values)
