@@ -86,11 +86,15 @@ class Fields:
         """Return a whole number that is not negative."""
         return self.number(key, 0, most)
 
-    def number_or_none(self, key: str) -> int | None:
+    def number_or_none(self, key: str | int) -> int | None:
         """Return a whole number of 64 bits; None if it is null. The field is there."""
-        if key in self._values and self._values[key] is None:
-            return None
-        return self.number(key)
+        return None if self._is_null(key) else self.number(key)
+
+    def _is_null(self, key: str | int) -> bool:
+        try:
+            return self._values[key] is None
+        except LookupError:
+            return False
 
     def real(self, key: str) -> float:
         """Return a finite number."""
@@ -101,7 +105,7 @@ class Fields:
 
     def real_or_none(self, key: str) -> float | None:
         """Return a finite number; None if it is null. The field is there."""
-        return None if key in self._values and self._values[key] is None else self.real(key)
+        return None if self._is_null(key) else self.real(key)
 
     def text(self, key: str | int) -> str:
         """Return a text."""

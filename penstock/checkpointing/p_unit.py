@@ -124,6 +124,25 @@ class PUnit:
                 raise CorruptDataError("a block has nulls where none are stored", block=name, column=one.name)
         return block
 
+    def numbers_below(self, name: str, column: str, limit: int, *, ascend: bool = False) -> Any:
+        """Return a column of a block, which holds numbers from 0 to below a limit; may they `ascend`.
+
+        Raises
+        ------
+        CorruptDataError
+            If one is another number, or not greater than the one before it where they ascend.
+        """
+        numbers = self.blocks[name].column(column).to_numpy()
+        if numbers.size and (
+            int(numbers.min()) < 0
+            or int(numbers.max()) >= limit
+            or (ascend and not (numbers[1:] > numbers[:-1]).all())
+        ):
+            raise CorruptDataError(
+                "a block has a number that cannot be", block=name, column=column, limit=limit
+            )
+        return numbers
+
 
 def encode_blocks(unit: PUnit) -> dict[str, bytes]:
     """Return the bytes of each block of a p-unit."""

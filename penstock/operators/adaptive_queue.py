@@ -13,7 +13,7 @@ newest one taken in is late under append semantics, too. In a plain append queue
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit
+from penstock.checkpointing.fields import Fields
 from penstock.errors import InvalidUsageError
 from penstock.operators.arrivals import Arrivals
 from penstock.operators.key_queue import Policy
@@ -219,26 +220,34 @@ class AdaptiveQueue(UpdateQueue):
 
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply stored `units` in their order: to an empty queue, or to catch up."""
-        appended: list[tuple[Mapping[str, Any], pa.RecordBatch]] = []
+        appended: list[tuple[Fields, pa.RecordBatch]] = []
+        fields = [
+            field.with_nullable(field.nullable and field.name not in (*self.stream.key, self.stream.time))
+            for field in self.stream.schema
+        ]
+        schema = pa.schema([*fields, pa.field(_ARRIVED, pa.int64(), nullable=False)])
 
         def passing() -> Iterator[PUnit]:
             for unit in units:
-                appended.append((unit.meta, unit.blocks["appended"]))
+                appended.append((unit.fields, unit.block("appended", schema)))
                 yield unit
 
         super().restore(passing())
-        for meta, block in appended:
-            if meta["first"] > self._tail or not self._chunks:
+        for stored, block in appended:
+            tail = stored.count("tail")
+            first = stored.number("first", tail - block.num_rows, tail - block.num_rows)
+            head = stored.count("head", most=tail)
+            if first > self._tail or not self._chunks:
                 self._chunks.clear()
-                self._head = self._tail = meta["first"]
-            self._take(max(meta["head"] - self._head, 0))
-            self._head = max(self._head, meta["head"])
+                self._head = self._tail = first
+            self._take(max(head - self._head, 0))
+            self._head = max(self._head, head)
             if block.num_rows:
                 rows = pa.RecordBatch.from_arrays(block.columns[:-1], schema=self.stream.schema)
                 ids = self._numbered(self.stream.keys(rows))
                 self._chunks.append(_Chunk(rows, ids, block.column(_ARRIVED).to_numpy()))
-            self._tail = self._written = meta["tail"]
-            self.appending, self.switches = meta["appending"], meta["switches"]
+            self._tail = self._written = tail
+            self.appending, self.switches = stored.flag("appending"), stored.count("switches")
         # Later units take away what earlier ones let in.
         for chunk in self._chunks:
             self._book_waiting(chunk.ids)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.errors import CorruptDataError
 from penstock.operators.stream import RESERVED_PREFIX, Integers, UpdateStream
 from penstock.state_store.key_index import KeyIndex, grown
 from penstock.state_store.keys import Keys
@@ -54,6 +55,13 @@ class Cells:
         self._arrays: dict[str, npt.NDArray[Any]] = {
             name: np.zeros(0, type(value)) for name, value in columns.items()
         }
+        kinds = [pa.from_numpy_dtype(self._arrays[name].dtype) for name in stored]
+        fields = [
+            *(stream.schema.field(name) for name in stream.key),
+            *(pa.field(name, kind) for name, kind in zip(self.stored, kinds, strict=True)),
+        ]
+        self.schema = pa.schema([field.with_nullable(False) for field in fields])
+        """Of a `block`."""
 
     def __len__(self) -> int:
         """Return how many keys have a number."""
@@ -118,9 +126,18 @@ class Cells:
         -------
         ids, waiting : int64 arrays
             The numbers of the keys in memory, and those of the keys that wait.
+
+        Raises
+        ------
+        CorruptDataError
+            If a key is there twice.
         """
         ids = self._index.find_or_add(self._codec.encode(block.columns[: len(self._key)]))
         self._make_room()
+        seen = np.zeros(len(self), np.bool_)
+        seen[ids] = True
+        if np.count_nonzero(seen) < len(ids):
+            raise CorruptDataError("a block has a key twice", block="cells")
         self._set(ids, block.columns[len(self._key) :])
         return ids, ids[waiting]
 
@@ -187,8 +204,7 @@ class TabledCells(Cells):
     ) -> None:
         super().__init__(stream, columns, stored)
         fields = [stream.schema.field(name) for name in stream.key]
-        kinds = {name: pa.from_numpy_dtype(self._arrays[name].dtype) for name in stored}
-        fields += [pa.field(f"{RESERVED_PREFIX}{name}", kind) for name, kind in kinds.items()]
+        fields += [self.schema.field(name).with_nullable(True) for name in self.stored]
         self._table: Table = table(pa.schema(fields), stream.key)
         self._new = 0
         """How many keys in memory the table does not have."""

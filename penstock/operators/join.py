@@ -16,15 +16,16 @@ Nothing here reads a clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit
+from penstock.checkpointing.fields import Fields
 from penstock.operators.arrivals import Arrivals
 from penstock.operators.join_kernels import NOBODY, START, link, next_pairs, too_old, unlink_useless
 from penstock.operators.joined import JoinedStream
@@ -376,18 +377,21 @@ class UpdateJoin:
 
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply stored `units` in their order: to an empty join, or to catch up."""
-        meta: Mapping[str, Any] | None = None
+        fields: Fields | None = None
         for unit in units:
             self._apply(unit)
-            meta = unit.meta
-        if meta is None:
+            fields = unit.fields
+        if fields is None:
             return
-        self.newest = meta["newest"]
-        self._free(meta.get("delay", self.joined.delay))
+        self.newest = fields.number_or_none("newest")
+        self._free(fields.count("delay") if fields.has("delay") else self.joined.delay)
         self._mark_stored()
 
     def _apply(self, unit: PUnit) -> None:
-        cells, width = unit.blocks["cells"], len(self.joined.left.key)
+        width = len(self.joined.left.key)
+        keys = [self.joined.left.schema.field(name) for name in self.joined.left.key]
+        fields = [*keys, *(pa.field(name, pa.int64()) for name in _MATCHED)]
+        cells = unit.block("cells", pa.schema([field.with_nullable(False) for field in fields]))
         if not cells.num_rows:
             return
         ids = self._index.find_or_add(self.joined.left.codec.encode(cells.columns[:width]))
@@ -395,11 +399,15 @@ class UpdateJoin:
         for matched, column in zip(self._matched, cells.columns[width:], strict=True):
             matched[ids] = column.to_numpy()
         for name, side in zip(_SIDES, self._sides, strict=True):
-            block = unit.blocks[name]
+            stored = [
+                field.with_nullable(field.nullable and field.name != side.stream.time)
+                for field in side.payload
+            ]
+            block = unit.block(name, pa.schema([pa.field(_CELL, pa.int64(), nullable=False), *stored]))
             payload = pa.RecordBatch.from_arrays(block.columns[1:], schema=side.payload)
             times = side.stream.times(payload)
             order = np.argsort(times, kind="stable")
-            owners = ids[block.column(_CELL).to_numpy()]
+            owners = ids[unit.numbers_below(name, _CELL, len(ids))]
             side.put(owners[order], times[order], payload.take(pa.array(order)))
 
     def _mark_stored(self) -> None:

@@ -7,15 +7,15 @@ updates), the *queue of keys* that wait (`key_queue`), and their tuples in *page
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit
+from penstock.checkpointing.fields import Fields
 from penstock.errors import InvalidUsageError
 from penstock.operators.arrivals import Arrivals, conflate
 from penstock.operators.cells import BOOKED, cells_of
@@ -119,6 +119,12 @@ class UpdateQueue:
         if stream.arrival:
             stored += ["dequeued_us", "delivered_us"]
         self._cells = cells_of(stream, columns, stored, table)
+        places = [_RANK, _ARRIVED, *((_START, _SHARE) if weighted else ())]
+        kinds = {_START: pa.float64()}
+        self._row_schema = pa.schema([
+            *(pa.field(name, kinds.get(name, pa.int64()), nullable=False) for name in (_CELL, *places)),
+            *(field.with_nullable(field.nullable and field.name != stream.time) for field in self._payload),
+        ])  # fmt: skip
 
     def __len__(self) -> int:
         """Return how many keys wait."""
@@ -325,19 +331,19 @@ class UpdateQueue:
 
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply stored `units` in their order: to an empty queue, or to catch up."""
-        meta: Mapping[str, Any] | None = None
+        fields: Fields | None = None
         for unit in units:
             self._apply(unit)
-            meta = unit.meta
-        if meta is None:
+            fields = unit.fields
+        if fields is None:
             return
-        self._birth_us = meta["birth_us"]
-        self._settled_at = meta["settled_at_us"]
-        self._served_at = meta["served_at_us"]
-        self.measured_cost_us = meta["cost_us"]
+        self._birth_us = fields.number_or_none("birth_us")
+        self._settled_at = fields.number_or_none("settled_at_us")
+        self._served_at = fields.number_or_none("served_at_us")
+        self.measured_cost_us = fields.real_or_none("cost_us")
         waiting, cells = self._waiting(), self._cells
         if isinstance(self._queue, WeightedKeyQueue):
-            self._queue.rebuild(waiting, meta["virtual_time"])
+            self._queue.rebuild(waiting, fields.real("virtual_time"))
         else:
             self._queue.rebuild(waiting, self._queue.ranks[waiting].copy())
         for booked, until in BOOKED:
@@ -353,11 +359,15 @@ class UpdateQueue:
             self._cells[booked][ids] = self._settled_at or 0
 
     def _apply(self, unit: PUnit) -> None:
-        cells_block, rows_block = unit.blocks["cells"], unit.blocks["rows"]
+        cells_block, rows_block = (
+            unit.block("cells", self._cells.schema),
+            unit.block("rows", self._row_schema),
+        )
         if cells_block.num_rows == 0:
             return
         cells = self._cells
-        ids, waiting = cells.take_up(cells_block, rows_block.column(_CELL).to_numpy())
+        places = unit.numbers_below("rows", _CELL, cells_block.num_rows, ascend=True)
+        ids, waiting = cells.take_up(cells_block, places)
         self._queue.reserve(cells.capacity)
         held = cells["location"][ids]
         self.memory.free(held[held != _NOWHERE])

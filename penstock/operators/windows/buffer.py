@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import InvalidUsageError
+from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.pages import PagedMemory
 from penstock.operators.stream import RESERVED_PREFIX, Integers
 from penstock.operators.windows import transitions, zones
@@ -69,6 +69,8 @@ class WindowBuffers:
         if block_rows < 1:
             raise InvalidUsageError("a block has at least one location", block_rows=block_rows)
         self.payload = payload
+        ours = (pa.field(name, pa.int64(), nullable=False) for name in (_CELL, _PANE, _MARK))
+        self._stored = pa.schema([*ours, *payload])
         self.memory = PagedMemory(page_blocks)
         self._block_rows = block_rows
         self._before_first = before_first
@@ -174,7 +176,7 @@ class WindowBuffers:
                 pa.array(self._slots[locations, zones.MARK]),
                 *payload.columns,
             ],
-            [_CELL, _PANE, _MARK, *payload.schema.names],
+            schema=self._stored,
         )
         if fresh:
             self._slots[locations, zones.FRESH] = 0
@@ -186,12 +188,17 @@ class WindowBuffers:
         """Take up what `store` gave for keys that have cells: all that there is, or what is new."""
         for name, column in _STORED.items():
             self.cells[ids, column] = cells[name]
-        owners = ids[rows.column(_CELL).to_numpy()]
+        places, panes, marks = (rows.column(name).to_numpy() for name in (_CELL, _PANE, _MARK))
+        later = (places[1:] > places[:-1]) | ((places[1:] == places[:-1]) & (panes[1:] > panes[:-1]))
+        if len(places) and (places[0] < 0 or places[-1] >= len(ids) or not later.all()):
+            raise CorruptDataError(
+                "the tuples of windows are not in the order of keys and panes", block="rows"
+            )
+        owners = ids[places]
         locations = np.empty(len(owners), np.int64)
         with self.state() as state:
             transitions.put_back(ids, replace, state)
         with self.state(owners) as state:
-            panes, marks = (rows.column(name).to_numpy() for name in (_PANE, _MARK))
             transitions.append_stored(owners, panes, marks, locations, state)
         if self.payload:
             self.put(locations, pa.RecordBatch.from_arrays(rows.columns[3:], schema=self.payload))

@@ -33,6 +33,7 @@ __all__ = ["RowPanes", "panes_of"]
 _RUN = "run"
 _NUMBERED, _WAITING = "numbered", "waiting"
 _UNIT_ROWS = 1 << 20
+_MOST_ROWS = 1 << 53
 
 
 def panes_of(layout: WindowLayout, *, settles: bool = False) -> Panes:
@@ -62,6 +63,9 @@ class RowPanes(Panes):
         fragments = Fragments(1, _RUN, "ms", (), layout.partials)
         self._fragmenter = Fragmenter(fragments, {_RUN: pa.int64(), **types})
         self._waiting = empty(layout.arriving)
+        at = layout.arriving.get_field_index(ENTRY_PANE)
+        time = layout.arriving.field(at).with_nullable(False)
+        self._stored_rows = layout.arriving.set(at, time)
         self._stored = 0
         """How many of the rows that wait are stored; they come first."""
         self._numbered = np.zeros(0, np.int64)
@@ -215,16 +219,19 @@ class RowPanes(Panes):
         for unit in units:
             blocks = unit.blocks
             if "entries" in blocks:
-                if unit.kind == "snapshot" and unit.meta["entries_before"] == 0:
+                if unit.kind == "snapshot" and unit.fields.count("entries_before") == 0:
                     self._waiting = empty(self._rows.arriving)
                 super().restore([unit])
             if _NUMBERED in blocks:
-                *groups, numbered = blocks[_NUMBERED].columns
+                count = pa.field(_NUMBERED, pa.int64(), nullable=False)
+                block = unit.block(_NUMBERED, pa.schema([*self._rows.groups, count]))
+                unit.numbers_below(_NUMBERED, _NUMBERED, _MOST_ROWS)
+                *groups, numbered = block.columns
                 ids = self._index.find_or_add(self._codec.encode(groups, len(numbered)))
                 self._make_room()
                 self._numbered[ids] = numbered.to_numpy()
             if _WAITING in blocks:
-                self._waiting = pa.concat_batches([self._waiting, blocks[_WAITING]])
+                self._waiting = pa.concat_batches([self._waiting, unit.block(_WAITING, self._stored_rows)])
         self._make_room()
         passed = self._passed(self._waiting)
         self._waiting = self._waiting.take(pa.array(np.flatnonzero(~passed)))

@@ -192,9 +192,9 @@ class Panes:
         """Return the columns of groups by their numbers."""
         return self._codec.decode(self._index.words, self._index.starts(ids))
 
-    def number(self, columns: list[pa.Array[Any]], rows: int) -> None:
-        """Give groups their numbers, in this order."""
-        self._index.find_or_add(self._codec.encode(columns, rows))
+    def number(self, columns: list[pa.Array[Any]], rows: int) -> Integers:
+        """Give groups their numbers, in this order; return them."""
+        return self._index.find_or_add(self._codec.encode(columns, rows))
 
     def _entries_of(self, batch: pa.RecordBatch) -> Entries:
         """Return what arrives, or is read, as entries; groups that are new get their numbers."""
@@ -408,8 +408,11 @@ class Panes:
 
     def _read(self, unit: PUnit) -> Entries:
         """Return the entries of a unit, and go on from where it was."""
-        self.watermark, self._next = unit.meta["watermark"], unit.meta["next"]
-        return self._entries_of(unit.blocks["entries"])
+        self.watermark = unit.fields.number_or_none("watermark")
+        self._next = unit.fields.number_or_none("next")
+        entry = self._layout.entry
+        at = entry.get_field_index(ENTRY_PANE)
+        return self._entries_of(unit.block("entries", entry.set(at, entry.field(at).with_nullable(False))))
 
     def _unit(self, kind: str, entries: Entries, before: int = 0) -> PUnit:
         known, of = self._groups(entries.ids)

@@ -402,36 +402,45 @@ class WindowQueue:
         # Made here and now, for the queue goes on changing while they are written.
         return iter([self._unit("snapshot", some, fresh=False) for some in np.split(ids, cuts)])
 
-    def restore(self, units: Iterable[PUnit]) -> None:
+    def restore(self, units: Iterable[PUnit], *, keys: int = z.FOREVER) -> None:
         """Apply stored `units` in their order: to an empty queue, or to catch up.
+
+        Parameters
+        ----------
+        units : iterable of PUnit
+            What `delta` and `snapshot` gave.
+        keys : int
+            All key numbers are below it, so there is memory for as many.
 
         Raises
         ------
         InvalidUsageError
             If they are of a queue with other windows.
+        CorruptDataError
+            If what they hold does not add up.
         """
-        meta = None
+        fields = None
         for unit in units:
-            meta = unit.meta
-            self._apply(unit)
-        if meta is None:
+            fields = unit.fields
+            self._apply(unit, keys)
+        if fields is None:
             return
         buffers = self._buffers
-        self.watermark = z.NEVER if meta["watermark"] is None else meta["watermark"]
-        self._birth_us = meta["birth_us"]
-        self._settled_at = meta["settled_at_us"]
-        self._served_at = meta["served_at_us"]
-        self.measured_cost_us = meta["cost_us"]
-        buffers.registers[z.KEYS] = meta["keys"]
-        self._queue.rebuild(self._waiting(), meta)
+        watermark = fields.number_or_none("watermark")
+        self.watermark = z.NEVER if watermark is None else watermark
+        self._birth_us = fields.number_or_none("birth_us")
+        self._settled_at = fields.number_or_none("settled_at_us")
+        self._served_at = fields.number_or_none("served_at_us")
+        self.measured_cost_us = fields.real_or_none("cost_us")
+        buffers.registers[z.KEYS] = fields.count("keys")
+        self._queue.rebuild(self._waiting(), fields)
         buffers.settle_restored(self._settled_at or 0)
         self._in_service = 0
 
     def _unit(self, kind: str, ids: Integers, *, fresh: bool) -> PUnit:
         if self.by_tuple:
             raise InvalidUsageError("a queue whose tuples are taken one at a time cannot be stored")
-        stored, rows = self._buffers.store(ids, fresh=fresh)
-        cells: dict[str, Any] = {"key": ids, **stored, **self._queue.store(ids)}
+        cells, rows = self._stored(ids, fresh=fresh)
         arrays = [pa.array(values) for values in cells.values()]
         return PUnit(
             kind=kind,
@@ -452,24 +461,34 @@ class WindowQueue:
     def _windows(self) -> dict[str, Any]:
         return {"mode": str(self.mode), "size_panes": self.size, "slide_panes": self.slide}
 
-    def _apply(self, unit: PUnit) -> None:
+    def _apply(self, unit: PUnit, keys: int) -> None:
         for name, value in self._windows().items():
-            if unit.meta[name] != value:
+            stored = unit.fields.text(name) if isinstance(value, str) else unit.fields.count(name)
+            if stored != value:
                 raise InvalidUsageError(
                     "the stored window queue has other windows",
                     what=name,
-                    stored=unit.meta[name],
+                    stored=stored,
                     configured=value,
                     hint="windows cannot change while their checkpoint lives",
                 )
-        block = unit.blocks["cells"]
+        columns, none = self._stored(np.zeros(0, np.int64))
+        kinds = {name: pa.from_numpy_dtype(values.dtype) for name, values in columns.items()}
+        block = unit.block("cells", pa.schema([pa.field(*one, nullable=False) for one in kinds.items()]))
+        rows = unit.block("rows", none.schema)
         if not block.num_rows:
             return
         cells = {name: block.column(name).to_numpy() for name in block.schema.names}
-        ids = cells["key"]
-        self._make_cells(int(ids.max()) + 1)
-        self._buffers.restore(ids, cells, unit.blocks["rows"], replace=unit.kind == "snapshot")
+        ids = unit.numbers_below("cells", "key", keys, ascend=True)
+        unit.numbers_below("cells", "service", transitions.STATES)
+        self._make_cells(int(ids[-1]) + 1)
+        self._buffers.restore(ids, cells, rows, replace=unit.kind == "snapshot")
         self._queue.put_back(ids, cells)
+
+    def _stored(self, ids: Integers, *, fresh: bool = False) -> tuple[dict[str, Any], pa.RecordBatch]:
+        """Return the cells of keys as columns, and their tuples; see `WindowBuffers.store`."""
+        stored, rows = self._buffers.store(ids, fresh=fresh)
+        return {"key": ids, **stored, **self._queue.store(ids)}, rows
 
     def _totals(self) -> Integers:
         return self._buffers.registers[[z.LATE, z.COMPLETED, z.DISREGARDED]]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.checkpointing.fields import Fields
 from penstock.operators.key_queue import KeyQueue, Policy
 from penstock.operators.rates import mean_interval
 from penstock.operators.stream import Integers
@@ -132,9 +133,9 @@ class WindowScheduler:
             queue.starts[ids] = cells["start"]
             queue.shares[ids] = cells["waits_by"]
 
-    def rebuild(self, waiting: Integers, meta: Mapping[str, Any]) -> None:
+    def rebuild(self, waiting: Integers, fields: Fields) -> None:
         """Make `waiting` the keys that wait, in the order that was put back."""
         if isinstance(self._queue, WeightedKeyQueue):
-            self._queue.rebuild(waiting, meta["virtual_time"])
+            self._queue.rebuild(waiting, fields.real("virtual_time"))
         else:
             self._queue.rebuild(waiting, self._queue.ranks[waiting].copy())

@@ -88,14 +88,19 @@ class SeveralPanes:
         """Apply units in their order."""
         apart: list[list[PUnit]] = [[] for _ in self._sides]
         for unit in units:
-            self._watermarks = list(unit.meta["watermarks"])
+            fields, count = unit.fields, len(self._sides)
+            watermarks = fields.row("watermarks", count)
+            self._watermarks = [watermarks.number_or_none(number) for number in range(count)]
             if unit.kind == "snapshot":
-                number = unit.meta["side"]
-                apart[number].append(PUnit("snapshot", unit.meta["of_side"], unit.blocks))
+                number = fields.count("side", most=count - 1)
+                apart[number].append(PUnit("snapshot", fields.plain("of_side"), unit.blocks))
                 continue
-            for number, meta in enumerate(unit.meta["sides"]):
-                entries = unit.blocks[f"entries_{number}"]
-                apart[number].append(PUnit(unit.kind, meta, {"entries": entries}))
+            sides = fields.row("sides", count)
+            for number in range(count):
+                blocks = (
+                    {"entries": unit.blocks[name]} if (name := f"entries_{number}") in unit.blocks else {}
+                )
+                apart[number].append(PUnit(unit.kind, sides.plain(number), blocks))
         for side, theirs in zip(self._sides, apart, strict=True):
             side.restore(theirs)
 

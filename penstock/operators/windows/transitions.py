@@ -69,6 +69,7 @@ __all__ = [
     "FREE",
     "IDLE",
     "READY",
+    "STATES",
     "append_stored",
     "commit",
     "enter",
@@ -81,6 +82,7 @@ __all__ = [
 ]
 
 FREE, READY, IDLE = 0, 1, 2
+STATES = 3
 
 
 @kernel

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.checkpointing import PUnit
-from penstock.errors import InvalidUsageError
+from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.key_queue import Policy
 from penstock.operators.results import Enqueued, Served
 from penstock.operators.staleness import Staleness
@@ -28,6 +28,7 @@ from penstock.state_store.keys import Keys
 __all__ = ["Entering", "UpdateWindows"]
 
 _UNIT_KEYS = 1 << 20
+_NUMBER = "__penstock_number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,17 +221,22 @@ class UpdateWindows:
         """Apply units in their order."""
         for unit in units:
             if "groups" in unit.blocks:
-                groups = unit.blocks["groups"]
-                self._panes.number(groups.columns[:-1], groups.num_rows)
-            for name, part in (("panes", self._panes), ("queue", self._queue)):
-                if name in unit.meta:
-                    part.restore([PUnit(unit.kind, unit.meta[name], unit.blocks)])
+                number = pa.field(_NUMBER, pa.int64(), nullable=False)
+                groups = unit.block("groups", pa.schema([*self._layout.groups, number]))
+                numbers = self._panes.number(groups.columns[:-1], groups.num_rows)
+                if not np.array_equal(numbers, groups.column(_NUMBER).to_numpy()):
+                    raise CorruptDataError("groups have other numbers than they had", block="groups")
+            if unit.fields.has("panes"):
+                self._panes.restore([PUnit(unit.kind, unit.fields.plain("panes"), unit.blocks)])
+            if unit.fields.has("queue"):
+                stored = PUnit(unit.kind, unit.fields.plain("queue"), unit.blocks)
+                self._queue.restore([stored], keys=self._panes.groups)
         self._stored = self._panes.groups
 
     def _groups(self, first: int, last: int) -> pa.RecordBatch:
         """Return groups by their numbers, which are the last column."""
         ids = np.arange(first, last)
-        names = [*self._layout.groups.names, "__penstock_number"]
+        names = [*self._layout.groups.names, _NUMBER]
         return pa.RecordBatch.from_arrays([*self._panes.groups_of(ids), pa.array(ids)], names)
 
 
