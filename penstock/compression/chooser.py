@@ -33,13 +33,15 @@ from penstock.compression.statistics import ColumnStats, sample_of, stream_stats
 from penstock.compression.tokens import STREAMS, fits
 from penstock.errors import InvalidUsageError
 
-__all__ = ["Choice", "Chooser", "Decision", "Plan", "choose", "rank"]
+__all__ = ["Choice", "Chooser", "Decision", "Plan", "choose", "plan_quickly", "rank"]
 
 DECIDING_SHARE = 1 / 40
 """The most of the time that passes which decisions about all columns may take together."""
 
 _SAMPLE = 1 << 14
 _LONG_SAMPLE = 1 << 16
+_QUICK_SAMPLE = 1 << 12
+_QUICK_DEPTH = 2
 _LONG_SAMPLE_BELOW_MB_S = 500.0
 _SLOW_BELOW_MB_S = 4.0
 _SHORTEST_RUN = 1.5
@@ -138,7 +140,15 @@ def _finalists(ranked: list[Choice], count: int) -> list[Choice]:
 
 
 def decide(
-    short: Ints, long: Ints, goal: Goal, *, floats: bool, bound: float | None, text: bool, share: float
+    short: Ints,
+    long: Ints,
+    goal: Goal,
+    *,
+    floats: bool,
+    bound: float | None,
+    text: bool,
+    share: float,
+    depth: int = 0,
 ) -> list[Choice]:
     """Return the best cascades for a stream of which there are two samples, the cheapest first.
 
@@ -148,13 +158,13 @@ def decide(
         All cascades are tried on the first, the best few on the second.
     goal : Goal
         What to minimise.
-    floats, bound, text
+    floats, bound, text, depth
         As for `rank`.
     share : float
         Which part of a block the long sample is.
     """
     part = share * min(1.0, short.size / max(long.size, 1))
-    ranked = rank(short, goal, floats=floats, bound=bound, text=text, share=part)
+    ranked = rank(short, goal, floats=floats, bound=bound, text=text, share=part, depth=depth)
     if long.size <= short.size:
         return ranked
     cascades = [choice.cascade for choice in _finalists(ranked, _FINALISTS)]
@@ -367,7 +377,8 @@ class Chooser:
             and now_s - known.made_s < self._interval_s()
         ):
             return known.plan
-        plan = self._decide(column, array.cast(kind) if is_coded_text(array.type, kind) else array)
+        array = array.cast(kind) if is_coded_text(array.type, kind) else array
+        plan = _decide(array, goal_of(self.goal), self.error_bounds.get(column), quick=False)
         made_s = self.now_s()
         if known is None:
             known = self.columns[column] = Decision(plan, made_s, made_s - now_s, kind)
@@ -389,33 +400,45 @@ class Chooser:
             known.deoptimised += 1
             known.stale = True
 
-    def _decide(self, column: str, array: pa.Array[Any]) -> Plan:
-        goal = goal_of(self.goal)
-        short = sample_of(array, _SAMPLE)
-        long = short if goal.write_mb_s >= _LONG_SAMPLE_BELOW_MB_S else sample_of(array, _LONG_SAMPLE, 1)
-        floats, bound = is_float(array.type), self.error_bounds.get(column)
-        share = len(long) / max(len(array), 1)
-        plans: list[tuple[float, Plan]] = []
-        for dictionary, parts in _layouts(short, goal):
-            more = parts if long is short else to_streams(long, dictionary=dictionary)
-            whole = _whole(array, dictionary, parts)
-            chosen = []
-            total = 0.0
-            for position, (few, many) in enumerate(zip(parts.streams, more.streams, strict=False)):
-                text = len(parts.streams) > 1 and position == len(parts.streams) - 1 and few.dtype == np.int8
-                found = decide(few, many, goal, floats=floats, bound=bound, text=text, share=share)
-                if position < len(whole):
-                    found = [choice for choice in found if _holds(whole[position], choice.cascade)]
-                settled = dictionary and position and more.streams[1].size * _SETTLED <= len(long)
-                total += found[0].cost * (share if settled else 1.0) if found else 0.0
-                chosen.append(found[0].cascade if found else ("run_length", *DEFAULT))
-            validity: Cascade = ()
-            if parts.valid is not None:
-                validity = choose(parts.valid, goal, share=len(short) / len(array)).cascade
-            plans.append((total, Plan(dictionary, tuple(chosen), validity)))
-        if not plans[-1][1].dictionary and Layout.TEXT in layouts_of(array.type):
-            plans += _tokens(array, short, long, goal, plans[-1])
-        return min(plans, key=lambda known: known[0])[1]
+
+def plan_quickly(array: pa.Array[Any], kind: pa.DataType, goal: str | Goal = "balanced") -> Plan:
+    """Return how to code an array once: judged by few values, however many there are.
+
+    What the sample promises is not held to all values: the plan may not fit.
+    """
+    array = array.cast(kind) if is_coded_text(array.type, kind) else array
+    return _decide(array, goal_of(goal), None, quick=True)
+
+
+def _decide(array: pa.Array[Any], goal: Goal, bound: float | None, *, quick: bool) -> Plan:
+    """Return how to code an array, from samples of it."""
+    short = sample_of(array, _QUICK_SAMPLE if quick else _SAMPLE)
+    long = short
+    if not quick and goal.write_mb_s < _LONG_SAMPLE_BELOW_MB_S:
+        long = sample_of(array, _LONG_SAMPLE, 1)
+    floats, depth = is_float(array.type), _QUICK_DEPTH if quick else 0
+    share = len(long) / max(len(array), 1)
+    plans: list[tuple[float, Plan]] = []
+    for dictionary, parts in _layouts(short, goal):
+        more = parts if long is short else to_streams(long, dictionary=dictionary)
+        whole = () if quick else _whole(array, dictionary, parts)
+        chosen = []
+        total = 0.0
+        for position, (few, many) in enumerate(zip(parts.streams, more.streams, strict=False)):
+            text = len(parts.streams) > 1 and position == len(parts.streams) - 1 and few.dtype == np.int8
+            found = decide(few, many, goal, floats=floats, bound=bound, text=text, share=share, depth=depth)
+            if position < len(whole):
+                found = [choice for choice in found if _holds(whole[position], choice.cascade)]
+            settled = dictionary and position and more.streams[1].size * _SETTLED <= len(long)
+            total += found[0].cost * (share if settled else 1.0) if found else 0.0
+            chosen.append(found[0].cascade if found else ("run_length", *DEFAULT))
+        validity: Cascade = ()
+        if parts.valid is not None:
+            validity = choose(parts.valid, goal, share=len(short) / len(array)).cascade
+        plans.append((total, Plan(dictionary, tuple(chosen), validity)))
+    if not plans[-1][1].dictionary and Layout.TEXT in layouts_of(array.type):
+        plans += _tokens(array, short, long, goal, plans[-1])
+    return min(plans, key=lambda known: known[0])[1]
 
 
 def _tokens(

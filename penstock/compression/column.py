@@ -41,7 +41,7 @@ from penstock.compression.arrow import (
     to_streams,
 )
 from penstock.compression.bits import SUB_BLOCK, Ints
-from penstock.compression.chooser import Chooser, Plan
+from penstock.compression.chooser import Chooser, Plan, plan_quickly
 from penstock.compression.codecs import decode_stream, encode_stream
 from penstock.compression.codecs.registry import DEFAULT, cascade_of, head_of
 from penstock.compression.kinds import check_codes, is_coded_text
@@ -112,8 +112,8 @@ def encode(
         words and numbers that they are made of. What does not fit the
         cascade is coded by ``base_delta>ns``.
     chooser : Chooser, optional
-        What decides, and remembers what it decided for `column`. A new one with the goal "balanced"
-        where it is not given.
+        What decides, and remembers what it decided for `column`. Where it is not given, a few values decide,
+        with the goal "balanced".
     column : str
         Names the column to the chooser.
     kind : pyarrow.DataType, optional
@@ -142,7 +142,11 @@ def encode(
         array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if codec != "auto":
         return _encode(array, Plan.of(kind, parse_cascade(codec)), kind)[0]
-    chooser = chooser if chooser is not None else Chooser()
+    if chooser is None:
+        block, fits = _encode(array, plan_quickly(array, kind), kind)
+        if fits:
+            return block
+        chooser = Chooser()
     block, fits = _encode(array, chooser.plan(column, array, kind), kind)
     chooser.coded(column, fits=fits)
     return block

@@ -272,13 +272,13 @@ def test_decisions_about_all_columns_take_no_more_than_their_share_of_the_time(
 ) -> None:
     clock = Clock()
     chooser = Chooser(interval_s=4.0, now_s=clock)
-    decide = Chooser._decide
+    decide = chooser_module._decide
 
-    def slow(self: Chooser, column: str, array: pa.Array) -> Plan:
+    def slow(*arguments: Any, **options: Any) -> Plan:
         clock.now += 1.0  # it takes a second, on a clock that we turn
-        return decide(self, column, array)
+        return decide(*arguments, **options)
 
-    monkeypatch.setattr(Chooser, "_decide", slow)
+    monkeypatch.setattr(chooser_module, "_decide", slow)
     array = pa.array(np.arange(100))
     begin = clock.now
     for _ in range(400):
@@ -336,3 +336,34 @@ def test_codecs_are_tried_on_arrays_that_cannot_be_written(monkeypatch: pytest.M
     monkeypatch.setattr(bits, "_pack", noted)
     encode(pa.array([(n * n) % 1000 / 4 for n in range(5000)]), chooser=Chooser("fast"))
     assert kinds == {False}
+
+
+@pytest.mark.parametrize("kind", ["numbers", "texts"])
+def test_a_column_that_is_coded_once_is_judged_by_as_many_values_however_many_it_has(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    tried = chooser_module.rank
+
+    def counted(values: np.ndarray, *arguments: Any, **options: Any) -> Any:
+        seen.append(values.nbytes)
+        return tried(values, *arguments, **options)
+
+    monkeypatch.setattr(chooser_module, "rank", counted)
+    sums = []
+    for rows in (50_000, 200_000):
+        numbers = np.random.default_rng(3).integers(0, 1 << 40, rows)
+        array = pa.array(numbers if kind == "numbers" else [f"{n:013}" for n in numbers.tolist()])
+        encode(array)
+        sums.append(sum(seen))
+        seen.clear()
+    assert sums[0] == sums[1] <= 1 << 19
+
+
+def test_a_column_that_is_not_what_a_few_values_promised_is_coded_as_a_chooser_codes_it() -> None:
+    numbers = np.zeros(100_000, np.int64)
+    numbers[1024:30_000] = np.random.default_rng(3).integers(0, 1 << 40, 28_976)
+    array = pa.array(numbers)
+    block = encode(array)
+    assert decode(block).equals(array)
+    assert block == encode(array, chooser=Chooser())
