@@ -25,6 +25,7 @@ from penstock.jobs.commands.inspect import inspect
 from penstock.jobs.commands.repair import repair
 
 if TYPE_CHECKING:
+    from penstock.conf.document import Document
     from penstock.conf.pipeline import Pipeline
 
 __all__ = ["app", "main"]
@@ -73,10 +74,14 @@ def _options(
     """Update streams for Spark Structured Streaming: newest first, fresh under overload."""
 
 
-def _load(pipeline: str, overrides: list[str] | None) -> Pipeline:
-    from penstock.conf.pipeline import load_pipeline
+def _load(pipeline: str, overrides: list[str] | None) -> tuple[Pipeline, Document]:
+    """Read a pipeline, and check that it can write where it says."""
+    from penstock.conf.pipeline import load_document
+    from penstock.jobs.places import check_places
 
-    return load_pipeline(pipeline, overrides or [])
+    loaded, document = load_document(pipeline, overrides or [])
+    check_places(loaded, document)
+    return loaded, document
 
 
 @app.command()
@@ -91,7 +96,7 @@ def run(
     Ctrl-C and SIGTERM stop it cleanly: a restart with the same checkpoint goes on where it was.
     """
     with errors(debug=debug):
-        loaded = _load(pipeline, overrides)
+        loaded, _ = _load(pipeline, overrides)
         from penstock.jobs.batches import batch_printer, summary_line
         from penstock.jobs.run import run_to_end
 
@@ -117,12 +122,15 @@ def check(
     overrides: SetOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Check a pipeline's configuration without running it.
+    """Check a pipeline's configuration, columns and expressions without running it.
 
-    What needs Spark, such as the names of columns and SQL expressions, is checked when the pipeline runs.
+    What only Spark can check, such as the options of a source, is checked when the pipeline runs.
     """
     with errors(debug=debug):
-        loaded = _load(pipeline, overrides)
+        loaded, document = _load(pipeline, overrides)
+        from penstock.jobs.explain import graph_of
+
+        graph_of(loaded, document)
     steps: list[str] = [loaded.source.type]
     queue, window = loaded.queue or loaded.union, loaded.window
     if loaded.lookup is not None:

@@ -58,11 +58,14 @@ class Document:
         The fields; changed by `set`.
     places : dict
         For each field's path ``name:line``, or the text of the override that wrote it.
+    problems : list of str
+        What was found wrong with it so far.
     """
 
     name: str
     data: dict[str, Any]
     places: dict[FieldPath, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
 
     def place(self, path: FieldPath) -> str:
         """Return where a field was written, or the nearest section around it that was."""

@@ -427,4 +427,12 @@ def start(writing: DataStreamWriter) -> StreamingQuery:
         If Spark refuses it, such as for a sink that is not there.
     """
     with _section("the query cannot start"):
-        return writing.start()
+        try:
+            return writing.start()
+        except AnalysisException as error:
+            if "output mode" not in str(error).lower():
+                raise
+            raise InvalidUsageError(
+                "results of Penstock's operators are only appended",
+                hint="leave outputMode out, or set it to 'append'",
+            ) from None

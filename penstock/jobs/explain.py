@@ -136,16 +136,17 @@ def graph_of(pipeline: Pipeline, document: Document | None = None) -> Graph:
     Raises
     ------
     PipelineError
-        If an expression is wrong, or names a column that is not there.
+        If expressions are wrong, or name columns that are not there: with a line for each.
     """
     place = document or Document("pipeline", {})
+    place.problems.clear()
     made = _input(pipeline, pipeline.query.name, SOURCE, place)
     if pipeline.lookup is not None:
         with _field(place, "lookup"):
             schema = _from_ddl(pipeline.lookup.table.columns)
             made = made.lookup(TABLE, schema, on=pipeline.lookup.key, name="lookup")
     if pipeline.queue is not None:
-        with _field(place, "queue"):
+        with _field(place, "queue", goes_on=True):
             made = _queued(made, pipeline.queue)
     if pipeline.union is not None:
         made = _united(made, pipeline.union, place)
@@ -153,13 +154,15 @@ def graph_of(pipeline: Pipeline, document: Document | None = None) -> Graph:
         made = _joined(made, pipeline.join, place)
     if pipeline.results is not None:
         if pipeline.results.filter is not None:
-            with _field(place, "results", "filter"):
+            with _field(place, "results", "filter", goes_on=True):
                 made = made.where(pipeline.results.filter, name="results.filter")
         if pipeline.results.projection is not None:
             with _field(place, "results", "projection"):
                 made = made.select(*pipeline.results.projection, name="results.projection")
     if pipeline.window is not None:
         made = _windows(made, pipeline, pipeline.window, place)
+    if place.problems:
+        raise PipelineError(place.problems)
     return made.sink(pipeline.sink.type)
 
 
@@ -215,7 +218,7 @@ def _aggregated(
     with _field(place, *path, "aggregates"):
         made = made.agg(section.aggregates or {}, name=f"{prefix}aggregates")
     if section.having is not None:
-        with _field(place, *path, "having"):
+        with _field(place, *path, "having", goes_on=True):
             made = made.where(section.having, name=f"{prefix}having")
     return made
 
@@ -227,7 +230,7 @@ def _input(section: Pipeline | Input, graph_name: str, name: str, place: Documen
         made = graph(graph_name).source(name, schema_of(section.source), kind=kind, options=options)
     prefix = "" if name == SOURCE else f"{name}."
     if section.filter is not None:
-        with _field(place, *path, "filter"):
+        with _field(place, *path, "filter", goes_on=True):
             made = made.where(section.filter, name=f"{prefix}filter")
     if section.projection is not None:
         with _field(place, *path, "projection"):
@@ -289,17 +292,33 @@ def _queued(made: Graph, queue: Queue) -> Graph:
 
 
 @contextmanager
-def _field(document: Document, *path: str) -> Iterator[None]:
-    """Say which field, in which line, an error is about."""
+def _field(document: Document, *path: str, goes_on: bool = False) -> Iterator[None]:
+    """Say which field, in which line or override, an error is about.
+
+    Parameters
+    ----------
+    goes_on : bool
+        Whether the sections that follow can be checked without this one: then the error is kept for later.
+    """
     try:
         yield
     except PipelineError:
         raise
     except InvalidUsageError as error:
         context = "".join(f" {name}={value}" for name, value in error.context.items() if name != "node")
-        where: FieldPath = path
         fact = f"{error.fact}:{context}" if context else error.fact
-        raise PipelineError([describe(document.place(where), where, fact, error.hint)]) from error
+        problem = describe(_place_of(document, path, fact), path, fact, error.hint)
+        document.problems.append(problem)
+        if not goes_on:
+            raise PipelineError(document.problems) from error
+
+
+def _place_of(document: Document, path: FieldPath, fact: str) -> str:
+    """Return where a section was written; if what is wrong with it is the value of an override, that."""
+    for at, place in document.places.items():
+        if at[: len(path)] == path and place.startswith("--set ") and str(document.value(at)) in fact:
+            return place
+    return document.place(path)
 
 
 def _kind_of(source: Source) -> tuple[Any, dict[str, str]]:

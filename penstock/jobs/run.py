@@ -14,6 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.conf.pipeline import Pipeline, load_pipeline
 from penstock.errors import InvalidUsageError
@@ -31,6 +32,7 @@ from penstock.spark_ext.metrics import (
     is_last,
 )
 from penstock.spark_ext.register import register, wait_for_metrics
+from penstock.spark_ext.restart import check_restart
 from penstock.spark_ext.stopping import stop_between_batches
 
 __all__ = ["Batch", "StopSignals", "Totals", "follow", "run", "run_pipeline", "run_to_end"]
@@ -200,12 +202,12 @@ def _follow_graph(
 
 
 def run(
-    query: StreamingQuery | RunningGraph,
+    query: StreamingQuery | RunningGraph | DataStreamWriter,
     *,
     drain: bool = True,
     on_batch: Callable[[Batch], None] | None = None,
 ) -> Totals:
-    """Follow a query or a graph that was started until it ends; print what its batches did.
+    """Follow a query or a graph until it ends; print what its batches did.
 
     Called on the driver's main thread. It returns when
 
@@ -216,8 +218,9 @@ def run(
 
     Parameters
     ----------
-    query : pyspark.sql.streaming.StreamingQuery or RunningGraph
-        What ``start()`` of a writer or `penstock.start` returned.
+    query : StreamingQuery, RunningGraph or DataStreamWriter
+        What ``start()`` of a writer or `penstock.start` returned; or the writer, which is started: then also
+        what Spark refuses is an error of Penstock's.
     drain : bool
         Whether a query with the trigger ``availableNow`` goes on until no key waits. If not, what waits is
         served by the next start.
@@ -231,6 +234,8 @@ def run(
 
     Raises
     ------
+    InvalidUsageError
+        If Spark refuses the query, or its checkpoint was made with another key, policy or number of buckets.
     PenstockError
         If the query failed; its text tells the cause, and its class what to do next.
 
@@ -238,9 +243,13 @@ def run(
     --------
     >>> totals = penstock.run(query)  # doctest: +SKIP
     """
+    if isinstance(query, DataStreamWriter):
+        query = start(query)
     with StopSignals() as signals, ExitStack() as printer:
         show = printer.enter_context(batch_printer()) if on_batch is None else on_batch
         try:
+            for note in [] if isinstance(query, RunningGraph) else check_restart(query):
+                print(note, file=sys.stderr, flush=True)
             totals = follow(query, show, signals, drain=drain)
         except BaseException:
             query.stop()

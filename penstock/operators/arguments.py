@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -11,9 +11,35 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.expression import did_you_mean
 from penstock.units import parse_duration_us
 
-__all__ = ["Budget", "budget_of", "check_by_key", "check_weight", "cost_of", "one_of", "weight_of"]
+__all__ = [
+    "JOIN_OPTIONS",
+    "QUEUE_OPTIONS",
+    "UNION_OPTIONS",
+    "Budget",
+    "budget_of",
+    "check_by_key",
+    "check_column",
+    "check_options",
+    "check_weight",
+    "cost_of",
+    "one_of",
+    "weight_of",
+]
+
+_STATE_OPTIONS = ("buckets", "nulls", "state_location", "retain_versions")
+_SERVING_OPTIONS = (
+    *("apply", "output_schema", "arrival", "cost", "weight", "staleness_column", "working_copy"),
+    *_STATE_OPTIONS,
+)
+QUEUE_OPTIONS = ("semantics", *_SERVING_OPTIONS)
+"""Arguments of `penstock.update_queue` that the builder of a graph only hands on."""
+UNION_OPTIONS = ("policy", "budget", "combine", *_SERVING_OPTIONS)
+"""Arguments of `penstock.update_union` that the builder of a graph only hands on."""
+JOIN_OPTIONS = ("delay", *_STATE_OPTIONS)
+"""Arguments of `penstock.update_join` that the builder of a graph only hands on."""
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -104,6 +130,38 @@ def weight_of(weight: object) -> tuple[str | None, Mapping[Any, Any] | None]:
     raise InvalidUsageError(
         "the weight is neither a column nor a mapping", weight=repr(weight), hint="pass weight='column'"
     )
+
+
+def check_options(given: Iterable[str], known: Sequence[str], **context: str) -> None:
+    """Check the names of options.
+
+    Raises
+    ------
+    InvalidUsageError
+        If one is not known.
+    """
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, sorted(known), "options")
+            raise InvalidUsageError("there is no such option", hint=hint, option=name, **context)
+
+
+def check_column(option: str, name: object, names: Sequence[str]) -> None:
+    """Check that the column that an option names is there.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is not.
+    """
+    if name not in names:
+        raise InvalidUsageError(
+            "there is no such column",
+            hint=did_you_mean(str(name), names),
+            option=option,
+            column=name,
+            columns=list(names),
+        )
 
 
 def check_weight(column: pa.Field[Any]) -> None:

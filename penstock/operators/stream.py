@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.arguments import check_weight
+from penstock.operators.arguments import check_column, check_weight
 from penstock.state_store.keys import KeyCodec, Keys
 
 __all__ = ["RESERVED_PREFIX", "SOURCE_COLUMN", "UpdateStream", "as_int64", "as_micros"]
@@ -84,8 +84,7 @@ class UpdateStream:
             *((("arrival", self.arrival),) if self.arrival else ()),
             *((("weight", self.weight),) if self.weight is not None else ()),
         ]:
-            if name not in names:
-                raise InvalidUsageError("there is no such column", option=option, column=name, columns=names)
+            check_column(option, name, names)
         for name in (self.time, self.arrival):
             if name in self.key:
                 raise InvalidUsageError(

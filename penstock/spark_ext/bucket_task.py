@@ -33,7 +33,15 @@ from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Hand
 from penstock.state_store.cache import CachedState, Found, StateCache
 from penstock.state_store.clock_record import ClockRecord, RecordedClock
 
-__all__ = ["SPECIFICATION_FILE", "BucketTask", "Operator", "Parcel", "Turn", "missing_state"]
+__all__ = [
+    "SPECIFICATION_FILE",
+    "BucketTask",
+    "Operator",
+    "Parcel",
+    "Turn",
+    "missing_state",
+    "specification_in",
+]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -69,7 +77,8 @@ def _release(store: BucketStore, held: Handle) -> None:
         _LOGGER.warning("garbage stays [location=%s error=%s]", store.files.location, error)
 
 
-def _specification_in(files: Files) -> Mapping[str, Any] | None:
+def specification_in(files: Files) -> Mapping[str, Any] | None:
+    """Return what an operator's state was made with, None if there is no state."""
     try:
         content = files.read(SPECIFICATION_FILE)
     except FileNotFoundError:
@@ -262,14 +271,25 @@ class BucketTask(Generic[S]):
         if mark in _CHECKED:
             return
         path = files.path_of(SPECIFICATION_FILE)
-        theirs = _specification_in(files)
+        theirs = specification_in(files)
         if theirs is None and pointer is None:
             # If another task was faster, we compare with what it wrote.
             with contextlib.suppress(ConflictError):
                 files.publish(SPECIFICATION_FILE, encode(PUnit("operator", self.specification())))
-            theirs = _specification_in(files)
+            theirs = specification_in(files)
         if theirs is None:
             raise missing_state(path)
+        self.check_same(theirs, path)
+        _CHECKED.add(mark)
+
+    def check_same(self, theirs: Mapping[str, Any], path: str) -> None:
+        """Check what a checkpoint was made with.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it is something else.
+        """
         for name, value in self.specification().items():
             if theirs.get(name) != value:
                 raise InvalidUsageError(
@@ -280,7 +300,6 @@ class BucketTask(Generic[S]):
                     file=path,
                     hint="set it back, or start with a new checkpoint",
                 )
-        _CHECKED.add(mark)
 
 
 def missing_state(path: str) -> CorruptDataError:

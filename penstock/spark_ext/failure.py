@@ -23,13 +23,14 @@ _NO_WORKER = re.compile(r"^Error from python worker:\n(.+?)\nPYTHONPATH was:", r
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 _TERMINATED = re.compile(r"terminated with exception: (.+)", re.DOTALL)
 _CAUSED = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+(?:: .*)?)$", re.MULTILINE)
+_PLAN = re.compile(r";\n.*", re.DOTALL)
 _STACK = re.compile(r"\n\s*at .*|\n=== .*|\nDriver stacktrace:.*", re.DOTALL)
 
 
 def spark_message(error: BaseException) -> str:
     """Return the first sentence or two of an error of Spark, without its plan and its SQL state."""
     text = _STATE.sub("", str(error))
-    text = _STACK.sub("", text)
+    text = _STACK.sub("", _PLAN.sub("", text))
     return " ".join(text.split()).removesuffix(".")
 
 

@@ -26,6 +26,7 @@ from penstock.operators.graph import PhysicalPlan
 from penstock.spark_ext.failure import failure_of, is_without_answer
 from penstock.spark_ext.graph_recovery import GraphRecovery
 from penstock.spark_ext.metrics import ProgressReader, batch_metrics, had_input, is_last
+from penstock.spark_ext.restart import check_restart
 from penstock.spark_ext.stopping import stop_between_batches
 
 __all__ = ["RESULTS", "GraphMetrics", "GraphState", "QueryMetrics", "RunningGraph", "Stage"]
@@ -242,6 +243,8 @@ class RunningGraph:
                 raise self._told("a query of the graph cannot start", error, query=stage.name) from None
             self._waiting.remove(stage)
             self._runs[stage.name] = _Run(query, ProgressReader(query), stage.holds_back)
+            for note in check_restart(query):
+                _LOGGER.warning("%s [graph=%s query=%s]", note, self.name, stage.name)
             _LOGGER.info("query started [graph=%s query=%s id=%s]", self.name, stage.name, query.id)
 
     def _told(self, fact: str, error: Exception, **context: str) -> PenstockError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -22,6 +22,9 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.operators.metrics import BatchMetrics
+
+if TYPE_CHECKING:
+    from penstock.spark_ext.graph_handle import RunningGraph
 
 __all__ = [
     "OBSERVATION_PREFIX",
@@ -37,8 +40,8 @@ OBSERVATION_PREFIX = "penstock."
 """An update queue's metrics are observed under this prefix and its name."""
 
 
-def metrics(query: StreamingQuery) -> list[dict[str, Any]]:
-    """Return the metrics of the query's recent micro-batches, oldest first.
+def metrics(query: StreamingQuery | RunningGraph) -> list[dict[str, Any]]:
+    """Return the metrics of the recent micro-batches of a query, or of a graph's queries, oldest first.
 
     One entry for each batch and update queue (Spark keeps as many batches as
     ``spark.sql.streaming.numRecentProgressUpdates`` says): ``query``, ``query_id``, ``batch_id``,
@@ -48,10 +51,13 @@ def metrics(query: StreamingQuery) -> list[dict[str, Any]]:
 
     Parameters
     ----------
-    query : StreamingQuery
-        A query with at least one `update_queue`; it may have ended.
+    query : StreamingQuery or RunningGraph
+        A query with an operator of Penstock's, or what `penstock.start` returned; it may have ended.
     """
-    return [entry for progress in query.recentProgress for entry in batch_metrics(progress)]
+    queries = [query] if isinstance(query, StreamingQuery) else list(query.queries.values())
+    reports = [progress for one in queries for progress in one.recentProgress]
+    reports.sort(key=lambda progress: str(progress.timestamp))
+    return [entry for progress in reports for entry in batch_metrics(progress)]
 
 
 def batch_metrics(progress: StreamingQueryProgress) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ from penstock.spark_ext.buckets import bucket_labels
 from penstock.spark_ext.metrics import OBSERVATION_PREFIX
 from penstock.spark_ext.parcels import SIDE, Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.python_workers import prepare_workers
+from penstock.spark_ext.restart import plan_task
 from penstock.spark_ext.wake_source import with_wake
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, FileId, Pointer, Version
 
@@ -60,6 +61,7 @@ _SCHEME = re.compile("[a-z0-9+.-]+:", re.IGNORECASE)
 _WORKERS = "PENSTOCK_WORKERS"
 """The environment variable that tells workers of such operators from others, and nothing reads."""
 
+_SPARK_OPERATOR = "FlatMapGroupsInPandasWithState"
 _HELD_BYTES = 32 << 20
 """How much of a bucket's output Spark may gather before it passes it on."""
 
@@ -159,7 +161,7 @@ class Stateful:
         timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
         if waits:
             parcels = with_wake(parcels)
-        function = _BucketFunction(task, waits, _rows_of_a_batch(parcels.sparkSession), into)
+        function = _BucketFunction(plan_task(task), task, waits, _rows_of_a_batch(parcels.sparkSession), into)
         with _workers_of_their_own(parcels.sparkSession) if own_workers else nullcontext():
             results = parcels.groupBy("bucket").applyInPandasWithState(
                 function, _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout
@@ -188,10 +190,15 @@ def _workers_of_their_own(spark: SparkSession) -> Iterator[None]:
 class _BucketFunction:
     """The function of ``applyInPandasWithState``: called once per bucket and micro-batch, in a worker."""
 
+    plan_name: str
     task: BucketTask[Any]
     waits: bool
     batch_rows: int
     into: OperatorRows | None = None
+
+    def __post_init__(self) -> None:
+        # Spark's plans and errors call a function so.
+        object.__setattr__(self, "__name__", self.plan_name)
 
     def __call__(
         self, key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
@@ -342,12 +349,18 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
 
 
 def check_streaming(df: DataFrame) -> None:
-    """Check that a DataFrame is streaming.
+    """Check that a DataFrame is streaming, and that its query has room for an operator with state.
 
     Raises
     ------
     InvalidUsageError
-        If it is not.
+        If it is not, or has one already.
     """
     if not df.isStreaming:
         raise InvalidUsageError("the DataFrame is not streaming", hint="use spark.readStream")
+    if _SPARK_OPERATOR in str(df._jdf.queryExecution().analyzed().toString()):
+        raise InvalidUsageError(
+            "one query of Spark has room for one window, update queue, union or join of update streams",
+            hint="write what leaves the first into a p-stream, which another query reads; or build a graph, "
+            "with persist= after the first",
+        )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import (
@@ -21,7 +23,7 @@ from pyspark.sql.types import (
 
 from penstock.ddl import quoted
 from penstock.errors import InvalidUsageError
-from penstock.operators.arguments import budget_of, cost_of, one_of, weight_of
+from penstock.operators.arguments import budget_of, check_column, cost_of, one_of, weight_of
 from penstock.operators.key_queue import Policy
 from penstock.operators.partials import Decomposition, decompose, pane_ms
 from penstock.operators.scan import WEIGHT, Fragments, Partial, TimeUnit
@@ -53,8 +55,8 @@ def update_window(
     time: str,
     size: str | timedelta,
     slide: str | timedelta | None = None,
-    aggs: Mapping[str, str] | None = None,
-    mode: str = "lazy",
+    aggs: Mapping[str, str | Column] | None = None,
+    mode: str = "append",
     budget: int | str | None = None,
     policy: str | None = None,
     *,
@@ -82,10 +84,11 @@ def update_window(
         Such as ``"60 s"``. Without a slide windows do not overlap. They are ``[start, end)`` and aligned as
         Spark's ``window()`` aligns them. Or both in rows, such as ``"100 rows"``: windows of so many tuples
         of a key in the order of their times, those of one time in order of arrival, from its first one on.
-    aggs : mapping of str to str
-        Spark SQL by the name of its column: ``{"load": "avg(value)"}``. ``count(DISTINCT x)`` is exact, and
+    aggs : mapping of str to str or Column
+        Spark SQL by the name of its column: ``{"load": "avg(value)"}``; or Spark's column, such as
+        ``functions.avg("value")``, if its text means the same. ``count(DISTINCT x)`` is exact, and
         keeps the values of each pane.
-    mode : {"lazy", "eager", "append"}
+    mode : {"append", "lazy", "eager"}
         Which windows are emitted (UpStream §6.2). ``"append"``: all, each once, as the watermark passes its
         end. ``"lazy"``: of each key the newest that is complete; older ones are disregarded. ``"eager"``: a
         key is committed to the window that started last, and the others that it has until that is complete
@@ -152,11 +155,12 @@ def update_window(
         retain_versions=retain_versions,
     )
     service = service_of(mode, budget, policy, cost, weight)
-    if isinstance(weight, str) and aggs:
-        _check_there(df, "weight", weight)
-        aggs = {**aggs, WEIGHT: f"last({quoted(weight)})"}
+    texts = {name: _text_of(df, name, given) for name, given in (aggs or {}).items()}
+    if isinstance(weight, str) and texts:
+        check_column("weight", weight, df.columns)
+        texts[WEIGHT] = f"last({quoted(weight)})"
     made = windowed(
-        df, key, time, size, slide, aggs, delay=delay, unit=unit, buckets=place.buckets, nulls=nulls
+        df, key, time, size, slide, texts, delay=delay, unit=unit, buckets=place.buckets, nulls=nulls
     )
     return replace(made, plan=made.plan.served(service, weight)).results(place)
 
@@ -254,14 +258,28 @@ def service_of(
     return Service(chosen, order, budget_of(budget, timed=True), cost_of(cost))
 
 
-def _check_there(df: DataFrame, option: str, name: str) -> None:
-    if name not in df.columns:
-        raise InvalidUsageError("there is no such column", option=option, column=name, columns=df.columns)
+def _text_of(df: DataFrame, name: str, given: str | Column) -> str:
+    """Return an aggregate as SQL; a column of Spark as its text, if Spark reads the same from that."""
+    if isinstance(given, str):
+        return given
+    if isinstance(given, Column):
+        with contextlib.suppress(AnalysisException, ParseException):
+            asked = df.groupBy().agg(given.alias("a"))
+            made = asked._jdf.queryExecution().analyzed().aggregateExpressions().apply(0)
+            text = str(made.child().sql())
+            if asked.sameSemantics(df.groupBy().agg(sf.expr(text).alias("a"))):
+                return text
+    raise InvalidUsageError(
+        "an aggregate is neither Spark SQL nor a column that has the same as text",
+        hint="write Spark SQL, such as 'avg(price)'",
+        name=name,
+        got=type(given).__name__,
+    )
 
 
 def _time(df: DataFrame, time: str, unit: TimeUnit | None) -> tuple[Column, TimeUnit]:
     """Return the time as windows take it, and what one step of it is."""
-    _check_there(df, "time", time)
+    check_column("time", time, df.columns)
     kind, column = df.schema[time].dataType, sf.col(quoted(time))
     if isinstance(kind, TimestampType | TimestampNTZType | DateType):
         if unit is not None:
@@ -286,7 +304,7 @@ def _rows(
 ) -> tuple[DataFrame, tuple[Partial, ...]]:
     """Return time, groups and the values of partials as columns, and partials of these columns."""
     for name in keys:
-        _check_there(df, "key", name)
+        check_column("key", name, df.columns)
     values, partials = value_columns(split)
     return df.select(at.alias(TIME), *(sf.col(quoted(name)) for name in keys), *values), partials
 

@@ -25,7 +25,10 @@ def _same(table: pa.Table) -> pa.Table:
 
 
 WRONG_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
-    ({"key": "nowhere"}, r"no such column: option=key column=nowhere columns=\['k', 't', 'v'\]"),
+    (
+        {"key": "nowhere"},
+        r"no such column: option=key column=nowhere columns=\['k', 't', 'v'\]. Hint: the columns are k, t, v",
+    ),
     ({"key": "K"}, "no such column: option=key column=K"),
     ({"key": ["k", "nowhere"]}, "no such column: option=key column=nowhere"),
     ({"key": []}, "the update key has no column"),
@@ -106,6 +109,11 @@ WRONG_STREAMS: list[tuple[str, Callable[[DataFrame], DataFrame], str]] = [
     ("boolean time", lambda df: df.withColumn("t", sf.lit(True)), "cannot be the time: column=t type=bool"),
     ("decimal time", lambda df: df.withColumn("t", sf.col("t").cast("decimal(9,1)")), "cannot be the time"),
     ("interval", lambda df: df.withColumn("t", sf.expr("interval '1' day")), "cannot be the time"),
+    (
+        "two operators",
+        lambda df: penstock.update_queue(df, "k", "t", state_location="/nowhere"),
+        "has room for one window, update queue, union or join of update streams. Hint: write what leaves",
+    ),
     ("batch", lambda df: df.sparkSession.range(1).selectExpr("id k", "id t"), "DataFrame is not streaming"),
 ]
 
@@ -125,6 +133,23 @@ def test_the_staleness_column_may_not_be_there_already(spark: SparkSession, tmp_
     df = Place(tmp_path).input.frame(spark).withColumn("queue_staleness_ms", sf.lit(1.0))
     with pytest.raises(InvalidUsageError, match="the stream has this column already"):
         penstock.update_queue(df, key="k", time="t", staleness_column=True, state_location=str(tmp_path))
+
+
+def test_an_aggregate_is_sql_or_a_column_that_means_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    df = Place(tmp_path).input.frame(spark).withColumn("t", sf.timestamp_seconds("t"))
+    df = df.withColumn("a b", sf.col("v"))
+
+    def windows(**aggs: Any) -> DataFrame:
+        return penstock.update_window(df, "k", "t", "1 s", aggs=aggs, state_location=str(tmp_path))
+
+    written = windows(a="avg(v)", b="sum(v * 2)", c="count(*)", d="max(`a b`)")
+    given = windows(a=sf.avg("v"), b=sf.sum(sf.col("v") * 2), c=sf.count("*"), d=sf.max("`a b`"))
+    assert given.schema == written.schema
+    for wrong in (sf.sum(sf.udf(lambda v: v, "double")("v")), len):
+        with pytest.raises(InvalidUsageError, match=r"neither Spark SQL nor .* Hint: write Spark SQL"):
+            windows(a=wrong)
+    with pytest.raises(InvalidUsageError, match=r"no such column: .* Hint: did you mean 'k'"):
+        penstock.update_window(df, "kk", "t", "1 s", aggs={"n": "count(*)"}, state_location=str(tmp_path))
 
 
 class _GoneError(Exception):

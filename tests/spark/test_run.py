@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import penstock
 from penstock.conf.pipeline import Pipeline
@@ -166,9 +167,34 @@ def test_a_query_runs_to_its_end_in_a_session(
     last = {row["symbol"]: row["seq"] for row in sorted(table(spark), key=lambda row: row["seq"])}
     assert last == newest(30_000), "the session that was active goes on"
     *lines, summary = capsys.readouterr().err.splitlines()
-    assert all(line.startswith("batch ") and "  took " in line for line in lines)
+    lines = [line for line in lines if not line.startswith("still starting")]
+    assert all(line.startswith("batch ") and "  took " in line for line in lines), lines
     assert any("  stale " in line for line in lines)
     assert summary.startswith(f"{totals.batches} batches, 30,000 rows in, {totals.emitted:,} emitted, ")
+
+
+def test_what_is_wrong_with_a_start_is_told_in_our_words(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = spark.readStream.format("market").options(rows=100).load()
+
+    def writer(key: str, checkpoint: str = "checkpoint", mode: str = "append") -> DataStreamWriter:
+        served = penstock.update_queue(rows, key, "time", state_location=str(tmp_path / "state"))
+        started = served.writeStream.format("noop").outputMode(mode).trigger(availableNow=True)
+        return started.option("checkpointLocation", str(tmp_path / checkpoint))
+
+    with pytest.raises(InvalidUsageError, match=r"are only appended\. Hint: leave outputMode out"):
+        penstock.run(writer("symbol", mode="update"))
+    assert penstock.run(writer("symbol")).rows_in == 100
+    # There is no new row, so no task looks at the state.
+    with pytest.raises(
+        InvalidUsageError, match=r"made with another key: .* was=.\"symbol\". now=.\"volume\""
+    ):
+        penstock.run(writer("volume"))
+    assert not spark.streams.active
+    capsys.readouterr()
+    penstock.run(writer("symbol", "another"))
+    assert "has only state of other checkpoints, of which one may" in capsys.readouterr().err
 
 
 def test_a_query_of_spark_alone_is_followed_too(spark: SparkSession, tmp_path: Path) -> None:

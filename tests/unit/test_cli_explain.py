@@ -101,7 +101,7 @@ def test_a_queue_may_stand_before_a_window() -> None:
         ),
         (
             ["window.time=second"],
-            "w.yaml:7: window: there is no column 'second'. Hint: did you mean 'seconds'?",
+            "--set window.time=second: window: there is no column 'second'. Hint: did you mean 'seconds'?",
         ),
         (["aggregates={load: avg(cpuu)}"], "aggregates: there is no column 'cpuu'"),
         (["group_by=[catgory]"], "group_by: there is no column 'catgory'"),
@@ -255,3 +255,41 @@ def test_explaining_starts_no_spark() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert shown.stdout == "True set()\n"
+
+
+def test_check_finds_what_explain_finds_and_all_of_it() -> None:
+    wrong = ("--set", "filter=kidn = 1", "--set", "having=cpu > 1")
+    told = [penstock(command, "w.yaml", *wrong) for command in ("check", "explain")]
+    assert told[0].stderr == told[1].stderr
+    assert [line.partition(": ")[0] for line in told[0].stderr.splitlines()] == [
+        "--set filter=kidn = 1",
+        "--set having=cpu > 1",
+    ]
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_places_that_cannot_be_written_are_told_before_spark_starts(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    Path("file").touch()
+    Path("in").mkdir()
+    overrides = [
+        "query.checkpoint=file",
+        "query.metrics=in",
+        "sink={type: parquet, path: file/o}",
+    ]
+    result = penstock(command, "w.yaml", *[part for one in overrides for part in ("--set", one)])
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        "--set query.checkpoint=file: query.checkpoint: file is no directory.",
+        "--set query.metrics=in: query.metrics: in is a directory.",
+        "--set sink={type: parquet, path: file/o}: sink.path: file/o cannot be made: "
+        f"{Path('file').absolute()} is no directory.",
+    ]
+
+
+def test_a_drawing_that_cannot_be_written_is_one_line() -> None:
+    result = penstock("explain", "w.yaml", "--svg", "nodir/x.svg")
+    assert (result.exit_code, result.stderr) == (2, "nodir/x.svg: No such file or directory.\n")

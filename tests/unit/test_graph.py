@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import ArrayType, DecimalType, StructType
 
+import penstock
 from penstock.errors import InvalidUsageError
+from penstock.operators.arguments import JOIN_OPTIONS, QUEUE_OPTIONS, UNION_OPTIONS
 from penstock.operators.graph import Graph, Persist, graph
-from penstock.operators.graph.nodes import RowWindow, UpdateQueue, Window, topological
+from penstock.operators.graph.nodes import RowWindow, Sink, UpdateQueue, Window, topological
 from penstock.operators.graph.shape import shape
 from penstock.operators.graph.types import UNKNOWN, scan_schema
 
@@ -416,6 +421,23 @@ def _queue() -> Graph:
         (lambda: served().join_windows(totals()), "do not come out together: mode=lazy"),
         (lambda: minutes().join_windows(served(mode="eager")), "do not come out together: mode=eager"),
         (lambda: readings().update_queue("plugs", "time"), "mean 'plug'"),
+        (
+            lambda: readings().update_queue("plug", "time", budgt=1),
+            "no such option: option=budgt node=update_queue. Hint: did you mean 'budget'",
+        ),
+        (
+            lambda: readings().union(readings("b"), key="plug", time="time", budgt=1),
+            "no such option: option=budgt node=union. Hint: did you mean 'budget'",
+        ),
+        (
+            lambda: _queue().join(_queue(), on="plug", time="time", within="1 s", dely="1 s"),
+            "no such option: option=dely node=join. Hint: did you mean 'delay'",
+        ),
+        (lambda: readings().sink("consol"), "no such kind of sink: .*did you mean 'console'"),
+        (
+            lambda: readings().window("time", size="60 s").agg(n=len),  # type: ignore[arg-type]  # is tested
+            "an expression of a graph is Spark SQL as text",
+        ),
         (lambda: _queue().select("time", "load"), "would lose its key.*column=plug"),
         (lambda: _queue().select("load", plug="plug + 1"), "update key would change.*column=plug"),
         (
@@ -427,3 +449,33 @@ def _queue() -> Graph:
 def test_what_is_wrong_is_told_when_it_is_written(build: Callable[[], object], says: str) -> None:
     with pytest.raises(InvalidUsageError, match=says):
         build()
+
+
+def test_a_source_takes_its_columns_as_text_or_from_a_frame() -> None:
+    text = "time timestamp, `a b` decimal(10,2), c array<struct<d: int>>"
+    inner = StructType().add("d", "integer")
+    schema = StructType().add("time", "timestamp").add("a b", DecimalType(10, 2)).add("c", ArrayType(inner))
+    made = graph("g").source("s", text).schema
+    assert made.types[:2] == [pa.timestamp("us", "UTC"), pa.decimal128(10, 2)]
+    for given in (schema, SimpleNamespace(schema=schema)):
+        assert graph("g").source("s", given).schema == made
+    ours = graph("g").source("s", READINGS).sink("org.example.Sink")
+    assert isinstance(ours.root, Sink), "what is not known may be a user's own"
+
+
+@pytest.mark.parametrize(
+    ("operator", "known", "written"),
+    [
+        (penstock.update_queue, QUEUE_OPTIONS, {"df", "key", "time", "policy", "budget", "combine"}),
+        (penstock.update_union, UNION_OPTIONS, {"dfs", "key", "time", "prefer"}),
+        (
+            penstock.update_join,
+            JOIN_OPTIONS,
+            {"left", "right", "key", "time", "within", "condition", "unit"},
+        ),
+    ],
+)
+def test_the_builder_knows_all_options_of_an_operator(
+    operator: Any, known: tuple[str, ...], written: set[str]
+) -> None:
+    assert {*known, *written, "name"} == inspect.signature(operator).parameters.keys()

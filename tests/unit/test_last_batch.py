@@ -35,11 +35,14 @@ class Query:
 
     def __init__(self, reports: list[Any]) -> None:
         self.recentProgress: list[Any] = []
+        self.id, self.name = "1", "q"
         self.left = list(reports)
         self.stopped_after: int | None = None
         self.exception = lambda: None
         trigger = SimpleNamespace(toString=lambda: "AvailableNowTrigger")
-        self._jsq = SimpleNamespace(streamingQuery=lambda: SimpleNamespace(trigger=lambda: trigger))
+        self._jsq = SimpleNamespace(
+            streamingQuery=lambda: SimpleNamespace(trigger=lambda: trigger, analyzedPlan=lambda: trigger)
+        )
 
     @property
     def lastProgress(self) -> Any:  # noqa: N802 - Spark's name

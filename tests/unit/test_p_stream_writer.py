@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import fs
@@ -316,3 +317,25 @@ def test_a_forked_process_is_refused_its_parents_writer_and_may_open_its_own(tmp
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED, str(tmp_path / "s")]
     assert subprocess.run(command, timeout=60, check=False).returncode == 5
     assert sorted(all_of(tmp_path / "s")) == [1, 2]
+
+
+def test_rows_may_be_of_pandas_or_plain_python(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("n", pa.int64(), nullable=False), ("s", pa.string())])
+    frame = pd.DataFrame({"s": ["a", None], "n": [1, 2]}, index=[7, 9])
+    with PStreamWriter(tmp_path, schema) as writer:
+        writer.append(frame)
+        writer.append([{"n": 3, "s": "c"}, {"n": 4}])
+        writer.append({"s": ["e"], "n": [5]})
+        wrong: list[tuple[Any, str]] = [
+            ([{"n": 6, "t": "x"}], "no such columns: columns=t known=n, s"),
+            ({"s": ["secret"], "n": ["secret"]}, "do not fit the p-stream's columns: kind=Arrow"),
+            (frame.drop(columns="n"), "do not fit the p-stream's columns: kind=KeyError"),
+            ([{"s": "secret"}], "a column has nulls that may have none: column=n"),
+            ("secret", "no rows of a kind that is known: got=str"),
+        ]
+        for rows, text in wrong:
+            with pytest.raises(InvalidUsageError, match=text) as caught:
+                writer.append(rows)
+            assert "secret" not in str(caught.value)
+    rows = PStreamReader(tmp_path).read().to_pydict()
+    assert rows == {"n": [1, 2, 3, 4, 5], "s": ["a", None, "c", None, "e"]}

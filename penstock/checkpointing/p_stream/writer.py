@@ -19,6 +19,7 @@ from penstock.checkpointing.p_stream.segments import UNIT_ROWS, Coder, SegmentWr
 from penstock.checkpointing.p_stream.stream import PStream, check_schema, checked_name
 from penstock.checkpointing.p_stream.threads import Threads
 from penstock.compression.kinds import check_codes, coded_as, is_coded_text
+from penstock.ddl import schema_text
 from penstock.errors import InvalidUsageError
 from penstock.units import parse_duration_us
 
@@ -155,34 +156,36 @@ class PStreamWriter:
         """The rows of the stream as of this writer's newest commit, other writers' too."""
         return self._stream.end
 
-    def append(self, table: pa.Table | pa.RecordBatch, *, clock: Mapping[str, int] | None = None) -> None:
+    def append(self, rows: Any, *, clock: Mapping[str, int] | None = None) -> None:
         """Append rows; returns before they are durable. Waits while too much is pending.
 
         Parameters
         ----------
-        table : pyarrow.Table or pyarrow.RecordBatch
-            With the stream's columns, in any order; texts may be dictionaries of such, which takes less time.
-            Its memory is shared until it is coded, and counts as pending, all of a dictionary for each part.
+        rows : pyarrow.Table, pyarrow.RecordBatch, pandas.DataFrame, list of dict, or dict
+            With the stream's columns, in any order. A dict has columns as sequences, a list has a dict for
+            each row; those are the slow ways. Texts of Arrow may be dictionaries of such, which takes less
+            time. Memory of Arrow is shared until it is coded, and counts as pending, all of a dictionary for
+            each part.
         clock : mapping of str to int, optional
             How far its sources were read with it. What is not named stays as it was.
 
         Raises
         ------
         InvalidUsageError
-            If the columns are others, a code of a dictionary has no text, or the writer is closed, or of
-            another process.
+            If the columns are others, values are not of their types, a code of a dictionary has no text, or
+            the writer is closed, or of another process.
         PenstockError
             If rows before these could not be committed: as `flush`.
         """
         self._check_process()
-        rows = self._checked(table)
+        table = self._checked(_as_arrow(rows, self.schema))
         with self._changed:
             self._changed.wait_for(self._has_room)
             self._check_open()
             if clock:
                 self._clock.update(clock)
-            self._pending.append(rows)
-            self._pending_bytes += rows.nbytes
+            self._pending.append(table)
+            self._pending_bytes += table.nbytes
             self._appended += 1
             self._changed.notify_all()
 
@@ -398,3 +401,43 @@ def _as_kept(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedAr
     if any(chunk.dictionary.null_count for chunk in column.chunks):
         return column.cast(field.type)
     return column
+
+
+def _as_arrow(rows: Any, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
+    """Return rows as Arrow.
+
+    Raises
+    ------
+    InvalidUsageError
+        If they are of no kind that has rows, lack a column, have another one, or a value has another type.
+    """
+    if isinstance(rows, pa.Table | pa.RecordBatch):
+        return rows
+    if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
+        named = {name for row in rows for name in row}
+    elif isinstance(rows, dict):
+        named = set(rows)
+    elif hasattr(rows, "__dataframe__") and hasattr(rows, "columns"):
+        named = set(rows.columns)
+    else:
+        raise InvalidUsageError(
+            "no rows of a kind that is known",
+            hint="append a table of Arrow, a DataFrame of pandas, a dict of columns, or a list of dicts",
+            got=type(rows).__name__,
+        )
+    unknown = sorted(str(name) for name in named - set(schema.names))
+    if unknown:
+        raise InvalidUsageError(
+            "the p-stream has no such columns", columns=", ".join(unknown), known=", ".join(schema.names)
+        )
+    try:
+        if isinstance(rows, list):
+            return pa.Table.from_pylist(rows, schema)
+        if isinstance(rows, dict):
+            return pa.Table.from_pydict(rows, schema)
+        return pa.Table.from_pandas(rows, schema, preserve_index=False)
+    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        # The message of Arrow may have values in it.
+        raise InvalidUsageError(
+            "rows do not fit the p-stream's columns", kind=type(error).__name__, schema=schema_text(schema)
+        ) from None

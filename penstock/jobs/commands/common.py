@@ -87,6 +87,11 @@ def errors(*, debug: bool) -> Iterator[None]:
             raise
         typer.secho(f"{error}", err=True, fg=typer.colors.RED)
         raise typer.Exit(WRONG if isinstance(error, InvalidUsageError) else FAILED) from None
+    except OSError as error:
+        if debug or error.filename is None:
+            raise
+        typer.secho(f"{error.filename}: {error.strerror}.", err=True, fg=typer.colors.RED)
+        raise typer.Exit(WRONG) from None
     except Exception as error:
         if debug or not type(error).__module__.startswith("pyspark."):
             raise

@@ -93,6 +93,12 @@ class PhysicalPlan:
     choices: tuple[Choice, ...]
     statistics: Statistics | None
 
+    def _repr_svg_(self) -> str:
+        """Return the drawing that a notebook shows."""
+        from penstock.operators.graph.draw import draw
+
+        return draw(self)
+
     @property
     def streams(self) -> tuple[StreamPlan, ...]:
         """Its p-streams."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
 
+from penstock.ddl import parse_schema, quoted
 from penstock.errors import InvalidUsageError
-from penstock.operators.expression import Expression, column, named
+from penstock.operators.arguments import QUEUE_OPTIONS, check_options
+from penstock.operators.expression import Expression, column, did_you_mean, named
 from penstock.operators.graph.builder.streams import Streams
 from penstock.operators.graph.builder.windows import Windows
 from penstock.operators.graph.nodes import (
@@ -29,6 +32,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Graph", "GraphName", "graph"]
 
+_SINKS: Final = (
+    "console",
+    "csv",
+    "json",
+    "kafka",
+    "memory",
+    "noop",
+    "orc",
+    "p-stream",
+    "parquet",
+    "pstream",
+    "text",
+)
+
 
 def graph(name: str) -> GraphName:
     """Begin a graph of operators; `GraphName.source` says where its tuples come from.
@@ -40,8 +57,7 @@ def graph(name: str) -> GraphName:
 
     Examples
     --------
-    >>> import pyarrow as pa
-    >>> readings = pa.schema({"time": pa.timestamp("us"), "plug": pa.int32(), "load": pa.float64()})
+    >>> readings = "time timestamp, plug int, load double"
     >>> mean = (
     ...     graph("loads")
     ...     .source("readings", readings)
@@ -68,7 +84,7 @@ class GraphName:
     def source(
         self,
         name: str,
-        schema: pa.Schema,
+        schema: pa.Schema | str | Any,
         *,
         kind: SourceKind = "push",
         options: Mapping[str, str] | None = None,
@@ -81,8 +97,9 @@ class GraphName:
         ----------
         name : str
             The source's name, unique among those of graphs that are joined or united.
-        schema : pyarrow.Schema
-            What it yields.
+        schema : pyarrow.Schema, str or DataFrame
+            What it yields: columns of Arrow; or as in Spark's DDL, ``"time timestamp, load double"``; or
+            those of a DataFrame of Spark. A ``timestamp`` of Spark is Arrow's ``timestamp("us", "UTC")``.
         kind : str
             ``push`` for a program that appends, which cannot be asked again; ``files``, ``parquet``,
             ``kafka``, ``p-stream``, ``market`` and ``rate`` can. ``parquet`` are files of which Penstock
@@ -104,8 +121,20 @@ class GraphName:
             raise InvalidUsageError(
                 "an update stream has a key and a time", key=names, time=time, source=name
             )
-        node = Source(name, (), schema, kind, tuple((options or {}).items()), names, time)
+        node = Source(name, (), _schema_of(schema), kind, tuple((options or {}).items()), names, time)
         return Graph(self.name, node)
+
+
+def _schema_of(given: Any) -> pa.Schema:
+    """Return the columns that a source is said to have."""
+    if isinstance(given, str):
+        return parse_schema(given)
+    struct = getattr(given, "schema", given)
+    if isinstance(given, pa.Schema) or not hasattr(struct, "fields"):
+        return given
+    return parse_schema(
+        ", ".join(f"{quoted(one.name)} {one.dataType.simpleString()}" for one in struct.fields)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +203,10 @@ class Graph(Windows, Streams):
         Raises
         ------
         InvalidUsageError
-            If key or time are not there, or there is no such policy.
+            If key or time are not there, or there is no such policy or option.
         """
         own = self._open("update_queue", name)
+        check_options(options, (*QUEUE_OPTIONS, "policy", "budget", "combine"), node=own)
         if policy not in POLICIES:
             raise InvalidUsageError("there is no such policy", policy=policy, known=", ".join(POLICIES))
         names = (key,) if isinstance(key, str) else tuple(key)
@@ -207,8 +237,24 @@ class Graph(Windows, Streams):
         )
 
     def sink(self, kind: str, *, name: str | None = None, **options: Any) -> Self:
-        """Say where the results go; nothing may follow."""
+        """Say where the results go; nothing may follow.
+
+        Parameters
+        ----------
+        kind : str
+            ``pstream``, or Spark's name of a format, such as ``console``, ``parquet`` or ``kafka``.
+        **options
+            Of the format, such as ``path=``.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the kind looks like one of Spark's, but is spelt otherwise.
+        """
         own = self._open("sink", name)
+        if kind not in _SINKS and difflib.get_close_matches(kind.lower(), _SINKS, n=1):
+            hint = did_you_mean(kind, _SINKS, "kinds")
+            raise InvalidUsageError("there is no such kind of sink", hint=hint, kind=kind, node=own)
         return self._with(Sink(own, (self.root,), kind, tuple(options.items())))
 
     def measure(self, sample: pa.Table | Mapping[str, pa.Table], *, compress: bool = True) -> Statistics:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, Self
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.arguments import JOIN_OPTIONS, UNION_OPTIONS, check_options
 from penstock.operators.expression import Expression
 from penstock.operators.graph.builder.written import Written, milliseconds
 from penstock.operators.graph.nodes import (
@@ -65,6 +66,7 @@ class Streams(Written):
             such input to prefer.
         """
         own = self._open("union", name)
+        check_options(options, (*UNION_OPTIONS, "prefer"), node=own)
         inputs = (self.root, *(other._ready() for other in others))
         names = (key,) if isinstance(key, str) else tuple(key)
         if bool(names) != bool(time):
@@ -139,6 +141,7 @@ class Streams(Written):
             streams are not joined by their key, or the condition is none.
         """
         own = self._open("join", name)
+        check_options(options, (*JOIN_OPTIONS, "condition", "unit", "updates"), node=own)
         names = (on,) if isinstance(on, str) else tuple(on)
         inputs = (self.root, other._ready())
         joined = Join(

@@ -73,6 +73,12 @@ class Written:
         return type(self)(self.name, node)
 
     def _expression(self, text: str, node: str) -> Expression:
+        if not isinstance(text, str):
+            raise InvalidUsageError(
+                "an expression of a graph is Spark SQL as text",
+                hint=f"write {str(text).removeprefix('Column<').removesuffix('>')}",
+                node=node,
+            )
         return Expression.parse(text).resolve(self.schema.names, node=node)
 
     def _column(self, name: str, node: str) -> str:

@@ -1,0 +1,57 @@
+"""Checks, before Spark starts, that a pipeline can write where it says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from penstock.conf.document import Document, FieldPath, PipelineError, describe
+from penstock.conf.pipeline import ParquetSink, Pipeline
+
+__all__ = ["check_places"]
+
+
+def check_places(pipeline: Pipeline, document: Document) -> None:
+    """Check the files and directories of this machine that a pipeline writes.
+
+    Locations that name a file system, such as ``s3://bucket``, are left to Spark; so are all where a Spark
+    installation says how to run, for a path may then be of a cluster's file system.
+
+    Raises
+    ------
+    PipelineError
+        If one cannot be written, with a line for each.
+    """
+    if any(name in os.environ for name in ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR")):
+        return
+    query, sink = pipeline.query, pipeline.sink
+    places: list[tuple[FieldPath, str | None, bool]] = [
+        (("query", "checkpoint"), query.checkpoint, True),
+        (("query", "state_location"), query.state_location, True),
+        (("query", "metrics"), query.metrics, False),
+        (("sink", "path"), sink.path if isinstance(sink, ParquetSink) else None, True),
+    ]
+    problems = []
+    for path, location, directory in places:
+        if location is None or "://" in location:
+            continue
+        wrong = _wrong_with(Path(location), directory=directory)
+        if wrong is not None:
+            problems.append(describe(document.place(path), path, wrong))
+    if problems:
+        raise PipelineError(problems)
+
+
+def _wrong_with(path: Path, *, directory: bool) -> str | None:
+    """Return why a file or directory cannot be written, None if it can."""
+    try:
+        if path.exists() and path.is_dir() != directory:
+            return f"{path} is {'no directory' if directory else 'a directory'}"
+        there = next(one for one in (path, *path.absolute().parents) if one.exists())
+    except OSError as error:
+        return f"{path} cannot be used: {error.strerror}"
+    if there != path and not there.is_dir():
+        return f"{path} cannot be made: {there} is no directory"
+    if not os.access(there, os.W_OK):
+        return f"{path} cannot be written: no permission for {there}"
+    return None
