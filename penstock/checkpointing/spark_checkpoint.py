@@ -44,7 +44,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 _OFFSETS, _COMMITS, _METADATA, _STATE, _SOURCES = "offsets", "commits", "metadata", "state", "sources"
 _VERSION = re.compile(r"(\d+)(_[^.]*)?\.(delta|snapshot|changelog|zip)")
 _NUMBER = re.compile(r"(\d+)(\.compact)?")
-_SUMS_MAGIC = b"crc\0"
+_SUMS_MAGIC, _SUMS_HEAD, _CHUNK = b"crc\0", 8, 512
 
 _File = tuple[Files, str]
 """A directory, and a name in it."""
@@ -194,7 +194,7 @@ def repair_checkpoint(location: str | os.PathLike[str], *, dry_run: bool = True)
     return Repair(batch, tuple(place.path_of(name) for place, name in gone))
 
 
-def _to_repair(files: Files) -> tuple[int | None, list[_File]]:
+def _to_repair(files: LocalFiles) -> tuple[int | None, list[_File]]:
     """Return the newest micro-batch that is kept, and the files that go."""
     checkpoint = _Checkpoint(files)
     if not checkpoint.is_torn:
@@ -224,10 +224,10 @@ class _Checkpoint:
     files : Files
         Its directory.
     thorough : bool
-        Whether all of the state is read; otherwise only its newest versions are, and others judged by size.
+        Whether all of the state is read; see `_states`.
     """
 
-    def __init__(self, files: Files, *, thorough: bool = False) -> None:
+    def __init__(self, files: LocalFiles, *, thorough: bool = False) -> None:
         self.files = files
         self.offsets = _log(files.child(_OFFSETS))
         self.commits = _log(files.child(_COMMITS))
@@ -315,19 +315,43 @@ def _log(files: Files) -> _Log:
     return log
 
 
-def _states(files: Files, since: int) -> Iterator[_Log]:
-    """Yield the versions of each part of the state; what describes an operator counts as version 1."""
+def _states(files: LocalFiles, since: int) -> Iterator[_Log]:
+    """Yield the versions of each part of the state; what describes an operator counts as version 1.
+
+    Files older than the version `since` are taken for whole, but snapshots, which are written late, are
+    compared with their checksums by length. There are many, so nothing is asked of a file that need not be.
+    """
     log = _Log(files)
-    for fact in files.list():
-        if fact.is_directory:
-            yield from _states(files.child(fact.name), since)
-        elif found := _VERSION.fullmatch(fact.name):
+    for name, is_directory in _listed(files.directory):
+        if is_directory:
+            yield from _states(files.child(name), since)
+        elif found := _VERSION.fullmatch(name):
             number = int(found[1])
-            whole = _is_whole(files, fact.name) if number >= since else fact.size_bytes > 0
-            log.add(number, fact.name, whole=whole)
-        elif not fact.name.startswith(".") and fact.size_bytes == 0:
-            log.add(1, fact.name, whole=False)
+            if number >= since:
+                log.add(number, name, whole=_is_whole(files, name))
+            elif found[3] in {"snapshot", "zip"}:
+                log.add(number, name, whole=_is_long_enough(files.directory, name))
+        elif not name.startswith(".") and (files.directory / name).stat().st_size == 0:
+            log.add(1, name, whole=False)
     yield log
+
+
+def _listed(directory: Path) -> list[tuple[str, bool]]:
+    """Return the names in a directory, and which are directories."""
+    try:
+        with os.scandir(directory) as entries:
+            return [(entry.name, entry.is_dir()) for entry in entries]
+    except FileNotFoundError:
+        return []
+
+
+def _is_long_enough(directory: Path, name: str) -> bool:
+    size = (directory / name).stat().st_size
+    try:
+        sums_size = (directory / _sums_of(name)).stat().st_size
+    except FileNotFoundError:
+        return size > 0
+    return size > 0 and sums_size == _SUMS_HEAD + 4 * -(-size // _CHUNK)
 
 
 def _sums_of(name: str) -> str:
@@ -343,12 +367,11 @@ def _is_whole(files: Files, name: str, *, text: bool = False) -> bool:
         sums = bytes(files.read(_sums_of(name)))
     except FileNotFoundError:
         return not text or _ends_well(content)
-    if len(sums) < 8 or not sums.startswith(_SUMS_MAGIC):
-        return False
-    (chunk,) = struct.unpack_from(">i", sums, 4)
-    parts = range(0, len(content), chunk) if chunk > 0 else range(0)
-    expected = struct.pack(f">{len(parts)}I", *(zlib.crc32(content[at : at + chunk]) for at in parts))
-    return sums[8:] == expected
+    parts = range(0, len(content), _CHUNK)
+    expected = struct.pack(
+        f">i{len(parts)}I", _CHUNK, *(zlib.crc32(content[at : at + _CHUNK]) for at in parts)
+    )
+    return sums == _SUMS_MAGIC + expected
 
 
 def _ends_well(content: bytes) -> bool:

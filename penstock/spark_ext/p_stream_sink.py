@@ -207,6 +207,9 @@ class BatchWriter(DataSourceArrowWriter):
     def _end(self, messages: list[WriterCommitMessage | None]) -> None:
         stream = PStream(self._options.path)
         segments = chain.from_iterable(message.segments for message in _in_order(messages))
+        if self._options.batch is not None:
+            # It may be a micro-batch's, whose plan is not durable yet.
+            make_durable(None)
         stream.log.commit(self._writer, self._batch, list(segments))
         stream.log.compact()
         stream.cut_back(self._writer)

@@ -125,7 +125,7 @@ def test_markers_and_offsets_are_in_the_metrics(spark: SparkSession, tmp_path: P
     assert (reader.name, reader.query, reader.committed, reader.lag) == ("twice", "results", kept, 0)
     markers = metrics.markers
     assert (markers.retain, markers.checkpoint) == (3, metrics.queries["results"].batches)
-    assert markers.release in (markers.checkpoint - 1, markers.checkpoint)
+    assert 1 <= markers.release <= markers.checkpoint, "several are released at once"
     assert facts_of(GraphDirectory(tmp_path / "checkpoint")).markers == markers
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 from typer.testing import CliRunner
 
 from penstock import _durable
@@ -220,6 +221,13 @@ def test_a_checkpoint_is_synced_where_it_lies(tmp_path: Path, synced: list[str])
     make_durable(None)
     make_durable(str(tmp_path / "elsewhere"))
     assert synced[3:] == ["everything"] * 2
+
+
+def test_a_batch_job_with_a_number_is_committed_after_a_sync(tmp_path: Path, synced: list[str]) -> None:
+    for number, options in enumerate(({}, {"writer": "w", "batch": "3"})):
+        source = PStreamDataSource({"path": str(tmp_path / "stream"), **options})
+        source.writer(StructType([StructField("n", LongType())]), overwrite=False).commit([])
+        assert synced == ["everything"] * number
 
 
 def test_a_plan_is_told_from_another_of_the_same_number(tmp_path: Path) -> None:
