@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
+from penstock.errors import PenstockError
 from penstock.spark_ext.graph_handle import RunningGraph
 from tests.crash.power_known_bad import DAEMON, SOURCES
 from tests.crash.power_source import KINDS, SCHEMA, WINDOW_S
@@ -35,6 +36,7 @@ BROKEN = "PENSTOCK_KNOWN_BAD"
 
 _BATCH_ROWS = 200
 _PATIENCE_S = 60.0
+_TOO_LATE = "Python worker failed to connect back"
 _AGGREGATES = {"number": "count(*)", "total": "sum(v)"}
 
 
@@ -48,24 +50,26 @@ class Queries:
         penstock.register(spark)
         if broken:
             spark.dataSource.register(SOURCES[broken])
-        self._running: list[StreamingQuery | RunningGraph] = []
+        self._running: dict[str, StreamingQuery | RunningGraph] = {}
 
     def start(self) -> None:
         """Start or restart all."""
         for kind in KINDS:
-            self._running.append(self._start(kind))
+            self._running[kind] = self._start(kind)
 
     def check(self) -> None:
-        """Raise what a query has failed with."""
-        for one in self._running:
-            if isinstance(one, RunningGraph):
-                one.await_termination(0)
-            elif error := one.exception():
+        """Raise what a query has failed with; start one again for which the machine was too busy."""
+        for kind, one in self._running.items():
+            error = _error_of(one)
+            if error is not None and _TOO_LATE not in str(error):
                 raise error
+            if error is not None:
+                one.stop()
+                self._running[kind] = self._start(kind)
 
     def stop(self) -> None:
         """Stop all."""
-        for one in self._running:
+        for one in self._running.values():
             one.stop()
 
     def _start(self, kind: str) -> StreamingQuery | RunningGraph:
@@ -110,6 +114,16 @@ class Queries:
     def _read(self, kind: str, name: str = "left") -> DataFrame:
         reader = self._spark.readStream.format("pstream").option("reader", f"{kind}-{name}")
         return reader.option("maxRows", _BATCH_ROWS).load(str(self._streams / name))
+
+
+def _error_of(query: StreamingQuery | RunningGraph) -> Exception | None:
+    if isinstance(query, StreamingQuery):
+        return query.exception()
+    try:
+        query.await_termination(0)
+    except PenstockError as error:
+        return error
+    return None
 
 
 def main() -> int:
