@@ -15,11 +15,12 @@ from pyspark.sql.types import LongType, StructField, StructType
 from typer.testing import CliRunner
 
 from penstock import _durable
-from penstock.checkpointing.p_stream import PStream, PStreamWriter
+from penstock.checkpointing.p_stream import PStream, PStreamWriter, Segment, Unit
 from penstock.checkpointing.releases import Releases
 from penstock.checkpointing.spark_checkpoint import Repair, make_durable, plan_of, repair_checkpoint
 from penstock.cli import app
 from penstock.errors import CorruptDataError
+from penstock.spark_ext import p_stream_sink
 from penstock.spark_ext.p_stream_source import PStreamDataSource
 
 
@@ -221,6 +222,34 @@ def test_a_checkpoint_is_synced_where_it_lies(tmp_path: Path, synced: list[str])
     make_durable(None)
     make_durable(str(tmp_path / "elsewhere"))
     assert synced[3:] == ["everything"] * 2
+
+
+def test_a_micro_batch_is_committed_after_a_sync_and_another_of_its_number_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, place, known = tmp_path / "stream", tmp_path / "checkpoint", list[int]()
+    PStream(stream, pa.schema({"n": pa.int64()}))
+    monkeypatch.setattr(_durable, "sync_file_system", lambda _: known.append(PStream(stream).end))
+    source = PStreamDataSource({"path": str(stream), "checkpointLocation": str(place)})
+    writer = source.streamWriter(StructType([StructField("n", LongType())]), overwrite=False)
+
+    def commit(batch: int) -> None:
+        written = p_stream_sink._Written("q", "q", batch, 0, (Segment(f"s{batch}", (Unit(0, 10, 5),)),))
+        writer.commit([written], batch)
+
+    offsets(place, 0, 1)
+    commit(0)
+    commit(1)
+    commit(1)
+    assert (known, PStream(stream).end) == ([0, 5], 10), "one that runs again is dropped"
+    for number in (0, 1):
+        with pytest.raises(CorruptDataError, match=rf"older than .* batch={number} newest_batch=1"):
+            write(place / "offsets/1", b"v1\n{}\n7")
+            commit(number)
+    log = PStream(stream).log
+    log._started_at = -1000
+    log.compact()
+    assert PStream(stream).log.writers["q"] == log.writers["q"], "a start has the plan, too"
 
 
 def test_a_batch_job_with_a_number_is_committed_after_a_sync(tmp_path: Path, synced: list[str]) -> None:
