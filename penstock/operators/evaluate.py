@@ -28,7 +28,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.expression import Expression
 from penstock.operators.sql_tree import Tree
 
-__all__ = ["as_float", "can_fail", "constant", "evaluate", "filter_rows", "project", "type_of"]
+__all__ = ["as_float", "can_fail", "constant", "evaluate", "filter_rows", "needs_ansi", "project", "type_of"]
 
 _Value: TypeAlias = Any  # an array or a scalar of pyarrow, which has no types
 _Mask: TypeAlias = "pa.ChunkedArray[Any] | pa.Array[Any] | None"
@@ -51,6 +51,8 @@ class _Rows:
     table: pa.Table
     fails: bool = False
     """Whether something was computed that fails for other values."""
+    ansi: bool = False
+    """Whether something was computed of which the type is another one without ANSI mode."""
 
     def column(self, name: str) -> _Value:
         if name not in self.table.column_names:
@@ -80,6 +82,12 @@ def evaluate(expression: Expression, table: pa.Table) -> pa.ChunkedArray[Any]:
 def can_fail(expression: Expression, schema: pa.Schema) -> bool:
     """Say whether there may be values for which `evaluate` raises: those at which integers overflow."""
     return _typed(expression.tree, schema.remove_metadata())[1]
+
+
+def needs_ansi(expression: Expression, schema: pa.Schema) -> bool:
+    """Say whether Spark may compute something else than `evaluate` where it is not in ANSI mode."""
+    _, fails, ansi = _typed(expression.tree, schema.remove_metadata())
+    return fails or ansi
 
 
 def constant(node: Tree) -> pa.Scalar[Any] | None:
@@ -134,14 +142,14 @@ def project(table: pa.Table, select: Mapping[str, Expression]) -> pa.Table:
 
 
 @lru_cache(maxsize=4096)
-def _typed(node: Tree, schema: pa.Schema) -> tuple[pa.DataType | None, bool]:
-    """Return the type of a node, None if it is not known here, and whether it can fail."""
+def _typed(node: Tree, schema: pa.Schema) -> tuple[pa.DataType | None, bool, bool]:
+    """Return the type of a node, None if it is not known here; whether it can fail, and needs ANSI mode."""
     rows = _Rows(schema.empty_table())
     try:
         value = _value(node, rows)
     except (_UnknownError, pa.ArrowException, RecursionError):
-        return None, True
-    return value.type, rows.fails
+        return None, True, True
+    return value.type, rows.fails, rows.ansi
 
 
 def _column(value: _Value, rows: int) -> pa.ChunkedArray[Any]:
@@ -282,17 +290,19 @@ def _in_type(value: _Value, kind: pa.DataType) -> _Value:
     return _double(value) if kind == pa.float64() and not pa.types.is_null(value.type) else value.cast(kind)
 
 
-def _common(*values: _Value) -> list[_Value]:
+def _common(rows: _Rows, *values: _Value) -> list[_Value]:
     """Cast values to the type in which Spark combines them."""
     for value in values:
         if pa.types.is_decimal(value.type) and not isinstance(value, pa.Scalar):
             raise _UnknownError("it combines decimals")
-    kind = _common_type([value.type for value in values])
+    kinds = [value.type for value in values]
+    kind = _common_type(kinds)
+    rows.ansi |= pa.float32() in kinds and pa.float64() not in kinds and kind == pa.float64()
     return [_in_type(value, kind) for value in values]
 
 
-def _numbers(left: _Value, right: _Value) -> list[_Value]:
-    both = _common(left, right)
+def _numbers(rows: _Rows, left: _Value, right: _Value) -> list[_Value]:
+    both = _common(rows, left, right)
     if both[0].type not in _Integers and both[0].type not in _Floats:
         raise _UnknownError(f"it calculates with {both[0].type}")
     return both
@@ -307,7 +317,7 @@ def _binary(node: Tree, rows: _Rows) -> _Value:
 
 def _arithmetic(name: str) -> Callable[[Tree, _Rows], _Value]:
     def compute(node: Tree, rows: _Rows) -> _Value:
-        left, right = _numbers(*_values(node, rows))
+        left, right = _numbers(rows, *_values(node, rows))
         rows.fails |= left.type in _Integers
         return pc.call_function(f"{name}_checked", [left, right])
 
@@ -322,7 +332,7 @@ def _divisor(node: Tree, rows: _Rows) -> _Value:
 
 
 def _divide(node: Tree, rows: _Rows) -> _Value:
-    left, right = _numbers(_value(node.parts[0], rows), _divisor(node, rows))
+    left, right = _numbers(rows, _value(node.parts[0], rows), _divisor(node, rows))
     return pc.divide(_double(left), _double(right))
 
 
@@ -335,7 +345,7 @@ def _int_divide(node: Tree, rows: _Rows) -> _Value:
 
 
 def _modulo(node: Tree, rows: _Rows) -> _Value:
-    left, right = _numbers(_value(node.parts[0], rows), _divisor(node, rows))
+    left, right = _numbers(rows, _value(node.parts[0], rows), _divisor(node, rows))
     if left.type not in _Integers:
         raise _UnknownError("it takes a remainder of floats")
     if right.as_py() == -1:
@@ -356,17 +366,17 @@ def _unary(node: Tree, rows: _Rows) -> _Value:
 def _compare(node: Tree, rows: _Rows) -> _Value:
     if node.value == "<=>":
         left, right = (_value(part, rows) for part in node.parts)
-        equal = pc.fill_null(_compared("=", left, right), False)
+        equal = pc.fill_null(_compared(rows, "=", left, right), False)
         return pc.or_(equal, pc.and_(pc.is_null(left), pc.is_null(right)))
-    return _compared(node.value, *_values(node, rows))
+    return _compared(rows, node.value, *_values(node, rows))
 
 
-def _compared(operator: str, left: _Value, right: _Value) -> _Value:
+def _compared(rows: _Rows, operator: str, left: _Value, right: _Value) -> _Value:
     """Compare as Spark does: NaN equals itself and is greater than every number."""
     if operator in ("<", "<="):
-        return _compared({"<": ">", "<=": ">="}[operator], right, left)
+        return _compared(rows, {"<": ">", "<=": ">="}[operator], right, left)
     if operator == "<>":
-        return pc.invert(_compared("=", left, right))
+        return pc.invert(_compared(rows, "=", left, right))
     decimals = [value for value in (left, right) if pa.types.is_decimal(value.type)]
     if len(decimals) == 1 and (left.type in _Integers or right.type in _Integers):
         # Whole numbers that are the same as doubles are on the same side of a small number.
@@ -374,7 +384,7 @@ def _compared(operator: str, left: _Value, right: _Value) -> _Value:
         if number is None or abs(number) >= _LEAST_INEXACT:
             raise _UnknownError("it compares whole numbers with decimals")
         left, right = _double(left), _double(right)
-    left, right = _common(left, right)
+    left, right = _common(rows, left, right)
     if operator == "=" and left.type == pa.string():
         for texts, one in ((left, right), (right, left)):
             if isinstance(texts, pa.ChunkedArray) and isinstance(one, pa.Scalar) and one.is_valid:
@@ -418,8 +428,10 @@ def _boolean(value: _Value) -> _Value:
 def _logic(node: Tree, rows: _Rows) -> _Value:
     conjunction = node.kind == "and"
     combine = pc.and_kleene if conjunction else pc.or_kleene
-    made = _boolean(_value(node.parts[0], rows))
-    for part in node.parts[1:]:
+    # Constants are first, because Spark computes them before it runs.
+    first, *others = sorted(node.parts, key=lambda part: any(one.kind == "column" for one in part.walk()))
+    made = _boolean(_value(first, rows))
+    for part in others:
         open_ = pc.fill_null(made, True) if conjunction else pc.invert(pc.fill_null(made, False))
         made = combine(made, _boolean(_where(part, rows, open_)))
     return made
@@ -442,7 +454,7 @@ def _between(node: Tree, rows: _Rows) -> _Value:
         parts = (replace(node, kind="compare", value=operator, parts=(one, end)) for operator, end in ends)
         return _logic(replace(node, kind="and", parts=tuple(parts)), rows)
     value, low, high = (_value(part, rows) for part in node.parts)
-    return pc.and_kleene(_compared(">=", value, low), _compared("<=", value, high))
+    return pc.and_kleene(_compared(rows, ">=", value, low), _compared(rows, "<=", value, high))
 
 
 def _in(node: Tree, rows: _Rows) -> _Value:
@@ -453,8 +465,8 @@ def _in(node: Tree, rows: _Rows) -> _Value:
         one, *others = node.parts
         equal = (replace(node, kind="compare", value="=", parts=(one, other)) for other in others)
         return _logic(replace(node, kind="or", parts=tuple(equal)), rows)
-    value, *options = _common(*(_value(part, rows) for part in node.parts))
-    return reduce(pc.or_kleene, [_compared("=", value, option) for option in options])
+    value, *options = _common(rows, *(_value(part, rows) for part in node.parts))
+    return reduce(pc.or_kleene, [_compared(rows, "=", value, option) for option in options])
 
 
 def _match(node: Tree, rows: _Rows) -> _Value:
@@ -465,11 +477,11 @@ def _match(node: Tree, rows: _Rows) -> _Value:
     return pc.match_like(value, pattern.as_py())
 
 
-def _choose(conditions: list[_Value], values: list[_Value], rows: int) -> _Value:
+def _choose(conditions: list[_Value], values: list[_Value], rows: _Rows) -> _Value:
     """Return of each row the value of its first true condition; the last value has no condition."""
-    *values, result = _common(*values)
+    *values, result = _common(rows, *values)
     for condition, value in zip(reversed(conditions), reversed(values), strict=True):
-        taken = _column(condition, rows) if isinstance(condition, pa.Scalar) else condition
+        taken = _column(condition, rows.table.num_rows) if isinstance(condition, pa.Scalar) else condition
         result = pc.if_else(taken, value, result)
     return result
 
@@ -487,7 +499,7 @@ def _branches(conditions: list[Callable[[_Mask], _Value]], parts: list[Tree | No
         left = pc.invert(true) if left is None else pc.and_not(left, true)
     last = parts[-1]
     values.append(pa.scalar(None) if last is None else _where(last, rows, left))
-    return _choose(taken, values, rows.table.num_rows)
+    return _choose(taken, values, rows)
 
 
 def _case(node: Tree, rows: _Rows) -> _Value:
@@ -520,7 +532,7 @@ def _coalesce(node: Tree, rows: _Rows) -> _Value:
     for part in node.parts[1:]:
         values.append(_where(part, rows, left))
         left = pc.and_(left, pc.is_null(values[-1]))
-    return reduce(pc.coalesce, _common(*values))
+    return reduce(pc.coalesce, _common(rows, *values))
 
 
 def _cast(node: Tree, rows: _Rows) -> _Value:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from penstock.errors import InvalidUsageError
+from penstock.operators.evaluate import needs_ansi
+from penstock.operators.expression import Expression
 from penstock.operators.graph.nodes import (
     Aggregate,
     Assemble,
@@ -23,8 +28,9 @@ from penstock.operators.graph.nodes import (
     topological,
     window_by_key,
 )
+from penstock.operators.graph.types import scan_schema
 
-__all__ = ["check_runnable", "holds_back", "with_state"]
+__all__ = ["check_runnable", "holds_back", "needing_ansi", "with_state"]
 
 
 def check_runnable(root: Node) -> None:
@@ -156,3 +162,17 @@ def with_state(end: Node) -> list[Node]:
         elif not isinstance(node, PStream):
             waiting += node.inputs
     return found
+
+
+def needing_ansi(node: Fused) -> Iterator[Expression]:
+    """Yield the expressions of a reader that Spark may compute otherwise where it is not in ANSI mode."""
+    scan, read = node.scan, node.inputs[0].schema
+    texts = [] if scan.where is None else [scan.where]
+    made = scan_schema(replace(scan, fragments=None, latest_by=None), read)
+    over = [(text, read) for text in [*texts, *(scan.select or {}).values()]]
+    if scan.fragments is not None:
+        over += [(one.expression, made) for one in scan.fragments.partials if one.expression != "*"]
+    for text, schema in over:
+        expression = Expression.parse(text)
+        if needs_ansi(expression, schema):
+            yield expression

@@ -36,7 +36,7 @@ from penstock.operators.graph.nodes import (
 )
 from penstock.operators.scan import Scan
 from penstock.operators.windows.finish import Step
-from penstock.spark_ext.graph_checks import with_state
+from penstock.spark_ext.graph_checks import needing_ansi, with_state
 from penstock.spark_ext.graph_state import StatePlace
 from penstock.spark_ext.graph_windows import (
     assembled,
@@ -145,6 +145,7 @@ class Frames:
         self._paths = paths
         self._state = state
         self._max_rows = max_rows
+        self._ansi = spark.conf.get("spark.sql.ansi.enabled") == "true"
         self._readers: Counter[str] = Counter()
         self._readings: list[Reading] = []
 
@@ -188,7 +189,7 @@ class Frames:
         windows = self._windowed(at, place.buckets)
         rows, seen = _after(steps, windows.results(place))
         readings = tuple(self._readings[before:])
-        finish = windows.plan.finish([_texts(step) for step in steps])
+        finish = windows.plan.finish([_texts(step) for step in steps]) if self._ansi else None
         if finish is None or not same_types(finish.schemas(), seen):
             return Written(rows, rows.schema, readings, direct=False)
         chosen = any(name.lower() == "goal" for name in options)
@@ -218,7 +219,7 @@ class Frames:
             case Source():
                 return self._source(node)
             case Fused():
-                return self._read(node.inputs[0], node.scan, list(node.scan.columns))
+                return self._fused(node)
             case StreamTableJoin():
                 return self._lookup(node)
             case UpdateUnion():
@@ -335,11 +336,42 @@ class Frames:
         place = self._place(at)
         windows = self._windowed(at, place.buckets)
         rows, seen = _after(steps, windows.results(place))
-        fold = fold_of(node, windows.plan, rows, [_texts(step) for step in steps], seen)
+        texts = [_texts(step) for step in steps]
+        fold = fold_of(node, windows.plan, rows, texts, seen) if self._ansi else None
         return of_windows(node, rows) if fold is None else of_folded(node, windows.folded(place, fold), fold)
+
+    def _fused(self, node: Fused) -> DataFrame:
+        """Return what a reader makes; Spark makes it, where the reader would calculate otherwise."""
+        names = list(node.scan.columns)
+        if self._calculates_alike(node):
+            return self._read(node.inputs[0], node.scan, names)
+        rows = self._read(node.inputs[0], None, names)
+        rows = rows if node.scan.where is None else rows.where(node.scan.where)
+        select = node.scan.select or {}
+        made = [_item(name, Expression.parse(text)) for name, text in select.items()]
+        return rows.selectExpr(*made) if made else rows
+
+    def _calculates_alike(self, node: Fused) -> bool:
+        """Say whether a reader calculates as Spark does in this session.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it does not, and Spark cannot do what it does.
+        """
+        other = None if self._ansi else next(needing_ansi(node), None)
+        if other is not None and (node.scan.fragments or node.scan.latest_by):
+            raise InvalidUsageError(
+                "readers calculate as Spark does in ANSI mode",
+                hint="set spark.sql.ansi.enabled to true",
+                expression=other.text,
+                node=node.name,
+            )
+        return other is None
 
     def _scanned(self, node: Fused, buckets: int, lookup: str | None = None) -> DataFrame:
         """Return the parcels of a reader's fragments, which it looks up if it is told where."""
+        self._calculates_alike(node)
         return self._read(node.inputs[0], node.scan, list(node.scan.columns), buckets, lookup)
 
     def _window_join(self, node: WindowJoin) -> DataFrame:

@@ -12,7 +12,9 @@ from pyspark.sql.types import StructType
 
 from penstock.checkpointing.p_stream import Piece
 from penstock.errors import InternalError, InvalidUsageError
+from penstock.operators.expression import Expression
 from penstock.operators.scan import PANE, Fragments, Scan
+from penstock.spark_ext.collations import refuse_collations
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, converted, spark_schema
 from penstock.spark_ext.parcels import PARCELS
 
@@ -109,10 +111,12 @@ class Pushed:
         Raises
         ------
         InvalidUsageError
-            If the scan does not fit the stream, or makes a type that Spark has not.
+            If the scan does not fit the stream, compares text that has a collation, or makes a type that
+            Spark has not.
         """
         from penstock.operators.scanner import Scanner
 
+        refuse_collations(spark_schema(stored), _compared(scan))
         made = spark_schema(Scanner(scan, stored).schema)
         return cls(scan, stored, made if buckets is None else PARCELS, buckets, lookup)
 
@@ -161,6 +165,22 @@ class Pushed:
             fragments = looked_up(made, lookup, (converted(batch, crossing) for batch in fragments))
         packer = EntryPacker.of(made, schema, buckets)
         yield from packer.pack(fragments, lambda: scanner.without_time)
+
+
+def _compared(scan: Scan) -> Iterator[str]:
+    """Yield the columns of which a scan may compare values."""
+    if scan.where is not None:
+        yield from Expression.parse(scan.where).columns
+    keys: tuple[str, ...] = () if scan.latest_by is None else scan.latest_by.key
+    if scan.fragments is not None:
+        keys = scan.fragments.group_by
+        keys += tuple(one.expression for one in scan.fragments.partials if one.kind == "distinct")
+    for name, text in (scan.select or {}).items():
+        expression = Expression.parse(text)
+        if name in keys or not expression.is_column:
+            yield from expression.columns
+    if scan.select is None:
+        yield from keys
 
 
 def behind_lookup(fragments: Fragments, schema: pa.Schema, group_by: tuple[str, ...]) -> Fragments:

@@ -29,6 +29,7 @@ from penstock.errors import InternalError, InvalidUsageError, PenstockError
 from penstock.spark_ext.arrow_settings import skip_size_of_each_row
 from penstock.spark_ext.bucket_task import BucketTask, Operator, Parcel
 from penstock.spark_ext.buckets import bucket_labels
+from penstock.spark_ext.collations import refuse_collations
 from penstock.spark_ext.metrics import OBSERVATION_PREFIX
 from penstock.spark_ext.parcels import SIDE, Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.python_workers import prepare_workers
@@ -278,19 +279,20 @@ def _is_positive(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number > 0
 
 
-def key_columns(key: str | Iterable[str]) -> tuple[str, ...]:
+def key_columns(key: str | Iterable[str], *schemas: StructType) -> tuple[str, ...]:
     """Return the columns that a user's `key` names.
 
     Raises
     ------
     InvalidUsageError
-        If it is neither a name nor several.
+        If it is neither a name nor several, or a column of `schemas` has a collation.
     """
-    if isinstance(key, str):
-        return (key,)
-    if not isinstance(key, Iterable):
+    if not isinstance(key, str | Iterable):
         raise InvalidUsageError("the update key is no column name, nor several of them", key=repr(key))
-    return tuple(key)
+    names = (key,) if isinstance(key, str) else tuple(key)
+    for schema in schemas:
+        refuse_collations(schema, names)
+    return names
 
 
 def arrow_schema(schema: StructType, *, large: bool) -> pa.Schema:

@@ -122,7 +122,7 @@ def update_join(
     if nulls not in NULLS:
         raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=NULLS)
     large = left.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
-    columns = key_columns(key)
+    columns = key_columns(key, left.schema, right.schema)
     sides = [UpdateStream(arrow_schema(df.schema, large=large), columns, time) for df in (left, right)]
     kind = sides[0].schema.field(time).type
     steps = steps_of("within", within, kind, unit)

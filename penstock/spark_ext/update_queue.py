@@ -192,7 +192,7 @@ def queue_over(
         return arrow_schema(schema, large=large)
 
     column, by_key = weight_of(weight)
-    stream = UpdateStream(arrow(df.schema), key_columns(key), time, arrival, source, column)
+    stream = UpdateStream(arrow(df.schema), key_columns(key, df.schema), time, arrival, source, column)
     columns = StructType([one for one in df.schema if one.name != source])
     output = _output_schema(columns, apply, output_schema, staleness_column=staleness_column)
     limit = budget_of(budget, timed=apply is not None)

@@ -28,6 +28,7 @@ from penstock.operators.key_queue import Policy
 from penstock.operators.partials import Decomposition, decompose, pane_ms
 from penstock.operators.scan import WEIGHT, Fragments, Partial, TimeUnit
 from penstock.operators.windows.results import WindowMode
+from penstock.spark_ext.collations import refuse_collations
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.row_windows import (
     RowOrderPacker,
@@ -306,7 +307,10 @@ def _rows(
     for name in keys:
         check_column("key", name, df.columns)
     values, partials = value_columns(split)
-    return df.select(at.alias(TIME), *(sf.col(quoted(name)) for name in keys), *values), partials
+    rows = df.select(at.alias(TIME), *(sf.col(quoted(name)) for name in keys), *values)
+    distinct = [one.expression for one in partials if one.kind == "distinct"]
+    refuse_collations(rows.schema, (*keys, *distinct))
+    return rows, partials
 
 
 def _output(df: DataFrame, keys: tuple[str, ...], time: str, aggs: Mapping[str, str]) -> StructType:

@@ -445,3 +445,21 @@ def test_wrong_starts_are_told(spark: SparkSession, tmp_path: Path) -> None:
     for number, (wrong, options, message) in enumerate(cases):
         with pytest.raises(InvalidUsageError, match=message):
             penstock.start(wrong, spark, tmp_path / str(number), **options)
+
+
+def test_without_ansi_mode_readers_leave_to_spark_what_it_calculates_otherwise(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    append(tmp_path / "in", [("a", 1, 1.0), ("b", 2**63 - 1, 2.0)])
+    begun = penstock.graph("wraps").source("quotes", QUOTES, kind="p-stream")
+    graph = begun.where("t + 1 < 5").select("k", next="t + 1")
+    windows = begun.window("t", size="10 s", unit="s").agg(total="sum(t + 1)").sink("pstream")
+    sources = {"quotes": tmp_path / "in"}
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        run(graph.sink("pstream"), spark, tmp_path, sources=sources)
+        with pytest.raises(InvalidUsageError, match="in ANSI mode: expression=t \\+ 1"):
+            run(windows, spark, tmp_path / "windows", sources=sources)
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
+    assert rows_in(tmp_path / "out") == [("a", 2), ("b", -(2**63))]

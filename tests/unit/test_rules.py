@@ -36,6 +36,11 @@ def test_what_is_not_deterministic_is_not_split() -> None:
     assert split_conjunctions(root) == (root, ())
 
 
+def test_an_operand_that_spark_would_cast_is_not_split_off() -> None:
+    root = _stream().where("n > 1 AND 'true'").root
+    assert split_conjunctions(root) == (root, ())
+
+
 def test_a_selection_goes_through_a_projection_that_is_undone() -> None:
     root = _stream().select("k", m="n + 1").select("m", twice="k * 2").where("twice > 4").root
     after, notes = push_where(root)
@@ -85,6 +90,12 @@ def test_a_selection_goes_into_all_inputs_of_a_union() -> None:
         lambda: _stream().window("t", size="9 s", unit="s").group_by("k").agg(m="sum(n)").where("k > 1"),
         lambda: _stream().update_queue("k", "t").where("k > 1"),
         lambda: _stream().lookup("t", _TABLE, on="k").where("c > n"),
+        lambda: _stream().lookup("t", _TABLE, on="k").where("n + 1 > 1"),
+        lambda: _stream().lookup("t", _TABLE, on="k").where("upper(s) = 'A'").where("n + 1 > 1"),
+        lambda: _stream().select("k", "n", r="uniform(0, 9)").where("n > 1"),
+        lambda: _stream().select("k", m="explode(array(n, 1))").where("k > 1"),
+        lambda: _stream().select("k", m="n + 1").where("exists(array(1), k -> k > m)"),
+        lambda: _stream().select("k", m="n + 1").where("to_json(struct(m)) > 'a'"),
         lambda: (
             _stream("a")
             .select("t", "k")
@@ -120,6 +131,15 @@ def test_an_unused_column_is_dropped_whatever_made_it() -> None:
     assert "select k, t" in _shown(after)
     assert "rand" not in str(_shown(after))
     assert any("drops r, u" in note for note in notes)
+
+
+def test_an_unused_column_that_makes_more_rows_is_kept() -> None:
+    root = _stream().select("k", one="explode(array(n, 1))").select("k").sink("noop").root
+    assert _shown(merge(prune(root)[0])[0])[-3:] == [
+        "select k, explode(array(n, 1)) AS one",
+        "select k",
+        "sink noop",
+    ]
 
 
 def test_the_key_of_an_update_stream_is_not_dropped() -> None:

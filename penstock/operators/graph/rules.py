@@ -70,7 +70,8 @@ def split_conjunctions(root: Node) -> Rewritten:
         if not isinstance(node, Where) or not node.predicate.deterministic:
             return node
         parts = node.predicate.conjuncts()
-        if len(parts) == 1:
+        schema = node.inputs[0].schema
+        if len(parts) == 1 or not all(_is_condition(part, schema) for part in parts):
             return node
         notes.append(f"where {node.predicate.text}: {len(parts)} conditions")
         above: Node = node.inputs[0]
@@ -79,6 +80,14 @@ def split_conjunctions(root: Node) -> Rewritten:
         return above
 
     return rebuild(root, change), tuple(notes)
+
+
+def _is_condition(part: Expression, schema: pa.Schema) -> bool:
+    """Say whether an operand of ``AND`` may stand alone; of another type, ``AND`` would cast it."""
+    return part.tree.kind in _CONDITIONS or type_of(part, schema) == pa.bool_()
+
+
+_CONDITIONS = frozenset({"compare", "not", "or", "between", "in", "match", "is", "boolean"})
 
 
 def push_where(root: Node) -> Rewritten:

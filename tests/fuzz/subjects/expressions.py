@@ -22,7 +22,7 @@ from penstock.operators.expression import Expression, conjunction
 from penstock.operators.scan import Scan
 from penstock.operators.scanner import Scanner
 from penstock.operators.sql_tree import Tree
-from penstock.spark_ext.p_stream_types import spark_schema
+from penstock.spark_ext.p_stream_types import as_arrow_of_spark, converted, spark_schema
 from tests.fuzz.case import Case
 
 SCHEMA = pa.schema(
@@ -32,7 +32,12 @@ SCHEMA = pa.schema(
         **{"d": pa.decimal128(9, 2), "n": pa.decimal128(38, 10), "s": pa.string(), "u": pa.string()},
         **{"b": pa.bool_(), "c": pa.bool_(), "day": pa.date32(), "at": pa.timestamp("us", "UTC")},
         **{"local": pa.timestamp("us"), "raw": pa.binary(), "xs": pa.list_(pa.int32())},
-        **{"r": pa.struct({"i": pa.int32(), "s": pa.string()})},
+        **{
+            "r": pa.struct({"i": pa.int32(), "s": pa.string()}),
+            "byte": pa.uint8(),
+            "large": pa.large_string(),
+        },
+        **{"ns": pa.timestamp("ns", "UTC"), "sec": pa.timestamp("s"), "day64": pa.date64()},
     }
 )
 NUMBERS = ("t", "h", "i", "j", "f", "x", "y")
@@ -87,7 +92,7 @@ def check(case: Case) -> None:
     """Compare a hundred random expressions over the same rows."""
     rows = random_rows(case.random, case.random.choice([1, 7, 40]))
     texts = [random_text(case.random) for _ in range(case.random.choice([60, 100]))]
-    frame = _frame(case.spark, rows)
+    frame = frame_of(case.spark, rows.append_column("row", pa.array(range(rows.num_rows), pa.int64())))
     for text in texts:
         _check_text(case.spark, text)
     taken = [one for one in map(_parsed, texts) if one is not None and type_of(one, SCHEMA) is not None]
@@ -126,6 +131,11 @@ def random_rows(random: Random, count: int) -> pa.Table:
         "raw": lambda: random.choice(_TEXTS).encode(),
         "r": lambda: {"i": whole(32), "s": random.choice([*_TEXTS, None])},
         "xs": lambda: [1, None],
+        "byte": lambda: random.choice([0, 1, 255]),
+        "large": lambda: random.choice(_TEXTS),
+        "ns": lambda: random.choice([0, -1000, 1_700_000_000_123_456_000]),
+        "sec": lambda: random.choice([0, -1, 1_700_000_000, -62_135_596_800]),
+        "day64": lambda: datetime.date(1970, 1, 1) + datetime.timedelta(random.choice([0, -1, 19723])),
     }
     nulls = random.choice([0.0, 0.2])
     columns = [
@@ -245,11 +255,14 @@ def _parsed(text: str) -> Expression | None:
         return None
 
 
-def _frame(spark: SparkSession, rows: pa.Table) -> DataFrame:
-    """Return rows as Spark has them, each with its number."""
-    numbered = rows.append_column("row", pa.array(range(rows.num_rows), pa.int64()))
-    frame = spark.createDataFrame(numbered, spark_schema(numbered.schema))
-    return frame.repartition(1).sortWithinPartitions("row")
+def frame_of(spark: SparkSession, rows: pa.Table) -> DataFrame:
+    """Return rows as Spark sees them in a p-stream."""
+    seen = spark_schema(rows.schema)
+    wanted = as_arrow_of_spark(seen)
+    batches = rows.to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
+    return spark.createDataFrame(
+        pa.Table.from_batches([converted(batch, wanted) for batch in batches], wanted), seen
+    )
 
 
 def _check_text(spark: SparkSession, text: str) -> None:
@@ -306,7 +319,9 @@ def _check_values(frame: DataFrame, rows: pa.Table, taken: list[Expression]) -> 
             assert seen is None, f"{one.text} fails: {error}"
             continue
         assert seen is not None, f"{one.text} fails in Spark only"
-        got, wanted = _plain(found), _plain(seen)
+        if one.is_column or one.tree.kind == "field":
+            found = found.cast(seen.type)
+        got, wanted = shown(found), shown(seen)
         kinds = (found.type, seen.type)
         assert got == wanted, f"{one.text}: {_first(rows, one, got, wanted)}"
         assert kinds[0] == kinds[1] or str(kinds[0]).startswith("timestamp"), f"{one.text}: {kinds}"
@@ -330,7 +345,7 @@ def _collected(
     return list(zip(expressions, made.columns, strict=True))
 
 
-def _plain(values: pa.ChunkedArray[Any]) -> list[Any]:
+def shown(values: pa.ChunkedArray[Any]) -> list[Any]:
     """Return values of which NaN equals itself, and -0.0 is another than 0.0."""
     if pa.types.is_timestamp(values.type):
         values = values.cast(pa.int64())

@@ -1,0 +1,48 @@
+"""Text with a collation, in which ``'A'`` may equal ``'a'``: Penstock compares bytes, so it refuses that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
+
+from penstock.errors import InvalidUsageError
+
+__all__ = ["refuse_collations"]
+
+_BINARY = "UTF8_BINARY"
+
+
+def refuse_collations(schema: StructType, names: Iterable[str]) -> None:
+    """Refuse columns that are compared and have another collation than that of bytes.
+
+    Parameters
+    ----------
+    schema : StructType
+        Of the rows.
+    names : iterable of str
+        The columns that are compared; those that are not there are passed over.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is one.
+    """
+    for name in names:
+        if name in schema.names and _has_collation(schema[name].dataType):
+            raise InvalidUsageError(
+                "a column is compared that has a collation",
+                hint=f"compare bytes, as of lower({name}) COLLATE {_BINARY}",
+                column=name,
+                type=schema[name].dataType.simpleString(),
+            )
+
+
+def _has_collation(kind: DataType) -> bool:
+    if isinstance(kind, StringType):
+        return bool(getattr(kind, "collation", _BINARY) != _BINARY)
+    if isinstance(kind, StructType):
+        return any(_has_collation(field.dataType) for field in kind)
+    if isinstance(kind, ArrayType):
+        return _has_collation(kind.elementType)
+    return isinstance(kind, MapType) and (_has_collation(kind.keyType) or _has_collation(kind.valueType))
