@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from penstock.checkpointing.abc import is_name
 from penstock.errors import CorruptDataError
 
 __all__ = ["Fields"]
@@ -110,6 +111,17 @@ class Fields:
     def text(self, key: str | int) -> str:
         """Return a text."""
         return self._get(key, str)
+
+    def text_or_none(self, key: str) -> str | None:
+        """Return a text; None if it is null. The field is there."""
+        return None if self._is_null(key) else self.text(key)
+
+    def name(self, key: str | int) -> str:
+        """Return a text that may name a file."""
+        name = self.text(key)
+        if not is_name(name):
+            raise self.damaged(key, "a name")
+        return name
 
     def flag(self, key: str) -> bool:
         """Return true or false."""

@@ -64,8 +64,8 @@ def open_files(location: str | os.PathLike[str]) -> Files:
     's3://bucket/state/query/settings'
     """
     text = os.fspath(location)
-    if not text:
-        raise InvalidUsageError("a location is empty", hint="give a path or a URI")
+    if not text or "\0" in text:
+        raise InvalidUsageError("a location is empty or has a null character", hint="give a path or a URI")
     found = _URI.match(text)
     if found is None:
         # Workers, and the next start, may have other working directories.

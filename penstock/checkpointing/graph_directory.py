@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.files import Files, open_files
 from penstock.errors import CorruptDataError, InvalidUsageError
 
@@ -104,7 +105,7 @@ class GraphDirectory:
                 break
         try:
             document = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict) or "format" not in document:
             raise CorruptDataError("a document of a graph is damaged", file=self.files.path_of(name))
@@ -177,7 +178,8 @@ class GraphDirectory:
         log = self.files.child("queries").child(query).child("offsets")
         with contextlib.suppress(FileNotFoundError):
             rows: dict[str, int] = {}
-            for identity, row in _offsets(bytes(log.read(str(batch))).decode(), log.path_of(str(batch))):
+            text = bytes(log.read(str(batch))).decode(errors="replace")
+            for identity, row in _offsets(text, log.path_of(str(batch))):
                 rows[identity] = min(row, rows.get(identity, row))
             return rows
         return {}
@@ -226,13 +228,14 @@ def _id_of(files: Files) -> str | None:
 
 def _offsets(text: str, file: str) -> Iterator[tuple[str, int]]:
     """Yield identity and row of each p-stream in a file of Spark's offset log."""
-    version, *lines = text.splitlines()
+    version, *lines = text.splitlines() or [""]
     if version != _LOG_VERSION:
         raise CorruptDataError("an offset log of Spark has an unknown version", file=file, version=version)
     for line in lines[1:]:
         try:
             offset = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # other sources write what they like
         if isinstance(offset, dict) and {"identity", "offset"} <= offset.keys():
-            yield str(offset["identity"]), int(offset["offset"])
+            fields = Fields(offset, file)
+            yield fields.text("identity"), fields.count("offset")

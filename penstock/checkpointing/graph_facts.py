@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.graph_directory import GraphDirectory
 from penstock.checkpointing.p_stream import PStream
 from penstock.errors import InvalidUsageError
@@ -151,19 +152,25 @@ def facts_of(directory: GraphDirectory) -> GraphFacts:
             checkpoint=directory.location,
             hint="give the directory that the graph was started with",
         )
-    progress = {one["name"]: directory.progress(one["name"]) for one in document["queries"]}
+    fields = Fields(document, directory.files.path_of("graph"))
+    named = {one.name("name"): one for one in fields.objects("queries")}
+    if not named:
+        raise fields.damaged("queries", "one query or more")
+    progress = {name: directory.progress(name) for name in named}
     queries = tuple(
-        QueryFacts(one["name"], one["writes"], progress[one["name"]].planned, progress[one["name"]].committed)
-        for one in document["queries"]
+        QueryFacts(name, one.text_or_none("writes"), progress[name].planned, progress[name].committed)
+        for name, one in named.items()
     )
     streams: list[StreamFacts] = []
     released: list[int] = []
-    for one in document["streams"]:
-        stream = PStream(one["location"])
+    for one in fields.objects("streams"):
+        stream = PStream(one.text("location"))
         done = stream.readers()
         readers: list[ReaderFacts] = []
-        for each in one["readers"]:
-            name, query = each["name"], each["query"]
+        for each in one.objects("readers"):
+            name, query = each.text("name"), each.text("query")
+            if query not in progress:
+                raise each.damaged("query", "the name of a query")
             committed = progress[query].rows.get(stream.identity, 0)
             readers.append(ReaderFacts(name, query, done.get(name, 0), committed, stream.end - committed))
             if query == queries[-1].name:
@@ -171,9 +178,9 @@ def facts_of(directory: GraphDirectory) -> GraphFacts:
         commits = stream.log.commits
         streams.append(
             StreamFacts(
-                one["name"],
-                one["location"],
-                one["own"],
+                one.text("name"),
+                one.text("location"),
+                one.flag("own"),
                 stream.start,
                 stream.end,
                 len(commits),
@@ -183,7 +190,7 @@ def facts_of(directory: GraphDirectory) -> GraphFacts:
             )
         )
     return GraphFacts(
-        document["name"],
+        fields.text("name"),
         directory.location,
         queries,
         tuple(streams),
@@ -193,6 +200,6 @@ def facts_of(directory: GraphDirectory) -> GraphFacts:
             release=min(released, default=0),
         ),
         directory.newest("recovery"),
-        document["explanation"],
-        document["plan"],
+        fields.text("explanation"),
+        fields.plain("plan"),
     )

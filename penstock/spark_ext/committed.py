@@ -12,6 +12,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from penstock.checkpointing import decode
+from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.files import Files
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.spark_ext.bucket_task import SPECIFICATION_FILE
@@ -47,6 +48,7 @@ def specification_of(files: Files) -> Mapping[str, Any]:
     meta = decode(content, path).meta
     if "buckets" not in meta:
         raise InvalidUsageError("the state is not that of an operator with buckets", file=path)
+    Fields(meta, path).number("buckets", least=1)
     return meta
 
 

@@ -16,8 +16,9 @@ from pyspark.sql.types import StructField, StructType
 
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.files import Files, open_files
-from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
+from penstock.errors import CorruptDataError, InternalError, InvalidUsageError, PenstockError
 from penstock.operators.conform import conform
+from penstock.spark_ext.bucket_task import SPECIFICATION_FILE
 from penstock.spark_ext.committed import committed_pointers, query_of, specification_of
 from penstock.spark_ext.join_view import join_view
 from penstock.spark_ext.python_workers import prepare_workers
@@ -132,7 +133,14 @@ def read_state(
         chosen = [(place.files.child(f"{bucket:05d}"), found[bucket]) for bucket in sorted(found)]
     large = spark.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
     stored = Stored(specification, functools.partial(_newest_unit, chosen), large)
-    view = _view(stored, table, place.location)
+    try:
+        view = _view(stored, table, place.location)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, PenstockError):
+            raise
+        # What each kind of operator says of itself is nested; it is taken apart by many functions.
+        file = place.files.path_of(SPECIFICATION_FILE)
+        raise CorruptDataError("the file describes no operator", file=file) from error
     numbered = _numbered(view.schema)
     arrow = to_arrow_schema(numbered, timezone="UTC", prefers_large_types=large)
     # Each number is a partition of its own: one bucket a task.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,17 @@ import pytest
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.files import LocalFiles
+from penstock.checkpointing.graph_directory import GraphDirectory
+from penstock.checkpointing.graph_facts import facts_of
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
 from penstock.checkpointing.p_stream import log as logs
 from penstock.checkpointing.p_stream.survey import survey
-from penstock.errors import CorruptDataError, UnavailableError
+from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.clock_record import ClockRecord
 from penstock.state_store.memory_table import MemoryTable
 from penstock.state_store.survey import survey as survey_of_bucket
+from tests.graph_directories import write_graph
 from tests.hostile import every_change, rewrite, unit_in
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("text", pa.string())])
@@ -173,3 +177,31 @@ def test_a_field_is_named_with_its_place() -> None:
     with pytest.raises(CorruptDataError) as caught:
         Fields({}).flag("c")
     assert "file" not in caught.value.context
+
+
+def test_the_document_of_a_graph_is_refused_whatever_is_strange(tmp_path: Path) -> None:
+    write_graph(tmp_path)
+    (file,) = tmp_path.glob("graph-*.json")
+    document = json.loads(file.read_bytes())
+    refused = changes = 0
+    for what, new in every_change(document):
+        if what.startswith("('plan',"):
+            continue
+        file.write_text(json.dumps(new))
+        changes += 1
+        try:
+            facts_of(GraphDirectory(tmp_path))
+        except CorruptDataError as error:
+            refused += 1
+            assert str(error.context["file"]).startswith(str(tmp_path)), what
+        except InvalidUsageError as error:
+            assert "another format" in str(error) or "location" in str(error), what
+    assert refused > changes // 3
+    file.write_text("[" * 100_000)
+    with pytest.raises(CorruptDataError):
+        facts_of(GraphDirectory(tmp_path))
+    for log in ("", "v1\n{}\n" + json.dumps({"identity": 5, "offset": "x"})):
+        file.write_text(json.dumps(document))
+        (tmp_path / "queries" / "results" / "offsets" / "1").write_text(log)
+        with pytest.raises(CorruptDataError):
+            facts_of(GraphDirectory(tmp_path))

@@ -247,9 +247,9 @@ def from_bytes(content: bytes | memoryview, file: object) -> Entry | Start:
         case "commit":
             return _commit(fields)
         case "subscribe":
-            return Subscribe(_name(fields, "reader"), fields.count("offset"))
+            return Subscribe(fields.name("reader"), fields.count("offset"))
         case "unsubscribe":
-            return Unsubscribe(_name(fields, "reader"))
+            return Unsubscribe(fields.name("reader"))
         case "release":
             return Release(fields.count("start"))
         case "start":
@@ -275,15 +275,7 @@ def _plan_in(fields: Fields) -> int | None:
 
 
 def _segment(fields: Fields) -> Segment:
-    return Segment(_name(fields, 0), tuple(Unit(*unit) for unit in fields.count_rows(1, 3)))
-
-
-def _name(fields: Fields, key: str | int) -> str:
-    """Return a text of which the name of a file is made."""
-    name = fields.text(key)
-    if not is_name(name):
-        raise fields.damaged(key, "a name")
-    return name
+    return Segment(fields.name(0), tuple(Unit(*unit) for unit in fields.count_rows(1, 3)))
 
 
 def _start(fields: Fields) -> Start:
