@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -342,3 +343,23 @@ def test_an_exception_lies_among_the_values_of_the_last_sub_block() -> None:
         children = [*node.children[:-2], CODECS["plain"].encode(np.array(wrong, np.int16)), node.children[-1]]
         with pytest.raises(CorruptDataError, match="outside its sub-block"):
             decode_stream(replace(node, children=children))
+
+
+def test_a_frame_that_states_more_than_its_values_takes_no_memory() -> None:
+    node = CODECS["zstd"].encode(np.arange(1000, dtype=np.int64))
+    frame = bytearray(node.payload.tobytes())
+    size = frame.index((8000 - 256).to_bytes(2, "little"))
+    frame[size : size + 2] = b"\xff\xff"
+    with pytest.raises(CorruptDataError, match="a frame has another size than its values"):
+        decode_stream(replace(node, payload=np.frombuffer(bytes(frame), np.uint8)))
+    cut = replace(node, payload=node.payload[:3], children=[CODECS["plain"].encode(np.array([3], np.int32))])
+    with pytest.raises(CorruptDataError, match="a frame cannot be decompressed"):
+        decode_stream(cut)
+
+
+def test_frames_are_decoded_by_several_threads_at_once() -> None:
+    values = np.random.default_rng(1).integers(0, 99, 200_000)
+    node = CODECS["zstd"].encode(values)
+    with ThreadPoolExecutor(4) as pool:
+        for out in pool.map(lambda _: decode_stream(node), range(16)):
+            assert (out == values).all()

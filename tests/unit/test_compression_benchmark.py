@@ -9,7 +9,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from benchmarks import compression, compression_figures, compression_parts
+from benchmarks import (
+    compression,
+    compression_figures,
+    compression_libraries,
+    compression_parts,
+    compression_texts,
+    texts,
+)
 from benchmarks.peers import Ours, peers
 from benchmarks.streams import DATA, GENERATED, REAL, load, replica
 
@@ -123,6 +130,18 @@ def test_costs_of_codecs_are_printed_as_the_chooser_has_them() -> None:
 
 def test_a_fused_sum_is_measured() -> None:
     assert any("delta>ns" in line for line in compression_parts.fused(quick=True))
+
+
+def test_texts_and_numbers_that_are_coded_once_are_measured() -> None:
+    array = texts.columns(500)["path"]
+    lines = list(compression_texts.compare(array, array.nbytes, 1, ["fast", "parquet-zstd"]))
+    assert [line.split()[0] for line in lines] == ["fast", "parquet-zstd", "once"]
+    assert any(line.startswith("prices") for line in compression_texts.numbers_once(500, 1))
+
+
+def test_kept_contexts_and_trained_dictionaries_are_measured() -> None:
+    assert any("zstandard" in line for line in compression_libraries.contexts(2000, 1))
+    assert any("dictionary" in line for line in compression_libraries.dictionaries(2, 1))
 
 
 @pytest.mark.parametrize("number", [6, 12])
