@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock._version import __version__
-from penstock.jobs.commands.common import SIGNALLED, DebugOption, JsonOption, errors, size
+from penstock.jobs.commands.common import SIGNALLED, DebugOption, JsonOption, errors, size, unwrapped
 from penstock.jobs.commands.gc import gc
 from penstock.jobs.commands.ingest import ingest
 from penstock.jobs.commands.inspect import inspect
@@ -215,13 +215,17 @@ def examples(
 ) -> None:
     """List the packaged example pipelines, or print one, to be copied and changed."""
     with errors(debug=debug):
-        from penstock.conf.pipeline import example_names, example_text
+        from penstock.conf.pipeline import example_names, example_text, paper_names
 
         if name is not None:
             typer.echo(example_text(name), nl=False)
             return
-        for example in example_names():
-            typer.echo(f"{example:<12} {_title(example_text(example))}")
+        papers = paper_names()
+        ours = [one for one in example_names() if one not in papers]
+        for title, group in (("To start from:", ours), ("Queries of benchmarks and papers:", papers)):
+            typer.echo(title)
+            for example in group:
+                typer.echo(f"  {example:<12} {_title(example_text(example))}")
 
 
 @app.command()
@@ -290,6 +294,8 @@ app.command()(ingest)
 app.command()(gc)
 app.command()(repair)
 app.add_typer(inspect)
+for _command in (*app.registered_commands, *inspect.registered_commands):
+    _command.help = unwrapped(_command.callback)
 
 
 def main() -> None:

@@ -8,8 +8,10 @@ current directory. Nothing here imports pyspark, so checking a file starts no JV
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Sequence
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
 
@@ -73,6 +75,7 @@ __all__ = [
     "example_text",
     "load_document",
     "load_pipeline",
+    "paper_names",
 ]
 
 FREE_SECTIONS: Final[frozenset[FieldPath]] = frozenset(
@@ -159,11 +162,24 @@ def _validate(document: Document) -> Pipeline:
     raise PipelineError([describe(document.place(path), path, fact, hint) for path, fact, hint in found])
 
 
+_PAPERS: Final = "papers"
+_GROUPS: Final = (".", _PAPERS)
+"""The directories of packaged pipelines."""
+
+
 def example_names() -> list[str]:
-    """Return the names of the packaged example pipelines."""
-    directory = resources.files("penstock.conf") / "pipelines"
-    names = [entry.name for entry in directory.iterdir() if entry.name.endswith(".yaml")]
-    return sorted(name.removesuffix(".yaml") for name in names)
+    """Return the names of the packaged example pipelines: those to start from, then those of the papers."""
+    return [name for group in _GROUPS for name in sorted(_examples(group))]
+
+
+def paper_names() -> list[str]:
+    """Return the names of the packaged pipelines of benchmarks and papers."""
+    return sorted(_examples(_PAPERS))
+
+
+def _examples(group: str) -> dict[str, Traversable]:
+    entries = list(resources.files("penstock.conf").joinpath("pipelines", group).iterdir())
+    return {one.name.removesuffix(".yaml"): one for one in entries if one.name.endswith(".yaml")}
 
 
 def example_text(name: str) -> str:
@@ -180,8 +196,7 @@ def example_text(name: str) -> str:
             f"there is no example {name!r}",
             hint=f"the examples are {', '.join(names)}",
         )
-    entry = resources.files("penstock.conf") / "pipelines" / f"{name}.yaml"
-    return entry.read_text(encoding="utf-8")
+    return ChainMap(*map(_examples, _GROUPS))[name].read_text(encoding="utf-8")
 
 
 def _read(reference: str) -> Document:

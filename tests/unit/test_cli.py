@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,19 @@ def test_without_a_command_the_help_is_shown() -> None:
     assert "Usage" in result.output
 
 
+@pytest.mark.parametrize("command", [("gc",), ("ingest",), ("explain",), ("warm-up",), ("inspect", "state")])
+def test_help_fills_the_lines_of_a_narrow_terminal(command: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "80"})
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    prose, _, _ = result.stdout.partition("╭")
+    paragraphs = [text for text in "\n".join(map(str.strip, prose.splitlines())).split("\n\n") if text]
+    for paragraph in paragraphs:
+        if "penstock ingest" in paragraph:  # commands, one a line
+            continue
+        for line, following in pairwise(paragraph.strip().splitlines()):
+            assert len(line) + 1 + len(following.split()[0]) > 78, "the line has room for the next word"
+
+
 def test_an_unknown_command_or_option_is_a_usage_error() -> None:
     assert penstock("rum").exit_code == 2
     assert penstock("run", "market", "--sett", "a=b").exit_code == 2
@@ -146,7 +160,10 @@ def test_check_lists_all_problems_and_ends_with_2(tmp_path: Path) -> None:
 def test_examples_are_listed_and_printed(tmp_path: Path) -> None:
     listed = penstock("examples")
     assert listed.exit_code == 0
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == example_names()
+    lines = listed.stdout.splitlines()
+    assert lines[0] == "To start from:"
+    assert "Queries of benchmarks and papers:" in lines
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == example_names()
     printed = penstock("examples", "market")
     (tmp_path / "copy.yaml").write_text(printed.stdout, encoding="utf-8")
     assert load_pipeline("copy.yaml") == load_pipeline("market")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -26,6 +27,7 @@ __all__ = [
     "console",
     "errors",
     "size",
+    "unwrapped",
 ]
 
 FAILED: Final = 1
@@ -111,6 +113,17 @@ def console() -> Console:
 def amount(files: int, size_bytes: int) -> str:
     """Return a number of files and their bytes, for people."""
     return f"{files:,} file{'' if files == 1 else 's'}, {size(size_bytes)}"
+
+
+def unwrapped(command: Callable[..., Any] | None) -> str:
+    """Return a command's docstring with a line for each paragraph, which typer wraps as the terminal is wide.
+
+    A paragraph that begins with a backspace keeps its lines.
+    """
+    paragraphs = inspect.cleandoc((command and command.__doc__) or "").split("\n\n")
+    return "\n\n".join(
+        paragraph if paragraph.startswith("\b") else paragraph.replace("\n", " ") for paragraph in paragraphs
+    )
 
 
 def size(size_bytes: int) -> str:

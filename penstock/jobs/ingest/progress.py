@@ -16,6 +16,8 @@ from penstock.jobs.ingest.sources import BadRecord
 __all__ = ["Shown"]
 
 _TOLD_RECORDS = 10
+_RATE_S = 1.0
+"""From when on a rate says something."""
 
 
 class Shown(Report):
@@ -80,10 +82,10 @@ class Shown(Report):
 
 
 def _line(totals: Totals) -> str:
-    seconds = max(totals.seconds, 1e-6)
+    rate = totals.rows / max(totals.seconds, 1e-6)
     parts = [
         f"{totals.rows:,} rows",
-        f"{totals.rows / seconds:,.0f} rows/s",
+        *([f"{rate:,.0f} rows/s"] if rate >= 1 and totals.seconds >= _RATE_S else []),
         f"{decimal(totals.read_bytes)} read",
         f"{decimal(totals.written_bytes)} written",
     ]
