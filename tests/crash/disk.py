@@ -11,11 +11,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Disk", "can_mount"]
+from tests.processes import until
+
+__all__ = ["Disk", "can_mount", "disks"]
 
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
 _WITHOUT_FLUSH = 2  # EXT4_GOING_FLAGS_NOLOGFLUSH
 _SIZE_BYTES = 512 << 20
+_PATIENCE_S = 60.0
 
 
 class Disk:
@@ -50,9 +53,12 @@ class Disk:
             os.close(descriptor)
 
     def restart(self) -> None:
-        """Mount it again, with what it has; nobody may have a file of it open."""
-        _run("umount", str(self.place))
+        """Mount it again, with what it has, once nobody has a file of it open any more."""
+        assert until(self._is_unmounted, _PATIENCE_S), "somebody has a file of the disk open"
         self._mount()
+
+    def _is_unmounted(self) -> bool:
+        return subprocess.run(("umount", str(self.place)), check=False, capture_output=True).returncode == 0
 
 
 def can_mount(directory: Path) -> bool:
