@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
+import random
 import struct
 import zlib
 from collections.abc import Iterable
@@ -19,9 +21,10 @@ from penstock.checkpointing.p_stream import PStream, PStreamWriter, Segment, Uni
 from penstock.checkpointing.releases import Releases
 from penstock.checkpointing.spark_checkpoint import Repair, make_durable, plan_of, repair_checkpoint
 from penstock.cli import app
-from penstock.errors import CorruptDataError
+from penstock.errors import CorruptDataError, PenstockError
 from penstock.spark_ext import p_stream_sink
 from penstock.spark_ext.p_stream_source import PStreamDataSource
+from tests.fuzz.subjects.power_cuts import run_case
 
 
 def write(path: Path, content: bytes, *, sums: bool = True) -> None:
@@ -333,3 +336,18 @@ def test_a_reader_releases_micro_batches_in_bulk_each_time_after_a_sync(
     pickle.dumps(reader)  # with something pending or not
     reader.commit({**start, "offset": 18})
     pickle.dumps(reader)
+
+
+def test_power_cuts_are_found_where_nothing_is_synced(tmp_path: Path) -> None:
+    """The random tests' model has to find fault with the protocol that it is there for."""
+    for queue in (False, True):
+        for seed in range(20):
+            place = tmp_path / f"{queue}-{seed}"
+            place.mkdir()
+            with contextlib.suppress(PenstockError, ValueError, OSError):  # what is at least told
+                try:
+                    run_case(place, random.Random(seed), queue=queue, broken=True)
+                except AssertionError:
+                    break
+        else:
+            pytest.fail("no rows were lost, and none came twice")
