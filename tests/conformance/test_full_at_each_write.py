@@ -91,16 +91,16 @@ class Bucket:
         bucket_task._CACHE, bucket_task._CHECKED = StateCache(1 << 24), set()
         clock = SimulatedClock(1)
         for number, parcels in enumerate(self.arriving):
-            while True:
+            done = None
+            while done is None:
                 try:
-                    after, batches, _ = task.run("q", number, 0, pointer, iter(parcels), clock)
-                    break
+                    done = task.run("q", number, 0, pointer, iter(parcels), clock)
                 except UnavailableError as error:
                     assert error.context["reason"] == os.strerror(errno.ENOSPC)
                     failed += 1
                     disk.full = False
+            pointer, batches, _ = done
             served.append([row for batch in batches for row in batch.to_pylist()])
-            pointer = after
             clock.advance(1000)
         return served, failed
 

@@ -31,21 +31,42 @@ def _random_rows(count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"k": list(range(count)), "value": values}, schema=SCHEMA)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Return a file system of one MiB."""
+@contextlib.contextmanager
+def mounted_disk(mounted: Path, size: str) -> Iterator[Path]:
+    """Give a file system of its own at `mounted`; skip the test where that cannot be."""
     if os.geteuid() != 0 or shutil.which("mount") is None:
         pytest.skip("only root can mount a small file system to fill up")
-    mounted = tmp_path / "disk"
     mounted.mkdir()
     made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mounted],
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", mounted],
         check=False, capture_output=True, text=True,
     )  # fmt: skip
     if made.returncode:
         pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
-    yield mounted
-    subprocess.run(["umount", mounted], check=True)
+    try:
+        yield mounted
+    finally:
+        subprocess.run(["umount", mounted], check=True)
+
+
+@contextlib.contextmanager
+def filled(disk: Path) -> Iterator[None]:
+    """Let there be no room on a file system, until the context ends."""
+    filler = disk / "filler"
+    descriptor = os.open(filler, os.O_WRONLY | os.O_CREAT)
+    with contextlib.suppress(OSError):
+        while os.write(descriptor, bytes(4096)):
+            pass
+    os.close(descriptor)
+    yield
+    filler.unlink()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Return a file system of one MiB."""
+    with mounted_disk(tmp_path / "disk", "1m") as mounted:
+        yield mounted
 
 
 def test_a_full_disk_is_named_and_harms_no_earlier_file(small_disk: Path) -> None:
@@ -67,18 +88,12 @@ def test_a_commit_on_a_full_disk_leaves_the_version_before(small_disk: Path) -> 
         table.put(_random_rows(5_000))
         handle = store.commit(table, handle)
     before = store.files.list()
-    filler = small_disk / "filler"
-    descriptor = os.open(filler, os.O_WRONLY | os.O_CREAT)
-    with contextlib.suppress(OSError):
-        while os.write(descriptor, bytes(4096)):
-            pass
-    os.close(descriptor)
     table.put(_random_rows(5_000))
-    with pytest.raises(UnavailableError, match="No space left on device") as caught:
-        store.commit(table, handle)
-    assert str(caught.value.context["file"]).startswith(f"{store.files.location}/000000000003-")
-    assert store.files.list() == before
-    filler.unlink()
+    with filled(small_disk):
+        with pytest.raises(UnavailableError, match="No space left on device") as caught:
+            store.commit(table, handle)
+        assert str(caught.value.context["file"]).startswith(f"{store.files.location}/000000000003-")
+        assert store.files.list() == before
     again = _table()
     held = store.load(handle.links[-1].pointer, again)
     assert len(again) == 5_000

@@ -22,8 +22,8 @@ from tests.processes import until
 from tests.spark.queries import Input
 from tests.table3 import expected, found, same
 
-_PATIENCE_S = 300.0
-_FILE_S = 8
+PATIENCE_S = 300.0
+FILE_S = 8
 _KINDS = ("all", "driver", "jvm", "worker")
 
 
@@ -94,7 +94,7 @@ def run_with_kills(
     draw = random.Random(seed)
     kinds = [kind for _ in range(-(-kills // len(_KINDS))) for kind in draw.sample(_KINDS, len(_KINDS))]
     files = 3 * (kills + 1)
-    table = workload.table(seed, _FILE_S * files)
+    table = workload.table(seed, FILE_S * files)
     bounds = sorted(draw.randrange(table.num_rows) for _ in range(files - 1))
     pieces = [table.slice(a, b - a) for a, b in zip([0, *bounds], [*bounds, table.num_rows], strict=True)]
     source = Input(directory / "files")
@@ -111,7 +111,7 @@ def run_with_kills(
         with started(directory, workload.job) as job:
             goal = committed() + draw.choice([0, 1, 1, 2])
             add(*pieces[3 * kill : 3 * kill + 2])
-            until(lambda job=job, goal=goal: committed() >= goal or job.poll() is not None, _PATIENCE_S)  # type: ignore[misc]
+            until(lambda job=job, goal=goal: committed() >= goal or job.poll() is not None, PATIENCE_S)  # type: ignore[misc]
             assert committed() >= goal, f"no progress: {why(job, directory)}"
             random_moment(draw)
             assert job.poll() is None, why(job, directory)
@@ -126,7 +126,7 @@ def run_with_kills(
         say(f"kill {kill} of {kills}: {kind}, {len(killed)} processes after {committed()} micro-batches")
     with started(directory, workload.job) as job:
         (directory / "finished").touch()
-        assert until(lambda: job.poll() is not None, _PATIENCE_S), f"no end: {why(job, directory)}"
+        assert until(lambda: job.poll() is not None, PATIENCE_S), f"no end: {why(job, directory)}"
         assert job.returncode == 0, why(job, directory)
     wanted = workload.expected(table)
     assert wanted
