@@ -432,8 +432,10 @@ def _logic(node: Tree, rows: _Rows) -> _Value:
     first, *others = sorted(node.parts, key=lambda part: any(one.kind == "column" for one in part.walk()))
     made = _boolean(_value(first, rows))
     for part in others:
-        open_ = pc.fill_null(made, True) if conjunction else pc.invert(pc.fill_null(made, False))
-        made = combine(made, _boolean(_where(part, rows, open_)))
+        left = None
+        if _fails(part, rows):
+            left = pc.fill_null(made, True) if conjunction else pc.invert(pc.fill_null(made, False))
+        made = combine(made, _boolean(_where(part, rows, left)))
     return made
 
 

@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from penstock._clock import Clock
 from penstock.errors import InvalidUsageError
 from penstock.operators.arrivals import Arrivals
+from penstock.operators.evaluate import needs_ansi
 from penstock.operators.expression import Expression
 from penstock.operators.join import UpdateJoin
 from penstock.operators.joined import JoinedStream
@@ -22,6 +23,7 @@ from penstock.operators.metrics import BatchMetrics
 from penstock.operators.steps import steps_of
 from penstock.operators.stream import UpdateStream
 from penstock.spark_ext.bucket_task import Parcel, Turn
+from penstock.spark_ext.collations import refuse_collations
 from penstock.spark_ext.packing import Packer, side_of
 from penstock.spark_ext.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.stateful import (
@@ -133,6 +135,7 @@ def update_join(
         steps if delay is None else steps_of("delay", delay, kind, unit),
         None if condition is None else Expression.parse(condition),
     )
+    _check_alike(joined, left, right)
     shared = {*columns, time}
     output = StructType([*left.schema, *(one for one in right.schema if one.name not in shared)])
     packed = [
@@ -141,6 +144,21 @@ def update_join(
     ]
     operator = JoinOperator(joined, columns_of(left.schema), columns_of(right.schema))
     return place.run(packed[0].union(packed[1]), operator, output, joined.schema, waits=False)
+
+
+def _check_alike(joined: JoinedStream, left: DataFrame, right: DataFrame) -> None:
+    """Refuse a condition that Spark would evaluate to something else in this session."""
+    if joined.condition is None:
+        return
+    for df in (left, right):
+        refuse_collations(df.schema, joined.condition.columns)
+    ansi = left.sparkSession.conf.get("spark.sql.ansi.enabled") == "true"
+    if not ansi and needs_ansi(joined.condition, joined.schema):
+        raise InvalidUsageError(
+            "the condition of a join is evaluated as Spark does in ANSI mode",
+            hint="set spark.sql.ansi.enabled to true",
+            expression=joined.condition.text,
+        )
 
 
 @dataclass(frozen=True)

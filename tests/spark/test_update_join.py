@@ -142,6 +142,12 @@ def test_what_is_wrong_with_a_join_is_told_before_it_runs(spark: SparkSession, t
         (right, {"condition": "v + w"}, "condition is not boolean"),
         (right, {"condition": "sum(v) > 1"}, "has an aggregate"),
         (right, {"condition": "my_function(v)"}, "cannot be evaluated outside of Spark"),
+        (
+            right.selectExpr("k", "t", "k COLLATE utf8_lcase AS w"),
+            {"condition": "w = 'a'"},
+            "has a collation",
+        ),
+        (right.selectExpr("k COLLATE utf8_lcase AS k", "t", "w"), {}, "has a collation: column=k"),
         (right, {"nulls": "keep"}, "option=nulls got=keep"),
         (right, {"time": "v"}, "there is no such column"),
         (right, {"state_location": None}, "nothing says where state lives"),
@@ -152,6 +158,14 @@ def test_what_is_wrong_with_a_join_is_told_before_it_runs(spark: SparkSession, t
         } | options  # fmt: skip
         with pytest.raises(InvalidUsageError, match=message):
             penstock.update_join(left, other, **given)
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        with pytest.raises(InvalidUsageError, match="in ANSI mode: expression=t \\+ 1 > 2"):
+            penstock.update_join(
+                left, right, "k", "t", "1 s", "t + 1 > 2", unit="s", state_location=tmp_path
+            )  # fmt: skip
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
     one, other = (df.withColumn("f", sf.col("t").cast("double")).drop("t") for df in (left, right))
     with pytest.raises(InvalidUsageError, match="a timestamp, a date or an integer: type=double"):
         penstock.update_join(one, other, "k", "f", "1 s", state_location=tmp_path)
