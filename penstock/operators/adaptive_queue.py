@@ -237,6 +237,8 @@ class AdaptiveQueue(UpdateQueue):
             tail = stored.count("tail")
             first = stored.number("first", tail - block.num_rows, tail - block.num_rows)
             head = stored.count("head", most=tail)
+            if first < self._tail:
+                raise stored.damaged("first", "the number after the unit before")
             if first > self._tail or not self._chunks:
                 self._chunks.clear()
                 self._head = self._tail = first
