@@ -10,7 +10,7 @@ from penstock.operators.arrivals import Arrivals
 from penstock.operators.comparisons import intervals_of, mask_of
 from penstock.operators.evaluate import evaluate
 from penstock.operators.expression import Expression
-from penstock.operators.fragments import Fragmenter
+from penstock.operators.fragments import Fragmenter, combined
 from penstock.operators.join import UpdateJoin
 from penstock.operators.joined import JoinedStream
 from penstock.operators.key_queue import Policy
@@ -23,6 +23,7 @@ from penstock.operators.windows.entries import Entries
 from penstock.operators.windows.panes import Panes
 from penstock.operators.windows.queue import WindowQueue
 from penstock.operators.windows.results import WindowMode
+from penstock.operators.windows.sliding import slide
 from penstock.state_store.key_set import KeySet
 from penstock.state_store.memory_table import MemoryTable
 from tests.naive import Update
@@ -153,6 +154,12 @@ def _fragments_and_joins() -> None:
         for values in (NUMBERS, pa.array([None, *range(2999)])):
             folding.add(pa.array([7] * 3000), [NUMBERS for _ in keys], [values for _ in kinds])
         folding.finish()
+    sums = Fragments(1000, "t", "s", ("k",), (Partial("sum", "v", "sum"),))
+    folding = Fragmenter(sums, dict.fromkeys(("t", "k", "sum"), pa.int64()))
+    folding.add(pa.array([7] * 3000), [pa.array([1] * 3000)], [pa.array(np.full(3000, 1 << 62))])
+    made = combined(sums, [folding.finish()])
+    every = np.arange(made.num_rows)
+    slide(sums.partials, {}, every, made.select(["sum"]), every, every + 1, closing=True)
     sums = Fragments(1000, "t", "s", (), (Partial("sum", "v", "sum"),))
     folding = Fragmenter(sums, {"t": pa.int64(), "sum": pa.float64()})
     folding.add(NUMBERS, [], [NUMBERS.cast(pa.float64())])

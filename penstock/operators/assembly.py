@@ -8,7 +8,7 @@ Spark, which fails where its divisor is zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.errors import InvalidUsageError
 from penstock.operators.expression import Expression, column, edited
 from penstock.operators.partials import Decomposition, deviation
 from penstock.operators.sql_tree import Tree
 from penstock.operators.stream import RESERVED_PREFIX
+from penstock.operators.wide import WIDE, as_floats, fits, words_of
 
 __all__ = ["Assembly"]
 
@@ -36,21 +38,69 @@ class Assembly:
         Sum and count, for each mean's name.
     deviations : mapping of str to (str, str, str)
         Count, sum and sum of squares, for each deviation's name.
+    wraps : bool
+        Whether a sum of integers beyond 64 bits wraps around, as Spark's does outside of ANSI mode; by
+        default it is an error.
     """
 
     aggregates: Mapping[str, str]
     means: Mapping[str, tuple[str, str]]
     deviations: Mapping[str, tuple[str, str, str]]
+    wraps: bool = False
 
     @classmethod
-    def of(cls, decomposition: Decomposition) -> Assembly:
+    def of(cls, decomposition: Decomposition, *, wraps: bool = False) -> Assembly:
         """Return the assembly of a decomposition."""
         found = _Divisions(decomposition)
         texts: dict[str, str] = {}
         for name, text in decomposition.assembly.items():
             made = Expression.parse(text)
             texts[name] = edited(made.text, found.replaced(made.text, made.tree))
-        return cls(texts, found.means, found.deviations)
+        return cls(texts, found.means, found.deviations, wraps)
+
+    @property
+    def derived(self) -> tuple[str, ...]:
+        """Names of means and deviations."""
+        return (*self.means, *self.deviations)
+
+    @property
+    def read(self) -> frozenset[str]:
+        """The partials that aggregates read as they are."""
+        texts = self.aggregates.values()
+        return frozenset(one for text in texts for one in Expression.parse(text).columns) - {*self.derived}
+
+    def finish(self, values: pa.RecordBatch, kept: Iterable[str]) -> pa.RecordBatch:
+        """Return some columns of partials as Spark has them, then means and deviations.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a sum overflows.
+        """
+        made = {name: self.whole(name, values.column(name)) for name in kept}
+        for name in self.derived:
+            made[name] = self.computed(name, [values.column(part) for part in self.parts(name)])
+        return pa.RecordBatch.from_arrays(list(made.values()), list(made))
+
+    def whole(self, name: str, column: pa.Array[Any]) -> pa.Array[Any]:
+        """Return a partial as Spark has it; only sums of integers may differ.
+
+        Raises
+        ------
+        InvalidUsageError
+            If one is beyond 64 bits, and does not wrap around.
+        """
+        if column.type != WIDE:
+            return column
+        lows, _ = words_of(column)
+        if not self.wraps and not fits(column):
+            raise InvalidUsageError(
+                "a sum of integers overflows",
+                column=name,
+                hint="sum(CAST(x AS DOUBLE)) does not; avg and stddev are right however large the sum",
+            )
+        mask = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+        return pa.array(lows, mask=mask)
 
     def parts(self, name: str) -> tuple[str, ...]:
         """Return the partials of a mean or a deviation; none where it is neither."""
@@ -99,16 +149,19 @@ class _Divisions:
 def _mean(total: pa.Array[Any], count: pa.Array[Any]) -> pa.Array[Any]:
     """Return sums divided by counts, null where nothing was counted."""
     if total.null_count:
-        return pc.divide(total.cast(pa.float64(), safe=False), count.cast(pa.float64()))
-    return pa.array(np.true_divide(total.to_numpy(), count.to_numpy()))
+        return pc.divide(_floats(total), count.cast(pa.float64()))
+    return pa.array(np.true_divide(as_floats(total), count.to_numpy()))
+
+
+def _floats(total: pa.Array[Any]) -> pa.Array[Any]:
+    """Return sums as floats, which may be null."""
+    mask = total.is_null().to_numpy(zero_copy_only=False) if total.null_count else None
+    return pa.array(as_floats(total), mask=mask)
 
 
 def _deviation(count: pa.Array[Any], total: pa.Array[Any], squares: pa.Array[Any]) -> pa.Array[Any]:
     """Return the deviation of a sample, null where it has less than two values; see `decompose`."""
-    n, s, q = (
-        one.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy(zero_copy_only=False)
-        for one in (count, total, squares)
-    )
+    n, s, q = (_floats(one).fill_null(0.0).to_numpy(zero_copy_only=False) for one in (count, total, squares))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         # NaN is greater than 0 for Spark, and maximum keeps it.
         made = np.sqrt(np.maximum(q - s * s / n, 0.0) / (n - 1.0))

@@ -43,14 +43,15 @@ NEWEST: Final = "__penstock_newest"
 """The partial of a fragment that is its newest time, where that says how far the watermark is."""
 
 PartialKind: TypeAlias = Literal[
-    "count", "sum", "sum_of_squares", "min", "max", "first", "last", "distinct", "union", "sketch"
+    "count", "sum", "add", "sum_of_squares", "min", "max", "first", "last", "distinct", "union", "sketch"
 ]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 
 _KINDS: Final = get_args(PartialKind)
 _AGAIN: Final[dict[PartialKind, PartialKind]] = {
     "count": "sum",
-    "sum_of_squares": "sum",
+    "sum": "add",
+    "sum_of_squares": "add",
     "distinct": "union",
 }
 """How partials of a kind are combined, where that is another kind."""
@@ -79,8 +80,9 @@ class Partial:
     ----------
     kind : str
         - ``count``: rows whose expression is not null, int64;
-        - ``sum``: of what is not null; int64 of integers, float64 of floats; null where all are
-          null;
+        - ``sum``: of what is not null; int64 of integers, or `penstock.operators.wide.WIDE` where one is
+          beyond that, float64 of floats; null where all are null;
+        - ``add``: of such sums, their sum;
         - ``sum_of_squares``: the same of squares, float64;
         - ``min``, ``max``: of what is not null, in the expression's type; null where all are null. As in
           Spark, NaN is greater than all numbers;

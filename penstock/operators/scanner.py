@@ -23,6 +23,7 @@ from penstock.operators.fragments import Fragmenter, merged
 from penstock.operators.latest import Latest
 from penstock.operators.scan import Scan
 from penstock.operators.selection import selected
+from penstock.operators.wide import concat_alike
 
 __all__ = ["Scanner", "scan_p_stream"]
 
@@ -289,7 +290,10 @@ def scan_p_stream(
 
     with ThreadPoolExecutor(len(scanners)) as pool:
         batches = [batch for found in pool.map(part, range(len(scanners))) for batch in found]
-    return pa.Table.from_batches(scanners[0].merge(batches), scanners[0].schema)
+    parts = scanners[0].merge(batches)
+    return pa.Table.from_batches(
+        [concat_alike(parts)] if parts else [], None if parts else scanners[0].schema
+    )
 
 
 def _evaluated(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:

@@ -12,11 +12,13 @@ from pyspark.sql.types import NullType, StructType
 
 from penstock.ddl import quoted
 from penstock.errors import InternalError
+from penstock.operators.assembly import Assembly
 from penstock.operators.conform import conform
 from penstock.operators.graph.nodes import Aggregate, Assemble, Fused, Node, Window
 from penstock.operators.graph.types import scan_schema
-from penstock.operators.scan import PANE, Fragments
+from penstock.operators.scan import PANE, Fragments, Partial
 from penstock.operators.stream import RESERVED_PREFIX
+from penstock.operators.wide import WIDE
 from penstock.operators.windows.by_window import FOLDED, WindowFold
 from penstock.operators.windows.finish import Step
 from penstock.operators.windows.sliding import in_windows
@@ -25,7 +27,15 @@ from penstock.spark_ext.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.pushed import behind_lookup
 from penstock.spark_ext.update_window import service_of, windowed
 from penstock.spark_ext.window_packing import EntryPacker, add_rows, row_fragmenter
-from penstock.spark_ext.window_plan import WINDOW, Windowed, WindowPlan, of_values, typed, value_names
+from penstock.spark_ext.window_plan import (
+    WINDOW,
+    Windowed,
+    WindowPlan,
+    of_values,
+    typed,
+    value_names,
+    wraps_around,
+)
 
 __all__ = [
     "START_COLUMN",
@@ -62,6 +72,7 @@ def assembled(node: Assemble, parcels: DataFrame) -> Windowed:
         size_ms=node.window.size_ms,
         slide_ms=node.window.slide_ms,
         delay_ms=node.window.delay_ms,
+        wraps=wraps_around(parcels.sparkSession),
         local=False,
         extreme=node.aggregate.extreme,
     )
@@ -107,6 +118,16 @@ def _fused(node: Assemble) -> Fused:
     while not isinstance(at, Fused):
         at = at.inputs[0]
     return at
+
+
+def _widened(schema: pa.Schema, partials: Sequence[Partial]) -> pa.Schema:
+    """Return the columns of partials with room for sums of two words."""
+    sums = {one.name for one in partials if one.kind == "sum"}
+    fields = [
+        field.with_type(WIDE) if field.name in sums and field.type == pa.int64() else field
+        for field in schema
+    ]
+    return pa.schema(fields)
 
 
 @dataclass(frozen=True)
@@ -159,11 +180,11 @@ def of_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
     All groups of a window close in the same micro-batch, because all buckets know the same watermark. So what
     is aggregated by window is complete in it.
     """
-    by_window = ByWindow.of(node)
+    by_window = ByWindow.of(node, wraps=wraps_around(windows.sparkSession))
     rows = windows.select(*by_window.values)
     schema = as_arrow_of_spark(rows.schema)
     made = by_window.folded(schema)
-    fold = _Fold(schema, by_window.fragments, as_arrow_of_spark(made))
+    fold = _Fold(schema, by_window, as_arrow_of_spark(made))
     folded = rows.repartition(sf.col(START_COLUMN)).mapInArrow(fold, made)
     return folded.select(*by_window.computed(node))
 
@@ -186,7 +207,7 @@ def fold_of(
     seen : sequence of StructType
         Of the windows, and after each projection.
     """
-    by_window = ByWindow.of(node)
+    by_window = ByWindow.of(node, wraps=wraps_around(rows.sparkSession))
     if not {one.kind for one in by_window.fragments.partials} <= FOLDED:
         return None
     read = rows.select(*by_window.read)
@@ -194,13 +215,20 @@ def fold_of(
     if finish is None or not same_types(finish.schemas(), [*seen, read.schema]):
         return None
     schema = as_arrow_of_spark(rows.select(*by_window.values).schema)
-    return WindowFold(finish, by_window.fragments, as_arrow_of_spark(by_window.folded(schema)))
+    folded = spark_schema(row_fragmenter(schema, by_window.fragments).schema)
+    return WindowFold(
+        finish, by_window.fragments, _widened(as_arrow_of_spark(folded), by_window.fragments.partials)
+    )
 
 
 def of_folded(node: Aggregate, folded: DataFrame, fold: WindowFold) -> DataFrame:
     """Return aggregates of windows that each bucket has folded."""
-    merged = folded.repartition(sf.col(PANE)).mapInArrow(_Merge(fold), folded.schema)
-    return merged.select(*ByWindow.of(node).computed(node))
+    by_window = ByWindow.of(node, wraps=wraps_around(folded.sparkSession))
+    empty = pa.RecordBatch.from_pylist([], fold.made)
+    made = by_window.finished(empty).schema
+    merge = _Merge(fold, by_window, made)
+    merged = folded.repartition(sf.col(PANE)).mapInArrow(merge, spark_schema(made))
+    return merged.select(*by_window.computed(node))
 
 
 @dataclass(frozen=True)
@@ -213,23 +241,23 @@ class ByWindow:
         Groups, and the values of partials: Spark SQL over windows with their aggregates.
     fragments : Fragments
         How these are folded, with `START_COLUMN` and the windows' length; windows are of a pane each.
-    assembly : mapping of str to str
-        For each aggregate's name, Spark SQL over the partials.
+    assembly : Assembly
+        How aggregates are computed of the partials.
     """
 
     projection: Mapping[str, str]
     fragments: Fragments
-    assembly: Mapping[str, str]
+    assembly: Assembly
 
     @classmethod
-    def of(cls, node: Aggregate) -> ByWindow:
+    def of(cls, node: Aggregate, *, wraps: bool) -> ByWindow:
         """Return the steps of an aggregate."""
         split = node.decomposition.counted(node.group_by)
         groups = tuple(name for name in node.group_by if name != WINDOW)
         names, partials = value_names(split.partials), of_values(split.partials)
         projection = {name: quoted(name) for name in groups} | {name: text for text, name in names.items()}
         fragments = Fragments(1, START_COLUMN, "us", (_SIZE, *groups), partials)
-        return cls(projection, fragments, split.assembly)
+        return cls(projection, fragments, Assembly.of(split, wraps=wraps))
 
     @property
     def read(self) -> list[Column]:
@@ -245,15 +273,26 @@ class ByWindow:
 
     def folded(self, schema: pa.Schema) -> StructType:
         """Return the columns of what is folded of values of a schema."""
-        made = row_fragmenter(schema, self.fragments)
-        return spark_schema(in_windows(self.fragments.partials, made.finish()).schema)
+        return spark_schema(self.finished(row_fragmenter(schema, self.fragments).finish()).schema)
+
+    def finished(self, folded: pa.RecordBatch) -> pa.RecordBatch:
+        """Return what was folded as Spark sees it.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a sum overflows.
+        """
+        made = in_windows(self.fragments.partials, folded)
+        kept = {PANE, *self.fragments.group_by, *self.assembly.read}
+        return self.assembly.finish(made, [name for name in made.schema.names if name in kept])
 
     def computed(self, node: Aggregate) -> list[Column]:
         """Return groups, window and aggregates as Spark computes them of what was folded."""
         end = sf.col(PANE) + sf.col(_SIZE)
         window = sf.struct(sf.timestamp_micros(PANE).alias("start"), sf.timestamp_micros(end).alias("end"))
         columns = {name: sf.col(quoted(name)) for name in self.fragments.group_by} | {WINDOW: window}
-        columns |= {name: sf.expr(text) for name, text in self.assembly.items()}
+        columns |= {name: sf.expr(text) for name, text in self.assembly.aggregates.items()}
         return [typed(columns[field.name], field) for field in spark_schema(node.schema)]
 
 
@@ -265,15 +304,16 @@ class _Fold:
     """Folds all rows of a partition, for ``mapInArrow``."""
 
     rows: pa.Schema
-    fragments: Fragments
+    by_window: ByWindow
     made: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return one row for each start and group."""
-        fragmenter = row_fragmenter(self.rows, self.fragments)
+        fragments = self.by_window.fragments
+        fragmenter = row_fragmenter(self.rows, fragments)
         for batch in batches:
-            add_rows(fragmenter, self.fragments, conform(batch, self.rows))
-        yield conform(in_windows(self.fragments.partials, fragmenter.finish()), self.made)
+            add_rows(fragmenter, fragments, conform(batch, self.rows))
+        yield conform(self.by_window.finished(fragmenter.finish()), self.made)
 
 
 @dataclass(frozen=True)
@@ -281,7 +321,10 @@ class _Merge:
     """Adds up what several buckets have folded of a window, for ``mapInArrow``."""
 
     fold: WindowFold
+    by_window: ByWindow
+    made: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return one row for each start and group."""
-        yield from self.fold.added(conform(batch, self.fold.made) for batch in batches)
+        for folded in self.fold.added(conform(batch, self.fold.made) for batch in batches):
+            yield conform(self.by_window.finished(folded), self.made)

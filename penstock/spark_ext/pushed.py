@@ -153,6 +153,7 @@ class Pushed:
         self, scanner: Scanner, fragments: Iterable[pa.RecordBatch], buckets: int
     ) -> Iterator[pa.RecordBatch]:
         from penstock.operators.lookup import Lookup
+        from penstock.operators.wide import schema_like
         from penstock.spark_ext.window_packing import EntryPacker, looked_up
 
         made, schema = self.scan.fragments, scanner.schema
@@ -162,7 +163,8 @@ class Pushed:
             lookup = Lookup.from_text(self.lookup)
             crossing = as_arrow_of_spark(spark_schema(schema))
             made, schema = behind_lookup(made, crossing, lookup.group_by), lookup.schema(crossing)
-            fragments = looked_up(made, lookup, (converted(batch, crossing) for batch in fragments))
+            typed = (converted(batch, schema_like(crossing, batch)) for batch in fragments)
+            fragments = looked_up(made, lookup, typed)
         packer = EntryPacker.of(made, schema, buckets)
         yield from packer.pack(fragments, lambda: scanner.without_time)
 

@@ -78,6 +78,8 @@ class RowWindowPlan(WindowPlan):
             pane,
             self.arriving,
             LAST_TIME,
+            (FIRST_TIME, LAST_TIME),
+            assembly=self.assembly,
         )
 
     def packer(self, buckets: int) -> EntryPacker:

@@ -38,7 +38,7 @@ from penstock.spark_ext.row_windows import (
 )
 from penstock.spark_ext.stateful import Stateful, arrow_schema, check_streaming, columns_of, key_columns
 from penstock.spark_ext.window_packing import RowPacker, row_fragmenter
-from penstock.spark_ext.window_plan import WINDOW, Service, Windowed, WindowPlan, value_columns
+from penstock.spark_ext.window_plan import WINDOW, Service, Windowed, WindowPlan, value_columns, wraps_around
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 from penstock.units import parse_duration_us, window_rows
 
@@ -207,6 +207,7 @@ def windowed(
             output=output,
             delay_ms=delay_ms,
             local=local,
+            wraps=wraps_around(df.sparkSession),
             size_rows=in_rows[0],
             slide_rows=in_rows[1],
             arriving=arriving,
@@ -225,6 +226,7 @@ def windowed(
             slide_ms=slide_ms,
             delay_ms=delay_ms,
             local=local,
+            wraps=wraps_around(df.sparkSession),
         )
         packer = RowPacker(schema, fragments, plan.packer(buckets), nulls)
     return Windowed(plan, rows.mapInArrow(packer, PARCEL_SCHEMA), columns_of(rows.schema))

@@ -31,11 +31,10 @@ from penstock.ddl import quoted
 from penstock.operators.conform import conform
 from penstock.operators.graph.nodes import Aggregate, Select, Where, WindowJoin
 from penstock.operators.metrics import BatchMetrics
-from penstock.operators.scan import PANE, Fragments
+from penstock.operators.scan import PANE
 from penstock.operators.stream import RESERVED_PREFIX
 from penstock.operators.windows.layout import WindowLayout
 from penstock.operators.windows.several import SeveralPanes
-from penstock.operators.windows.sliding import in_windows
 from penstock.spark_ext.bucket_task import Parcel, Turn
 from penstock.spark_ext.graph_windows import ByWindow
 from penstock.spark_ext.p_stream_types import as_arrow_of_spark, spark_schema
@@ -43,7 +42,14 @@ from penstock.spark_ext.parcels import SIDE as PARCEL_SIDE
 from penstock.spark_ext.stateful import Stateful
 from penstock.spark_ext.window_operator import Gathered
 from penstock.spark_ext.window_packing import add_rows, row_fragmenter
-from penstock.spark_ext.window_plan import WINDOW, Windowed, has_own_workers, spark_windows, typed
+from penstock.spark_ext.window_plan import (
+    WINDOW,
+    Windowed,
+    has_own_workers,
+    spark_windows,
+    typed,
+    wraps_around,
+)
 
 __all__ = ["Side", "SidesOperator", "joined_windows"]
 
@@ -245,14 +251,14 @@ def _where(rows: DataFrame, side: int, step: Where) -> DataFrame:
 
 def _folded(rows: DataFrame, side: int, step: Aggregate) -> DataFrame:
     """Return rows of which those of a side are aggregated by window; a window's are in one partition."""
-    by_window = ByWindow.of(step)
+    by_window = ByWindow.of(step, wraps=wraps_around(rows.sparkSession))
     rows = _with(rows, side, by_window.values)
     values = as_arrow_of_spark(StructType(_fields(rows, _STRUCTS[side])))
     made = by_window.folded(values)
     output = StructType(
         [StructField(one.name, made) if one.name == _STRUCTS[side] else one for one in rows.schema]
     )
-    fold = _Fold(side, as_arrow_of_spark(rows.schema), values, by_window.fragments, as_arrow_of_spark(output))
+    fold = _Fold(side, as_arrow_of_spark(rows.schema), values, by_window, as_arrow_of_spark(output))
     return _with(rows.mapInArrow(fold, output), side, by_window.computed(step))
 
 
@@ -268,28 +274,29 @@ class _Fold:
     side: int
     rows: pa.Schema
     values: pa.Schema
-    fragments: Fragments
+    by_window: ByWindow
     output: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return one row for each window and group of the side, and the rows of the other."""
         place = self.output.get_field_index(_STRUCTS[self.side])
-        fragmenter = row_fragmenter(self.values, self.fragments)
+        fragments = self.by_window.fragments
+        fragmenter = row_fragmenter(self.values, fragments)
         for batch in batches:
             rows = conform(batch, self.rows)
             own = pc.equal(rows[_SIDE], self.side)
             columns = pa.StructArray.flatten(rows.filter(own).column(place))
             values = pa.RecordBatch.from_arrays(columns, schema=self.values)
-            add_rows(fragmenter, self.fragments, values)
+            add_rows(fragmenter, fragments, values)
             others = rows.filter(pc.invert(own))
             nulls = pa.nulls(others.num_rows, self.output.field(place).type)
             kept = [nulls if at == place else column for at, column in enumerate(others.columns)]
             yield pa.RecordBatch.from_arrays(kept, schema=self.output)
-        made = in_windows(self.fragments.partials, fragmenter.finish())
+        made = self.by_window.finished(fragmenter.finish())
         kind = self.output.field(place).type
         fields = pa.schema([kind.field(number) for number in range(kind.num_fields)])
         struct = pa.StructArray.from_arrays(conform(made, fields).columns, fields=list(fields))
-        start, size = (made[name].cast(pa.int64()) for name in (PANE, self.fragments.group_by[0]))
+        start, size = (made[name].cast(pa.int64()) for name in (PANE, fragments.group_by[0]))
         found = {_SIDE: pa.array(np.full(made.num_rows, self.side, np.int32)), _END: pc.add(start, size)}
         whole = [
             struct if at == place else found.get(field.name, pa.nulls(made.num_rows, field.type))

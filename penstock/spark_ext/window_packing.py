@@ -22,6 +22,7 @@ from penstock.operators.fragments.keys import bare_values
 from penstock.operators.lookup import Lookup
 from penstock.operators.scan import NEWEST, PANE, Fragments
 from penstock.operators.stream import Integers
+from penstock.operators.wide import schema_like
 from penstock.operators.windows.entries import sorted_by
 from penstock.operators.windows.groups import GroupCodec
 from penstock.operators.windows.layout import ENTRY_PANE
@@ -109,7 +110,7 @@ class EntryPacker:
     def _entries(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         panes = bare_values(batch.column(PANE)).astype(np.int64, copy=False) // self.pane_steps
         columns = [pa.array(panes) if name == ENTRY_PANE else batch.column(name) for name in self.entry.names]
-        return conform(pa.RecordBatch.from_arrays(columns, self.entry.names), self.entry)
+        return conform(pa.RecordBatch.from_arrays(columns, self.entry.names), schema_like(self.entry, batch))
 
     def _parcels(
         self, entries: pa.RecordBatch, facts: dict[bytes, bytes], *, everywhere: bool = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import LongType, NullType, StructField, StructType
 
@@ -44,6 +44,7 @@ __all__ = [
     "typed",
     "value_columns",
     "value_names",
+    "wraps_around",
 ]
 
 _MANY_WINDOWS = 60
@@ -86,6 +87,8 @@ class WindowPlan:
         Which windows are emitted.
     extreme : Extreme, optional
         Which of them are wanted, where that is not all.
+    wraps : bool
+        As of `Assembly`.
     """
 
     fragments: Fragments
@@ -98,6 +101,7 @@ class WindowPlan:
     local: bool
     service: Service = field(default_factory=Service)
     extreme: Extreme | None = None
+    wraps: bool = False
 
     def served(self, service: Service, weight: str | Mapping[Any, float] | None = None) -> WindowPlan:
         """Return the same windows, served in another way.
@@ -137,7 +141,13 @@ class WindowPlan:
             tuple(self.schema.field(partial.name).type for partial in partials),
             dict(self.decomposition.times),
             rows,
+            assembly=self.assembly,
         )
+
+    @property
+    def assembly(self) -> Assembly:
+        """How aggregates are computed of windows."""
+        return Assembly.of(self.decomposition, wraps=self.wraps)
 
     def packer(self, buckets: int) -> EntryPacker:
         """Return what makes parcels of fragments."""
@@ -201,7 +211,7 @@ class WindowPlan:
             WINDOW,
             self.fragments.pane_ms,
             self.size_ms,
-            Assembly.of(self.decomposition),
+            self.assembly,
             tuple(steps),
         )
 
@@ -224,7 +234,7 @@ class WindowPlan:
         """What leaves out windows that are not wanted."""
         if self.extreme is None:
             return None
-        (partial,) = Expression.parse(self.decomposition.assembly[self.extreme.value]).columns
+        (partial,) = Expression.parse(self.assembly.aggregates[self.extreme.value]).columns
         return Extremes(self.layout, partial, self.extreme.greatest, self.extreme.by)
 
     @property
@@ -250,7 +260,7 @@ class WindowPlan:
         made: dict[str, Column] = {name: sf.col(quoted(name)) for name in self.fragments.group_by}
         start, end = self._bounds()
         made[WINDOW] = sf.struct(self._instant(start).alias("start"), self._instant(end).alias("end"))
-        for name, text in self.decomposition.assembly.items():
+        for name, text in self.assembly.aggregates.items():
             made[name] = sf.expr(text)
         return [typed(made[field.name], field) for field in self.output]
 
@@ -295,6 +305,11 @@ class Windowed:
     def written(self, place: Stateful, finish: Finish, into: OperatorRows) -> DataFrame:
         """Return descriptors of the results, which the operator writes."""
         return self.plan.written(place, self.parcels, self.columns, finish, into)
+
+
+def wraps_around(spark: SparkSession) -> bool:
+    """Return whether integers wrap around in a session, where ANSI mode has errors."""
+    return spark.conf.get("spark.sql.ansi.enabled") != "true"
 
 
 def typed(made: Column, field: StructField) -> Column:

@@ -373,7 +373,7 @@ def test_an_error_in_one_piece_is_that_of_the_micro_batch(monkeypatch: pytest.Mo
             raise ZeroDivisionError(len(closed.of))
 
     with pytest.raises(ZeroDivisionError):
-        Panes(layout).run([entries_of(rows, layout)], 30, Failing(layout.window))
+        Panes(layout).run([entries_of(rows, layout)], 30, Failing(layout))
 
 
 def test_groups_that_are_forgotten_have_their_windows_first(monkeypatch: pytest.MonkeyPatch) -> None:

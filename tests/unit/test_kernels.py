@@ -29,6 +29,7 @@ from penstock.operators import (
     selection,
     staleness,
     weighted_queue,
+    wide,
 )
 from penstock.operators.fragments import kernels
 from penstock.operators.windows import sliding_kernels, transitions, zones
@@ -123,7 +124,7 @@ KERNELS = {
     "variable_byte": {"_write", "_read"},
     "sliding_kernels": {
         *("order_by", "find_runs", "_over", "count_windows", "find_windows", "merge", "skip", "lay_out"),
-        *("are_sorted", "add_ranges", "number_cells", "find_equal"),
+        *("are_sorted", "add_ranges", "add_wide_ranges", "number_cells", "find_equal"),
         *("slide_sum", "_beats", "slide_extreme", "slide_first", "slide_last", "slide_distinct"),
     },
     "selection": {"_find_true"},
@@ -133,7 +134,9 @@ KERNELS = {
         *("_bits", "_position", "enter", "find_slots", "find_slots_of_one", "add_count", "add_sum"),
         *("find_runs", "add_count_of_runs", "add_sum_of_runs", "add_whole_of_runs"),
         *("add_squares", "mark", "keep_less", "keep_greater", "keep_row"),
+        *("bound_of", "add_wide_sum", "add_wide_sums"),
     },
+    "wide": {"add_words"},
 }
 REFERENCES = {
     "keys": "test_keys",
@@ -165,6 +168,7 @@ REFERENCES = {
     "comparison_kernels": "test_comparisons",
     "join_kernels": "test_update_join",
     "kernels": "test_fragments",
+    "wide": "test_wide_sums",
 }
 MODULES = [
     *(keys, key_index, key_set, row_codec, row_store, memory_table),
@@ -195,6 +199,7 @@ MODULES = [
         variable_byte,
     ),
     kernels,
+    wide,
 ]
 
 
@@ -286,7 +291,7 @@ def test_a_second_process_compiles_nothing() -> None:
         "_divide",
         "_bits",
         "_position",
-        *("_due", "_precedes", "_sift", "_beats", "_over"),
+        *("_due", "_precedes", "_sift", "_beats", "_over", "add_words"),
         # What the transitions of window queues consist of.
         *("append", "_forget", "_release", "free_head", "free_tail", "free_middle", "successor"),
         *("_mru_l", "_mru_e", "_is_update", "_do_promote", "_is_avail", "_end", "_push_ready", "_pop_ready"),

@@ -14,12 +14,14 @@ from penstock.operators.fragments import kernels
 from penstock.operators.fragments.keys import as_integers, bare_values
 from penstock.operators.scan import Partial
 from penstock.operators.sketches import hashes_in, hashes_of, images_of, least_hashes
+from penstock.operators.wide import WIDE, of_words, words_of
 from penstock.state_store.key_index import KeyIndex
 from penstock.state_store.keys import KeyCodec
 
 __all__ = ["Fold", "Nulls", "Row", "Runs", "fold_of", "without_nulls"]
 
 _LEAST = 1024
+_BEYOND = 1 << 63
 _LEAST_HASHES = 1 << 16
 _NO_THETA = np.uint64(2**63 - 1)
 
@@ -71,8 +73,12 @@ def fold_of(partial: Partial, kind: pa.DataType) -> Fold:
     number = pa.types.is_signed_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
     if partial.kind in ("min", "max") and (number or as_integers(kind) is not None):
         return _Extreme(kind, greatest=partial.kind == "max")
-    if partial.kind in ("sum", "sum_of_squares") and number:
-        return _Sum(kind, squares=partial.kind == "sum_of_squares")
+    if partial.kind in ("sum", "add") and pa.types.is_signed_integer(kind):
+        return _WholeSum()
+    if partial.kind == "add" and kind == WIDE:
+        return _WholeSum()
+    if partial.kind in ("sum", "add", "sum_of_squares") and number:
+        return _Sum(squares=partial.kind == "sum_of_squares")
     raise InvalidUsageError(
         "a partial aggregate cannot be made of this type",
         hint="min and max are of integers, floats, dates and times, sum of numbers, distinct of what is not "
@@ -126,13 +132,16 @@ class Nulls:
 
 
 class _Sum:
-    """Sums; `seen` exists once there was a null, since before every slot had a value."""
+    """Sums of floats, or of squares.
 
-    def __init__(self, kind: pa.DataType, *, squares: bool) -> None:
-        whole = pa.types.is_signed_integer(kind) and not squares
-        self._sums = np.zeros(_LEAST, np.int64 if whole else np.float64)
+    `_seen` exists once there was a null, since before every slot had a value.
+    """
+
+    _sums: npt.NDArray[Any]
+
+    def __init__(self, *, squares: bool) -> None:
+        self._sums = np.zeros(_LEAST, np.float64)
         self._kernel = kernels.add_squares if squares else kernels.add_sum
-        self._of_runs = kernels.add_whole_of_runs if whole else kernels.add_sum_of_runs
         self._seen: npt.NDArray[np.bool_] | None = None
         self._slots = 1
 
@@ -147,21 +156,80 @@ class _Sum:
         if self._seen is not None:
             self._seen = _grown(self._seen, count)
             kernels.mark(slots, self._seen)
-        self._kernel(slots, bare_values(values), self._sums)
+        self._add(slots, values, count)
         self._slots = count
+
+    def _add(self, slots: Slots, values: Column, count: int) -> None:
+        self._kernel(slots, bare_values(values), self._sums)
 
     def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
         values = _given(values)
         if values.null_count or self._seen is not None or self._kernel is not kernels.add_sum:
             return False
         self._sums = _grown(self._sums, count)
-        self._of_runs(runs.starts, runs.slots, bare_values(values), self._sums)
+        if not self._add_runs(runs, values):
+            return False
         self._slots = count
         return True
 
+    def _add_runs(self, runs: Runs, values: Column) -> bool:
+        kernels.add_sum_of_runs(runs.starts, runs.slots, bare_values(values), self._sums)
+        return True
+
+    def _mask(self, count: int) -> npt.NDArray[np.bool_] | None:
+        """Return which slots have no value; None if all have."""
+        return None if self._seen is None else ~_grown(self._seen, count)[1:count]
+
     def result(self, count: int) -> Column:
-        sums = _grown(self._sums, count)[1:count]
-        return pa.array(sums, mask=None if self._seen is None else ~_grown(self._seen, count)[1:count])
+        return pa.array(_grown(self._sums, count)[1:count], mask=self._mask(count))
+
+
+class _WholeSum(_Sum):
+    """Sums of integers, in two words each once 64 bits might not do."""
+
+    def __init__(self) -> None:
+        super().__init__(squares=False)
+        self._sums = np.zeros(_LEAST, np.int64)
+        self._highs: npt.NDArray[np.int64] | None = None
+        """The upper words; None while no sum is beyond 64 bits."""
+        self._bound = 0
+        """No sum is farther from zero."""
+
+    def _add(self, slots: Slots, values: Column, count: int) -> None:
+        if self._stays_narrow(values):
+            self._kernel(slots, bare_values(values), self._sums)
+            return
+        if self._highs is None:
+            self._highs = self._sums >> 63
+        self._highs = _grown(self._highs, len(self._sums))
+        if values.type == WIDE:
+            kernels.add_wide_sums(slots, *words_of(values), self._sums, self._highs)
+        else:
+            kernels.add_wide_sum(slots, bare_values(values), self._sums, self._highs)
+
+    def _add_runs(self, runs: Runs, values: Column) -> bool:
+        if not self._stays_narrow(values):
+            return False
+        kernels.add_whole_of_runs(runs.starts, runs.slots, bare_values(values), self._sums)
+        return True
+
+    def _stays_narrow(self, values: Column) -> bool:
+        """Return whether no sum can be beyond 64 bits with these values, all of which may be of one slot."""
+        if self._highs is not None or values.type == WIDE:
+            return False
+        most = len(values) * (int(kernels.bound_of(bare_values(values))) + 1)
+        if self._bound + most >= _BEYOND:
+            self._bound = int(kernels.bound_of(self._sums)) + 1
+        if self._bound + most >= _BEYOND:
+            return False
+        self._bound += most
+        return True
+
+    def result(self, count: int) -> Column:
+        lows, mask = _grown(self._sums, count)[1:count], self._mask(count)
+        if self._highs is None:
+            return pa.array(lows, mask=mask)
+        return of_words(lows, _grown(self._highs, count)[1:count], mask)
 
 
 class _Extreme:

@@ -16,6 +16,7 @@ from penstock.operators.fragments import kernels
 from penstock.operators.fragments.folds import Fold, Nulls, Row, Runs, fold_of
 from penstock.operators.fragments.keys import Codes, as_integers, bare_values
 from penstock.operators.scan import PANE, Fragments
+from penstock.operators.wide import concat_alike
 
 __all__ = ["Fragmenter", "combined", "merged"]
 
@@ -292,9 +293,9 @@ def combined(
         For each partial of kind ``first`` or ``last`` the column of the time that it was at. Without it, of
         fragments of one pane and group those that come first are taken to be the earlier ones.
     """
-    table = pa.Table.from_batches(batches)
-    order = np.argsort(bare_values(table[PANE].combine_chunks()), kind="stable")
-    whole = table.take(pa.array(order)).combine_chunks().to_batches()[0]
+    whole = concat_alike(list(batches))
+    order = np.argsort(bare_values(whole[PANE]), kind="stable")
+    whole = whole.take(pa.array(order))
     again = replace(
         fragments,
         time=PANE,

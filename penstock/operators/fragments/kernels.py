@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock._kernels import kernel
+from penstock.operators.wide import add_words
 
 __all__ = [
     "add_count",
@@ -24,6 +25,9 @@ __all__ = [
     "add_sum",
     "add_sum_of_runs",
     "add_whole_of_runs",
+    "add_wide_sum",
+    "add_wide_sums",
+    "bound_of",
     "enter",
     "find_runs",
     "find_slots",
@@ -307,6 +311,32 @@ def add_sum(slots: Any, values: Any, out: Any) -> None:
     """Add values to their slots."""
     for i in range(slots.shape[0]):
         out[slots[i]] += values[i]
+
+
+@kernel
+def bound_of(values: Any) -> Any:
+    """Return a number that no absolute value of integers is above by more than one."""
+    bits = np.int64(0)
+    for i in range(values.shape[0]):
+        value = np.int64(values[i])
+        bits |= value ^ (value >> 63)
+    return bits
+
+
+@kernel
+def add_wide_sum(slots: Any, values: Any, lows: Any, highs: Any) -> None:
+    """Add integers to their slots, which have two words each."""
+    for i in range(slots.shape[0]):
+        slot, value = slots[i], np.int64(values[i])
+        lows[slot], highs[slot] = add_words(lows[slot], highs[slot], value, value >> 63)
+
+
+@kernel
+def add_wide_sums(slots: Any, low: Any, high: Any, lows: Any, highs: Any) -> None:
+    """Add numbers of two words to their slots, which have two words each."""
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        lows[slot], highs[slot] = add_words(lows[slot], highs[slot], low[i], high[i])
 
 
 @kernel

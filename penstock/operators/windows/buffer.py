@@ -11,6 +11,7 @@ import pyarrow as pa
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.pages import PagedMemory
 from penstock.operators.stream import RESERVED_PREFIX, Integers
+from penstock.operators.wide import in_schema, schema_like, trimmed
 from penstock.operators.windows import transitions, zones
 from penstock.state_store.key_index import grown
 from penstock.state_store.row_store import RowStore
@@ -130,7 +131,18 @@ class WindowBuffers:
         entries = np.flatnonzero(locations >= 0)
         entries = entries[self._slots[locations[entries], zones.ENTRY] == entries]
         kept = rows if len(entries) == rows.num_rows else rows.take(pa.array(entries))
-        self._rows.put(locations[entries], kept)
+        self._widen(schema_like(self.payload, kept), locations[entries])
+        self._rows.put(locations[entries], in_schema(kept, self.payload))
+
+    def _widen(self, payload: pa.Schema, new: Integers) -> None:
+        """Have room for sums of two words, where there was none and some come to locations that are `new`."""
+        if payload.equals(self.payload):
+            return
+        held = np.setdiff1d(self._all(np.arange(len(self.cells)), fresh=False)[0], new)
+        before, self._rows = self._rows, RowStore(payload)
+        self._rows.resize(self.memory.capacity * self._block_rows)
+        self._rows.put(held, in_schema(before.take(held), payload))
+        self.payload = payload
 
     def take(self, locations: Integers) -> pa.RecordBatch:
         """Return the payload at `locations`."""
@@ -168,7 +180,7 @@ class WindowBuffers:
         """Return the cells of keys, and their tuples; `fresh` ones only are then no longer that."""
         locations, bounds = self._all(ids, fresh=fresh)
         cells = {name: self.cells[ids, column] for name, column in _STORED.items()}
-        payload = self._rows.take(locations)
+        payload = trimmed(self._rows.take(locations))
         rows = pa.RecordBatch.from_arrays(
             [
                 pa.array(np.repeat(np.arange(len(ids)), np.diff(bounds))),
@@ -201,7 +213,7 @@ class WindowBuffers:
         with self.state(owners) as state:
             transitions.append_stored(owners, panes, marks, locations, state)
         if self.payload:
-            self.put(locations, pa.RecordBatch.from_arrays(rows.columns[3:], schema=self.payload))
+            self.put(locations, pa.RecordBatch.from_arrays(rows.columns[3:], self.payload.names))
 
     def settle_restored(self, booked_us: int) -> None:
         """Make what is not stored follow from what is."""

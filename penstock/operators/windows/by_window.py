@@ -24,6 +24,7 @@ from penstock.operators.fragments.folds import Fold, Nulls, fold_of, without_nul
 from penstock.operators.fragments.keys import bare_values
 from penstock.operators.scan import PANE, Fragments, Partial
 from penstock.operators.stream import Integers
+from penstock.operators.wide import in_schema
 from penstock.operators.windows import sliding_kernels as kernels
 from penstock.operators.windows.finish import Finish, WindowRows
 from penstock.operators.windows.groups import GroupCodec
@@ -78,9 +79,9 @@ class Extremes:
         places = [self.layout.groups.get_field_index(name) for name in self.by]
         numbers = self._numbers([closed.groups[place] for place in places])
         of = None if numbers is None else numbers[closed.of.to_numpy()]
-        kept = pa.array(self._kept(of, closed.starts.to_numpy(), closed.values.column(self.value)))
-        left = Closed(closed.groups, closed.of.take(kept), closed.starts.take(kept), closed.values.take(kept))
-        return left.batch(self.layout.window)
+        windows = closed.batch(self.layout)
+        kept = self._kept(of, closed.starts.to_numpy(), windows.column(self.value))
+        return windows.take(pa.array(kept))
 
     def together(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """Return those that have the most of all."""
@@ -221,7 +222,7 @@ class WindowFold:
             *codec.decode(index.words, index.starts(groups)),
             *(column.take(pa.array(there)) for column in found),
         ]
-        return [pa.RecordBatch.from_arrays(columns, schema=self.made)]
+        return [in_schema(pa.RecordBatch.from_arrays(columns, self.made.names), self.made)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from penstock.operators.windows.layout import Closed
+from penstock.operators.windows.layout import Closed, WindowLayout
 
 __all__ = ["AsTheyAre", "Closing"]
 
@@ -33,11 +33,11 @@ class AsTheyAre:
 
     Parameters
     ----------
-    windows : pyarrow.Schema
-        `WindowLayout.window`.
+    layout : WindowLayout
+        Of the windows.
     """
 
-    windows: pa.Schema
+    layout: WindowLayout
 
     @property
     def partials(self) -> None:
@@ -46,7 +46,7 @@ class AsTheyAre:
 
     def __call__(self, closed: Closed) -> pa.RecordBatch:
         """Return windows with their groups."""
-        return closed.batch(self.windows)
+        return closed.batch(self.layout)
 
     def together(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """Return them."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.operators.stream import Integers
+from penstock.operators.wide import concat_alike
 from penstock.operators.windows import sliding_kernels as kernels
 from penstock.operators.windows.layout import WindowLayout
 
@@ -84,7 +85,7 @@ class Entries:
         return cls(
             np.concatenate([part.ids for part in there]),
             np.concatenate([part.panes for part in there]),
-            pa.concat_batches([part.values for part in there]),
+            concat_alike([part.values for part in there]),
         )
 
 

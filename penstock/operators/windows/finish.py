@@ -80,8 +80,8 @@ class Finish:
 
         Aggregates have to come in the very types of `output`, so that nothing is to be cast.
         """
-        divided = (*self.assembly.means, *self.assembly.deviations)
-        partials = pa.schema([*self.windows, *((name, pa.float64()) for name in divided)])
+        types = {field.name: field.type for field in self.windows}
+        partials = pa.schema(types | dict.fromkeys(self.assembly.derived, pa.float64()))
         for name, text in self.assembly.aggregates.items():
             if type_of(Expression.parse(text), partials) != self.output.field(name).type:
                 return None
@@ -226,9 +226,9 @@ class WindowRows:
         if name in self._groups:
             column = self._groups[name].take(self._taken(self._of))
         elif parts := self._assembly.parts(name):
-            return self._assembly.computed(name, [self._partial(one) for one in parts])
+            return self._assembly.computed(name, [self._taken(self._values.column(one)) for one in parts])
         else:
-            column = self._taken(self._values.column(name))
+            column = self._assembly.whole(name, self._taken(self._values.column(name)))
         kind = self._finish.windows.field(name).type
         return column if column.type.equals(kind) else column.cast(kind)
 

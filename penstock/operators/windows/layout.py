@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
+from penstock.operators.assembly import Assembly
 from penstock.operators.scan import Partial
 from penstock.operators.stream import Integers
 from penstock.operators.windows.sliding import type_in_windows
@@ -40,6 +42,9 @@ class WindowLayout:
         For each partial of kind ``first`` or ``last`` the partial that says at what time it was.
     rows : str
         The partial that counts the rows of an entry.
+    assembly : Assembly, optional
+        How aggregates are computed of windows; then these leave with means and deviations, in place of the
+        partials that nothing else reads.
     """
 
     spec: WindowSpec
@@ -48,6 +53,7 @@ class WindowLayout:
     types: tuple[pa.DataType, ...]
     times: Mapping[str, str]
     rows: str
+    assembly: Assembly | None = field(default=None, kw_only=True)
 
     @property
     def values(self) -> pa.Schema:
@@ -63,9 +69,32 @@ class WindowLayout:
 
     @property
     def results(self) -> pa.Schema:
-        """The schema of partials of windows."""
-        both = zip(self.partials, self.types, strict=True)
-        return pa.schema([pa.field(one.name, type_in_windows(one, kind)) for one, kind in both])
+        """The schema of partials of windows, and of means and deviations."""
+        both, made = zip(self.partials, self.types, strict=True), self.assembly
+        kept = [
+            pa.field(one.name, type_in_windows(one, kind))
+            for one, kind in both
+            if made is None or one.name in self._left
+        ]
+        return pa.schema([*kept, *((name, pa.float64()) for name in (made.derived if made else ()))])
+
+    @cached_property
+    def _left(self) -> frozenset[str]:
+        """The partials that leave with windows."""
+        return self.assembly.read if self.assembly else frozenset()
+
+    def finished(self, values: pa.RecordBatch) -> pa.RecordBatch:
+        """Return what leaves, of `results`, of the partials of windows.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a sum overflows.
+        """
+        made = self.assembly
+        if made is None:
+            return Assembly({}, {}, {}).finish(values, values.schema.names)
+        return made.finish(values, [name for name in values.schema.names if name in self._left])
 
     @property
     def entry(self) -> pa.Schema:
@@ -90,11 +119,18 @@ class RowLayout(WindowLayout):
         Of rows: groups, `ENTRY_PANE` with the time, and the values of partials, named as their expressions.
     end : str
         The partial that is the greatest time.
+    bounds : tuple of str
+        Partials that say which window it is.
     """
 
     pane_rows: int
     arriving: pa.Schema
     end: str
+    bounds: tuple[str, ...] = ()
+
+    @cached_property
+    def _left(self) -> frozenset[str]:
+        return frozenset({*self.bounds, *(self.assembly.read if self.assembly else ())})
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +177,10 @@ class Closed:
     starts: pa.Array[Any]
     values: pa.RecordBatch
 
-    def batch(self, schema: pa.Schema) -> pa.RecordBatch:
-        """Return them with their groups, of `WindowLayout.window`."""
-        groups = [column.take(self.of) for column in self.groups]
-        return pa.RecordBatch.from_arrays([*groups, self.starts, *self.values.columns], schema=schema)
+    def batch(self, layout: WindowLayout) -> pa.RecordBatch:
+        """Return them as they leave, with their groups: of `WindowLayout.window`."""
+        groups, values = [column.take(self.of) for column in self.groups], layout.finished(self.values)
+        return pa.RecordBatch.from_arrays([*groups, self.starts, *values.columns], schema=layout.window)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.operators.stream import Integers
+from penstock.operators.wide import alike
 from penstock.operators.windows import sliding_kernels as kernels
 from penstock.operators.windows.entries import Entries, is_narrow, sorted_by
 from penstock.operators.windows.layout import WindowLayout
@@ -83,7 +84,8 @@ def woven(spans: Sequence[Spans]) -> Entries:
             kernels.lay_out(values, one.low, one.high, at, out)
         return out
 
-    def column(parts: list[pa.Array[Any]]) -> pa.Array[Any]:
+    def column(parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
+        parts = alike(parts)
         kind = parts[0].type
         if _is_plain(kind) and not any(one.null_count for one in parts):
             out = laid([_bits(one) for one in parts])
@@ -97,7 +99,7 @@ def woven(spans: Sequence[Spans]) -> Entries:
     return Entries(
         np.repeat(np.arange(len(counts)), counts),
         laid([one.entries.panes for one in there]),
-        pa.RecordBatch.from_arrays(values, schema=schema),
+        pa.RecordBatch.from_arrays(values, schema.names),
     )
 
 

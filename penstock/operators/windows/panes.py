@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.operators.stream import Integers
+from penstock.operators.wide import schema_like
 from penstock.operators.windows import sliding_kernels as kernels
 from penstock.operators.windows.at_once import at_once
 from penstock.operators.windows.closing import AsTheyAre, Closing
@@ -101,7 +102,7 @@ class Panes:
         closing : Closing, optional
             What is done with windows; its results stand in their place.
         """
-        closing = closing or AsTheyAre(self._layout.window)
+        closing = closing or AsTheyAre(self._layout)
         rows_in, late = self._enter(list(arriving), watermark)
 
         partials = closing.partials
@@ -203,7 +204,9 @@ class Panes:
         ids = self._codec.numbers(self._index, groups, batch.num_rows)
         panes = batch.column(ENTRY_PANE).to_numpy()
         columns = [batch.column(name) for name in layout.values.names]
-        return Entries(ids, panes, pa.RecordBatch.from_arrays(columns, schema=layout.values))
+        return Entries(
+            ids, panes, pa.RecordBatch.from_arrays(columns, schema=schema_like(layout.values, batch))
+        )
 
     def _arrive(self, parts: list[Entries]) -> None:
         """Let entries in, in any order."""
@@ -418,7 +421,8 @@ class Panes:
         known, of = self._groups(entries.ids)
         columns = [column.take(of) for column in known]
         block = pa.RecordBatch.from_arrays(
-            [*columns, pa.array(entries.panes), *entries.values.columns], schema=self._layout.entry
+            [*columns, pa.array(entries.panes), *entries.values.columns],
+            schema=schema_like(self._layout.entry, entries.values),
         )
         meta = {"watermark": self.watermark, "next": self._next, "rows": len(self), "entries_before": before}
         return PUnit(kind=kind, meta=meta, blocks={"entries": block}, packed=True)

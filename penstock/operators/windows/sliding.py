@@ -11,11 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.operators.fragments import kernels as folds
 from penstock.operators.fragments.folds import fold_of
 from penstock.operators.fragments.keys import as_integers, bare_values
 from penstock.operators.scan import Partial
 from penstock.operators.sketches import estimates
 from penstock.operators.stream import Integers
+from penstock.operators.wide import WIDE, of_words, words_of
 from penstock.operators.windows import sliding_kernels as kernels
 from penstock.state_store.key_index import KeyIndex
 from penstock.state_store.keys import KeyCodec
@@ -141,6 +143,12 @@ def _numbers(column: _Column, null: Any) -> npt.NDArray[Any]:
 
 def _sum(column: _Column, low: Integers, high: Integers) -> _Column:
     seen = _seen(column, low, high)
+    if column.type == WIDE or (column.type == pa.int64() and _may_overflow(column)):
+        filled = pc.fill_null(column, 0) if column.null_count else column
+        running = np.empty((len(column) + 1, 2), np.int64)
+        lows, highs = np.empty(len(low), np.int64), np.empty(len(low), np.int64)
+        kernels.add_wide_ranges(*words_of(filled), low, high, running, lows, highs)
+        return of_words(lows, highs, None if seen is None else ~seen)
     values = _numbers(column, 0)
     sums = np.empty(len(low), values.dtype)
     if values.dtype == np.int64:
@@ -148,6 +156,11 @@ def _sum(column: _Column, low: Integers, high: Integers) -> _Column:
     else:
         kernels.slide_sum(values, low, high, np.empty(len(values), values.dtype), sums)
     return pa.array(sums, mask=None if seen is None else ~seen)
+
+
+def _may_overflow(column: _Column) -> bool:
+    """Return whether a sum of these integers, at most all of them, may be beyond 64 bits."""
+    return bool((int(folds.bound_of(bare_values(column))) + 1) * len(column) >= 1 << 63)
 
 
 def _extreme(column: _Column, greatest: bool, low: Integers, high: Integers) -> _Column:

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from penstock._kernels import kernel
+from penstock.operators.wide import add_words
 
 __all__ = [
     "add_ranges",
+    "add_wide_ranges",
     "are_sorted",
     "count_windows",
     "find_equal",
@@ -249,6 +251,31 @@ def add_ranges(values: Any, low: Any, high: Any, running: Any, out: Any) -> None
         running[i + 1] = total
     for i in range(low.shape[0]):
         out[i] = running[high[i]] - running[low[i]]
+
+
+@kernel
+def add_wide_ranges(
+    lows: Any, uppers: Any, low: Any, high: Any, running: Any, out_low: Any, out_high: Any
+) -> None:
+    """Add what each range has, as `add_ranges`, of numbers of two words.
+
+    Parameters
+    ----------
+    lows, uppers : int64 arrays of n
+    low, high : int64 arrays of m
+        Any ranges of these.
+    running : int64 array of (n + 1, 2)
+        Room for the sums.
+    out_low, out_high : int64 arrays of m
+    """
+    running[0, 0], running[0, 1] = 0, 0
+    for i in range(lows.shape[0]):
+        running[i + 1, 0], running[i + 1, 1] = add_words(running[i, 0], running[i, 1], lows[i], uppers[i])
+    for i in range(low.shape[0]):
+        a, b = running[low[i], 0], running[low[i], 1]
+        # The negative of a number of two words.
+        minus, upper = add_words(~a, ~b, 1, 0)
+        out_low[i], out_high[i] = add_words(running[high[i], 0], running[high[i], 1], minus, upper)
 
 
 @kernel

@@ -1,0 +1,139 @@
+"""Sums of integers that may be beyond 64 bits.
+
+Such a sum has two words, of which the lower one is what 64-bit arithmetic that wraps around would have
+given. A column of sums is of int64 where every one of them fits; else all of it is of `WIDE`, which has both
+words of each. So what fits costs nothing, and neither do checkpoints of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock._kernels import kernel
+
+__all__ = [
+    "WIDE",
+    "add_words",
+    "alike",
+    "as_floats",
+    "concat_alike",
+    "fits",
+    "in_schema",
+    "of_words",
+    "schema_like",
+    "trimmed",
+    "words_of",
+]
+
+WIDE: Final = pa.decimal128(38, 0)
+
+_Column: TypeAlias = "pa.Array[Any]"
+_Words: TypeAlias = npt.NDArray[np.int64]
+
+
+@kernel
+def add_words(low: Any, high: Any, value: Any, upper: Any) -> tuple[Any, Any]:
+    """Add a number of two words to another; return the words of the sum."""
+    made = np.uint64(low) + np.uint64(value)
+    carry = np.int64(1) if made < np.uint64(low) else np.int64(0)
+    return np.int64(made), high + upper + carry
+
+
+def words_of(column: _Column) -> tuple[_Words, _Words]:
+    """Return the lower and the upper words of sums; those of nulls are anything."""
+    if column.type == WIDE:
+        flat = np.frombuffer(column.buffers()[1], np.int64, 2 * len(column), 16 * column.offset)
+        return flat[::2], flat[1::2]
+    lows = np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
+    return lows, lows >> 63
+
+
+def of_words(lows: _Words, highs: _Words, mask: npt.NDArray[np.bool_] | None = None) -> _Column:
+    """Return sums as a column; `mask` says which are null."""
+    narrow = highs == lows >> 63
+    if mask is not None:
+        narrow |= mask
+    return pa.array(lows, mask=mask) if narrow.all() else _wide(lows, highs, mask)
+
+
+def _wide(lows: _Words, highs: _Words, mask: npt.NDArray[np.bool_] | None) -> _Column:
+    both = np.empty((len(lows), 2), np.int64)
+    both[:, 0], both[:, 1] = lows, highs
+    valid = None if mask is None else pa.py_buffer(np.packbits(~mask, bitorder="little"))
+    return pa.Array.from_buffers(WIDE, len(lows), [valid, pa.py_buffer(both)])
+
+
+def fits(column: _Column) -> bool:
+    """Return whether all sums fit 64 bits."""
+    if column.type != WIDE:
+        return True
+    lows, highs = words_of(column)
+    narrow = highs == lows >> 63
+    return bool(narrow.all() if not column.null_count else narrow[column.is_valid().to_numpy(False)].all())
+
+
+def as_floats(column: _Column) -> npt.NDArray[np.float64]:
+    """Return sums of integers or floats as the nearest floats, about; those of nulls are anything."""
+    if pa.types.is_floating(column.type):
+        return column.view(pa.float64()).to_numpy(zero_copy_only=False)
+    lows, highs = words_of(column)
+    if column.type != WIDE:
+        return lows.astype(np.float64)
+    # With a lower word that has a sign, small numbers are no difference of large ones.
+    return (highs + (lows < 0)).astype(np.float64) * 2.0**64 + lows.astype(np.float64)
+
+
+def alike(columns: Sequence[_Column]) -> list[_Column]:
+    """Return columns of sums, some of them wide, in one type; other columns as they are."""
+    kinds = {column.type for column in columns}
+    if kinds != {pa.int64(), WIDE}:
+        return list(columns)
+    return [column if column.type == WIDE else column.cast(WIDE) for column in columns]
+
+
+def concat_alike(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return one batch of the rows of several, whose sums may differ in their width."""
+    first = batches[0].schema
+    if all(batch.schema.equals(first) for batch in batches):
+        return pa.concat_batches(batches)
+    columns = [pa.concat_arrays(alike([batch.column(at) for batch in batches])) for at in range(len(first))]
+    return pa.RecordBatch.from_arrays(columns, first.names)
+
+
+def trimmed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows whose sums are wide only where one of their column has to be."""
+    if not any(field.type == WIDE for field in batch.schema):
+        return batch
+    columns = [
+        column.cast(pa.int64()) if column.type == WIDE and fits(column) else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
+
+
+def in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows whose sums are as wide as a schema says."""
+    if batch.schema.equals(schema):
+        return batch
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def schema_like(schema: pa.Schema, batch: pa.RecordBatch) -> pa.Schema:
+    """Return a schema with those of its sums wide that a batch has wide."""
+    wide = {field.name for field in batch.schema if field.type == WIDE}
+    if not wide:
+        return schema
+    fields = [
+        field.with_type(WIDE) if field.name in wide and field.type == pa.int64() else field
+        for field in schema
+    ]
+    return pa.schema(fields, schema.metadata)
