@@ -28,7 +28,7 @@ killed, which its executors may outlive for a while, or all that the worker star
 _PATIENCE_S = 300.0
 _SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 _WORKERS = 2
-_STEPS = 3
+_STEPS = 2
 """Files of input between two kills, of one micro-batch each or more."""
 _SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 

@@ -38,6 +38,9 @@ _SETTINGS = {
     "spark__driver__host": "127.0.0.1",
     "spark__sql__shuffle__partitions": "4",
     "spark__executorEnv__PYTHONPATH": str(ROOT),
+    # Compiling plans takes longer than a few rows do.
+    "spark__sql__codegen__wholeStage": "false",
+    "spark__sql__codegen__factoryMode": "NO_CODEGEN",
 }
 
 
