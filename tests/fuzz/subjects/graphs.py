@@ -1,0 +1,118 @@
+"""Random graphs over random rows, from DataFrames and p-streams, and what they mean by DuckDB."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import penstock
+from penstock.checkpointing.p_stream import PStreamReader
+from penstock.operators.graph import Graph
+from tests.fuzz.case import Case
+from tests.graphs import rounded, rows_of
+from tests.spark.queries import PATIENCE_S, Input
+
+_SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "n": pa.int64(), "v": pa.float64()})
+_COLUMNS = "k string, t long, n long, v double"
+_CONDITIONS = [
+    "v > 2",
+    "v < 0 OR k = 'a'",
+    "n % 3 <> 1",
+    "k IS NOT NULL",
+    "v IS NULL OR v <= 6",
+    "n > 0 AND t > 4",
+]
+_COMPUTED = ["v * 2", "v + 1", "coalesce(v, 0.5)", "CASE WHEN n > 3 THEN v ELSE -v END"]
+_AGGREGATES = [
+    "count(*)", "count({})", "sum({})", "avg({})", "min({})", "max({})", "stddev({})", "max({}) - min({})",
+    "count(DISTINCT {})", "sum({}) FILTER (WHERE k = 'b')", "avg({}) + count(*)",
+]  # fmt: skip
+_BY_WINDOW = ["sum(a0)", "avg(a0)", "max(a0)", "min(a0)", "count(*)", "stddev(a0)"]
+_LAST = 100_000
+
+
+def check(case: Case) -> None:
+    """Run a random graph to its end, persisted or not, with a restart, and compare all its rows."""
+    draw = case.random
+    names = draw.sample(["one", "two"], draw.randint(1, 2))
+    tables = {name: _rows(draw) for name in names}
+    graph = _graph(draw, names)
+    persist = draw.choice(["always", "never", "auto"])
+    inputs = {name: Input(case.directory / name) for name in names}
+    restart = draw.random() < 0.5
+    for part in range(1 + restart):
+        for name, rows in tables.items():
+            half = rows.num_rows // 2 if restart else rows.num_rows
+            inputs[name].add(rows.slice(part * half, None if part == restart else half))
+        if part == restart:
+            for one in inputs.values():
+                one.add(pa.table([["z"], [_LAST], [1], [0.0]], schema=_SCHEMA))
+        _run(case, graph, inputs, persist)
+    found = [tuple(map(rounded, row.values())) for row in _read(case.directory / "out")]
+    expected = rows_of(graph.root, tables)
+    told = f"{persist}, restart {restart}: {graph.root}"
+    assert sorted(found, key=repr) == expected, told
+
+
+def _run(case: Case, graph: Graph, inputs: dict[str, Input], persist: Any) -> None:
+    out = case.directory / "out"
+    running = penstock.start(
+        graph, case.spark, case.directory / "checkpoint",
+        sources={name: one.frame(case.spark, _COLUMNS) for name, one in inputs.items()},
+        sink=lambda rows: rows.writeStream.format("pstream").option("path", str(out)),
+        available_now=True, persist=persist,
+    )  # fmt: skip
+    with running:
+        assert running.await_termination(PATIENCE_S), running.status()
+    assert running.state == "finished", running.status()
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    return PStreamReader(path).read().to_pylist() if path.exists() else []
+
+
+def _rows(draw: random.Random) -> pa.Table:
+    count, most = draw.choice([1, 20, 150]), draw.choice([9, 9, 1_700_000_000_000_000_000])
+    values = [None, *(n / 2 for n in range(-8, 20))]
+    # Whole numbers and halves, of which sums do not depend on the order.
+    return pa.table(
+        [
+            pa.array([draw.choice(["a", "b", "c", None]) for _ in range(count)], pa.string()),
+            pa.array(sorted(draw.randint(-50, 150) for _ in range(count)), pa.int64()),
+            pa.array([draw.choice([most, most - 1, 3, -2]) for _ in range(count)], pa.int64()),
+            pa.array([draw.choice(values) for _ in range(count)], pa.float64()),
+        ],
+        schema=_SCHEMA,
+    )
+
+
+def _graph(draw: random.Random, names: list[str]) -> Graph:
+    parts = []
+    for name in names:
+        made = penstock.graph("g").source(name, _SCHEMA)
+        for _ in range(draw.randint(0, 2)):
+            made = made.where(draw.choice(_CONDITIONS))
+        parts.append(made.select("k", "t", "n", v=draw.choice(["v", *_COMPUTED])))
+    graph = parts[0] if len(parts) == 1 else parts[0].union(parts[1])
+    if draw.random() < 0.3:
+        return graph.where(f"t < {_LAST}").sink("pstream")
+    size = draw.choice([10, 12, 30])
+    slide = draw.choice([size, 4, 5])
+    keys = draw.choice([["k"], []])
+    chosen = draw.sample(_AGGREGATES, draw.randint(1, 4))
+    # Only means, counts and extremes of numbers whose sum is beyond 64 bits.
+    aggs = {
+        f"a{at}": text.format(draw.choice(["v", "n"] if text[:3] in ("avg", "min", "max", "cou") else ["v"]))
+        for at, text in enumerate(chosen)
+    }
+    windows = graph.window("t", size=f"{size} s", slide=f"{slide} s", unit="s", delay="0 s")
+    windows = (windows.group_by(*keys) if keys else windows).agg(**aggs)
+    if draw.random() < 0.4 and not aggs["a0"].endswith("(n)"):
+        again = {f"b{at}": text for at, text in enumerate(draw.sample(_BY_WINDOW, 2))}
+        return windows.group_by("window").agg(**again).select(*again).sink("pstream")
+    if draw.random() < 0.4:
+        windows = windows.where("a0 > 1")
+    return windows.select(*keys, *aggs).sink("pstream")
