@@ -308,21 +308,21 @@ def _view(outcome: _Outcome, moment: int) -> Table:
     observer = outcome.observer
     sample = observer.samples(np.array([moment]))[0]
     elapsed = max(moment - outcome.start_us, 0) / 1e6
-    table = Table(title=f"{outcome.name}, {elapsed:.0f} of {outcome.seconds:.0f} s")
-    waiting = "waiting tuples" if outcome.name == "append queue" else "waiting keys"
-    columns = {
-        "rows in": f"{observer.arrived(moment):,}",
-        "delivered": f"{observer.delivered:,}",
-        "conflated": _count(outcome.conflated),
-        waiting: f"{outcome.waiting:,}",
-        "batch": f"{np.median(outcome.batch_ms or [0]):,.0f} ms",
-        "staleness avg": f"{sample.average_ms / 1000:.2f} s",
-        "p95": f"{sample.p95_ms / 1000:.2f} s",
-    }
-    for column in columns:
-        table.add_column(column, justify="right")
-    table.add_row(*columns.values())
+    table = Table(title=f"{outcome.name}, {elapsed:.0f} of {outcome.seconds:.0f} s", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("rows in", f"{observer.arrived(moment):,}")
+    table.add_row("delivered", f"{observer.delivered:,}")
+    table.add_row("conflated", _count(outcome.conflated))
+    table.add_row("waiting", _waiting(outcome))
+    table.add_row("batch", f"{np.median(outcome.batch_ms or [0]):,.0f} ms")
+    table.add_row("staleness, average", f"{sample.average_ms / 1000:.2f} s")
+    table.add_row("staleness, p95", f"{sample.p95_ms / 1000:.2f} s")
     return table
+
+
+def _waiting(outcome: _Outcome) -> str:
+    return f"{outcome.waiting:,} " + ("tuples" if outcome.name == "append queue" else "keys")
 
 
 def _count(value: int | None) -> str:
@@ -332,23 +332,28 @@ def _count(value: int | None) -> str:
 def _report(console: Console, outcomes: list[_Outcome]) -> None:
     """Print the closing table."""
     table = Table(title="Staleness over all symbols, as the application saw it")
-    for column in ("", "rows in", "delivered", "conflated", "waiting", "average", "p95", "at the end"):
-        table.add_column(column, justify="left" if not column else "right")
+    table.add_column()
     averages = []
+    columns = []
     for outcome in outcomes:
+        table.add_column(outcome.name, justify="right")
         samples = outcome.samples()
         averages.append(float(np.mean([sample.average_ms for sample in samples])))
         p95 = float(np.mean([sample.p95_ms for sample in samples]))
-        table.add_row(
-            outcome.name,
-            f"{outcome.observer.arrived(outcome.end_us):,}",
-            f"{outcome.observer.delivered:,}",
-            _count(outcome.conflated),
-            f"{outcome.waiting:,} " + ("tuples" if outcome.name == "append queue" else "keys"),
-            f"{averages[-1] / 1000:.2f} s",
-            f"{p95 / 1000:.2f} s",
-            f"{samples[-1].average_ms / 1000:.2f} s",
+        columns.append(
+            (
+                f"{outcome.observer.arrived(outcome.end_us):,}",
+                f"{outcome.observer.delivered:,}",
+                _count(outcome.conflated),
+                _waiting(outcome),
+                f"{averages[-1] / 1000:.2f} s",
+                f"{p95 / 1000:.2f} s",
+                f"{samples[-1].average_ms / 1000:.2f} s",
+            )
         )
+    names = ("rows in", "delivered", "conflated", "waiting", "average", "p95", "average at the end")
+    for name, values in zip(names, zip(*columns, strict=True), strict=True):
+        table.add_row(name, *values)
     console.print(table)
     measured = outcomes[-1].cost_us
     if measured is not None:
