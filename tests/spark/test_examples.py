@@ -1,0 +1,106 @@
+"""The programs in ``examples`` do what they say."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.conf.pipeline import load_pipeline
+from penstock.jobs.run import run_to_end
+from penstock.operators.graph import PhysicalPlan
+
+pytestmark = pytest.mark.spark
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let relative paths be below a directory of the test, those of Spark's JVM, too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["program"])
+    jvm: Any = spark._jvm
+    hadoop = jvm.org.apache.hadoop.fs
+    settings = spark._jsparkSession.sessionState().newHadoopConf()
+    hadoop.FileSystem.get(settings).setWorkingDirectory(hadoop.Path(str(tmp_path)))
+
+
+def run(name: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Run a program in the session of the tests, which it finds active; return what it prints."""
+    capsys.readouterr()
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return capsys.readouterr().out.splitlines()
+
+
+def test_an_upsert_keeps_one_row_of_each_key(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    first = run("upsert.py", capsys)
+    assert first == run("upsert.py", capsys)
+    assert 200 < int(first[0].removeprefix("symbols: ")) <= 500
+
+
+def test_late_rows_count_while_their_window_is_open(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("late_rows.py", capsys) == [
+        "[0, 10): mean 30 of 3 readings",
+        "[10, 20): mean 35 of 2 readings",
+        "late: 1",
+    ]
+
+
+def test_a_join_that_was_killed_goes_on(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    killed = subprocess.run([sys.executable, EXAMPLES / "joined.py", "--kill"], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    rows = run("joined.py", capsys)
+    assert len(rows) == len(set(rows)) >= 3
+    assert {row.rpartition(" ")[2] for row in rows} <= {"1", "2"}
+    assert {f"{symbol} 2 1" for symbol in "ABC"} <= set(rows)
+
+
+def test_two_processes_share_a_p_stream(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("processes.py", capsys) == ["rows: 1000 sum: 499500.0"]
+
+
+def test_the_notebook_draws_a_plan_and_its_results(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    cells = json.loads((EXAMPLES / "drawings.ipynb").read_text(encoding="utf-8"))["cells"]
+    scope: dict[str, object] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), scope)
+    plan = scope["plan"]
+    assert isinstance(plan, PhysicalPlan)
+    assert plan._repr_svg_().startswith("<svg ")
+    assert len(scope["volumes"]) > 10  # type: ignore[arg-type]  # a frame
+
+
+def test_a_program_for_spark_submit_runs_without_it(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = run("submit.py", capsys)
+    assert line.endswith("still waiting: 0")
+
+
+def test_a_pipeline_in_yaml_runs(spark: SparkSession) -> None:
+    Path("incoming").mkdir()
+    rows = [f'{{"time": "2026-01-31T09:30:0{n}Z", "sensor": "a", "value": {n}}}' for n in range(3)]
+    Path("incoming/1.json").write_text("\n".join(rows), encoding="utf-8")
+    run_to_end(load_pipeline(EXAMPLES / "sensors.yaml"), spark=spark)
+    assert pq.read_table("newest")["value"].to_pylist() == [2.0]
+
+
+def test_a_graph_runs(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    *plan, last = run("graph.py", capsys)
+    assert any("p-stream" in line for line in plan)
+    assert int(last.removeprefix("windows: ")) > 50
