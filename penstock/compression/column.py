@@ -12,7 +12,7 @@ Bytes of a block, integers as variable bytes (`penstock.compression.node`)::
            bytes that the streams take when they are decoded
            the streams' nodes
 
-`docs/format.md` has the whole format, byte by byte.
+`docs/reference/format.md` has the whole format, byte by byte.
 """
 
 from __future__ import annotations

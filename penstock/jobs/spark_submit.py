@@ -1,7 +1,7 @@
 """The script for ``spark-submit``: ``spark-submit [options] spark_submit.py PIPELINE [--set a.b=c]...``.
 
-It is ``penstock run`` in the session that ``spark-submit`` configures; docs/spark-submit.md tells how to
-use it.
+It is ``penstock run`` in the session that ``spark-submit`` configures. See
+docs/how-to/spark-submit.md.
 """
 
 from __future__ import annotations

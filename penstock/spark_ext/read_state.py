@@ -65,7 +65,7 @@ def read_state(
     null while unknown. Of a union there is also ``__penstock_source``: 0 if the waiting tuple's truth wins,
     else 1.
 
-    Other operators have several tables, of which one is chosen; ``docs/inspect.md`` has their columns.
+    Other operators have several tables, of which one is chosen; ``docs/how-to/inspect.md`` has their columns.
     Where a stream has a column with a name of ours, ours begins with ``__penstock_``.
 
     Parameters

@@ -106,7 +106,7 @@ def update_queue(
     semantics : {"update", "append", "adaptive"}
         What a newer tuple does to an older one of its key that waits: takes its place; or waits behind it, so
         that every tuple is served, in the order of arrival; or the second while the queue keeps up and the
-        first under overload. See "Semantics" in ``docs/update-queue.md``.
+        first under overload. See "Semantics" in ``docs/concepts/update-queue.md``.
     working_copy : {"memory", "rocksdb"}
         Where workers hold the keys that do not wait: in memory, or on local disk, for more keys than fit
         there (``pip install 'penstock[rocksdb]'``). What waits is in memory. State on disk is the same, so

@@ -421,7 +421,7 @@ def test_output_modes_that_replace_rows_are_refused(
 
 
 def test_the_document_runs(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "p-streams-spark.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "p-streams-spark.md").read_text()
     for program in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(program, "p-streams-spark.md", "exec"), {"__name__": "__main__"})
     assert "[1, 3]" in capsys.readouterr().out

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parent.parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "concepts"
 
 
 @pytest.mark.parametrize("name", ["compression.md", "graph.md", "joins-and-unions.md", "p-streams.md"])
