@@ -37,7 +37,7 @@ case "$1 $2" in
     esac
     exit ;;
 '-m pytest') shift 2; echo "pytest $*"; exit "${FAKE_PYTEST:-0}" ;;
-'-m ruff' | '-m mypy') exit "${FAKE_LINT:-0}" ;;
+'-m ruff' | '-m mypy' | '-m mkdocs') exit "${FAKE_LINT:-0}" ;;
 '-m tests.every_kernel') echo "kernels"; exit "${FAKE_KERNELS:-0}" ;;
 esac
 case "$2" in
@@ -510,7 +510,7 @@ ALL_TESTS = "pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=25"
 def test_test_checks_the_source_and_then_runs_pytest(machine: Machine) -> None:
     result = machine.run("test")
     assert result.code == 0, result.err
-    assert "lint: all 4 checks passed" in result.out
+    assert "lint: all 6 checks passed" in result.out
     assert last_line(result.out) == ALL_TESTS
 
 
@@ -554,7 +554,7 @@ def test_the_exit_code_of_pytest_is_that_of_test(machine: Machine, code: str) ->
 def test_test_fails_when_lint_fails_but_still_runs_the_tests(machine: Machine) -> None:
     result = machine.run("test", FAKE_LINT="1")
     assert result.code == 1
-    assert "lint: FAILED: ruff check, ruff format, mypy (of 4 checks)" in result.out
+    assert "lint: FAILED: ruff check, ruff format, mypy, site (of 6 checks)" in result.out
     assert last_line(result.out) == ALL_TESTS
     assert last_line(result.err) == "script/test: FAILED: script/lint (see above the tests)"
 
@@ -567,7 +567,7 @@ def test_lint_finds_deletes_and_renames_outside_their_door(machine: Machine, cal
     (machine.project / "penstock" / "other.py").write_text(f"{call}\n")
     result = machine.run("lint")
     assert result.code == 1
-    assert "lint: FAILED: doors (of 4 checks)" in result.out
+    assert "lint: FAILED: doors (of 6 checks)" in result.out
 
 
 @pytest.mark.parametrize("path", [*(f"script/{name}" for name in SCRIPTS), ".ci/run"])
