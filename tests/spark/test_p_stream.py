@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -15,12 +14,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from typer.testing import CliRunner
 
 import penstock
 from penstock.checkpointing.p_stream import PStream, PStreamWriter, Unit
 from penstock.checkpointing.p_stream.segments import pieces
-from penstock.cli import app
 from penstock.spark_ext import p_stream_source, pushed
 from tests.spark.p_streams import (
     SCHEMA,
@@ -418,30 +415,6 @@ def test_output_modes_that_replace_rows_are_refused(
     writer = df.writeStream.format("pstream").outputMode(mode).trigger(availableNow=True)
     with refused(message):
         writer.option("checkpointLocation", str(tmp_path / "c")).start(str(tmp_path / "s")).awaitTermination()
-
-
-def test_the_document_runs(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "how-to" / "p-streams-spark.md").read_text()
-    for program in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(program, "p-streams-spark.md", "exec"), {"__name__": "__main__"})
-    assert "[1, 3]" in capsys.readouterr().out
-
-
-def test_the_p_stream_of_the_readme_runs(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    (section,) = re.findall(r"## As a durable stream(.*?)\n## ", text, re.DOTALL)
-    (content,) = re.findall(r"printf '(.*?)' > readings.csv", section)
-    (tmp_path / "readings.csv").write_text(content.replace("\\n", "\n"))
-    (command,) = re.findall(r"penstock (ingest .*?) +#", section)
-    assert CliRunner().invoke(app, command.split()).exit_code == 0
-    (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    # Spark's processes are in another directory.
-    program = re.sub(r'"(readings|high|high-checkpoint)"', rf'"{tmp_path}/\1"', program)
-    exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
-    assert "'value': 100.5" in capsys.readouterr().out
 
 
 def test_large_units_cross_to_the_jvm_in_parts(

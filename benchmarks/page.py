@@ -1,0 +1,231 @@
+"""Write docs/benchmarks.md from the files in benchmarks/results: ``python -m benchmarks.page``.
+
+A test says whether the page is current. A table of the page is a table of a file, with its figures as they
+are. Files that have no table here are only linked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+__all__ = ["PAGE", "page"]
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+CONTENDERS = ("p-stream", "p-stream to p-stream", "parquet", "spark")
+UPDATE_QUEUE_SPEED = ("workload", "contender", "s/batch", "M rows/s", "native = 1", "JVM MiB", "Python MiB")
+STATE_IN_SPARK = (
+    *("contender", "batch, s", "commit, ms", "MB/batch", "disk, MB", "JVM, MiB", "Python, MiB", "restart, s"),
+    "load, ms",
+)
+UPDATE_QUEUE_COPIES = (
+    *(
+        "working copy",
+        "keys",
+        "serve, ms",
+        "commit, ms",
+        "snapshot, ms",
+        "load, ms",
+        "k upserts/s",
+        "delta, MB",
+    ),
+    *("memory, MiB", "peak, MiB", "at the start, MiB", "disk, MiB"),
+)
+COMPRESSION = (
+    *("codec", "columns", "ratio", "geo", "geo var", "encode", "decode", "as is: encode", "as is: decode"),
+    "once",
+)
+QUERIES = {
+    "CM1": "sum by category, 60 s by 1 s",
+    "CM2": "average by job, 60 s by 1 s",
+    "SG1": "average of all, 3600 s by 1 s",
+    "SG2": "average by plug, 128 s by 1 s",
+    "SG3": "SG2 above SG1, counted by house",
+    "LRB1": "slow segments, 300 s by 1 s",
+    "LRB2": "each vehicle by segment, 30 s by 1 s",
+    "LRB3": "vehicles of each segment, of LRB2",
+    "SM": "averages of three sensors, 60 s by 1 s",
+    "YSB": "advertisements by campaign, 10 s, tumbling",
+    "NQ5": "auctions with the most bids, 60 s by 1 s",
+}
+
+
+def lines(name: str) -> list[str]:
+    """Return the lines of a file of results."""
+    return (RESULTS / f"{name}.txt").read_text().splitlines()
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of Markdown, with numbers to the right."""
+    rows = list(rows)
+    ruler = ["---" if re.search("[a-z]{4}", cell) else "---:" for cell in rows[0]]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, ruler, *rows))
+
+
+def cells(line: str) -> list[str]:
+    """Return the cells of a line of a text table, which two spaces divide."""
+    return re.split(r"\s{2,}", line.strip())
+
+
+def text_table(name: str, begins: str, header: Sequence[str], *, section: str = "", gap: int = -1) -> str:
+    """Return a text table as Markdown: the first of a section whose header line begins so.
+
+    Rows that are a cell short lack the one at `gap`.
+    """
+    found = lines(name)
+    at = found.index(section) if section else 0
+    at = next(n for n in range(at, len(found)) if found[n].lstrip().startswith(begins))
+    rows = [cells(line) for line in itertools.takewhile(str.strip, found[at + 1 :])]
+    for row in rows:
+        if len(row) < len(header) and gap >= 0:
+            row.insert(gap, "")
+    return table(header, rows)
+
+
+def contenders(command: str) -> list[str]:
+    """Return the contenders that a command of `benchmarks.windows_in_spark` names, in their order."""
+    if "--contender" not in command:
+        return []
+    text = re.sub(r'"?p-stream to p-stream"?', '"p-stream to p-stream"', command.split("--contender", 1)[1])
+    names = []
+    for word in shlex.split(text.split("|")[0]):
+        if word.startswith("--"):
+            break
+        names.append(word)
+    return names
+
+
+def windows() -> str:
+    """Return the newest run of each query and density that has Spark's own windows in it."""
+    newest: dict[tuple[str, str], dict[str, str]] = {}
+    columns: list[str] = []
+    for line in lines("windows_in_spark"):
+        if "python -m benchmarks.windows_in_spark" in line:
+            columns = contenders(line)
+        elif line.startswith("query "):
+            columns = [cell for cell in cells(line)[2:] if cell in (*CONTENDERS, "rows")]
+        else:
+            row = cells(line.split(";", 1)[0])
+            if len(row) > 3 and row[0] in QUERIES and row[1] in ("sample", "dense") and "spark" in columns:
+                figures = dict(zip(columns, row[2:], strict=False))
+                newest[row[0], row[1]] = figures
+    rows = []
+    for (query, density), figures in sorted(newest.items(), key=lambda item: list(QUERIES).index(item[0][0])):
+        shown = [figures.get(name, "") for name in CONTENDERS]
+        rows.append([f"{query}: {QUERIES[query]}", density, *shown])
+    header = ["query", "density", "from a p-stream", "into another p-stream", "from Parquet", "Spark's own"]
+    return table(header, rows)
+
+
+def p_streams() -> str:
+    """Return the first, and so newest, row of each query of `benchmarks.p_stream_speed --mode spark`."""
+    newest: dict[tuple[str, str], list[str]] = {}
+    inside = False
+    for line in lines("p_stream_speed"):
+        row = cells(line)
+        inside = (inside and bool(line.strip())) or row[:4] == ["spark", "density", "spark", "sustained"]
+        if inside and row[0] in QUERIES:
+            newest.setdefault(
+                (row[0], row[1]), [*("" if cell == "nan" else cell for cell in (*row[:5], row[6], row[-1]))]
+            )
+    header = ["query", "density", "Spark reads", "while written", "its writer", "written, %", "Scabbard"]
+    return table(header, newest.values())
+
+
+def recovery() -> str:
+    """Return the phases of the newest recovery."""
+    found = lines("recovery")
+    begin = max(n for n, line in enumerate(found) if line.startswith("after the kill"))
+    return table(
+        ["after the kill", "seconds"], (row for row in map(cells, found[begin + 1 :]) if len(row) == 2)
+    )
+
+
+def command(name: str) -> str:
+    """Return the first command of a file of results."""
+    text = (RESULTS / f"{name}.txt").read_text()
+    found = re.search(r"python -m benchmarks\.[^\n(;,|]*", text)
+    return found.group().strip() if found else ""
+
+
+def page() -> str:
+    """Return the page."""
+    machine = re.search(r"2 cores, [^\n]*?numpy [\d.]+", (RESULTS / "update_queue_speed.txt").read_text())
+    assert machine is not None
+    files = sorted(path.stem for path in RESULTS.glob("*.txt"))
+    links = [[f"[{name}.txt](../benchmarks/results/{name}.txt)", f"`{command(name)}`"] for name in files]
+    return f"""# Benchmarks
+
+This page is written by `python -m benchmarks.page` from the files in `benchmarks/results`. Each file names
+the commands that made it.
+
+The machine: {machine.group()}.
+
+It is a virtual machine whose speed drifts, so compare figures of one run with each other. Figures of
+micro-batches are medians after a warm-up.
+
+## Update queues
+
+The newest tuple of each key, with state, three columns. `native` is Spark's
+`groupBy(key).agg(max_by(struct))`, `per-key` is `applyInPandasWithState` grouped by the update key.
+`native = 1` is the speed relative to Spark's ([file](../benchmarks/results/update_queue_speed.txt)).
+
+{text_table("update_queue_speed", "workload", UPDATE_QUEUE_SPEED, gap=4)}
+
+## State
+
+A million keys, 50 micro-batches of 100,000 updates. `penstock` keeps key and time, `penstock-rows` whole
+rows, `rocksdb` is Spark's own state with changelog checkpointing. `restart` is the time to the first output
+([file](../benchmarks/results/state_in_spark.txt)).
+
+{text_table("state_in_spark", "contender", STATE_IN_SPARK)}
+
+The working copies of an update queue ([file](../benchmarks/results/update_queue_copies.txt)):
+
+{text_table("update_queue_copies", "keys", UPDATE_QUEUE_COPIES)}
+
+## Windows
+
+The queries of (Scabbard Table 3), and NEXMark's fifth (NQ5), in Spark with checkpoints on, million tuples a
+second. Each row is the newest run that also measured Spark's own windows, from Parquet files. `sample` has
+the files' own event times, `dense` 10,000 tuples in each second of event time. An empty cell was not measured
+in that run ([file](../benchmarks/results/windows_in_spark.txt), with the sizes of micro-batches).
+
+{windows()}
+
+## P-streams
+
+One process appends durably while Spark reads, down to the fragments of windows, with direct I/O, million
+tuples a second. `Scabbard` is the figure of the paper's own system on this machine
+([file](../benchmarks/results/p_stream_speed.txt)).
+
+{p_streams()}
+
+## Compression
+
+All 60 columns of seven streams, on one core. `ratio` is of all bytes, `geo` the geometric mean of the
+columns' ratios. `encode` and `decode` are MB/s of raw bytes ([file](../benchmarks/results/compression.txt),
+which explains the other columns).
+
+{text_table("compression", "columns", COMPRESSION, section="all columns")}
+
+## Recovery
+
+Driver, JVM and workers of a graph are killed, and started again: an update queue of a million keys with 155
+MB of state, beside a p-stream of 1.1 GB ([file](../benchmarks/results/recovery.txt)).
+
+{recovery()}
+
+## All files
+
+{table(["file", "first command"], links)}
+"""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,184 @@
+"""The code blocks of the documents, and a process that runs them all.
+
+``python -m tests.documents`` runs every block of every page in the current directory, and writes one line of
+JSON for each. All Python shares one Spark session, and the blocks of a page share their names. Shell blocks
+are run by ``sh -eu``, YAML blocks are read as pipelines. A block that begins with a comment that is a file's
+name is saved as that file. A Python block with such a name is not run itself: a shell block does that.
+
+A comment in the line before a block says what else is to be known:
+
+- ``<!-- not run: REASON -->``: the block cannot be run here;
+- ``<!-- stop after: TEXT -->``: it goes on for ever, so Ctrl-C is sent once TEXT was printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+__all__ = ["RUN", "SHOWN", "Block", "blocks", "pages"]
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+RUN: Final = ("python", "sh", "yaml")
+"""The languages of blocks that run."""
+SHOWN: Final = ("text", "json")
+"""Those of blocks that show what a program prints."""
+
+_BLOCK: Final = re.compile(
+    r"^(?:<!-- (?P<note>.*?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
+)
+_FILE: Final = re.compile(r"# (\S+\.(?:py|yaml))\n")
+_TIMEOUT_S: Final = 180.0
+_SECTIONS: Final = {
+    "source": {"type": "market"},
+    "queue": {"key": "symbol", "time": "time"},
+    "sink": {"type": "noop"},
+}
+_STEPS: Final = ("queue", "union", "join", "window")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    note: str
+
+    @property
+    def place(self) -> str:
+        """Page and line, as compilers print them."""
+        return f"{self.page}:{self.line}"
+
+    @property
+    def reason(self) -> str | None:
+        """Why the block cannot run, if it cannot."""
+        return self.note.removeprefix("not run: ") if self.note.startswith("not run: ") else None
+
+    @property
+    def stop_after(self) -> str | None:
+        """The output after which it is stopped, if it does not end by itself."""
+        return self.note.removeprefix("stop after: ") if self.note.startswith("stop after: ") else None
+
+
+def pages() -> list[Path]:
+    """Return all documents."""
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Give the blocks of a page in their order."""
+    text = page.read_text()
+    for found in _BLOCK.finditer(text):
+        line = text.count("\n", 0, found.start("language")) + 1
+        name = page.relative_to(ROOT).as_posix()
+        yield Block(name, line, found["language"], found["text"], found["note"] or "")
+
+
+def _run_python(block: Block, scope: dict[str, Any]) -> None:
+    exec(compile("\n" * block.line + block.text, block.page, "exec"), scope)
+
+
+def _run_yaml(block: Block) -> None:
+    """Read a pipeline; sections that a pipeline must have and the block does not show are added."""
+    from penstock.conf.pipeline import load_pipeline
+
+    shown = yaml.safe_load(block.text)
+    missing = {
+        name: section
+        for name, section in _SECTIONS.items()
+        if name not in shown and not (name in _STEPS and any(step in shown for step in _STEPS))
+    }
+    file = Path("checked.yaml")
+    file.write_text(block.text + yaml.safe_dump(missing) if missing else block.text)
+    load_pipeline(file)
+
+
+def _run_shell(block: Block) -> str:
+    """Run a block by ``sh -eu`` and return what it prints."""
+    process = subprocess.Popen(
+        ["sh", "-euc", block.text],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    killer = threading.Timer(_TIMEOUT_S, os.killpg, (process.pid, signal.SIGKILL))
+    killer.start()
+    printed = []
+    stopped = False
+    for line in process.stdout:
+        printed.append(line)
+        if block.stop_after and block.stop_after in line and not stopped:
+            stopped = True
+            os.killpg(process.pid, signal.SIGINT)
+    code = process.wait()
+    killer.cancel()
+    text = "".join(printed)
+    if stopped != bool(block.stop_after) or code not in ((0, 130, -signal.SIGINT) if stopped else (0,)):
+        raise AssertionError(f"exit code {code}, stopped: {stopped}\n{text}")
+    return text
+
+
+def _run(block: Block, scope: dict[str, Any]) -> None:
+    file = _FILE.match(block.text)
+    if file:
+        Path(file[1]).write_text(block.text)
+    if block.language == "yaml":
+        _run_yaml(block)
+    elif block.language == "sh":
+        _run_shell(block)
+    elif file is None:
+        _run_python(block, scope)
+
+
+def main() -> None:
+    """Run all blocks and write one line of JSON for each."""
+    from tests.spark.conftest import lean_session
+
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    out = sys.stdout
+    names = sys.argv[1:]
+    chosen = [page for page in pages() if not names or page.relative_to(ROOT).as_posix() in names]
+    spark = lean_session(Path.cwd())
+    import penstock
+
+    penstock.register(spark)
+    for page in chosen:
+        scope: dict[str, Any] = {"__name__": "__main__", "spark": spark, "penstock": penstock}
+        for block in blocks(page):
+            if block.language not in RUN or block.reason:
+                continue
+            started = time.monotonic()
+            printed = io.StringIO()
+            error = ""
+            try:
+                with contextlib.redirect_stdout(printed):
+                    _run(block, scope)
+            except BaseException:
+                error = traceback.format_exc(limit=-3) + printed.getvalue()
+            found = {"place": block.place, "error": error, "seconds": round(time.monotonic() - started, 2)}
+            print(json.dumps(found), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()
