@@ -31,7 +31,7 @@ from typing import Any, Final
 
 import yaml
 
-__all__ = ["RUN", "SHOWN", "Block", "blocks", "pages"]
+__all__ = ["RUN", "SHOWN", "Block", "blocks", "pages", "run"]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RUN: Final = ("python", "sh", "yaml")
@@ -83,12 +83,12 @@ def pages() -> list[Path]:
     return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def blocks(page: Path) -> Iterator[Block]:
+def blocks(page: Path, root: Path = ROOT) -> Iterator[Block]:
     """Give the blocks of a page in their order."""
     text = page.read_text()
     for found in _BLOCK.finditer(text):
         line = text.count("\n", 0, found.start("language")) + 1
-        name = page.relative_to(ROOT).as_posix()
+        name = page.relative_to(root).as_posix()
         yield Block(name, line, found["language"], found["text"], found["note"] or "")
 
 
@@ -126,12 +126,13 @@ def _run_shell(block: Block) -> str:
     killer.start()
     printed = []
     stopped = False
-    for line in process.stdout:
-        printed.append(line)
-        if block.stop_after and block.stop_after in line and not stopped:
-            stopped = True
-            os.killpg(process.pid, signal.SIGINT)
-    code = process.wait()
+    with process:
+        for line in process.stdout:
+            printed.append(line)
+            if block.stop_after and block.stop_after in line and not stopped:
+                stopped = True
+                os.killpg(process.pid, signal.SIGINT)
+        code = process.wait()
     killer.cancel()
     text = "".join(printed)
     if stopped != bool(block.stop_after) or code not in ((0, 130, -signal.SIGINT) if stopped else (0,)):
@@ -139,7 +140,8 @@ def _run_shell(block: Block) -> str:
     return text
 
 
-def _run(block: Block, scope: dict[str, Any]) -> None:
+def run(block: Block, scope: dict[str, Any]) -> None:
+    """Run a block; `scope` has the names of its page. What fails is raised."""
     file = _FILE.match(block.text)
     if file:
         Path(file[1]).write_text(block.text)
@@ -173,7 +175,7 @@ def main() -> None:
             error = ""
             try:
                 with contextlib.redirect_stdout(printed):
-                    _run(block, scope)
+                    run(block, scope)
             except BaseException:
                 error = traceback.format_exc(limit=-3) + printed.getvalue()
             found = {"place": block.place, "error": error, "seconds": round(time.monotonic() - started, 2)}

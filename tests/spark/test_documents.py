@@ -9,11 +9,10 @@ import sys
 
 import pytest
 
-import penstock
 from tests.documents import ROOT, RUN, SHOWN, Block, blocks, pages
 
 ALL = [block for page in pages() for block in blocks(page)]
-MOST_NOT_RUN = 16
+MOST_NOT_RUN = 6
 """A block more that does not run is a decision, not an accident."""
 
 
@@ -38,17 +37,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {result["place"]: result["error"] for result in found}
 
 
-WAITING = pytest.mark.skipif("session" not in penstock.__all__, reason="README.md waits for penstock.session")
-
-
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[WAITING] if page == "README.md" else [])
-        for page in sorted({block.page for block in ALL if block.language in RUN})
-    ],
-)
+@pytest.mark.parametrize("page", sorted({block.page for block in ALL if block.language in RUN}))
 def test_the_blocks_of_a_page_run(results: dict[str, str], page: str) -> None:
     meant = [block for block in ALL if block.page == page and block.language in RUN and block.reason is None]
     failed = [f"{block.place}\n{results[block.place]}" for block in meant if results[block.place]]
