@@ -27,7 +27,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
