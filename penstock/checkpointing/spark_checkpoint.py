@@ -36,7 +36,7 @@ from penstock import _durable
 from penstock.checkpointing.files import Files, LocalFiles, open_files
 from penstock.errors import CorruptDataError
 
-__all__ = ["Repair", "make_durable", "plan_of", "repair_checkpoint"]
+__all__ = ["Repair", "local_path", "make_durable", "plan_of", "repair_checkpoint"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ _File = tuple[Files, str]
 """A directory, and a name in it."""
 
 
-def _local_path(location: str) -> Path | None:
+def local_path(location: str) -> Path | None:
     """Return the path of a checkpoint, as Spark is given it; None if it is not on this machine's disks."""
     scheme = _SCHEME.match(location)
     if scheme is None:
@@ -72,7 +72,7 @@ def make_durable(location: str | None) -> None:
     UnavailableError
         If the file system refuses.
     """
-    path = None if location is None else _local_path(location)
+    path = None if location is None else local_path(location)
     if location is not None and path is None:
         return
     try:
@@ -95,7 +95,7 @@ def plan_of(location: str | None, batch: int) -> int | None:
     UnavailableError
         If the file system refuses.
     """
-    path = None if location is None else _local_path(location)
+    path = None if location is None else local_path(location)
     if path is None:
         return None
     try:

@@ -16,7 +16,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.checkpointing.spark_checkpoint import repair_checkpoint
+from penstock.checkpointing.spark_checkpoint import local_path, repair_checkpoint
 from penstock.conf.pipeline import (
     ConsoleSink,
     FilesSource,
@@ -310,7 +310,7 @@ def _write(spark: SparkSession, rows: DataFrame, sink: Sink, key: tuple[str, ...
 def writer(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> DataStreamWriter:
     """Return the writer that starts a pipeline; only ``start()`` is left to call.
 
-    Torn files of the checkpoint, left by a power cut, are dropped, unless state has a location of its own.
+    Torn files of the checkpoint, left by a power cut, are dropped, but if it is remote and state elsewhere.
 
     Parameters
     ----------
@@ -336,7 +336,7 @@ def writer(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> DataStre
         rows = _looked_up(rows, _table(spark, pipeline.lookup.table), pipeline.lookup.key)
     checkpoint = _resolve(spark, checkpoint)
     state = _resolve(spark, query.state_location or f"{checkpoint.rstrip('/')}/penstock")
-    if query.state_location is None:
+    if query.state_location is None or local_path(checkpoint) is not None:
         # Else nothing says that the checkpoint is where pyarrow can reach it.
         repair_checkpoint(checkpoint, dry_run=False)
     served = _stepped(spark, rows, step, state)
