@@ -50,7 +50,7 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         ports = ["--port", str(self._master_port), "--webui-port", str(self._master_page)]
-        self._start("master.Master", "--host", "127.0.0.1", *ports)
+        self._start("master.Master", "127.0.0.1", *ports)
         self._workers = [self._started_worker(number) for number in range(_WORKERS)]
         return self
 
@@ -85,18 +85,19 @@ class Cluster:
     def _started_worker(self, number: int) -> subprocess.Popen[str]:
         home = self._directory / "workers" / str(number)
         return self._start(
-            "worker.Worker", self.url, "--host", "127.0.0.1", "--webui-port", str(self._pages[number]),
+            # Spark starts no second attempt on the host of the first.
+            "worker.Worker", f"127.0.0.{1 + number}", self.url, "--webui-port", str(self._pages[number]),
             "--cores", "2", "--memory", "1g", "--work-dir", str(home),
         )  # fmt: skip
 
-    def _start(self, program: str, *arguments: str) -> subprocess.Popen[str]:
+    def _start(self, program: str, host: str, *arguments: str) -> subprocess.Popen[str]:
         options = f"{_SMALL_JVM} -Dspark.deploy.maxExecutorRetries=-1"
         process = subprocess.Popen(
-            [str(_SPARK_CLASS), f"org.apache.spark.deploy.{program}", *arguments],
+            [str(_SPARK_CLASS), f"org.apache.spark.deploy.{program}", "--host", host, *arguments],
             stdout=self._log, stderr=self._log, text=True, start_new_session=True, cwd=self._directory,
             env=os.environ | {
                 "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": options, "PYTHONPATH": str(ROOT),
-                "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable,
+                "SPARK_LOCAL_IP": host, "PYSPARK_PYTHON": sys.executable,
             },
         )  # fmt: skip
         self._stack.callback(kill_all, process)

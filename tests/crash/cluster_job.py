@@ -7,16 +7,13 @@ when the query runs. Ends with 0 when there is a file ``finished``, all is read,
 from __future__ import annotations
 
 import os
-import random
 import sys
-import time
 from pathlib import Path
 
-import pyarrow as pa
 from pyspark.errors import StreamingQueryException
 
 from tests.crash.harness import ROOT
-from tests.crash.workload import SCHEMA, query
+from tests.crash.workload import query
 from tests.spark.conftest import lean_session
 from tests.spark.queries import Place, wait_until_drained
 
@@ -29,6 +26,10 @@ _SETTINGS = {
     "spark__speculation__multiplier": "1.1",
     "spark__speculation__quantile": "0.25",
     "spark__speculation__minTaskRuntime": "10ms",
+    "spark__speculation__efficiency__enabled": "false",
+    # On the other host it need not wait for the executor that has Spark's state in memory.
+    "spark__locality__wait": "0",
+    "spark__python__daemon__module": "tests.crash.slow_daemon",
     # However often executors are lost, the query goes on.
     "spark__task__maxFailures": "100",
     "spark__stage__maxConsecutiveAttempts": "100",
@@ -44,20 +45,13 @@ _SETTINGS = {
 }
 
 
-def slow_at_times(table: pa.Table) -> pa.Table:
-    """Take so long now and then that Spark starts a second attempt."""
-    if random.random() < 0.25:
-        time.sleep(random.uniform(0.1, 0.5))  # work
-    return table
-
-
 def main() -> int:
     """Run the job and return its exit code."""
     place = Place(Path(sys.argv[1]))
     spark = lean_session(
         place.directory / "spark", master=os.environ["PENSTOCK_MASTER"], as_users=True, **_SETTINGS
     )
-    running = place.start(query(spark, place, apply=slow_at_times, output_schema=SCHEMA))
+    running = place.start(query(spark, place))
     print("started", flush=True)
     try:
         # The file is made by another process, which tells nobody: it is looked for as often.

@@ -17,7 +17,7 @@ BUCKETS = 4
 BUDGET = 18
 KEYS = 40
 
-SCHEMA = "k long, t long, v long, text string"
+_SCHEMA = "k long, t long, v long, text string"
 
 
 def steps(seed: int, count: int, rows: int = 60) -> list[list[Update]]:
@@ -42,7 +42,7 @@ def add_steps(place: Place, batches: Sequence[Sequence[Update]], *, text_bytes: 
 def query(spark: SparkSession, place: Place, **options: Any) -> DataFrame:
     """Return the query that is interrupted."""
     return penstock.update_queue(
-        place.input.frame(spark, SCHEMA), key="k", time="t", policy="fifo", budget=BUDGET,
+        place.input.frame(spark, _SCHEMA), key="k", time="t", policy="fifo", budget=BUDGET,
         buckets=BUCKETS, state_location=place.state, **options,
     )  # fmt: skip
 
