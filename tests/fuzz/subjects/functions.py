@@ -22,7 +22,8 @@ SCHEMA = pa.schema({"k": pa.int64(), "t": pa.int64()})
 ROWS = pa.table({"k": [0, 1, 2, 3], "t": [0, 1, 2, 1000]}, SCHEMA)
 _EXAMPLE = re.compile(r"^\s*> SELECT (.*?);\s*$", re.MULTILINE | re.DOTALL)
 _ELSEWHERE = re.compile(
-    r"\b(rand\w*|uuid|shuffle|uniform|now|local\w+|cur\w+|user|session_user)\b|\w+_id\(", re.IGNORECASE
+    r"\b(rand\w*|aes_encrypt|uuid|shuffle|uniform|now|local\w+|cur\w+|user|session_user)\b|\w+_id\(",
+    re.IGNORECASE,
 )
 """What is something else at every call, or in every query."""
 
