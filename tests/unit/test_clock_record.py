@@ -173,6 +173,20 @@ def test_windows_that_are_served_by_time_are_repeated(tmp_path: Path) -> None:
     assert rows(repeated) == rows(batches)
 
 
+def test_an_attempt_that_ends_when_the_next_micro_batch_runs_serves_the_same(tmp_path: Path) -> None:
+    """Spark may have its pointer on disk, in place of that of the attempt whose rows the sink took."""
+    task = queue_task(tmp_path, Policy.FIFO, TIMED)
+    pointers: list[Pointer | None] = [None]
+    for batch in range(5):
+        before = pointers[-1]
+        arriving = [Update(key, batch, key) for key in range(100 * batch, 100 * batch + 40)]
+        pointer, batches, _ = task.run("q", batch, 0, before, parcel(arriving), Ticking(MS))
+        task.run("q", batch + 1, 0, pointer, [], Ticking(2 * MS))
+        late, repeated, _ = task.run("q", batch, 0, before, parcel(arriving), Ticking(7 * MS, start=10**9))
+        assert rows(repeated) == rows(batches)
+        pointers.append(late)
+
+
 def test_records_go_in_bulk_once_it_is_durable_that_later_pointers_arrived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
