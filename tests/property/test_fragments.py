@@ -126,3 +126,23 @@ def test_stretches_are_merged_as_one(rows: list[Row], columns: int, cuts: list[i
     cuts.sort()
     parts = [rows[start:stop] for start, stop in zip([0, *cuts], [*cuts, 120], strict=True)]
     _check(merged(_fragments_by(columns), [_fragments(columns, part) for part in parts]), columns, rows)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.int8(), pa.int64(), pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("ns"), pa.timestamp("s")],
+)
+def test_groups_may_be_null_beside_dates_and_times_that_python_does_not_have(kind: pa.DataType) -> None:
+    far = [-(2**7), -1, 0, 2**7 - 1] if kind == pa.int8() else [-719_529, -(2**31), 0, 1, 2**31 - 1]
+    far += [] if kind.bit_width < 64 else [-(2**62), 2**62 + 1]
+    groups = pa.array([None, *far, None, far[0]], pa.int64())
+    column = groups.cast(pa.int32() if kind.bit_width == 32 else groups.type)
+    column = column.cast(kind) if pa.types.is_integer(kind) else column.view(kind)
+    fragments = Fragments(1000, "t", "s", ("k",), (Partial("count", "*", "n"),))
+    folding = Fragmenter(fragments, {"t": INTEGER, "k": kind, "n": INTEGER})
+    folding.add(pa.array([0] * len(groups)), [column], [None])
+    made = folding.finish()
+    assert made["k"].type == kind
+    found = made["k"].view(pa.int32() if kind.bit_width == 32 else kind if kind == pa.int8() else INTEGER)
+    expected = {value: groups.to_pylist().count(value) for value in groups.to_pylist()}
+    assert dict(zip(found.to_pylist(), made["n"].to_pylist(), strict=True)) == expected

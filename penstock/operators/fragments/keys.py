@@ -90,12 +90,14 @@ class Codes:
         if self.direct:
             whole = as_integers(self._kind)
             return pa.array(codes, pa.int64()).cast(whole).view(self._kind)
-        known = pa.array(list(map(_original, self._known)), self._kind)
-        return known.take(pa.array(codes, mask=codes == _NULL))
+        known = pa.array(list(map(_original, self._known)), as_integers(self._kind) or self._kind)
+        return known.view(self._kind).take(pa.array(codes, mask=codes == _NULL))
 
 
 def _distinct(values: pa.Array[Any]) -> Any:
-    return map(_hashable, values.to_pylist())
+    # Python has no dates and times of years before 1 and after 9999, and none in nanoseconds.
+    whole = as_integers(values.type)
+    return map(_hashable, (values if whole is None else values.view(whole)).to_pylist())
 
 
 def _hashable(value: Any) -> Any:
