@@ -128,7 +128,14 @@ def test_hashes_equal_the_plain_hash(keys: list[list[int]]) -> None:
 
 
 @given(
-    st.lists(st.lists(st.lists(st.integers(0, 3), max_size=3), max_size=40), max_size=6),
+    st.lists(
+        st.lists(
+            st.lists(st.integers(0, 3), max_size=3) | st.lists(st.integers(0, 99), min_size=1, max_size=1),
+            max_size=40,
+        )
+        | st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=1), max_size=90),
+        max_size=6,
+    ),
     st.sampled_from([1, 2, 1 << 62]),
 )
 def test_the_index_numbers_keys_as_a_dictionary_does_whatever_their_hashes(

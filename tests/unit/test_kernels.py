@@ -43,7 +43,7 @@ ROOT = PACKAGE.parent
 # Which property tests run each kernel against a plain reference, compiled and not.
 KERNELS = {
     "keys": {"_put_fixed", "_put_bytes", "_get_fixed", "_get_sizes", "_get_bytes", "hash_words"},
-    "key_index": {"_find", "_find_or_add", "_rebuild", "_gather_words"},
+    "key_index": {"_find", "_find_or_add", "_find_or_add_words", "_rebuild", "_gather_words"},
     "key_set": {"_second_hash", "_home", "_slot_of", "_add", "_contains", "_remove"},
     "row_codec": {"_append", "_extract"},
     "row_store": {"_missing_room", "_touch", "_write", "_gather"},
