@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -43,7 +44,7 @@ from penstock.jobs.session import is_local
 from penstock.operators.expression import Expression, column, named
 from penstock.operators.graph.nodes import Join, Node, UpdateQueue, UpdateUnion, rebuild
 from penstock.spark_ext import graph_runner
-from penstock.spark_ext.failure import root_cause, spark_message
+from penstock.spark_ext.failure import failure_of, root_cause, spark_message
 from penstock.spark_ext.graph_handle import RunningGraph
 from penstock.spark_ext.lookup_tables import joined
 from penstock.spark_ext.update_join import update_join
@@ -436,3 +437,5 @@ def start(writing: DataStreamWriter) -> StreamingQuery:
                 "results of Penstock's operators are only appended",
                 hint="leave outputMode out, or set it to 'append'",
             ) from None
+        except Py4JJavaError as error:  # a file system that refuses the checkpoint, for one
+            raise failure_of(error, "the query cannot start") from None

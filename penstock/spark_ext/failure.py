@@ -23,6 +23,7 @@ _NO_WORKER = re.compile(r"^Error from python worker:\n(.+?)\nPYTHONPATH was:", r
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 _TERMINATED = re.compile(r"terminated with exception: (.+)", re.DOTALL)
 _CAUSED = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+(?:: .*)?)$", re.MULTILINE)
+_CALLED = re.compile(r"An error occurred while calling \S+\n: (?:[\w$]+\.)*([\w$]+(?:: .*)?)")
 _PLAN = re.compile(r";\n.*", re.DOTALL)
 _STACK = re.compile(r"\n\s*at .*|\n=== .*|\nDriver stacktrace:.*", re.DOTALL)
 
@@ -87,6 +88,9 @@ def root_cause(error: BaseException) -> str:
     caused = _CAUSED.findall(text)
     if caused:
         return str(caused[-1])
+    called = _CALLED.search(text)
+    if called:
+        return called[1]
     terminated = _TERMINATED.search(text)
     return spark_message(Exception(terminated[1])) if terminated else spark_message(error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.errors import AnalysisException
 
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
-from penstock.spark_ext.failure import kind_of, root_cause, spark_message
+from penstock.spark_ext.failure import failure_of, kind_of, root_cause, spark_message
 
 _STACK = "\n\tat org.apache.spark.Executor.run(Executor.scala:1)\n\tat java.lang.Thread.run(Unknown Source)\n"
 
@@ -96,3 +96,12 @@ def test_of_a_python_that_does_not_start_its_last_line_is_told() -> None:
         "org.apache.spark.SparkException: EOFException occurred while reading the port number\n" + _STACK
     )
     assert root_cause(Exception(text)) == "/usr/bin/python3: No module named pyspark"
+
+
+def test_an_error_of_a_call_into_the_jvm_is_told_without_its_stack() -> None:
+    text = (
+        "An error occurred while calling o205.start.\n: java.io.IOException: mkdir of file:/proc/x failed\n"
+        "\tat org.apache.hadoop.fs.FileSystem.primitiveMkdir(FileSystem.java:1414)\n"
+    )
+    error = failure_of(Exception(text), "the query cannot start", query="q")
+    assert str(error) == ("the query cannot start: query=q cause=IOException: mkdir of file:/proc/x failed.")

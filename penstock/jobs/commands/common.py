@@ -95,7 +95,7 @@ def errors(*, debug: bool) -> Iterator[None]:
         typer.secho(f"{error.filename}: {error.strerror}.", err=True, fg=typer.colors.RED)
         raise typer.Exit(WRONG) from None
     except Exception as error:
-        if debug or not type(error).__module__.startswith("pyspark."):
+        if debug or not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise
         from penstock.spark_ext.failure import root_cause
 
