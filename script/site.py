@@ -18,7 +18,12 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 # Pages of the site that are no pages of docs/.
-PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "examples/README.md": "examples.md",
+}
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
 FENCE = re.compile(r"^(```+).*?^\1", re.MULTILINE | re.DOTALL)
 LIST_WITHOUT_BLANK_LINE = re.compile(r"^(?![-*] |\d+\. |\s|$|#)[^\n]*\n(?=[-*] \S|1\. \S)", re.MULTILINE)
