@@ -243,8 +243,9 @@ class RunningGraph:
                 raise self._told("a query of the graph cannot start", error, query=stage.name) from None
             self._waiting.remove(stage)
             self._runs[stage.name] = _Run(query, ProgressReader(query), stage.holds_back)
-            for note in check_restart(query):
-                _LOGGER.warning("%s [graph=%s query=%s]", note, self.name, stage.name)
+            with self._asking():
+                for note in check_restart(query):
+                    _LOGGER.warning("%s [graph=%s query=%s]", note, self.name, stage.name)
             _LOGGER.info("query started [graph=%s query=%s id=%s]", self.name, stage.name, query.id)
 
     def _told(self, fact: str, error: Exception, **context: str) -> PenstockError:

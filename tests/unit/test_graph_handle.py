@@ -30,7 +30,12 @@ class _Spark:
             raise self.error
         if name == "status":
             return {"message": "", "isTriggerActive": True}
+        if name in ("_jsq", "streamingQuery", "analyzedPlan"):
+            return self
         return {"isActive": True, "lastProgress": None}.get(name, lambda *_: None)
+
+    def __call__(self) -> _Spark:
+        return self
 
 
 def _started(spark: _Spark) -> RunningGraph:
