@@ -44,7 +44,7 @@ def texts(draw: st.DrawFn) -> list[str]:
 
 
 def naive_texts(streams: tuple[Any, ...]) -> list[bytes]:
-    """Return the texts of streams as docs/format.md says."""
+    """Return the texts of streams as docs/reference/format.md says."""
     forms, codes, numbers, marks, pieces, sizes, words, lengths, others = (part.tolist() for part in streams)
     words, others = bytes(np.array(words, np.int8)), bytes(np.array(others, np.int8))
     total, *rest = pieces
