@@ -7,7 +7,7 @@ words of each. So what fits costs nothing, and neither do checkpoints of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -127,9 +127,9 @@ def in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def schema_like(schema: pa.Schema, batch: pa.RecordBatch) -> pa.Schema:
-    """Return a schema with those of its sums wide that a batch has wide."""
-    wide = {field.name for field in batch.schema if field.type == WIDE}
+def schema_like(schema: pa.Schema, other: pa.Schema, fixed: Collection[str] = ()) -> pa.Schema:
+    """Return a schema with those of its sums wide that another one has wide; `fixed` columns are no sums."""
+    wide = {field.name for field in other if field.type == WIDE} - {*fixed}
     if not wide:
         return schema
     fields = [

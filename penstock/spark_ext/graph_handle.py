@@ -188,7 +188,7 @@ class RunningGraph:
         try:
             self._start_ready()
         except BaseException:
-            self._stop_queries()
+            self._try_to_stop_queries()
             raise
         self._thread = threading.Thread(target=self._watch, name=f"penstock-{self.name}", daemon=True)
         self._thread.start()
@@ -269,11 +269,15 @@ class RunningGraph:
         self._error = error
         _LOGGER.error("%s [graph=%s query=%s]", error.fact, self.name, error.context.get("query"))
         try:
+            self._try_to_stop_queries()
+        finally:
+            self._end("failed")
+
+    def _try_to_stop_queries(self) -> None:
+        try:
             self._stop_queries()
         except Exception:
             _LOGGER.warning("a query could not be stopped [graph=%s]", self.name, exc_info=True)
-        finally:
-            self._end("failed")
 
     def _end(self, state: GraphState) -> None:
         self._state = state

@@ -163,7 +163,7 @@ class Pushed:
             lookup = Lookup.from_text(self.lookup)
             crossing = as_arrow_of_spark(spark_schema(schema))
             made, schema = behind_lookup(made, crossing, lookup.group_by), lookup.schema(crossing)
-            typed = (converted(batch, schema_like(crossing, batch)) for batch in fragments)
+            typed = (converted(batch, schema_like(crossing, batch.schema)) for batch in fragments)
             fragments = looked_up(made, lookup, typed)
         packer = EntryPacker.of(made, schema, buckets)
         yield from packer.pack(fragments, lambda: scanner.without_time)

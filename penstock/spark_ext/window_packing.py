@@ -110,7 +110,9 @@ class EntryPacker:
     def _entries(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         panes = bare_values(batch.column(PANE)).astype(np.int64, copy=False) // self.pane_steps
         columns = [pa.array(panes) if name == ENTRY_PANE else batch.column(name) for name in self.entry.names]
-        return conform(pa.RecordBatch.from_arrays(columns, self.entry.names), schema_like(self.entry, batch))
+        return conform(
+            pa.RecordBatch.from_arrays(columns, self.entry.names), schema_like(self.entry, batch.schema)
+        )
 
     def _parcels(
         self, entries: pa.RecordBatch, facts: dict[bytes, bytes], *, everywhere: bool = False

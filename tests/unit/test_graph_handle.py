@@ -89,5 +89,5 @@ def test_a_driver_that_ends_before_the_watcher_begins_fails_the_graph(
         return begin()
 
     monkeypatch.setattr(spark, "start", started)
-    with pytest.raises(UnavailableError, match="the graph cannot go on"):
+    with pytest.raises(UnavailableError, match="the graph cannot be asked"):
         _started(spark).await_termination(60)

@@ -16,11 +16,13 @@ from penstock.operators.windows import transitions, zones
 from penstock.state_store.key_index import grown
 from penstock.state_store.row_store import RowStore
 
-__all__ = ["WindowBuffers"]
+__all__ = ["OWN_COLUMNS", "WindowBuffers"]
 
 _CELL = f"{RESERVED_PREFIX}cell"
 _PANE = f"{RESERVED_PREFIX}pane"
 _MARK = f"{RESERVED_PREFIX}mark"
+OWN_COLUMNS = (_CELL, _PANE, _MARK)
+"""The columns of stored tuples that are not of their payload."""
 _STORED = {
     "newest": zones.NEWEST,
     "closed": zones.CLOSED,
@@ -70,7 +72,7 @@ class WindowBuffers:
         if block_rows < 1:
             raise InvalidUsageError("a block has at least one location", block_rows=block_rows)
         self.payload = payload
-        ours = (pa.field(name, pa.int64(), nullable=False) for name in (_CELL, _PANE, _MARK))
+        ours = (pa.field(name, pa.int64(), nullable=False) for name in OWN_COLUMNS)
         self._stored = pa.schema([*ours, *payload])
         self.memory = PagedMemory(page_blocks)
         self._block_rows = block_rows
@@ -131,7 +133,7 @@ class WindowBuffers:
         entries = np.flatnonzero(locations >= 0)
         entries = entries[self._slots[locations[entries], zones.ENTRY] == entries]
         kept = rows if len(entries) == rows.num_rows else rows.take(pa.array(entries))
-        self._widen(schema_like(self.payload, kept), locations[entries])
+        self._widen(schema_like(self.payload, kept.schema), locations[entries])
         self._rows.put(locations[entries], in_schema(kept, self.payload))
 
     def _widen(self, payload: pa.Schema, new: Integers) -> None:
@@ -188,7 +190,7 @@ class WindowBuffers:
                 pa.array(self._slots[locations, zones.MARK]),
                 *payload.columns,
             ],
-            schema=self._stored,
+            schema=schema_like(self._stored, payload.schema),
         )
         if fresh:
             self._slots[locations, zones.FRESH] = 0
@@ -200,7 +202,7 @@ class WindowBuffers:
         """Take up what `store` gave for keys that have cells: all that there is, or what is new."""
         for name, column in _STORED.items():
             self.cells[ids, column] = cells[name]
-        places, panes, marks = (rows.column(name).to_numpy() for name in (_CELL, _PANE, _MARK))
+        places, panes, marks = (rows.column(name).to_numpy() for name in OWN_COLUMNS)
         later = (places[1:] > places[:-1]) | ((places[1:] == places[:-1]) & (panes[1:] > panes[:-1]))
         if len(places) and (places[0] < 0 or places[-1] >= len(ids) or not later.all()):
             raise CorruptDataError(

@@ -205,7 +205,7 @@ class Panes:
         panes = batch.column(ENTRY_PANE).to_numpy()
         columns = [batch.column(name) for name in layout.values.names]
         return Entries(
-            ids, panes, pa.RecordBatch.from_arrays(columns, schema=schema_like(layout.values, batch))
+            ids, panes, pa.RecordBatch.from_arrays(columns, schema=schema_like(layout.values, batch.schema))
         )
 
     def _arrive(self, parts: list[Entries]) -> None:
@@ -415,14 +415,17 @@ class Panes:
         self._next = unit.fields.number_or_none("next")
         entry = self._layout.entry
         at = entry.get_field_index(ENTRY_PANE)
-        return self._entries_of(unit.block("entries", entry.set(at, entry.field(at).with_nullable(False))))
+        entry = entry.set(at, entry.field(at).with_nullable(False))
+        if (stored := unit.blocks.get("entries")) is not None:
+            entry = schema_like(entry, stored.schema, fixed=entry.names[: at + 1])
+        return self._entries_of(unit.block("entries", entry))
 
     def _unit(self, kind: str, entries: Entries, before: int = 0) -> PUnit:
         known, of = self._groups(entries.ids)
         columns = [column.take(of) for column in known]
         block = pa.RecordBatch.from_arrays(
             [*columns, pa.array(entries.panes), *entries.values.columns],
-            schema=schema_like(self._layout.entry, entries.values),
+            schema=schema_like(self._layout.entry, entries.values.schema),
         )
         meta = {"watermark": self.watermark, "next": self._next, "rows": len(self), "entries_before": before}
         return PUnit(kind=kind, meta=meta, blocks={"entries": block}, packed=True)

@@ -46,9 +46,10 @@ from penstock.operators.rates import mean_cost
 from penstock.operators.results import Served
 from penstock.operators.staleness import Staleness, StalenessMeter
 from penstock.operators.stream import Integers
+from penstock.operators.wide import schema_like
 from penstock.operators.windows import transitions
 from penstock.operators.windows import zones as z
-from penstock.operators.windows.buffer import WindowBuffers
+from penstock.operators.windows.buffer import OWN_COLUMNS, WindowBuffers
 from penstock.operators.windows.results import EnqueuedPanes, KeyState, MarkedTuple, ServedWindows, WindowMode
 from penstock.operators.windows.scheduler import WindowScheduler
 
@@ -475,7 +476,8 @@ class WindowQueue:
         columns, none = self._stored(np.zeros(0, np.int64))
         kinds = {name: pa.from_numpy_dtype(values.dtype) for name, values in columns.items()}
         block = unit.block("cells", pa.schema([pa.field(*one, nullable=False) for one in kinds.items()]))
-        rows = unit.block("rows", none.schema)
+        stored_rows = unit.blocks.get("rows", none).schema
+        rows = unit.block("rows", schema_like(none.schema, stored_rows, fixed=OWN_COLUMNS))
         if not block.num_rows:
             return
         cells = {name: block.column(name).to_numpy() for name in block.schema.names}
