@@ -66,6 +66,18 @@ def _unit(kind: str, changed: Mapping[int, bytes | None], keys: int) -> PUnit:
     return PUnit(kind, {"keys": keys}, {"changes": block})
 
 
+class AtOnce(Executor):
+    """Does everything at once."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 class Later(Executor):
     """A thread in the background that does nothing before it is told to."""
 

@@ -104,6 +104,9 @@ class PUnit:
     def block(self, name: str, schema: pa.Schema) -> pa.RecordBatch:
         """Return a block of a schema, with nulls only where that has them.
 
+        Text and binary may be stored with offsets of the other width, as Spark has a setting for it, and
+        fields of structs may say otherwise what can be null.
+
         Raises
         ------
         CorruptDataError
@@ -112,7 +115,10 @@ class PUnit:
         block = self.blocks.get(name)
         if block is None:
             raise CorruptDataError("a p-unit lacks a block", block=name, kind=self.kind)
-        if block.schema.names != schema.names or block.schema.types != schema.types:
+        if block.schema.names != schema.names or (
+            block.schema.types != schema.types
+            and [*map(_narrow, block.schema.types)] != [*map(_narrow, schema.types)]
+        ):
             raise CorruptDataError(
                 "a block has other columns than are stored",
                 block=name,
@@ -122,7 +128,9 @@ class PUnit:
         for one, column in zip(schema, block.columns, strict=True):
             if column.null_count and not one.nullable:
                 raise CorruptDataError("a block has nulls where none are stored", block=name, column=one.name)
-        return block
+        if block.schema.types == schema.types:
+            return block
+        return pa.RecordBatch.from_arrays(block.columns, schema=schema)
 
     def numbers_below(self, name: str, column: str, limit: int, *, ascend: bool = False) -> Any:
         """Return a column of a block, which holds numbers from 0 to below a limit; may they `ascend`.
@@ -142,6 +150,17 @@ class PUnit:
                 "a block has a number that cannot be", block=name, column=column, limit=limit
             )
         return numbers
+
+
+def _narrow(kind: pa.DataType) -> pa.DataType:
+    """Return a type with offsets of 32 bits, in which all inner fields may be null."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _narrow(one.type)) for one in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_narrow(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_narrow(kind.key_type), _narrow(kind.item_type))
+    return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
 
 
 def encode_blocks(unit: PUnit) -> dict[str, bytes]:

@@ -162,8 +162,8 @@ def _validate(document: Document) -> Pipeline:
     raise PipelineError([describe(document.place(path), path, fact, hint) for path, fact, hint in found])
 
 
-_PAPERS: Final = "papers"
-_GROUPS: Final = (".", _PAPERS)
+_PAPERS: Final = "pipelines/papers"
+_GROUPS: Final = ("pipelines", _PAPERS)
 """The directories of packaged pipelines."""
 
 
@@ -178,7 +178,7 @@ def paper_names() -> list[str]:
 
 
 def _examples(group: str) -> dict[str, Traversable]:
-    entries = list(resources.files("penstock.conf").joinpath("pipelines", group).iterdir())
+    entries = list(resources.files("penstock.conf").joinpath(group).iterdir())
     return {one.name.removesuffix(".yaml"): one for one in entries if one.name.endswith(".yaml")}
 
 

@@ -62,6 +62,7 @@ _SCHEME = re.compile("[a-z0-9+.-]+:", re.IGNORECASE)
 _WORKERS = "PENSTOCK_WORKERS"
 """The environment variable that tells workers of such operators from others, and nothing reads."""
 
+_CHECKS_OPERATORS = "spark.sql.streaming.unsupportedOperationCheck"
 _SPARK_OPERATOR = "FlatMapGroupsInPandasWithState"
 _HELD_BYTES = 32 << 20
 """How much of a bucket's output Spark may gather before it passes it on."""
@@ -360,7 +361,9 @@ def check_streaming(df: DataFrame) -> None:
     """
     if not df.isStreaming:
         raise InvalidUsageError("the DataFrame is not streaming", hint="use spark.readStream")
-    if _SPARK_OPERATOR in str(df._jdf.queryExecution().analyzed().toString()):
+    if df.sparkSession.conf.get(_CHECKS_OPERATORS, "true") == "true" and _SPARK_OPERATOR in str(
+        df._jdf.queryExecution().analyzed().toString()
+    ):
         raise InvalidUsageError(
             "one query of Spark has room for one window, update queue, union or join of update streams",
             hint="write what leaves the first into a p-stream, which another query reads; or build a graph, "

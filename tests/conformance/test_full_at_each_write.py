@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock import PStreamReader, PStreamWriter
+from penstock import PStreamReader, PStreamWriter, _durable
 from penstock._clock import SimulatedClock
 from penstock.errors import UnavailableError
 from penstock.operators.arguments import Budget
@@ -31,6 +31,7 @@ from penstock.state_store.cache import StateCache
 from tests.naive import Update
 from tests.naive_join import Tuple
 from tests.property.test_update_join import joined_stream, left_of, right_of
+from tests.states import AtOnce
 from tests.unit.test_clock_record import parcel, queue_task
 from tests.unit.test_window_operator import ROWS, of_update_window, plan_of
 
@@ -64,7 +65,8 @@ class FullDisk:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[FullDisk]:
     """Give a disk, and workers that write a snapshot after every few commits, before the commit returns."""
     monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 1)
-    monkeypatch.setattr(bucket_task, "_background", lambda: None)
+    monkeypatch.setattr(bucket_task, "_background", AtOnce)
+    monkeypatch.setattr(_durable, "sync_everything", lambda: None)
     yield FullDisk(monkeypatch)
 
 

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import penstock
+from penstock.errors import InvalidUsageError
 from penstock.operators.metrics import BatchMetrics
 from tests.naive import Update
 from tests.naive_weighted import NaiveWeightedQueue
@@ -277,12 +278,11 @@ def test_two_update_queues_in_one_query_are_refused_when_the_query_is_planned(
     place = Place(tmp_path)
     place.input.add(quotes([("a", 1, 1.0)]))
     first = queue(place, place.input.frame(spark), name="first")
-    for both in (
-        queue(place, first, name="second"),
-        first.union(queue(place, place.input.frame(spark), name="second")),
-    ):
-        with pytest.raises(AnalysisException, match="Multiple applyInPandasWithStates are not supported"):
-            place.start(both)
+    with pytest.raises(InvalidUsageError, match="one query of Spark has room for one"):
+        queue(place, first, name="second")
+    both = first.union(queue(place, place.input.frame(spark), name="second"))
+    with pytest.raises(AnalysisException, match="Multiple applyInPandasWithStates are not supported"):
+        place.start(both)
 
 
 def test_two_queries_share_a_state_location(spark: SparkSession, tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ import random
 import struct
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -38,6 +37,7 @@ from penstock.state_store.bucket_store import FileId, Pointer, Version
 from penstock.state_store.cache import StateCache
 from tests.fuzz.case import Case
 from tests.naive import Update
+from tests.states import AtOnce
 from tests.streams import STREAM, arrivals_of, rows_of
 
 __all__ = ["check", "run_case"]
@@ -97,18 +97,6 @@ class _Disk:
             elif path.exists() and self._draw.random() < 0.7:
                 os.truncate(path, self._draw.randint(0, path.stat().st_size - 1) * self._draw.randint(0, 1))
         self._unsynced.clear()
-
-
-class _AtOnce:
-    """An executor that does everything at once."""
-
-    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(work(*arguments))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 class _Spark:
@@ -223,7 +211,7 @@ def _patched(disk: _Disk, *, broken: bool) -> Iterator[None]:
         (_durable, "sync_everything", sync),
         (stream, "_SPARE_COMMITS", 2),
         (bucket_store, "_LONGEST_CHAIN", 3),
-        (bucket_task, "_background", _AtOnce),
+        (bucket_task, "_background", AtOnce),
         (bucket_task, "_SWEEP_BATCHES", 3),
         (p_stream_source, "_RELEASE_BATCHES", 3),
     ]
