@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from benchmarks.harness import machine, median
 from penstock._clock import SimulatedClock
-from penstock.operators.arrivals import Arrivals
-from penstock.operators.key_queue import Policy
-from penstock.operators.serve import Budget, Query, serve
-from penstock.operators.stream import UpdateStream
-from penstock.operators.update_queue import UpdateQueue
-from penstock.spark_ext.packing import Packer, from_parcel
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.serve import Budget, Query, serve
+from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.stream import UpdateStream
+from penstock.spark_ext.border.packing import Packer, from_parcel
 
 ROWS = 2_000_000
 SHARES = (0.05, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)

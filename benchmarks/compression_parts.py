@@ -35,7 +35,7 @@ def seconds(work: Callable[[], Any], repeats: int) -> float:
 
 def _streams(count: int) -> dict[str, list[Stream]]:
     """Return streams of several kinds, each in several widths."""
-    from penstock.compression.bits import sealed
+    from penstock.compression.kernels.bits import sealed
 
     generator = np.random.default_rng(1)
     small = generator.integers(0, 100, count)

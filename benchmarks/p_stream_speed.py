@@ -46,8 +46,8 @@ from benchmarks.harness import REPOSITORY, machine
 from benchmarks.queries import QUERIES, STREAMS
 from benchmarks.streams import DATA, REAL, load
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
-from penstock.operators.scan import Scan
-from penstock.operators.scanner import Scanner, scan_p_stream
+from penstock.operators.scan.scanner import Scanner, scan_p_stream
+from penstock.operators.scan.spec import Scan
 
 CHUNK_ROWS = 1 << 20
 UNIT_ROWS = 1 << 18

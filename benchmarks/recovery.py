@@ -80,7 +80,7 @@ def feed(place: Path, first: int, rate: float, keys: int) -> None:
 def work(place: Path) -> None:
     """Run the graph until the process is killed; print what happens."""
     import penstock
-    from penstock.spark_ext.metrics import batch_metrics
+    from penstock.spark_ext.api.metrics import batch_metrics
 
     def tell(event: str, **facts: Any) -> None:
         print(json.dumps({"event": event, "at": time.time(), **facts}), flush=True)

@@ -87,9 +87,9 @@ class KeepsRows:
         import pandas as pd
 
         from penstock.checkpointing.files import open_files
-        from penstock.operators.arrivals import Arrivals, conflate
-        from penstock.spark_ext.buckets import bucket_labels
-        from penstock.spark_ext.parcels import from_parcel, to_parcels
+        from penstock.operators.update_stream.arrivals import Arrivals, conflate
+        from penstock.spark_ext.border.buckets import bucket_labels
+        from penstock.spark_ext.border.parcels import from_parcel, to_parcels
         from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
 
         begin = time.perf_counter()
@@ -137,7 +137,7 @@ def _background() -> Any:
 
 
 def _new_table() -> Any:
-    from penstock.state_store.memory_table import MemoryTable
+    from penstock.state_store.tables.memory_table import MemoryTable
 
     return MemoryTable(ARROW_SCHEMA, ("key",))
 
@@ -147,10 +147,10 @@ def build(contender: str, rows: Any, directory: Path) -> tuple[Any, str]:
     from pyspark.sql import functions as sf
 
     import penstock
-    from penstock.operators.stream import UpdateStream
-    from penstock.spark_ext.arrow_settings import skip_size_of_each_row
-    from penstock.spark_ext.packing import Packer
-    from penstock.spark_ext.parcels import PARCEL_SCHEMA, Unpacker
+    from penstock.operators.update_stream.stream import UpdateStream
+    from penstock.spark_ext.border.arrow_settings import skip_size_of_each_row
+    from penstock.spark_ext.border.packing import Packer
+    from penstock.spark_ext.border.parcels import PARCEL_SCHEMA, Unpacker
 
     location = str(directory / "state")
     if contender == "rocksdb":

@@ -93,10 +93,10 @@ def rows(generator: np.random.Generator, numbers: Any) -> pa.RecordBatch:
 def new_table(contender: str, directory: Path) -> Any:
     """Return an empty table."""
     if contender == "memory":
-        from penstock.state_store.memory_table import MemoryTable
+        from penstock.state_store.tables.memory_table import MemoryTable
 
         return MemoryTable(SCHEMA, ("key",))
-    from penstock.state_store.rocksdb_table import RocksdbTable
+    from penstock.state_store.tables.rocksdb_table import RocksdbTable
 
     return RocksdbTable(SCHEMA, ("key",), scratch=directory)
 

@@ -34,11 +34,11 @@ from benchmarks.harness import machine, median, run_contender, scratch
 from benchmarks.state_store import rss_mib
 from penstock import _durable
 from penstock.checkpointing import decode, encode
-from penstock.operators.arrivals import Arrivals
-from penstock.operators.key_queue import Policy
-from penstock.operators.stream import UpdateStream
-from penstock.operators.update_queue import UpdateQueue
-from penstock.state_store.working_copy import WorkingCopy, table_maker
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.stream import UpdateStream
+from penstock.state_store.tables.working_copy import WorkingCopy, table_maker
 
 SCHEMA = pa.schema(
     [

@@ -72,7 +72,7 @@ def build(contender: str, spark: Any, rows: Any, directory: Path) -> tuple[Any, 
     from pyspark.sql import functions as sf
 
     import penstock
-    from penstock.spark_ext.buckets import bucket_labels
+    from penstock.spark_ext.border.buckets import bucket_labels
 
     if contender.startswith("penstock"):
         combine: bool | str = "auto" if contender == "penstock" else False

@@ -77,7 +77,7 @@ def run(case: Case, place: Path, into: str) -> dict[str, float]:
     from pyspark.sql import functions as sf
 
     import penstock
-    from penstock.spark_ext.graph_frames import Frames
+    from penstock.spark_ext.graph.frames import Frames
 
     plan = query_of(case).plan(persist="always")
     fill(place / "p-stream", chunks(case), plan.streams[0].ingest, goal="fast")

@@ -229,8 +229,8 @@ def to_p_stream(load: Load) -> dict[str, float]:
 
 def _from_p_stream(load: Load) -> tuple[Any, Node]:
     """Return frames over a p-stream, and the end of the query's graph."""
-    from penstock.spark_ext.graph_frames import Frames
-    from penstock.spark_ext.register import register
+    from penstock.spark_ext.api.register import register
+    from penstock.spark_ext.graph.frames import Frames
 
     query, p_stream = load.query, load.place / "p-stream"
     fill(p_stream, load.chunks(), planned(query)[0], goal="fast")
@@ -262,8 +262,8 @@ def rows_of_spark(load: Load) -> dict[str, float]:
 
 
 def _from_files(load: Load, *, ours: bool) -> dict[str, float]:
-    from penstock.spark_ext.graph_frames import Frames
-    from penstock.spark_ext.register import register
+    from penstock.spark_ext.api.register import register
+    from penstock.spark_ext.graph.frames import Frames
 
     query, files = load.query, load.place / "files"
     parquet_files(files, load.stream, load.rows, load.batches)

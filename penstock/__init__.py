@@ -10,17 +10,17 @@ from penstock._version import __version__
 if TYPE_CHECKING:
     from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
     from penstock.checkpointing.spark_checkpoint import repair_checkpoint
-    from penstock.jobs.run import run
+    from penstock.jobs.pipelines.run import run
     from penstock.jobs.session import session
     from penstock.operators.graph import graph
-    from penstock.spark_ext.graph_runner import start
-    from penstock.spark_ext.metrics import metrics
-    from penstock.spark_ext.read_state import read_state
-    from penstock.spark_ext.register import register
-    from penstock.spark_ext.update_join import update_join
-    from penstock.spark_ext.update_queue import update_queue
-    from penstock.spark_ext.update_union import update_union
-    from penstock.spark_ext.update_window import update_window
+    from penstock.spark_ext.api.metrics import metrics
+    from penstock.spark_ext.api.register import register
+    from penstock.spark_ext.api.update_join import update_join
+    from penstock.spark_ext.api.update_queue import update_queue
+    from penstock.spark_ext.api.update_union import update_union
+    from penstock.spark_ext.api.update_window import update_window
+    from penstock.spark_ext.graph.runner import start
+    from penstock.spark_ext.state_reader.read_state import read_state
 
 __all__ = [
     "PStreamReader",
@@ -46,17 +46,17 @@ __getattr__ = lazily(
         "PStreamReader": "penstock.checkpointing.p_stream",
         "PStreamWriter": "penstock.checkpointing.p_stream",
         "graph": "penstock.operators.graph",
-        "metrics": "penstock.spark_ext.metrics",
-        "read_state": "penstock.spark_ext.read_state",
-        "register": "penstock.spark_ext.register",
+        "metrics": "penstock.spark_ext.api.metrics",
+        "read_state": "penstock.spark_ext.state_reader.read_state",
+        "register": "penstock.spark_ext.api.register",
         "repair_checkpoint": "penstock.checkpointing.spark_checkpoint",
-        "run": "penstock.jobs.run",
+        "run": "penstock.jobs.pipelines.run",
         "session": "penstock.jobs.session",
-        "start": "penstock.spark_ext.graph_runner",
-        "update_join": "penstock.spark_ext.update_join",
-        "update_queue": "penstock.spark_ext.update_queue",
-        "update_union": "penstock.spark_ext.update_union",
-        "update_window": "penstock.spark_ext.update_window",
+        "start": "penstock.spark_ext.graph.runner",
+        "update_join": "penstock.spark_ext.api.update_join",
+        "update_queue": "penstock.spark_ext.api.update_queue",
+        "update_union": "penstock.spark_ext.api.update_union",
+        "update_window": "penstock.spark_ext.api.update_window",
     },
 )
 

@@ -77,7 +77,7 @@ def _options(
 def _load(pipeline: str, overrides: list[str] | None) -> tuple[Pipeline, Document]:
     """Read a pipeline, and check that it can write where it says."""
     from penstock.conf.pipeline import load_document
-    from penstock.jobs.places import check_places
+    from penstock.jobs.pipelines.places import check_places
 
     loaded, document = load_document(pipeline, overrides or [])
     check_places(loaded, document)
@@ -97,8 +97,8 @@ def run(
     """
     with errors(debug=debug):
         loaded, _ = _load(pipeline, overrides)
-        from penstock.jobs.batches import batch_printer, summary_line
-        from penstock.jobs.run import run_to_end
+        from penstock.jobs.pipelines.batches import batch_printer, summary_line
+        from penstock.jobs.pipelines.run import run_to_end
 
         with batch_printer() if progress else nullcontext(lambda batch: None) as on_batch:
             totals = run_to_end(loaded, on_batch, log_level="ERROR" if debug else "FATAL")
@@ -128,7 +128,7 @@ def check(
     """
     with errors(debug=debug):
         loaded, document = _load(pipeline, overrides)
-        from penstock.jobs.explain import graph_of
+        from penstock.jobs.pipelines.explain import graph_of
 
         graph_of(loaded, document)
     steps: list[str] = [loaded.source.type]
@@ -185,7 +185,7 @@ def explain(
     left for Spark. Nothing runs.
     """
     with errors(debug=debug):
-        from penstock.jobs.explain import plan_file
+        from penstock.jobs.pipelines.explain import plan_file
         from penstock.operators.graph import as_json as json_of
         from penstock.operators.graph import draw, explain, render
 
@@ -263,7 +263,7 @@ def simulate(
 ) -> None:
     """Draw figures of the UpStream paper with the operators' own code and a simulated clock."""
     with errors(debug=debug):
-        from penstock.jobs import simulate as job
+        from penstock.jobs.figures import simulate as job
 
         code = job.run(figures or [], out, fast)
     if code:

@@ -2,7 +2,7 @@
 
 Row *i* of the stream is a function of the market's settings and of *i* alone, so any range of rows can
 be made at any time, in any process, and comes out the same. Nothing here imports pyspark: the Spark
-data source is `penstock.spark_ext.market_source`.
+data source is `penstock.spark_ext.sources.market`.
 """
 
 from __future__ import annotations

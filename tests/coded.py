@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.compression.bits import SUB_BLOCK, Ints
+from penstock.compression.kernels.bits import SUB_BLOCK, Ints
 from penstock.compression.node import Node, Reader
 
 __all__ = ["WIDTHS", "streams", "through_bytes"]

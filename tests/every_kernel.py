@@ -6,26 +6,26 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.compression import Block, decode, encode, sum_where
-from penstock.operators.arrivals import Arrivals
-from penstock.operators.comparisons import intervals_of, mask_of
-from penstock.operators.evaluate import evaluate
-from penstock.operators.expression import Expression
-from penstock.operators.fragments import Fragmenter, combined
-from penstock.operators.join import UpdateJoin
-from penstock.operators.joined import JoinedStream
-from penstock.operators.key_queue import Policy
-from penstock.operators.scan import Fragments, Partial, PartialKind
-from penstock.operators.selection import selected
-from penstock.operators.stream import UpdateStream
-from penstock.operators.update_queue import UpdateQueue
-from penstock.operators.windows import sliding_kernels
-from penstock.operators.windows.entries import Entries
-from penstock.operators.windows.panes import Panes
-from penstock.operators.windows.queue import WindowQueue
-from penstock.operators.windows.results import WindowMode
-from penstock.operators.windows.sliding import slide
-from penstock.state_store.key_set import KeySet
-from penstock.state_store.memory_table import MemoryTable
+from penstock.operators.joins.join import UpdateJoin
+from penstock.operators.joins.spec import JoinedStream
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scan.fragments import Fragmenter, combined
+from penstock.operators.scan.selection import selected
+from penstock.operators.scan.spec import Fragments, Partial, PartialKind
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.sql.comparisons import intervals_of, mask_of
+from penstock.operators.sql.evaluate import evaluate
+from penstock.operators.sql.expression import Expression
+from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.stream import UpdateStream
+from penstock.operators.windows.append import sliding_kernels
+from penstock.operators.windows.append.pane_partials import Entries
+from penstock.operators.windows.append.panes import Panes
+from penstock.operators.windows.append.sliding import slide
+from penstock.operators.windows.update.queue import WindowQueue
+from penstock.operators.windows.update.results import WindowMode
+from penstock.state_store.keys.key_set import KeySet
+from penstock.state_store.tables.memory_table import MemoryTable
 from tests.naive import Update
 from tests.naive_panes import Row
 from tests.property.test_panes import entries_of, layout_of

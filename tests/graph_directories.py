@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from penstock.checkpointing.graph_directory import GraphDirectory
+from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
-from penstock.spark_ext.buckets import spark_hash
+from penstock.spark_ext.border.buckets import spark_hash
 from penstock.state_store.bucket_store import Pointer
 
 SCHEMA = pa.schema({"n": pa.int64()})

@@ -11,7 +11,6 @@ import duckdb
 import pyarrow as pa
 import sqlglot
 
-from penstock.operators.expression import column
 from penstock.operators.graph.nodes import (
     Aggregate,
     Assemble,
@@ -28,7 +27,8 @@ from penstock.operators.graph.nodes import (
     Where,
     Window,
 )
-from penstock.operators.scan import PANE, Partial
+from penstock.operators.scan.spec import PANE, Partial
+from penstock.operators.sql.expression import column
 
 _CONNECTION = duckdb.connect(config={"threads": 1})
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from penstock.checkpointing import PUnit, decode, encode
-from penstock.operators.arrivals import Arrivals
-from penstock.operators.key_queue import Policy
-from penstock.operators.stream import UpdateStream
-from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.stream import UpdateStream
 from tests.naive import Update
 
 __all__ = [

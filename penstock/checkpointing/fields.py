@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from penstock.checkpointing.abc import is_name
+from penstock.checkpointing.files.abc import is_name
 from penstock.errors import CorruptDataError
 
 __all__ = ["Fields"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import CorruptDataError
 
 if TYPE_CHECKING:
-    from penstock.compression.bits import Ints
+    from penstock.compression.kernels.bits import Ints
     from penstock.compression.node import Node
 
 __all__ = ["Cascade", "Codec", "Transform", "UnfitError", "check", "check_version"]

@@ -8,7 +8,7 @@ WIDE                of 16-byte decimals the low and the high 8 bytes; only the l
                     high ones repeat their sign
 TEXT                lengths; bytes
 TEXT_DICTIONARY     codes; lengths and bytes of the distinct values
-TEXT_TOKENS         forms, words and numbers: `penstock.compression.tokens`
+TEXT_TOKENS         forms, words and numbers: `penstock.compression.texts.tokens`
 NESTED              an Arrow IPC stream as integers of 8 bytes: lists, structs, maps; single
                     bytes are read, too
 NOTHING             none: the type null
@@ -30,10 +30,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.compression.abc import check
-from penstock.compression.bits import Bytes, Ints
-from penstock.compression.forms import Forms, learn_forms, sample_rows
-from penstock.compression.kinds import is_coded_text, is_text
-from penstock.compression.text import (
+from penstock.compression.kernels.bits import Bytes, Ints
+from penstock.compression.kernels.text import (
     MOST_DISTINCT,
     code_type,
     counts_of,
@@ -41,7 +39,9 @@ from penstock.compression.text import (
     offsets_of,
     texts_of,
 )
-from penstock.compression.tokens import texts_of_tokens, to_tokens
+from penstock.compression.kinds import is_coded_text, is_text
+from penstock.compression.texts.forms import Forms, learn_forms, sample_rows
+from penstock.compression.texts.tokens import texts_of_tokens, to_tokens
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 
 __all__ = [

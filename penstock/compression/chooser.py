@@ -18,19 +18,19 @@ import pyarrow as pa
 from penstock import _clock
 from penstock.compression.abc import Cascade, Transform, UnfitError
 from penstock.compression.arrow import Layout, Streams, forms_of, is_float, layouts_of, raw_bytes, to_streams
-from penstock.compression.bits import Ints, sealed
 from penstock.compression.codecs import CODECS, encode_light, encode_stream
 from penstock.compression.codecs.agnostic import Pcodec
 from penstock.compression.codecs.decimals import Quantized
 from penstock.compression.codecs.dictionary import MAX_DISTINCT
 from penstock.compression.codecs.registry import DEFAULT, head_of
 from penstock.compression.costs import cost, least_cost, token_cost
-from penstock.compression.forms import Forms
 from penstock.compression.goals import Goal, goal_of
+from penstock.compression.kernels.bits import Ints, sealed
 from penstock.compression.kinds import is_coded_text
 from penstock.compression.node import Node
 from penstock.compression.statistics import ColumnStats, sample_of, stream_stats
-from penstock.compression.tokens import STREAMS, fits
+from penstock.compression.texts.forms import Forms
+from penstock.compression.texts.tokens import STREAMS, fits
 from penstock.errors import InvalidUsageError
 
 __all__ = ["Choice", "Chooser", "Decision", "Plan", "choose", "plan_quickly", "rank"]

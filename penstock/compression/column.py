@@ -26,7 +26,6 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from penstock.compression import tokens
 from penstock.compression.abc import Cascade, UnfitError, check, check_version
 from penstock.compression.arrow import (
     Layout,
@@ -40,12 +39,13 @@ from penstock.compression.arrow import (
     raw_bytes,
     to_streams,
 )
-from penstock.compression.bits import SUB_BLOCK, Ints
 from penstock.compression.chooser import Chooser, Plan, plan_quickly
 from penstock.compression.codecs import decode_stream, encode_stream
 from penstock.compression.codecs.registry import DEFAULT, cascade_of, head_of
+from penstock.compression.kernels.bits import SUB_BLOCK, Ints
 from penstock.compression.kinds import check_codes, is_coded_text
 from penstock.compression.node import Node, Reader, put_varint
+from penstock.compression.texts import tokens
 from penstock.errors import CorruptDataError, InvalidUsageError
 
 __all__ = ["FORMAT_VERSION", "MAX_BYTES", "Block", "decode", "encode", "parse_cascade"]

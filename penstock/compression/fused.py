@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from penstock._kernels import kernel
 from penstock.compression.arrow import Layout
-from penstock.compression.bits import SUB_BLOCK, Bytes, Packed, Step, finish, unpack_offsets
 from penstock.compression.codecs.null_suppression import NullSuppression, packed_of
 from penstock.compression.column import Block
+from penstock.compression.kernels.bits import SUB_BLOCK, Bytes, Packed, Step, finish, unpack_offsets
 from penstock.compression.node import Node
 from penstock.errors import InvalidUsageError
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.compression.bits import Bytes, Ints
+from penstock.compression.kernels.bits import Bytes, Ints
 from penstock.errors import CorruptDataError
 
 __all__ = ["MAX_DEPTH", "TYPES", "Node", "Reader", "put_varint", "width_code"]

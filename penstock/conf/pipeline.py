@@ -18,9 +18,9 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from penstock.conf.agreements import Problem, disagreements
+from penstock.conf.cross_field_checks import Problem, disagreements
 from penstock.conf.document import Document, FieldPath, PipelineError, describe, read_document
-from penstock.conf.explanations import explain
+from penstock.conf.error_messages import explain
 from penstock.conf.sections import (
     ByWindowSection,
     ConsoleSink,

@@ -32,9 +32,9 @@ from penstock.errors import InternalError
 from penstock.jobs.observer import Observer, Sample
 from penstock.jobs.session import open_session
 from penstock.market import NYSE_SKEW, NYSE_SYMBOLS, Market
-from penstock.spark_ext.metrics import ProgressReader, batch_metrics
-from penstock.spark_ext.register import register
-from penstock.spark_ext.update_queue import update_queue
+from penstock.spark_ext.api.metrics import ProgressReader, batch_metrics
+from penstock.spark_ext.api.register import register
+from penstock.spark_ext.api.update_queue import update_queue
 
 __all__ = ["LOAD", "run"]
 

@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.jobs.signals import StopSignals
 from penstock.jobs.warm_up import JAVA_OPTIONS, archive_options, find_java
+from penstock.spark_ext.api.register import register
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
-from penstock.spark_ext.register import register
 
 __all__ = ["is_local", "open_session", "session"]
 

@@ -44,8 +44,8 @@ _MODULES: Final = (
     "pyspark.sql.streaming.state",
     "pyspark.testing.utils",  # `GroupState.update` loads it
     "pandas",
-    "penstock.spark_ext.market_source",
-    "penstock.spark_ext.update_queue",
+    "penstock.spark_ext.sources.market",
+    "penstock.spark_ext.api.update_queue",
 )
 
 
@@ -83,12 +83,12 @@ def _use_queues() -> None:
     import pyarrow as pa
 
     from penstock.checkpointing import decode, encode
-    from penstock.operators.arrivals import Arrivals
-    from penstock.operators.key_queue import Policy
-    from penstock.operators.stream import UpdateStream
-    from penstock.operators.update_queue import UpdateQueue
-    from penstock.spark_ext.packing import Packer
-    from penstock.spark_ext.parcels import from_parcel
+    from penstock.operators.queues.update_queue import UpdateQueue
+    from penstock.operators.scheduling.key_queue import Policy
+    from penstock.operators.update_stream.arrivals import Arrivals
+    from penstock.operators.update_stream.stream import UpdateStream
+    from penstock.spark_ext.border.packing import Packer
+    from penstock.spark_ext.border.parcels import from_parcel
 
     for kind, keys in ((pa.int64(), [1, 1, 2]), (pa.string(), ["a", "a", "b"])):
         schema = pa.schema({"key": kind, "time": pa.int64(), "value": pa.float64()})

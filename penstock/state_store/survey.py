@@ -3,12 +3,12 @@
 `state_location.find_operators` finds the buckets, `survey` looks into one, and `delete_garbage` deletes what
 it found needless.
 
-What is committed, only the checkpoint knows (`penstock.spark_ext.committed`); with its pointers all is exact.
-What files prove alone: a task writes version w only after the pointer to w - 1 has arrived, which proves that
-w - 1 was committed (`bucket_store`), and a version's header names that pointer as its parent. So the newest
-*proven* pointer is the parent of any file of the highest version. The files of that version themselves may be
-committed, in flight or lost. And what was committed once need not be so now: after a checkpoint was set back
-or restored, the first version that it commits looks like an attempt that lost.
+What is committed, only the checkpoint knows (`penstock.spark_ext.state_reader.committed`); with its pointers
+all is exact. What files prove alone: a task writes version w only after the pointer to w - 1 has arrived,
+which proves that w - 1 was committed (`bucket_store`), and a version's header names that pointer as its
+parent. So the newest *proven* pointer is the parent of any file of the highest version. The files of that
+version themselves may be committed, in flight or lost. And what was committed once need not be so now: after
+a checkpoint was set back or restored, the first version that it commits looks like an attempt that lost.
 
 Invariants:
 
@@ -43,7 +43,7 @@ from penstock.state_store.bucket_store import (
     number_of,
     pointer_of,
 )
-from penstock.state_store.state_location import Damage, names_in
+from penstock.state_store.location import Damage, names_in
 
 __all__ = ["BucketSurvey", "Chain", "delete_garbage", "likely_pointer", "survey"]
 

@@ -19,8 +19,16 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from penstock.checkpointing import PUnit, decode, encode, locations, remote_files
-from penstock.checkpointing.files import FileFacts, Files, LocalFiles, RemoteFiles, open_files
+from penstock.checkpointing import PUnit, decode, encode
+from penstock.checkpointing.files import (
+    FileFacts,
+    Files,
+    LocalFiles,
+    RemoteFiles,
+    locations,
+    open_files,
+    remote,
+)
 from penstock.errors import ConflictError, InvalidUsageError, UnavailableError
 from tests.s3 import SECRET, Request, S3Server
 
@@ -498,13 +506,13 @@ def test_a_file_of_hdfs_is_not_seen_under_its_name_while_it_is_written(
 ) -> None:
     directory = _like_hdfs(tmp_path / "state", monkeypatch)
     seen: list[list[FileFacts]] = []
-    real = remote_files._write
+    real = remote._write
 
     def write(system: Any, path: str, views: Any) -> None:
         real(system, path, views)
         seen.append(directory.list())
 
-    monkeypatch.setattr(remote_files, "_write", write)
+    monkeypatch.setattr(remote, "_write", write)
     directory.publish("f", b"content")
     ((unfinished,),) = seen
     assert unfinished.is_unfinished

@@ -17,14 +17,15 @@ import pytest
 from penstock import PStreamReader, PStreamWriter, _durable
 from penstock._clock import SimulatedClock
 from penstock.errors import UnavailableError
-from penstock.operators.arguments import Budget
-from penstock.operators.key_queue import Policy
-from penstock.spark_ext import bucket_task, packing
-from penstock.spark_ext.bucket_task import BucketTask, Parcel
-from penstock.spark_ext.parcels import from_parcel
-from penstock.spark_ext.update_join import JoinOperator
-from penstock.spark_ext.window_packing import RowPacker
-from penstock.spark_ext.window_plan import WindowPlan
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.update_stream.options import Budget
+from penstock.spark_ext.api.update_join import JoinOperator
+from penstock.spark_ext.border import packing
+from penstock.spark_ext.border.parcels import from_parcel
+from penstock.spark_ext.border.window_packing import RowPacker
+from penstock.spark_ext.worker import bucket_task
+from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel
+from penstock.spark_ext.worker.window_plan import WindowPlan
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.cache import StateCache

@@ -14,9 +14,9 @@ import pytest
 
 from penstock.checkpointing.files import FileFacts, open_files
 from penstock.errors import UnavailableError
-from penstock.state_store import rocksdb_table
 from penstock.state_store.bucket_store import BucketStore, Handle
-from penstock.state_store.memory_table import MemoryTable
+from penstock.state_store.tables import rocksdb_table
+from penstock.state_store.tables.memory_table import MemoryTable
 
 SCHEMA = pa.schema([("k", pa.int64()), ("value", pa.binary())])
 

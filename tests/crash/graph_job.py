@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from penstock.errors import PenstockError
-from penstock.spark_ext.graph_handle import RunningGraph
+from penstock.spark_ext.graph.handle import RunningGraph
 from tests.spark.conftest import lean_session
 
 __all__ = ["run"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from penstock import _durable
 from penstock.checkpointing import PUnit, decode
 from penstock.errors import CorruptDataError
-from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.spark_ext import daemon
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer, State
 

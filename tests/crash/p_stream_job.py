@@ -11,7 +11,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import penstock
-from penstock.spark_ext.graph_handle import RunningGraph
+from penstock.spark_ext.graph.handle import RunningGraph
 from tests.crash.graph_job import run
 from tests.crash.p_stream_writer import SCHEMA
 

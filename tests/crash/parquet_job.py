@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.operators.graph import Graph
-from penstock.spark_ext.graph_handle import RunningGraph
+from penstock.spark_ext.graph.handle import RunningGraph
 from tests.crash.graph_job import run
 
 SCHEMA = pa.schema({"second": pa.int64(), "house": pa.int32(), "plug": pa.int32(), "value": pa.float64()})

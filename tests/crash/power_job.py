@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
 from penstock.errors import PenstockError
-from penstock.spark_ext.graph_handle import RunningGraph
+from penstock.spark_ext.graph.handle import RunningGraph
 from tests.crash.power_known_bad import DAEMON, SOURCES
 from tests.crash.power_source import KINDS, SCHEMA, WINDOW_S
 from tests.processes import until

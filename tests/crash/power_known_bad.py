@@ -15,8 +15,9 @@ from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWrite
 from pyspark.sql.types import StructType
 
 from penstock import _durable
-from penstock.spark_ext import daemon, p_stream_sink
-from penstock.spark_ext.p_stream_source import PStreamDataSource
+from penstock.spark_ext import daemon
+from penstock.spark_ext.sources import p_stream_sink
+from penstock.spark_ext.sources.p_stream_source import PStreamDataSource
 from penstock.state_store import bucket_store
 
 __all__ = ["DAEMON", "SOURCES"]

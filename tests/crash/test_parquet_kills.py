@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.operators.graph.nodes import Fused, topological
-from penstock.spark_ext.parquet_reader import RANGE
+from penstock.spark_ext.sources.parquet_reader import RANGE
 from tests.crash.parquet_job import SCHEMA, SIZE_S, SLIDE_S, WHERE, graph
 from tests.crash.window_kills import Workload, run_with_kills
 from tests.table3 import Windows, rows_of

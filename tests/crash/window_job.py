@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 import penstock
 from benchmarks.queries import QUERIES
 from benchmarks.streams import REAL
-from penstock.spark_ext.graph_handle import RunningGraph
-from penstock.spark_ext.p_stream_types import spark_schema
+from penstock.spark_ext.border.types import spark_schema
+from penstock.spark_ext.graph.handle import RunningGraph
 from tests.crash.graph_job import run
 from tests.spark.queries import Input
 

@@ -7,13 +7,13 @@ from typing import Any
 import pyarrow as pa
 
 from penstock._clock import SimulatedClock
-from penstock.operators.key_queue import Policy
-from penstock.operators.serve import Budget, Query, serve
-from penstock.operators.windows.by_rows import panes_of
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.serve import Budget, Query, serve
+from penstock.operators.windows.append.panes import Panes
+from penstock.operators.windows.counted.panes import panes_of
 from penstock.operators.windows.layout import WindowLayout
-from penstock.operators.windows.panes import Panes
-from penstock.operators.windows.results import WindowMode
-from penstock.operators.windows.update import Entering, UpdateWindows
+from penstock.operators.windows.update.results import WindowMode
+from penstock.operators.windows.update.windows import Entering, UpdateWindows
 from tests.naive_panes import Row
 from tests.property import test_panes, test_row_windows
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operators.adaptive_queue import AdaptiveQueue, Semantics
-from penstock.operators.key_queue import Policy
-from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import Policy
 from tests.naive import Update
 from tests.streams import (
     POLICIES,

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operators.assembly import Assembly
-from penstock.operators.partials import Decomposition
-from penstock.operators.scan import PANE, Fragments, Partial
+from penstock.operators.aggregates.assembly import Assembly
+from penstock.operators.aggregates.decomposition import Decomposition
+from penstock.operators.scan.spec import PANE, Fragments, Partial
 from penstock.operators.windows import by_window
 from penstock.operators.windows.by_window import Extremes, WindowFold
 from penstock.operators.windows.finish import Finish

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.compression.abc import Cascade, UnfitError
-from penstock.compression.bits import Ints
 from penstock.compression.codecs import CODECS, decode_stream, encode_light, encode_stream
 from penstock.compression.codecs.registry import cascade_of
+from penstock.compression.kernels.bits import Ints
 from penstock.errors import CorruptDataError, InvalidUsageError
 from tests.coded import streams, through_bytes
 

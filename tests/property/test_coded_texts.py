@@ -16,10 +16,10 @@ from penstock.checkpointing.p_stream import PStream, PStreamWriter
 from penstock.compression import Block, Chooser, decode, encode
 from penstock.compression.arrow import Layout
 from penstock.compression.arrow import coded as coded_in
-from penstock.compression.text import distinct_texts
+from penstock.compression.kernels.text import distinct_texts
 from penstock.errors import InvalidUsageError
-from penstock.operators.scan import Scan
-from penstock.operators.scanner import Scanner
+from penstock.operators.scan.scanner import Scanner
+from penstock.operators.scan.spec import Scan
 
 KINDS = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
 SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string()})

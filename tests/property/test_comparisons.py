@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.comparisons import intervals_of, mask_of, together
-from penstock.operators.evaluate import evaluate
-from penstock.operators.expression import Expression
-from penstock.operators.scan import Fragments, Partial, Scan
-from penstock.operators.scanner import Scanner
+from penstock.operators.scan.scanner import Scanner
+from penstock.operators.scan.spec import Fragments, Partial, Scan
+from penstock.operators.sql.comparisons import intervals_of, mask_of, together
+from penstock.operators.sql.evaluate import evaluate
+from penstock.operators.sql.expression import Expression
 
 SCHEMA = pa.schema({"b": pa.int8(), "h": pa.int16(), "i": pa.int32(), "j": pa.int64(), "f": pa.float32(),
                     "x": pa.float64(), "s": pa.string()})  # fmt: skip

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operators.arrivals import Arrivals, conflate
 from penstock.operators.graph import graph
 from penstock.operators.graph.nodes import Fused, topological
 from penstock.operators.graph.place import fuse, place_p_stream
-from penstock.operators.key_queue import Policy
-from penstock.operators.latest import Latest
-from penstock.operators.stream import UpdateStream
-from penstock.operators.update_queue import UpdateQueue
-from penstock.spark_ext import packing, parcels
-from penstock.spark_ext.buckets import bucket_labels
-from penstock.spark_ext.packing import Packer
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scan.newest_per_key import Latest
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.update_stream.arrivals import Arrivals, conflate
+from penstock.operators.update_stream.stream import UpdateStream
+from penstock.spark_ext.border import packing, parcels
+from penstock.spark_ext.border.buckets import bucket_labels
+from penstock.spark_ext.border.packing import Packer
 from tests.naive import Update, bucket_of, conflated, key_words
 from tests.streams import (
     ARRIVAL_STREAM,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.operators.fragments import Fragmenter, combined, fragmenter, kernels, merged
-from penstock.operators.scan import PANE, Fragments, Partial
+from penstock.operators.scan.fragments import Fragmenter, combined, fragmenter, kernels, merged
+from penstock.operators.scan.spec import PANE, Fragments, Partial
 from tests.naive import fragments_of
 
 PARTIALS = (

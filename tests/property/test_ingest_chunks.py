@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.jobs.ingest import sources
-from penstock.jobs.ingest.octets import Octets, PipeBytes
+from penstock.jobs.ingest.byte_source import Octets, PipeBytes
 from penstock.jobs.ingest.records import CsvDialect, Dialect, JsonDialect
 from penstock.jobs.ingest.sources import BadRecord, Rows, TextSource
 
@@ -157,8 +157,8 @@ def test_however_a_pipe_gives_its_bytes_the_rows_are_the_same(
     rows, content, dialect = file
     reading, writing = os.pipe()
     with pytest.MonkeyPatch.context() as patch, os.fdopen(reading), os.fdopen(writing, "wb", 0) as pipe:
-        patch.setattr("penstock.jobs.ingest.octets._WAIT_S", 0.0)
-        patch.setattr("penstock.jobs.ingest.octets._GATHER_S", 0.0)
+        patch.setattr("penstock.jobs.ingest.byte_source._WAIT_S", 0.0)
+        patch.setattr("penstock.jobs.ingest.byte_source._GATHER_S", 0.0)
         source = TextSource(PipeBytes("pipe", reading), dialect)
         source.begin(SCHEMA, {})
         left = [content[: sizes[0]], *_pieces(content[sizes[0] :], sizes)]

@@ -12,15 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.compression import Block, bits, column_stats, decode, encode, sum_where
+from penstock.compression import Block, column_stats, decode, encode, sum_where
 from penstock.compression.abc import Cascade, UnfitError
 from penstock.compression.arrow import offsets_and_bytes, to_streams
-from penstock.compression.bits import SUB_BLOCK, Ints, Step
 from penstock.compression.codecs import CODECS, decimals, decode_stream, encode_stream
 from penstock.compression.codecs.decimals import digits_of
 from penstock.compression.codecs.dictionary import codes_of, look_up
 from penstock.compression.codecs.differences import divisor_of
-from penstock.compression.text import MOST_DISTINCT, are_equal, counts_of, offsets_of, texts_of
+from penstock.compression.kernels import bits
+from penstock.compression.kernels.bits import SUB_BLOCK, Ints, Step
+from penstock.compression.kernels.text import MOST_DISTINCT, are_equal, counts_of, offsets_of, texts_of
 from penstock.errors import CorruptDataError
 from tests.coded import WIDTHS, streams, through_bytes
 from tests.naive import packed_lanes, packed_run, runs_of, simple8b_words, variable_bytes

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.state_store import key_set
-from penstock.state_store.key_set import KeySet
-from penstock.state_store.keys import KeyCodec, hash_words
+from penstock.state_store.keys import key_set
+from penstock.state_store.keys.key_set import KeySet
+from penstock.state_store.keys.key_words import KeyCodec, hash_words
 from tests.naive import hash_of, second_hash_of
 
 _64 = (1 << 64) - 1

@@ -13,8 +13,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.state_store.key_index import KeyIndex
-from penstock.state_store.keys import KeyCodec, Keys, hash_words
+from penstock.state_store.keys.key_index import KeyIndex
+from penstock.state_store.keys.key_words import KeyCodec, Keys, hash_words
 from tests.naive import bucket_of, hash_of, key_words
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operators.pages import PagedMemory
+from penstock.operators.queues.pages import PagedMemory
 from tests.naive import NaivePages
 
 STEPS = st.lists(

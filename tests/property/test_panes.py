@@ -19,23 +19,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.checkpointing.p_unit import PUnit, decode, encode
-from penstock.operators.fragments import Fragmenter
-from penstock.operators.scan import PANE, Fragments, Partial
-from penstock.operators.windows import entries as entries_module
+from penstock.operators.scan.fragments import Fragmenter
+from penstock.operators.scan.spec import PANE, Fragments, Partial
 from penstock.operators.windows import groups as groups_module
-from penstock.operators.windows import merging as merging_module
-from penstock.operators.windows import panes as panes_module
-from penstock.operators.windows import sliding, sliding_kernels
-from penstock.operators.windows import stacks as stacks_module
-from penstock.operators.windows.closing import AsTheyAre
-from penstock.operators.windows.entries import Entries
+from penstock.operators.windows.append import pane_partials as entries_module
+from penstock.operators.windows.append import panes as panes_module
+from penstock.operators.windows.append import sliding, sliding_kernels
+from penstock.operators.windows.append import sorted_runs as merging_module
+from penstock.operators.windows.append import stacks as stacks_module
+from penstock.operators.windows.append.pane_partials import Entries
+from penstock.operators.windows.append.panes import Panes
+from penstock.operators.windows.append.sorted_runs import Spans, woven
+from penstock.operators.windows.emitters import AsTheyAre
 from penstock.operators.windows.groups import GroupCodec
 from penstock.operators.windows.layout import ENTRY_PANE, START, Closed, WindowLayout
-from penstock.operators.windows.merging import Spans, woven
-from penstock.operators.windows.panes import Panes
-from penstock.operators.windows.several import SeveralPanes
+from penstock.operators.windows.shared_watermark import SeveralPanes
 from penstock.operators.windows.spec import WindowSpec
-from penstock.state_store.key_index import KeyIndex
+from penstock.state_store.keys.key_index import KeyIndex
 from tests.naive_panes import Row, Windows, aggregated, batches_of
 
 PARTIALS = (

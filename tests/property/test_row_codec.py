@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.state_store.row_codec import RowCodec
+from penstock.state_store.tables.row_codec import RowCodec
 from tests.columns import KINDS, arrays, sliced
 from tests.naive import row_bytes
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.state_store import row_store
-from penstock.state_store.row_store import RowStore
+from penstock.state_store.tables import row_store
+from penstock.state_store.tables.row_store import RowStore
 from tests.columns import KINDS, Draw, arrays
 from tests.naive import NaiveHeap
 

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock._clock import SimulatedClock
-from penstock.operators.key_queue import Policy
-from penstock.operators.scan import Partial
-from penstock.operators.serve import Budget, Query, serve
-from penstock.operators.windows import panes as panes_module
-from penstock.operators.windows.by_rows import panes_of
+from penstock.operators.scan.spec import Partial
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.serve import Budget, Query, serve
+from penstock.operators.windows.append import panes as panes_module
+from penstock.operators.windows.counted.panes import panes_of
 from penstock.operators.windows.layout import ENTRY_PANE, START, RowLayout
-from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.spec import WindowSpec
-from penstock.operators.windows.update import Entering, UpdateWindows
+from penstock.operators.windows.update.results import WindowMode
+from penstock.operators.windows.update.windows import Entering, UpdateWindows
 from tests.property.test_panes import CHUNKS, stored
 
 GROUPS = pa.schema([pa.field("group", pa.string())])

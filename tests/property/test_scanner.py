@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from penstock.checkpointing.p_stream import Piece, PStream, PStreamWriter
 from penstock.compression import TableBlock, encode_table
 from penstock.errors import InvalidUsageError
-from penstock.operators.scan import PANE, Fragments, LatestBy, Partial, Scan
-from penstock.operators.scanner import Scanner, scan_p_stream
+from penstock.operators.scan.scanner import Scanner, scan_p_stream
+from penstock.operators.scan.spec import PANE, Fragments, LatestBy, Partial, Scan
 
 SCHEMA = pa.schema(
     {

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operators.selection import selected
+from penstock.operators.scan.selection import selected
 
 
 @given(

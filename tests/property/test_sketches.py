@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.fragments.folds import fold_of
-from penstock.operators.scan import Partial
-from penstock.operators.sketches import estimates, log2_size_of
+from penstock.operators.aggregates.sketches import estimates, log2_size_of
+from penstock.operators.scan.fragments.folds import fold_of
+from penstock.operators.scan.spec import Partial
 
 K = 32
 PARTIAL = Partial("sketch", "h", "s", 5)

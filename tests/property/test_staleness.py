@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operators.append_queue import AppendQueue
-from penstock.operators.arrivals import Arrivals
-from penstock.operators.key_queue import Policy
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.staleness import Staleness
 from penstock.operators.simulation import Queue
-from penstock.operators.staleness import Staleness
-from penstock.operators.stream import UpdateStream
-from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.simulation.append_queue import AppendQueue
+from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.stream import UpdateStream
 from tests.naive_staleness import NaiveStaleness, integrate
 
 STREAM = UpdateStream(pa.schema([("key", pa.int64()), ("number", pa.int64())]), ("key",), "number")

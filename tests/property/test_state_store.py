@@ -24,11 +24,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.checkpointing.files import LocalFiles
-from penstock.state_store import bucket_store, memory_table, rocksdb_table
+from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, number_of, pointer_of
 from penstock.state_store.cache import Found, StateCache
-from penstock.state_store.memory_table import MemoryTable
-from penstock.state_store.rocksdb_table import RocksdbTable
+from penstock.state_store.tables import memory_table, rocksdb_table
+from penstock.state_store.tables.memory_table import MemoryTable
+from penstock.state_store.tables.rocksdb_table import RocksdbTable
 from tests.states import Later
 
 SCHEMA = pa.schema([("k", pa.int64()), ("text", pa.string()), ("n", pa.int32())])

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.checkpointing import PUnit, decode, encode
-from penstock.state_store import key_index, memory_table, rocksdb_table, row_store
-from penstock.state_store.memory_table import MemoryTable
-from penstock.state_store.rocksdb_table import RocksdbTable
-from penstock.state_store.table import Table, portions
+from penstock.state_store.keys import key_index
+from penstock.state_store.tables import memory_table, rocksdb_table, row_store
+from penstock.state_store.tables.memory_table import MemoryTable
+from penstock.state_store.tables.rocksdb_table import RocksdbTable
+from penstock.state_store.tables.table import Table, portions
 from tests.columns import KINDS
 from tests.naive import last_of_each
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from benchmarks.texts import columns
 from penstock.compression import Block, Chooser, decode, encode
 from penstock.compression.arrow import Layout, offsets_and_bytes
-from penstock.compression.forms import learn_forms
-from penstock.compression.tokens import fits, texts_of_tokens, to_tokens
+from penstock.compression.texts.forms import learn_forms
+from penstock.compression.texts.tokens import fits, texts_of_tokens, to_tokens
 from penstock.errors import CorruptDataError, InvalidUsageError
 from tests.columns import sliced
 from tests.golden.make_fixtures import TOKENS, texts_of_golden_tokens

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.operators.arrivals import Arrivals
-from penstock.operators.expression import Expression
-from penstock.operators.join import Matched, UpdateJoin
-from penstock.operators.joined import JoinedStream
-from penstock.operators.stream import UpdateStream
+from penstock.operators.joins.join import Matched, UpdateJoin
+from penstock.operators.joins.spec import JoinedStream
+from penstock.operators.sql.expression import Expression
+from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.stream import UpdateStream
 from tests.naive_join import NaiveJoin, Tuple
 from tests.streams import through_bytes
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock._clock import SimulatedClock
-from penstock.operators.key_queue import Policy
-from penstock.operators.serve import Budget, Query, serve
-from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.serve import Budget, Query, serve
 from tests.naive import NaiveQueue, Update
 from tests.streams import (
     ARRIVAL_STREAM,

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock._clock import SimulatedClock
-from penstock.operators.arrivals import Arrivals, conflate
-from penstock.operators.key_queue import Policy
-from penstock.operators.serve import Budget, Query, serve
-from penstock.operators.stream import SOURCE_COLUMN, UpdateStream
-from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.serve import Budget, Query, serve
+from penstock.operators.update_stream.arrivals import Arrivals, conflate
+from penstock.operators.update_stream.stream import SOURCE_COLUMN, UpdateStream
 from tests.naive_union import NaiveUnion, Tuple
 from tests.streams import POLICIES, through_bytes
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from penstock._clock import SimulatedClock
 from penstock.errors import InvalidUsageError
-from penstock.operators.key_queue import Policy
-from penstock.operators.metrics import BatchMetrics
-from penstock.operators.results import Served
-from penstock.operators.serve import Budget, Query, serve
-from penstock.operators.weights import GroupKey, KeyWeights
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.operators.scheduling.results import Served
+from penstock.operators.scheduling.serve import Budget, Query, serve
+from penstock.operators.scheduling.weights import GroupKey, KeyWeights
 from penstock.operators.windows.layout import START
-from penstock.operators.windows.results import WindowMode
-from penstock.operators.windows.update import Entering, UpdateWindows
+from penstock.operators.windows.update.results import WindowMode
+from penstock.operators.windows.update.windows import Entering, UpdateWindows
 from tests.naive_panes import Row, Windows, aggregated, batches_of
 from tests.property import test_row_windows
 from tests.property.test_panes import AGGREGATES, ROWS, entries_of, layout_of, stored

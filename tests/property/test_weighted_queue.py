@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operators.key_queue import Policy
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.weighted_key_queue import WeightedKeyQueue
+from penstock.operators.scheduling.weights import KeyWeights, shares_of
 from penstock.operators.simulation import UNIT_US, drawn_keys, simulate, update_stream
 from penstock.operators.simulation.traces import Trace
-from penstock.operators.update_queue import UpdateQueue
-from penstock.operators.weighted_queue import WeightedKeyQueue
-from penstock.operators.weights import KeyWeights, shares_of
 from tests.naive_weighted import NaiveWeightedQueue, most_services
 from tests.streams import (
     POLICIES,

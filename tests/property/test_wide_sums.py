@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 
 from penstock.checkpointing.p_unit import decode, encode
 from penstock.errors import InvalidUsageError
-from penstock.operators import wide
-from penstock.operators.assembly import Assembly
-from penstock.operators.fragments import Fragmenter, combined
-from penstock.operators.key_queue import Policy
-from penstock.operators.partials import decompose
-from penstock.operators.scan import PANE, Fragments
+from penstock.operators.aggregates import wide
+from penstock.operators.aggregates.assembly import Assembly
+from penstock.operators.aggregates.decomposition import decompose
+from penstock.operators.scan.fragments import Fragmenter, combined
+from penstock.operators.scan.spec import PANE, Fragments
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.windows.append.panes import Panes
 from penstock.operators.windows.layout import ENTRY_PANE, WindowLayout
-from penstock.operators.windows.panes import Panes
-from penstock.operators.windows.results import WindowMode
 from penstock.operators.windows.spec import WindowSpec
-from penstock.operators.windows.update import Entering, UpdateWindows
+from penstock.operators.windows.update.results import WindowMode
+from penstock.operators.windows.update.windows import Entering, UpdateWindows
 
 MOST = (1 << 63) - 1
 VALUES = st.one_of(

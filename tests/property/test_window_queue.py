@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.key_queue import Policy
-from penstock.operators.weights import ONE
-from penstock.operators.windows.queue import WindowQueue
-from penstock.operators.windows.results import KeyState, ServedWindows, WindowMode
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.weights import ONE
+from penstock.operators.windows.update.queue import WindowQueue
+from penstock.operators.windows.update.results import KeyState, ServedWindows, WindowMode
 from tests.naive_windows import NaiveWindows, Window
 from tests.streams import POLICIES, through_bytes
 

@@ -20,19 +20,19 @@ from hypothesis import strategies as st
 
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.files import open_files
-from penstock.operators import cells
-from penstock.operators.adaptive_queue import AdaptiveQueue, Semantics
-from penstock.operators.arrivals import Arrivals
-from penstock.operators.key_queue import KeyQueue, Policy
-from penstock.operators.stream import UpdateStream
-from penstock.operators.update_queue import UpdateQueue
-from penstock.operators.weighted_queue import WeightedKeyQueue
-from penstock.operators.weights import ONE
+from penstock.operators.queues import key_records
+from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import KeyQueue, Policy
+from penstock.operators.scheduling.weighted_key_queue import WeightedKeyQueue
+from penstock.operators.scheduling.weights import ONE
+from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.stream import UpdateStream
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, Pointer
 from penstock.state_store.cache import StateCache
-from penstock.state_store.memory_table import MemoryTable
-from penstock.state_store.working_copy import TableMaker, WorkingCopy, table_maker
+from penstock.state_store.tables.memory_table import MemoryTable
+from penstock.state_store.tables.working_copy import TableMaker, WorkingCopy, table_maker
 from tests.naive import NaiveQueue, Update
 from tests.states import Later
 from tests.streams import (
@@ -61,8 +61,8 @@ STEPS = st.lists(
 def forgetful() -> Iterator[None]:
     """Let every idle key go at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cells, "_LEAST_IDLE", 0)
-        patch.setattr(cells.TabledCells, "may_forget", lambda self, kept: len(self) > kept)
+        patch.setattr(key_records, "_LEAST_IDLE", 0)
+        patch.setattr(key_records.TabledCells, "may_forget", lambda self, kept: len(self) > kept)
         yield
 
 

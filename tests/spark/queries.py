@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
-from penstock.spark_ext.metrics import batch_metrics
+from penstock.spark_ext.api.metrics import batch_metrics
 from tests import processes
 
 Row = tuple[Any, ...]

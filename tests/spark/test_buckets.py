@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from penstock.spark_ext.buckets import bucket_labels, spark_hash
+from penstock.spark_ext.border.buckets import bucket_labels, spark_hash
 
 pytestmark = pytest.mark.spark
 

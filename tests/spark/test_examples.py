@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.conf.pipeline import load_pipeline
-from penstock.jobs.run import run_to_end
+from penstock.jobs.pipelines.run import run_to_end
 from penstock.operators.graph import PhysicalPlan
 
 pytestmark = pytest.mark.spark

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 import penstock
 from penstock.checkpointing.files import open_files
 from penstock.cli import app
-from penstock.jobs.committed import committed_in
-from penstock.state_store.state_location import find_operators
+from penstock.jobs.inspect.committed import committed_in
+from penstock.state_store.location import find_operators
 from tests.spark.queries import Place, fresh_workers, quotes
 
 pytestmark = pytest.mark.spark

@@ -14,12 +14,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import penstock
-from penstock.checkpointing.graph_directory import GraphDirectory
-from penstock.checkpointing.graph_facts import facts_of
+from penstock.checkpointing.graph.directory import GraphDirectory
+from penstock.checkpointing.graph.facts import facts_of
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
 from penstock.operators.graph import Graph
-from penstock.spark_ext.graph_handle import RunningGraph
+from penstock.spark_ext.graph.handle import RunningGraph
 from tests.graphs import rounded, rows_of
 from tests.spark.queries import PATIENCE_S, SCHEMA, Input, quotes
 

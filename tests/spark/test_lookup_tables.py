@@ -13,9 +13,9 @@ from pyspark.sql import functions as sf
 
 import penstock
 from penstock.operators.graph.nodes import StreamTableJoin
-from penstock.operators.lookup import Lookup
-from penstock.spark_ext import lookup_tables
-from penstock.spark_ext.lookup_tables import lookup_in
+from penstock.operators.scan.lookup import Lookup
+from penstock.spark_ext.graph import lookup_tables
+from penstock.spark_ext.graph.lookup_tables import lookup_in
 
 pytestmark = pytest.mark.spark
 

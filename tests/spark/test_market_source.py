@@ -15,9 +15,9 @@ from pyspark.sql.types import StructType
 from penstock import _clock
 from penstock.errors import InvalidUsageError
 from penstock.market import Market
-from penstock.spark_ext.failure import root_cause
-from penstock.spark_ext.market_source import MarketDataSource
-from penstock.spark_ext.register import register
+from penstock.spark_ext.api.failure import root_cause
+from penstock.spark_ext.api.register import register
+from penstock.spark_ext.sources.market import MarketDataSource
 
 _START_US = 1_700_000_000_000_000
 

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import penstock
 from penstock.checkpointing.p_stream import PStream, PStreamWriter, Unit
 from penstock.checkpointing.p_stream.segments import pieces
-from penstock.spark_ext import p_stream_source, pushed
+from penstock.spark_ext.sources import p_stream_source, pushed
 from tests.spark.p_streams import (
     SCHEMA,
     append,

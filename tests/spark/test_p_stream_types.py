@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
-from penstock.spark_ext.p_stream_types import as_arrow_of_spark
+from penstock.spark_ext.border.types import as_arrow_of_spark
 from tests.spark.p_streams import run, stream
 from tests.spark.queries import PATIENCE_S, settings
 from tests.spark.test_types import typed

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock
-from penstock.spark_ext import python_workers
-from penstock.spark_ext.python_workers import prepare_workers
+from penstock.spark_ext.worker import python_workers
+from penstock.spark_ext.worker.python_workers import prepare_workers
 from tests.spark.p_streams import append
 
 pytestmark = pytest.mark.spark

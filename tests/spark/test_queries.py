@@ -19,10 +19,10 @@ from benchmarks.queries import QUERIES, STREAMS, from_parquet
 from benchmarks.streams import bids
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.conf.pipeline import load_pipeline
-from penstock.jobs.run import run_to_end
+from penstock.jobs.pipelines.run import run_to_end
 from penstock.operators.graph.nodes import Fused, Source, topological
-from penstock.spark_ext.p_stream_types import spark_schema
-from penstock.spark_ext.parquet_reader import parquet_files
+from penstock.spark_ext.border.types import spark_schema
+from penstock.spark_ext.sources.parquet_reader import parquet_files
 from tests.spark.queries import PATIENCE_S, Input
 from tests.table3 import (
     Windows,

@@ -20,7 +20,7 @@ from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import open_files
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
-from penstock.state_store.state_location import Operator, find_operators
+from penstock.state_store.location import Operator, find_operators
 from penstock.state_store.survey import survey
 from tests.spark.queries import Place, quotes, settings, wait
 from tests.states import links_of

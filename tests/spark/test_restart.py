@@ -19,7 +19,7 @@ import penstock
 from penstock._clock import pause
 from penstock.checkpointing.files import LocalFiles
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
-from penstock.state_store.scratch import PREFIX
+from penstock.state_store.tables.scratch import PREFIX
 from tests.naive import Update
 from tests.spark.model import LONGS, Model, random_batches, updates_table
 from tests.spark.queries import Place, failure, fresh_workers, quotes, settings, wait

@@ -20,8 +20,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 import penstock
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError, PenstockError
-from penstock.jobs.build import pack_values, unpack_values
-from penstock.jobs.run import Batch, run_pipeline, run_to_end
+from penstock.jobs.pipelines.build import pack_values, unpack_values
+from penstock.jobs.pipelines.run import Batch, run_pipeline, run_to_end
 from penstock.market import Market
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 

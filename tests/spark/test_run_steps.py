@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from penstock.conf.document import PipelineError
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
-from penstock.jobs.run import Batch, run_pipeline, run_to_end
+from penstock.jobs.pipelines.run import Batch, run_pipeline, run_to_end
 from tests.spark.queries import Input, quotes
 
 pytestmark = pytest.mark.spark

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.checkpointing.files import open_files
-from penstock.state_store.state_location import find_operators
+from penstock.state_store.location import find_operators
 from penstock.state_store.survey import survey
 from tests.s3 import Request, S3Server
 from tests.spark.queries import Place, fresh_workers, quotes

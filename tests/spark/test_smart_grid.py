@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.conf.pipeline import load_pipeline
-from penstock.jobs.run import run_to_end
+from penstock.jobs.pipelines.run import run_to_end
 
 _FILE = Path(__file__).parents[3] / "shared" / "data" / "smartgrid-data.txt"
 

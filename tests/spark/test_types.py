@@ -169,7 +169,7 @@ def wait_for_end(query: Any) -> None:
 )
 def test_times_of_every_ordered_type_order_updates(kind: str) -> None:
     """Types are checked in `tests/property`; here only that the plan accepts them."""
-    from penstock.operators.stream import UpdateStream
+    from penstock.operators.update_stream.stream import UpdateStream
 
     arrow = {
         "byte": pa.int8(), "short": pa.int16(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(),

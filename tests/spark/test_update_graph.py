@@ -15,7 +15,7 @@ import penstock
 from penstock.checkpointing.p_stream import PStreamReader
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph
-from penstock.spark_ext import graph_frames, lookup_tables
+from penstock.spark_ext.graph import frames, lookup_tables
 from tests.naive_join import NaiveJoin, Tuple
 from tests.naive_union import NaiveUnion
 from tests.naive_union import Tuple as Ranked
@@ -164,7 +164,7 @@ def test_fragments_of_views_are_looked_up_once_for_each_advertisement(
         told.append("Spark" if text is None else "readers")
         return text
 
-    monkeypatch.setattr(graph_frames, "lookup_in", lookup_in)
+    monkeypatch.setattr(frames, "lookup_in", lookup_in)
     made: list[tuple[Any, ...]] = []
     for number, way in enumerate(ways):
         share = len(events) // len(ways)

@@ -18,7 +18,7 @@ from pyspark.sql import functions as sf
 
 import penstock
 from penstock.errors import InvalidUsageError
-from penstock.operators.metrics import BatchMetrics
+from penstock.operators.scheduling.metrics import BatchMetrics
 from tests.naive import Update
 from tests.naive_weighted import NaiveWeightedQueue
 from tests.spark.model import LONGS, Model, newest_of, random_batches, updates_table

@@ -18,7 +18,7 @@ import penstock
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph, graph
 from penstock.operators.graph.nodes import Node
-from penstock.spark_ext.graph_frames import Frames
+from penstock.spark_ext.graph.frames import Frames
 from tests.spark.queries import Place, failure, fresh_workers
 
 pytestmark = pytest.mark.spark

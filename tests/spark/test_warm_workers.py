@@ -30,8 +30,8 @@ def facts_of_a_worker(spark: SparkSession) -> dict[str, Any]:
         loaded = sorted(sys.modules)
         parent = Path(f"/proc/{os.getppid()}")
         kernels = {}
-        if "penstock.state_store.key_index" in loaded:
-            index = sys.modules["penstock.state_store.key_index"]
+        if "penstock.state_store.keys.key_index" in loaded:
+            index = sys.modules["penstock.state_store.keys.key_index"]
             kernels["_find_or_add"] = len(index._find_or_add.signatures)
         facts = {
             "process": os.getpid(),
@@ -57,7 +57,9 @@ def test_a_worker_has_loaded_what_it_needs(spark: SparkSession) -> None:
     facts = facts_of_a_worker(spark)
     assert DAEMON in facts["daemon"]
     assert {"pandas", "pyarrow", "numba", "pyspark.worker"} <= set(facts["modules"])
-    assert {"penstock.spark_ext.update_queue", "penstock.spark_ext.bucket_task"} <= set(facts["modules"])
+    assert {"penstock.spark_ext.api.update_queue", "penstock.spark_ext.worker.bucket_task"} <= set(
+        facts["modules"]
+    )
     assert facts["frozen"] > 10_000
     assert facts["memory_pool"] == "system", "it keeps memory that is free"
     assert facts["kernels"]["_find_or_add"] >= 1

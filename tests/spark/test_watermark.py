@@ -13,7 +13,7 @@ import penstock
 from penstock.checkpointing.p_stream import PStreamReader
 from penstock.operators.graph import Graph
 from penstock.operators.graph.nodes import Fused, topological
-from penstock.spark_ext.p_stream_types import spark_schema
+from penstock.spark_ext.border.types import spark_schema
 from tests.spark.queries import PATIENCE_S, Input
 from tests.table3 import starting
 

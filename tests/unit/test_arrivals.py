@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.operators.arrivals import Arrivals, conflate
-from penstock.operators.stream import UpdateStream
-from penstock.spark_ext.parcels import from_parcel, to_parcels
+from penstock.operators.update_stream.arrivals import Arrivals, conflate
+from penstock.operators.update_stream.stream import UpdateStream
+from penstock.spark_ext.border.parcels import from_parcel, to_parcels
 from tests.naive import Update
 from tests.streams import ARRIVAL_STREAM, STREAM, arrivals_of, updates_of
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.operators.windows.at_once import at_once
+from penstock.operators.windows.map_ordered import at_once
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

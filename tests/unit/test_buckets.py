@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from penstock.spark_ext.buckets import bucket_labels, spark_hash
+from penstock.spark_ext.border.buckets import bucket_labels, spark_hash
 
 
 def _spark_hash(value: int) -> int:

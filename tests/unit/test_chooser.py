@@ -8,12 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.compression import Block, Chooser, Goal, Plan, bits, column_stats, decode, encode, statistics
+from penstock.compression import Block, Chooser, Goal, Plan, column_stats, decode, encode, statistics
 from penstock.compression import chooser as chooser_module
 from penstock.compression.chooser import choose
 from penstock.compression.codecs import encode_stream
 from penstock.compression.costs import cost
 from penstock.compression.goals import goal_of
+from penstock.compression.kernels import bits
 from penstock.compression.statistics import sample_of
 from penstock.errors import InvalidUsageError
 

@@ -17,9 +17,9 @@ from penstock import __version__
 from penstock.cli import app
 from penstock.conf.pipeline import Pipeline, example_names, load_pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError
-from penstock.jobs import run as jobs_run
 from penstock.jobs import warm_up
-from penstock.jobs.batches import Batch, Totals, batch_printer
+from penstock.jobs.pipelines import run as jobs_run
+from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer
 
 _ROOT = Path(__file__).parents[2]
 

@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 from penstock.cli import app
 from penstock.conf.pipeline import FilesSource, KafkaSource, Pipeline, example_names, load_pipeline
 from penstock.errors import InvalidUsageError
-from penstock.jobs.explain import graph_of, read_sample, schema_of
-from penstock.jobs.run import run_pipeline
+from penstock.jobs.pipelines.explain import graph_of, read_sample, schema_of
+from penstock.jobs.pipelines.run import run_pipeline
 from penstock.market import MARKET_SCHEMA
 
 _WINDOWS = """\

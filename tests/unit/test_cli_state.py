@@ -18,10 +18,10 @@ from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.files import LocalFiles, open_files
 from penstock.cli import app
 from penstock.errors import CorruptDataError
-from penstock.jobs import inspect_block
 from penstock.jobs.commands import common
-from penstock.operators.key_queue import Policy
-from penstock.operators.update_queue import UpdateQueue
+from penstock.jobs.inspect import block
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import Policy
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, FileId, Handle, Pointer, Version
 from tests.naive import Update
 from tests.s3 import SECRET, S3Server
@@ -337,7 +337,7 @@ def test_inspect_block_reads_a_block_at_a_time_and_says_that_a_file_is_cut_meanw
     with file.open("wb") as sink:
         writer = compression.BlockWriter(sink, codecs={"n": "plain"})
         size = sum(writer.write(pa.table({"n": range(at, at + 100_000)})) for at in range(3))
-    blocks = inspect_block.blocks_of(file)
+    blocks = block.blocks_of(file)
     _, _, first = next(blocks)
     os.truncate(file, size // 2)
     assert first.read().to_pylist() == list(range(100_000)), "it is in memory"

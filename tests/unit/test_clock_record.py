@@ -17,17 +17,17 @@ from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.files import LocalFiles, open_files
 from penstock.checkpointing.releases import Releases
 from penstock.errors import CorruptDataError, UnavailableError
-from penstock.operators.arguments import Budget
-from penstock.operators.key_queue import Policy
-from penstock.operators.serve import Query
-from penstock.spark_ext import bucket_task
-from penstock.spark_ext.bucket_task import BucketTask, Parcel
-from penstock.spark_ext.queue_operator import QueueOperator
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.serve import Query
+from penstock.operators.update_stream.options import Budget
+from penstock.spark_ext.worker import bucket_task
+from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel
+from penstock.spark_ext.worker.queue_operator import QueueOperator
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
 from penstock.state_store.cache import StateCache
 from penstock.state_store.clock_record import ClockRecord, RecordedClock
 from penstock.state_store.survey import survey
-from penstock.state_store.working_copy import WorkingCopy
+from penstock.state_store.tables.working_copy import WorkingCopy
 from tests.naive import Update
 from tests.streams import STREAM, arrivals_of
 from tests.unit.test_window_operator import of_update_window, parcels_of

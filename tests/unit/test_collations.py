@@ -6,11 +6,11 @@ import pytest
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.scan import Fragments, LatestBy, Partial, Scan
-from penstock.spark_ext.collations import refuse_collations
-from penstock.spark_ext.p_stream_types import stored_schema
-from penstock.spark_ext.pushed import Pushed
-from penstock.spark_ext.stateful import key_columns
+from penstock.operators.scan.spec import Fragments, LatestBy, Partial, Scan
+from penstock.spark_ext.border.collations import refuse_collations
+from penstock.spark_ext.border.types import stored_schema
+from penstock.spark_ext.sources.pushed import Pushed
+from penstock.spark_ext.worker.stateful import key_columns
 
 SCHEMA = StructType(
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from penstock.operators.conform import cast, conform
+from penstock.operators.update_stream.cast import cast, conform
 
 
 @pytest.mark.parametrize(

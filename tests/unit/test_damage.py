@@ -13,7 +13,7 @@ from penstock.checkpointing.files import LocalFiles
 from penstock.errors import CorruptDataError
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
-from penstock.state_store.memory_table import MemoryTable
+from penstock.state_store.tables.memory_table import MemoryTable
 
 _LOOKS = 5
 """Of so many damages one is looked for without a load, too."""

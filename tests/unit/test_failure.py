@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.errors import AnalysisException
 
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
-from penstock.spark_ext.failure import failure_of, kind_of, root_cause, spark_message
+from penstock.spark_ext.api.failure import failure_of, kind_of, root_cause, spark_message
 
 _STACK = "\n\tat org.apache.spark.Executor.run(Executor.scala:1)\n\tat java.lang.Thread.run(Unknown Source)\n"
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.assembly import Assembly
-from penstock.operators.partials import decompose
+from penstock.operators.aggregates.assembly import Assembly
+from penstock.operators.aggregates.decomposition import decompose
 from penstock.operators.windows.finish import Finish, Step
 from penstock.operators.windows.layout import START, Closed
 from tests.graphs import duck_sql

@@ -14,11 +14,11 @@ from pyspark.sql.types import ArrayType, DecimalType, StructType
 
 import penstock
 from penstock.errors import InvalidUsageError
-from penstock.operators.arguments import JOIN_OPTIONS, QUEUE_OPTIONS, UNION_OPTIONS
 from penstock.operators.graph import Graph, Persist, graph
 from penstock.operators.graph.nodes import RowWindow, Sink, UpdateQueue, Window, topological
 from penstock.operators.graph.shape import shape
 from penstock.operators.graph.types import UNKNOWN, scan_schema
+from penstock.operators.update_stream.options import JOIN_OPTIONS, QUEUE_OPTIONS, UNION_OPTIONS
 
 READINGS = pa.schema(
     {"time": pa.timestamp("us"), "seconds": pa.int64(), "plug": pa.int32(), "load": pa.float64()}

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from penstock.checkpointing.graph_directory import GraphDirectory, QueryProgress
-from penstock.checkpointing.graph_facts import Markers, facts_of
+from penstock.checkpointing.graph.directory import GraphDirectory, QueryProgress
+from penstock.checkpointing.graph.facts import Markers, facts_of
 from penstock.cli import app
 from penstock.errors import CorruptDataError, InvalidUsageError
-from penstock.spark_ext.graph_recovery import GraphRecovery, QueryStreams
+from penstock.spark_ext.graph.recovery import GraphRecovery, QueryStreams
 from tests.graph_directories import offset, write_graph, write_logs
 
 

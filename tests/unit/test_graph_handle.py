@@ -10,7 +10,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.sql.types import StructType
 
 from penstock.errors import UnavailableError
-from penstock.spark_ext.graph_handle import RunningGraph, Stage
+from penstock.spark_ext.graph.handle import RunningGraph, Stage
 
 
 class _Spark:

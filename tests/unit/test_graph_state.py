@@ -13,12 +13,12 @@ from pyspark.errors import PySparkException
 
 from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.files import open_files
-from penstock.checkpointing.graph_directory import GraphDirectory
+from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.errors import CorruptDataError, PenstockError
-from penstock.spark_ext.buckets import bucket_labels
-from penstock.spark_ext.graph_recovery import GraphRecovery, QueryStreams
-from penstock.spark_ext.graph_state import FoundState, HeldBySpark, StatePlace, find_state
-from penstock.spark_ext.spark_state import Held, held_in_files
+from penstock.spark_ext.border.buckets import bucket_labels
+from penstock.spark_ext.graph.recovery import GraphRecovery, QueryStreams
+from penstock.spark_ext.graph.state import FoundState, HeldBySpark, StatePlace, find_state
+from penstock.spark_ext.state_reader.spark_state import Held, held_in_files
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, Version
 from tests.graph_directories import write_delta, write_graph, write_logs, write_pointers

@@ -13,16 +13,16 @@ import pytest
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.files import LocalFiles
-from penstock.checkpointing.graph_directory import GraphDirectory
-from penstock.checkpointing.graph_facts import facts_of
+from penstock.checkpointing.graph.directory import GraphDirectory
+from penstock.checkpointing.graph.facts import facts_of
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
 from penstock.checkpointing.p_stream import log as logs
 from penstock.checkpointing.p_stream.survey import survey
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.clock_record import ClockRecord
-from penstock.state_store.memory_table import MemoryTable
 from penstock.state_store.survey import survey as survey_of_bucket
+from penstock.state_store.tables.memory_table import MemoryTable
 from tests.graph_directories import write_graph
 from tests.hostile import every_change, rewrite, unit_in
 

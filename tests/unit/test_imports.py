@@ -62,7 +62,7 @@ def test_the_layers_below_spark_do_not_load_it() -> None:
     ]
     program = f"import sys, {', '.join(names)}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert "penstock.operators.serve" in loaded.stdout.split()
+    assert "penstock.operators.scheduling.serve" in loaded.stdout.split()
     assert not {"pyspark", "py4j", "pandas"} & set(loaded.stdout.split())
 
 
@@ -73,7 +73,7 @@ import sys
 from pathlib import Path
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import LongType, StructType
-from penstock.spark_ext.p_stream_source import PStreamDataSource
+from penstock.spark_ext.sources.p_stream_source import PStreamDataSource
 path, schema = Path(sys.argv[1], "p"), StructType().add("v", LongType())
 source = PStreamDataSource({"path": str(path), "writer": "w"})
 source.streamWriter(schema, overwrite=False).commit([], 0)

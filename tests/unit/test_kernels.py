@@ -18,22 +18,21 @@ import pytest
 
 import penstock
 from penstock import _kernels
-from penstock.compression import bits, fused, statistics, text, token_kernels
+from penstock.compression import fused, statistics
 from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
-from penstock.operators import (
-    arrivals,
-    comparison_kernels,
-    join_kernels,
-    key_queue,
-    pages,
-    selection,
-    staleness,
-    weighted_queue,
-    wide,
-)
-from penstock.operators.fragments import kernels
-from penstock.operators.windows import sliding_kernels, transitions, zones
-from penstock.state_store import key_index, key_set, keys, memory_table, row_codec, row_store
+from penstock.compression.kernels import bits, text, token_kernels
+from penstock.operators.aggregates import wide
+from penstock.operators.joins import join_kernels
+from penstock.operators.queues import pages
+from penstock.operators.scan import selection
+from penstock.operators.scan.fragments import kernels
+from penstock.operators.scheduling import key_queue, staleness, weighted_key_queue
+from penstock.operators.sql import comparison_kernels
+from penstock.operators.update_stream import arrivals
+from penstock.operators.windows.append import sliding_kernels
+from penstock.operators.windows.update import transitions, zones
+from penstock.state_store.keys import key_index, key_set, key_words
+from penstock.state_store.tables import memory_table, row_codec, row_store
 from tests.naive import Update, conflated, hash_of, staleness_bin
 from tests.streams import STREAM, arrivals_of
 
@@ -42,7 +41,7 @@ ROOT = PACKAGE.parent
 
 # Which property tests run each kernel against a plain reference, compiled and not.
 KERNELS = {
-    "keys": {"_put_fixed", "_put_bytes", "_get_fixed", "_get_sizes", "_get_bytes", "hash_words"},
+    "key_words": {"_put_fixed", "_put_bytes", "_get_fixed", "_get_sizes", "_get_bytes", "hash_words"},
     "key_index": {"_find", "_find_or_add", "_find_or_add_words", "_rebuild", "_gather_words"},
     "key_set": {"_second_hash", "_home", "_slot_of", "_add", "_contains", "_remove"},
     "row_codec": {"_append", "_extract"},
@@ -54,7 +53,7 @@ KERNELS = {
         *("_unlink", "_link_tail", "_link_cut", "_pop", "_pop_except"),
         *("_arrive_fifo", "_arrive_in_place", "_arrive_linecutting"),
     },
-    "weighted_queue": {"_due", "_precedes", "_sift", "_arrive_weighted", "_pop_weighted"},
+    "weighted_key_queue": {"_due", "_precedes", "_sift", "_arrive_weighted", "_pop_weighted"},
     "staleness": {"_bin", "_add"},
     "zones": {
         "blocks_needed",
@@ -139,7 +138,7 @@ KERNELS = {
     "wide": {"add_words"},
 }
 REFERENCES = {
-    "keys": "test_keys",
+    "key_words": "test_keys",
     "key_index": "test_keys",
     "key_set": "test_key_set",
     "row_codec": "test_row_codec",
@@ -148,7 +147,7 @@ REFERENCES = {
     "pages": "test_pages",
     "arrivals": "test_conflate",
     "key_queue": "test_update_queue",
-    "weighted_queue": "test_weighted_queue",
+    "weighted_key_queue": "test_weighted_queue",
     "staleness": "test_staleness",
     "zones": "test_window_queue",
     "transitions": "test_window_queue",
@@ -171,12 +170,12 @@ REFERENCES = {
     "wide": "test_wide_sums",
 }
 MODULES = [
-    *(keys, key_index, key_set, row_codec, row_store, memory_table),
+    *(key_words, key_index, key_set, row_codec, row_store, memory_table),
     *(
         pages,
         arrivals,
         key_queue,
-        weighted_queue,
+        weighted_key_queue,
         staleness,
         zones,
         transitions,
@@ -319,7 +318,7 @@ def test_the_property_tests_hold_without_the_compiler() -> None:
 
 @pytest.mark.parametrize("form", ["compiled", "plain"])
 def test_hashing_equals_its_reference_in_both_forms(form: str) -> None:
-    function = _form(keys.hash_words, form)
+    function = _form(key_words.hash_words, form)
     words = np.array([0, 1, (1 << 64) - 1, 12345, 1 << 63], np.uint64)
     starts = np.array([0, 1, 1, 3, 5])
     with np.errstate(over="ignore"):
@@ -432,7 +431,7 @@ package = sys.argv[1] if len(sys.argv) > 1 else "{package}"
 access = os.access
 os.access = lambda path, mode: not (str(path).startswith(package) and mode & os.W_OK) and access(path, mode)
 import numpy
-from penstock.state_store.keys import hash_words
+from penstock.state_store.keys.key_words import hash_words
 import penstock
 assert penstock.__file__.startswith(package), penstock.__file__
 print(hash_words(numpy.array([1], numpy.uint64), numpy.array([0, 1]))[0], len(hash_words.stats.cache_hits))

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.state_store.key_index import KeyIndex, grown
-from penstock.state_store.keys import KeyCodec, Keys
+from penstock.state_store.keys.key_index import KeyIndex, grown
+from penstock.state_store.keys.key_words import KeyCodec, Keys
 
 CODEC = KeyCodec([pa.field("k", pa.int64())])
 

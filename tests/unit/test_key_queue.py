@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.arrivals import Arrivals
-from penstock.operators.key_queue import KeyQueue, Policy
-from penstock.operators.stream import UpdateStream
-from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import KeyQueue, Policy
+from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.stream import UpdateStream
 
 QUOTES = UpdateStream(
     pa.schema([("time", pa.int64()), ("symbol", pa.string()), ("price", pa.int64())]), ("symbol",), "time"

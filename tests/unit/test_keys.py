@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.state_store.keys import KeyCodec, Keys
+from penstock.state_store.keys.key_words import KeyCodec, Keys
 from tests.naive import key_words
 
 NAN_1 = np.uint64(0x7FF8000000000001).view(np.float64)

@@ -12,11 +12,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock
-from penstock.jobs import run
-from penstock.operators.metrics import BatchMetrics
-from penstock.spark_ext import graph_handle
-from penstock.spark_ext.graph_handle import RunningGraph
-from penstock.spark_ext.metrics import ProgressReader, is_last
+from penstock.jobs.pipelines import run
+from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.spark_ext.api.metrics import ProgressReader, is_last
+from penstock.spark_ext.graph import handle
+from penstock.spark_ext.graph.handle import RunningGraph
 
 
 def report(number: int, *, new: bool, waiting: int | None) -> Any:
@@ -91,9 +91,9 @@ def test_a_pipeline_ends_after_the_batch_in_which_nothing_is_left(
 def test_a_graph_ends_after_the_batch_in_which_nothing_is_left(
     monkeypatch: pytest.MonkeyPatch, drain: bool, last: int
 ) -> None:
-    monkeypatch.setattr(graph_handle, "stop_between_batches", stop)
+    monkeypatch.setattr(handle, "stop_between_batches", stop)
     query: Any = Query(REPORTS)
-    results = graph_handle._Run(query, ProgressReader(query), holds_back=True)
+    results = handle._Run(query, ProgressReader(query), holds_back=True)
     graph: Any = SimpleNamespace(
         _runs={"results": results}, _drain=drain, _in_turn=True, _spark=None, _recovery=None, _waiting=[],
         _ended=Event(), _start_ready=lambda ended: None, _end=lambda state: None,
@@ -121,7 +121,7 @@ class Failing(Query):
 
 def test_a_query_that_fails_while_it_is_looked_at_has_failed() -> None:
     query: Any = Failing()
-    results = graph_handle._Run(query, ProgressReader(query), holds_back=False)
+    results = handle._Run(query, ProgressReader(query), holds_back=False)
     states: list[str] = []
     graph: Any = SimpleNamespace(
         name="g", _runs={"results": results}, _in_turn=True, _recovery=None, _waiting=[], _ended=Event(),

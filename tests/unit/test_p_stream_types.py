@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import InvalidUsageError
-from penstock.spark_ext.p_stream_types import (
+from penstock.spark_ext.border.types import (
     as_arrow_of_spark,
     check_same,
     converted,

@@ -15,8 +15,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from penstock.checkpointing import locations
-from penstock.checkpointing.files import Content, Files, LocalFiles
+from penstock.checkpointing.files import Content, Files, LocalFiles, locations
 from penstock.checkpointing.p_stream import Coder, PStream, PStreamReader, PStreamWriter, SegmentWriter
 from penstock.errors import InvalidUsageError, UnavailableError
 from tests.processes import until

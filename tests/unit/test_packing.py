@@ -16,23 +16,24 @@ from hypothesis import strategies as st
 
 from penstock._clock import SimulatedClock
 from penstock.errors import InvalidUsageError
-from penstock.operators.arrivals import Arrivals, conflate
-from penstock.operators.conform import conform
-from penstock.operators.key_queue import Policy
-from penstock.operators.scan import PANE, Fragments, Partial
-from penstock.operators.serve import Budget, Query
-from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scan.spec import PANE, Fragments, Partial
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.serve import Budget, Query
+from penstock.operators.update_stream.arrivals import Arrivals, conflate
+from penstock.operators.update_stream.cast import conform
 from penstock.operators.windows import groups
 from penstock.operators.windows.groups import GroupCodec
-from penstock.spark_ext import bucket_task, packing, parcels
-from penstock.spark_ext.bucket_task import BucketTask, Parcel, Turn
-from penstock.spark_ext.buckets import bucket_labels
-from penstock.spark_ext.packing import Packer
-from penstock.spark_ext.parcels import from_parcel, to_parcels
-from penstock.spark_ext.queue_operator import QueueOperator, share
-from penstock.spark_ext.row_windows import RowOrderPacker, arriving_rows
-from penstock.spark_ext.stateful import result_frames
-from penstock.spark_ext.window_packing import EntryPacker, facts_of
+from penstock.spark_ext.border import packing, parcels
+from penstock.spark_ext.border.buckets import bucket_labels
+from penstock.spark_ext.border.packing import Packer
+from penstock.spark_ext.border.parcels import from_parcel, to_parcels
+from penstock.spark_ext.border.window_packing import EntryPacker, facts_of
+from penstock.spark_ext.worker import bucket_task
+from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel, Turn
+from penstock.spark_ext.worker.count_windows import RowOrderPacker, arriving_rows
+from penstock.spark_ext.worker.queue_operator import QueueOperator, share
+from penstock.spark_ext.worker.stateful import result_frames
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.cache import StateCache
 from tests.columns import KINDS, arrays

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.pages import PagedMemory
+from penstock.operators.queues.pages import PagedMemory
 
 
 def _free(memory: PagedMemory, *locations: int) -> None:

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
-from penstock.spark_ext import parquet_reader
-from penstock.spark_ext.parquet_reader import RANGE, ranges_of, rows_in
+from penstock.spark_ext.sources import parquet_reader
+from penstock.spark_ext.sources.parquet_reader import RANGE, ranges_of, rows_in
 
 ROWS = 5 * RANGE + 1234
 EVERY = [(0, ROWS)]
@@ -140,7 +140,7 @@ DAMAGED = """
 import random, sys
 import pyarrow as pa, pyarrow.parquet as pq
 from penstock.errors import PenstockError
-from penstock.spark_ext.parquet_reader import rows_in
+from penstock.spark_ext.sources.parquet_reader import rows_in
 path = sys.argv[1]
 rows = range(3000)
 table = pa.table({"a": rows, "k": [f"x{i % 7}" for i in rows], "m": [f"yy{i}" for i in rows]})

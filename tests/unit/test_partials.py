@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.assembly import Assembly
-from penstock.operators.partials import decompose, pane_ms
-from penstock.operators.scan import Partial
+from penstock.operators.aggregates.assembly import Assembly
+from penstock.operators.aggregates.decomposition import decompose, pane_ms
+from penstock.operators.scan.spec import Partial
 
 
 @pytest.mark.parametrize(

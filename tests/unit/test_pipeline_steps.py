@@ -9,7 +9,7 @@ import pytest
 
 from penstock.conf.document import PipelineError
 from penstock.conf.pipeline import JoinSection, Pipeline, UnionSection, load_pipeline
-from penstock.jobs.explain import plan_file
+from penstock.jobs.pipelines.explain import plan_file
 from penstock.operators.graph.nodes import Join, StreamTableJoin, UpdateUnion, topological
 
 _HEAD = """

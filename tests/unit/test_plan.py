@@ -15,7 +15,7 @@ from penstock.operators.graph import Graph, as_json, draw, explain, graph
 from penstock.operators.graph.cost import choose
 from penstock.operators.graph.nodes import PStream, Source, topological
 from penstock.operators.graph.plan import PhysicalPlan
-from penstock.operators.scan import Scan
+from penstock.operators.scan.spec import Scan
 
 _SCHEMA = pa.schema({"t": pa.int64(), "k": pa.int32(), "position": pa.int32(), "s": pa.string()})
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.queries import QUERIES
 from penstock.operators.graph.types import scan_schema
-from penstock.operators.scanner import Scanner
+from penstock.operators.scan.scanner import Scanner
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "explain"
 

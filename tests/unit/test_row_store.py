@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.state_store import row_store
-from penstock.state_store.row_store import RowStore
+from penstock.state_store.tables import row_store
+from penstock.state_store.tables.row_store import RowStore
 from tests.columns import KINDS
 
 

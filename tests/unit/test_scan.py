@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.scan import Fragments, LatestBy, Partial, Scan
+from penstock.operators.scan.spec import Fragments, LatestBy, Partial, Scan
 
 _SUM = Partial("sum", "cpu", "sum_cpu")
 _FRAGMENTS = Fragments(1_000, "timestamp", "s", ("category",), (_SUM,))

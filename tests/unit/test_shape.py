@@ -7,7 +7,7 @@ import pytest
 
 from penstock.operators.graph import Graph, graph, plan
 from penstock.operators.graph.shape import shape
-from penstock.operators.scan import Fragments
+from penstock.operators.scan.spec import Fragments
 
 QUOTES = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64()})
 

@@ -13,10 +13,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidUsageError, UnavailableError
-from penstock.jobs import simulate as job
-from penstock.operators.append_queue import AppendQueue
-from penstock.operators.arrivals import Arrivals, conflate
-from penstock.operators.key_queue import Policy
+from penstock.jobs.figures import simulate as job
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import Policy
 from penstock.operators.simulation import (
     EXPERIMENTS,
     UNIT_US,
@@ -28,8 +27,9 @@ from penstock.operators.simulation import (
     update_stream,
     zipf,
 )
+from penstock.operators.simulation.append_queue import AppendQueue
 from penstock.operators.simulation.scale import in_turn
-from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.update_stream.arrivals import Arrivals, conflate
 
 SMALL = Scale(
     loads=(1.5, 3.0, 6.0),

@@ -22,8 +22,8 @@ from penstock.checkpointing.releases import Releases
 from penstock.checkpointing.spark_checkpoint import Repair, make_durable, plan_of, repair_checkpoint
 from penstock.cli import app
 from penstock.errors import CorruptDataError, PenstockError
-from penstock.spark_ext import p_stream_sink
-from penstock.spark_ext.p_stream_source import PStreamDataSource
+from penstock.spark_ext.sources import p_stream_sink
+from penstock.spark_ext.sources.p_stream_source import PStreamDataSource
 from tests.fuzz.subjects.power_cuts import run_case
 
 

@@ -12,14 +12,14 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.files import open_files
 from penstock.errors import InvalidUsageError
-from penstock.operators.partials import decompose
-from penstock.operators.scan import PANE, Fragments
+from penstock.operators.aggregates.decomposition import decompose
+from penstock.operators.scan.spec import PANE, Fragments
 from penstock.operators.windows.layout import ENTRY_PANE
-from penstock.spark_ext.state_view import Ours, Stored, one_of_tables, shown
-from penstock.spark_ext.window_join import SidesOperator
-from penstock.spark_ext.window_packing import add_rows, row_fragmenter
-from penstock.spark_ext.window_plan import WindowPlan
-from penstock.spark_ext.window_view import sides_view
+from penstock.spark_ext.border.window_packing import add_rows, row_fragmenter
+from penstock.spark_ext.graph.window_join import SidesOperator
+from penstock.spark_ext.state_reader.state_view import Ours, Stored, one_of_tables, shown
+from penstock.spark_ext.state_reader.window_view import sides_view
+from penstock.spark_ext.worker.window_plan import WindowPlan
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.survey import survey
 

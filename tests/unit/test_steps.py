@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.steps import steps_of
+from penstock.operators.update_stream.steps import steps_of
 
 
 @pytest.mark.parametrize(

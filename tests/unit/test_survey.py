@@ -13,11 +13,11 @@ import pytest
 from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import Content, FileFacts, Files, LocalFiles, open_files
 from penstock.errors import CorruptDataError, InvalidUsageError
-from penstock.operators.key_queue import Policy
-from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import Policy
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, FileId, Handle, Pointer, Version
-from penstock.state_store.state_location import find_operators
+from penstock.state_store.location import find_operators
 from penstock.state_store.survey import BucketSurvey, Chain, delete_garbage, likely_pointer, survey
 from tests.naive import Update
 from tests.s3 import SECRET, S3Server

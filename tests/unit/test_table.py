@@ -16,10 +16,10 @@ import pytest
 
 from penstock.checkpointing import PUnit
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError, UnavailableError
-from penstock.state_store import rocksdb_table
-from penstock.state_store.memory_table import MemoryTable
-from penstock.state_store.rocksdb_table import RocksdbTable
-from penstock.state_store.table import Layout, Table
+from penstock.state_store.tables import rocksdb_table
+from penstock.state_store.tables.memory_table import MemoryTable
+from penstock.state_store.tables.rocksdb_table import RocksdbTable
+from penstock.state_store.tables.table import Layout, Table
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.string()), ("n", pa.float64())])
 New = Callable[..., Table]

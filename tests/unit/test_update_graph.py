@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph, Persist, graph
 from penstock.operators.graph.nodes import Join, PStream, Union, UpdateUnion, topological, update_time
-from penstock.spark_ext.graph_checks import check_runnable, holds_back
+from penstock.spark_ext.graph.checks import check_runnable, holds_back
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64(), "w": pa.int32()})
 SHORT = pa.schema({"k": pa.string(), "t": pa.int32()})

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.arrivals import Arrivals
-from penstock.operators.key_queue import Policy
-from penstock.operators.stream import UpdateStream, as_int64, as_micros
-from penstock.operators.update_queue import UpdateQueue
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.stream import UpdateStream, as_int64, as_micros
 from tests.columns import KINDS, sliced
 from tests.naive import Update
 from tests.streams import (

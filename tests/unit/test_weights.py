@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.stream import UpdateStream
-from penstock.operators.weights import ONE, KeyWeights, column_shares, shares_of
+from penstock.operators.scheduling.weights import ONE, KeyWeights, column_shares, shares_of
+from penstock.operators.update_stream.stream import UpdateStream
 from tests.streams import STREAM
 
 

@@ -12,17 +12,18 @@ from pyspark.sql.types import StructType
 
 from penstock._clock import SimulatedClock
 from penstock.errors import InvalidUsageError
+from penstock.operators.aggregates.decomposition import decompose
 from penstock.operators.graph import graph
 from penstock.operators.graph.nodes import Window
-from penstock.operators.partials import decompose
-from penstock.operators.scan import WEIGHT, Fragments
-from penstock.spark_ext import bucket_task, graph_windows
-from penstock.spark_ext.bucket_task import BucketTask, Parcel
-from penstock.spark_ext.parcels import from_parcel
-from penstock.spark_ext.update_window import service_of
-from penstock.spark_ext.window_operator import WindowOperator
-from penstock.spark_ext.window_packing import RowPacker, row_fragmenter
-from penstock.spark_ext.window_plan import WindowPlan
+from penstock.operators.scan.spec import WEIGHT, Fragments
+from penstock.spark_ext.api.update_window import service_of
+from penstock.spark_ext.border.parcels import from_parcel
+from penstock.spark_ext.border.window_packing import RowPacker, row_fragmenter
+from penstock.spark_ext.graph import windows
+from penstock.spark_ext.worker import bucket_task
+from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel
+from penstock.spark_ext.worker.window_operator import WindowOperator
+from penstock.spark_ext.worker.window_plan import WindowPlan
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.cache import StateCache
 
@@ -53,7 +54,7 @@ def of_graph(weight: Any) -> WindowPlan:
         .window("t", size="4 s", unit="s", mode="lazy", budget=1, weight=weight)
     )
     assert isinstance(made.root, Window)
-    return graph_windows._served(plan_of(weight), made.root)
+    return windows._served(plan_of(weight), made.root)
 
 
 def task_of(plan: WindowPlan, place: object) -> BucketTask[Any]:

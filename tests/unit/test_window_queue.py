@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.operators.key_queue import Policy
+from penstock.operators.scheduling.key_queue import Policy
 from penstock.operators.simulation.scale import Scale
 from penstock.operators.simulation.traces import UNIT_US, Trace
 from penstock.operators.simulation.window_experiments import figure_13, figure_14
@@ -18,8 +18,8 @@ from penstock.operators.simulation.windows import (
     own_panes,
     simulate_windows,
 )
-from penstock.operators.windows.queue import WindowQueue
-from penstock.operators.windows.results import KeyState, WindowMode
+from penstock.operators.windows.update.queue import WindowQueue
+from penstock.operators.windows.update.results import KeyState, WindowMode
 
 PAYLOAD = pa.schema([("value", pa.int64())])
 
@@ -224,7 +224,7 @@ def test_panes_of_its_own_count_a_keys_tuples() -> None:
 
 
 def test_a_snapshot_comes_in_units_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.operators.windows.queue._UNIT_ROWS", 6)
+    monkeypatch.setattr("penstock.operators.windows.update.queue._UNIT_ROWS", 6)
     queue = WindowQueue(WindowMode.LAZY, 4, 1, PAYLOAD, Policy.FIFO)
     for pane in range(6):
         for key in range(7):

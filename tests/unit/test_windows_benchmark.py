@@ -53,33 +53,33 @@ def test_tables_that_were_printed_are_read(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("inner", "step"),
     [
-        (["EntryPacker.pack (penstock/spark_ext/window_packing.py:83)"], "pack"),
+        (["EntryPacker.pack (penstock/spark_ext/border/window_packing.py:83)"], "pack"),
         (
             [
-                "EntryPacker.pack (penstock/spark_ext/window_packing.py:83)",
-                "Scanner._fold (penstock/operators/scanner.py:232)",
-                "Fragmenter.add (penstock/operators/fragments/fragmenter.py:116)",
+                "EntryPacker.pack (penstock/spark_ext/border/window_packing.py:83)",
+                "Scanner._fold (penstock/operators/scan/scanner.py:232)",
+                "Fragmenter.add (penstock/operators/scan/fragments/fragmenter.py:116)",
                 "wrapper (pyarrow/compute.py:272)",
             ],
             "fold",
         ),
         (
             [
-                "Scanner._read (penstock/operators/scanner.py:127)",
+                "Scanner._read (penstock/operators/scan/scanner.py:127)",
                 "TableBlock.read (penstock/compression/table.py:218)",
             ],
             "read",
         ),
         (
             [
-                "WindowOperator.run (penstock/spark_ext/window_operator.py:140)",
-                "Panes.run (penstock/operators/windows/panes.py:121)",
+                "WindowOperator.run (penstock/spark_ext/worker/window_operator.py:140)",
+                "Panes.run (penstock/operators/windows/append/panes.py:121)",
             ],
             "windows",
         ),
         (
             [
-                "WindowOperator.run (penstock/spark_ext/window_operator.py:140)",
+                "WindowOperator.run (penstock/spark_ext/worker/window_operator.py:140)",
                 "BucketStore.commit (penstock/state_store/bucket_store.py:90)",
                 "encode_table (penstock/compression/table.py:66)",
             ],

@@ -14,17 +14,17 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.arguments import one_of
-from penstock.spark_ext.queue_operator import local_directory
-from penstock.state_store.rocksdb_table import RocksdbTable
-from penstock.state_store.scratch import PREFIX, Scratch
-from penstock.state_store.working_copy import WorkingCopy, table_maker
+from penstock.operators.update_stream.options import one_of
+from penstock.spark_ext.worker.queue_operator import local_directory
+from penstock.state_store.tables.rocksdb_table import RocksdbTable
+from penstock.state_store.tables.scratch import PREFIX, Scratch
+from penstock.state_store.tables.working_copy import WorkingCopy, table_maker
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from penstock.state_store.scratch import Scratch
+from penstock.state_store.tables.scratch import Scratch
 made = Scratch(Path(sys.argv[1]))
 (made.path / "file").write_text("content")
 os.kill(os.getpid(), signal.SIGKILL)

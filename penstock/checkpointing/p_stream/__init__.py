@@ -1,7 +1,7 @@
 """P-streams: durable channels of rows, from any process to any other, with or without Spark."""
 
-from penstock.checkpointing.p_stream.entry import Commit, Segment, Unit
 from penstock.checkpointing.p_stream.log import CommitLog
+from penstock.checkpointing.p_stream.log_record import Commit, Segment, Unit
 from penstock.checkpointing.p_stream.reader import PStreamReader
 from penstock.checkpointing.p_stream.segments import Coder, Piece, SegmentWriter, read_blocks
 from penstock.checkpointing.p_stream.stream import EARLIEST, LATEST, PStream, Trimmed

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock import _clock
-from penstock.checkpointing.p_stream.entry import (
+from penstock.checkpointing.p_stream.log_record import (
     Commit,
     Entry,
     Release,

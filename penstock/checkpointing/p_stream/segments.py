@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock._clock import new_id
-from penstock.checkpointing.p_stream.entry import Commit, Segment, Unit
+from penstock.checkpointing.p_stream.log_record import Commit, Segment, Unit
 from penstock.checkpointing.p_stream.threads import Threads
 from penstock.compression.kinds import is_coded_text
 from penstock.errors import CorruptDataError

@@ -26,8 +26,8 @@ import pyarrow as pa
 from penstock import _clock
 from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.files import FileFacts, Files, LocalFiles, open_files
-from penstock.checkpointing.p_stream.entry import WriterState
 from penstock.checkpointing.p_stream.log import CommitLog
+from penstock.checkpointing.p_stream.log_record import WriterState
 from penstock.checkpointing.p_stream.segments import Piece, pieces, read_blocks, writer_of
 from penstock.checkpointing.p_unit import PUnit, decode, encode
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError

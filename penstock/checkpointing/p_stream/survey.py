@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from penstock.checkpointing.files import FileFacts, Files
-from penstock.checkpointing.p_stream.entry import Commit, Segment
+from penstock.checkpointing.p_stream.log_record import Commit, Segment
 from penstock.checkpointing.p_stream.segments import writer_of
 from penstock.checkpointing.p_stream.stream import PStream
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from penstock._kernels import kernel
 from penstock.compression.abc import Transform, UnfitError, check
-from penstock.compression.bits import Ints
 from penstock.compression.codecs.registry import decode_stream, encode_light, register
+from penstock.compression.kernels.bits import Ints
+from penstock.compression.kernels.text import code_type
+from penstock.compression.kernels.vectors import bit_length
 from penstock.compression.node import Node, width_code
-from penstock.compression.text import code_type
-from penstock.compression.vectors import bit_length
 
 __all__ = ["MAX_DISTINCT", "Dictionary", "codes_of", "look_up"]
 

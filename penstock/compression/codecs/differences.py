@@ -13,10 +13,10 @@ import numpy as np
 
 from penstock._kernels import kernel
 from penstock.compression.abc import Transform, UnfitError, check
-from penstock.compression.bits import Ints
 from penstock.compression.codecs.registry import decode_stream, register
+from penstock.compression.kernels.bits import Ints
+from penstock.compression.kernels.vectors import running_sum, running_xor
 from penstock.compression.node import TYPES, Node, width_code
-from penstock.compression.vectors import running_sum, running_xor
 
 __all__ = ["BaseDelta", "Delta", "Multiple", "Xor", "divisor_of", "narrowed"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from penstock.compression import bits
 from penstock.compression.abc import Codec, check
-from penstock.compression.bits import SUB_BLOCK, Ints, Packed, Step, sealed
 from penstock.compression.codecs.registry import CODECS, codec_of, decode_stream, encode_light, register
+from penstock.compression.kernels import bits
+from penstock.compression.kernels.bits import SUB_BLOCK, Ints, Packed, Step, sealed
 from penstock.compression.node import TYPES, Node, width_code
 from penstock.errors import CorruptDataError
 
@@ -16,7 +16,7 @@ __all__ = ["NullSuppression", "WordNullSuppression", "packed_of"]
 
 
 class NullSuppression(Codec):
-    """Packs offsets into as few bits as each sub-block needs; see `penstock.compression.bits`.
+    """Packs offsets into as few bits as each sub-block needs; see `penstock.compression.kernels.bits`.
 
     Parameters: one byte, the step in bits 0 to 2, bit 3 for patched, bit 4 where the packed bytes are not
     the payload but the last child: patterns that repeat at whole sub-blocks are left to a codec of bytes,

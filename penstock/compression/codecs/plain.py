@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.compression.abc import Codec, UnfitError, check
-from penstock.compression.bits import Ints
 from penstock.compression.codecs.registry import register
+from penstock.compression.kernels.bits import Ints
 from penstock.compression.node import Node, width_code
 
 __all__ = ["Constant", "Plain"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.compression.abc import Cascade, Codec, Transform, check
-from penstock.compression.bits import SUB_BLOCK, Ints, sealed
+from penstock.compression.kernels.bits import SUB_BLOCK, Ints, sealed
 from penstock.compression.node import Node
 from penstock.errors import InvalidUsageError
 

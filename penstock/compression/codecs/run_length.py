@@ -9,11 +9,11 @@ import numpy as np
 
 from penstock._kernels import kernel
 from penstock.compression.abc import Transform, check
-from penstock.compression.bits import Ints
 from penstock.compression.codecs.differences import narrowed
 from penstock.compression.codecs.registry import decode_stream, encode_light, register
+from penstock.compression.kernels.bits import Ints
+from penstock.compression.kernels.vectors import fill
 from penstock.compression.node import Node, width_code
-from penstock.compression.vectors import fill
 
 __all__ = ["RunLength"]
 

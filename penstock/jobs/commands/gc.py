@@ -67,7 +67,7 @@ def gc(
         _check(of_p_stream=of_p_stream, checkpoint=checkpoint, drop_reader=drop_reader)
     if of_p_stream:
         with errors(debug=debug):
-            from penstock.jobs import inspect_p_stream as job
+            from penstock.jobs.inspect import p_stream as job
 
             sound = job.collect(path, drop_reader or [], dry_run=dry_run)
     else:
@@ -92,7 +92,7 @@ def _collect_state(
     freed, sound = _Freed(), True
     try:
         with errors(debug=debug):
-            from penstock.jobs import inspect_state as job
+            from penstock.jobs.inspect import state as job
             from penstock.state_store.survey import delete_garbage
 
             for operator, number, found in job.surveys(path, checkpoint, retain_versions):

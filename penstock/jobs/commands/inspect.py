@@ -45,7 +45,7 @@ def state(
     Every file is read and checked. Damage ends with exit code 1.
     """
     with errors(debug=debug):
-        from penstock.jobs import inspect_state as job
+        from penstock.jobs.inspect import state as job
 
         surveys = list(job.surveys(path, checkpoint, retain_versions))
     sound = not any(found.damage or operator.damage for operator, _, found in surveys)
@@ -73,7 +73,7 @@ def block(
 ) -> None:
     """Show how each column of a file of blocks is coded, and why."""
     with errors(debug=debug):
-        from penstock.jobs import inspect_block as job
+        from penstock.jobs.inspect import block as job
 
         if not as_json:
             job.show(console(), file, goal, why=why)
@@ -99,7 +99,7 @@ def pstream(
     Writers and readers may go on meanwhile. Damage ends with exit code 1.
     """
     with errors(debug=debug):
-        from penstock.jobs import inspect_p_stream as job
+        from penstock.jobs.inspect import p_stream as job
 
         stream, found = job.surveyed(path)
         columns = job.newest_columns(stream)
@@ -130,13 +130,13 @@ def graph(
     The graph may run meanwhile. Spark is not started.
     """
     with errors(debug=debug):
-        from penstock.checkpointing.graph_directory import GraphDirectory
-        from penstock.checkpointing.graph_facts import facts_of
+        from penstock.checkpointing.graph.directory import GraphDirectory
+        from penstock.checkpointing.graph.facts import facts_of
 
         facts = facts_of(GraphDirectory(checkpoint))
         if as_json:
             typer.echo(json.dumps(facts.as_dict(), indent=2))
             return
-        from penstock.jobs.inspect_graph import show
+        from penstock.jobs.inspect.graph import show
 
         show(console(), facts)

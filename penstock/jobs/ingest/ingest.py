@@ -15,7 +15,7 @@ from penstock._clock import monotonic_s
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError, PenstockError
-from penstock.jobs.ingest.octets import FileBytes, PipeBytes, connect
+from penstock.jobs.ingest.byte_source import FileBytes, PipeBytes, connect
 from penstock.jobs.ingest.records import CsvDialect, Dialect, JsonDialect
 from penstock.jobs.ingest.sources import ArrowFile, BadRecord, ParquetFile, Rows, Source, TextSource
 

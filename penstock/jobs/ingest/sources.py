@@ -13,9 +13,9 @@ import pyarrow.parquet
 import xxhash
 
 from penstock.errors import InvalidUsageError
-from penstock.jobs.ingest.octets import Octets
+from penstock.jobs.ingest.byte_source import Octets
 from penstock.jobs.ingest.records import Bad, Dialect, Records, parsed
-from penstock.operators.conform import cast
+from penstock.operators.update_stream.cast import cast
 
 __all__ = ["ArrowFile", "BadRecord", "ParquetFile", "Rows", "Source", "TableFile", "TextSource"]
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from penstock.operators.expression import Expression
 from penstock.operators.graph.nodes import (
     WINDOW,
     Aggregate,
@@ -19,6 +18,7 @@ from penstock.operators.graph.nodes import (
     topological,
 )
 from penstock.operators.graph.rules import Rewritten
+from penstock.operators.sql.expression import Expression
 
 __all__ = ["keep_extremes"]
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from penstock.operators.evaluate import type_of
-from penstock.operators.expression import Expression, column, conjunction
+from penstock.operators.aggregates.decomposition import decompose
 from penstock.operators.graph.nodes import (
     Aggregate,
     Assemble,
@@ -29,8 +28,9 @@ from penstock.operators.graph.nodes import (
 from penstock.operators.graph.rules import Rewritten
 from penstock.operators.graph.statistics import Flow, Statistics, flows
 from penstock.operators.graph.types import UNKNOWN, expression_type, scan_schema
-from penstock.operators.partials import decompose
-from penstock.operators.scan import Fragments, LatestBy, Scan
+from penstock.operators.scan.spec import Fragments, LatestBy, Scan
+from penstock.operators.sql.evaluate import type_of
+from penstock.operators.sql.expression import Expression, column, conjunction
 
 __all__ = ["fuse", "place_p_stream", "pushable", "scan_of", "stored_bytes"]
 
@@ -39,7 +39,7 @@ def pushable(node: Node) -> bool:
     """Whether Penstock can do an operator itself, before a p-stream or in its reader.
 
     Selections and projections are pushable if every expression is deterministic and known to
-    `penstock.operators.evaluate`.
+    `penstock.operators.sql.evaluate`.
     """
     if isinstance(node, Where):
         return type_of(node.predicate, node.inputs[0].schema) == pa.bool_()

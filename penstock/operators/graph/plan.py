@@ -24,7 +24,7 @@ from penstock.operators.graph.nodes import (
 from penstock.operators.graph.place import fuse, place_p_stream, pushable, scan_of, stored_bytes
 from penstock.operators.graph.rules import merge, prune, push_where, split_conjunctions, to_fixed_point
 from penstock.operators.graph.statistics import Statistics, flows
-from penstock.operators.scan import Scan
+from penstock.operators.scan.spec import Scan
 
 if TYPE_CHECKING:
     from penstock.operators.graph.builder import Graph

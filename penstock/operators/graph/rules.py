@@ -18,8 +18,6 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from penstock.operators.evaluate import can_fail, type_of
-from penstock.operators.expression import Expression, column, conjunction
 from penstock.operators.graph.nodes import (
     Node,
     Select,
@@ -32,6 +30,8 @@ from penstock.operators.graph.nodes import (
     topological,
 )
 from penstock.operators.graph.types import fixed_bytes
+from penstock.operators.sql.evaluate import can_fail, type_of
+from penstock.operators.sql.expression import Expression, column, conjunction
 
 __all__ = ["Rewritten", "merge", "prune", "push_where", "split_conjunctions", "to_fixed_point"]
 

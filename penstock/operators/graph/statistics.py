@@ -1,8 +1,8 @@
 """What a sample of the sources says about a graph: how many tuples pass each operator, and how wide they are.
 
-The sample is sent through the graph itself, as far as `penstock.operators.evaluate` knows its expressions, so
-that correlated conditions are counted together. No other engine is needed for that: an engine that reads SQL
-would be one more dependency at run time, and sqlglot's own executor goes row by row.
+The sample is sent through the graph itself, as far as `penstock.operators.sql.evaluate` knows its
+expressions, so that correlated conditions are counted together. No other engine is needed for that: an engine
+that reads SQL would be one more dependency at run time, and sqlglot's own executor goes row by row.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.conform import cast
-from penstock.operators.evaluate import filter_rows, project, type_of
-from penstock.operators.expression import Expression
 from penstock.operators.graph.nodes import (
     Fused,
     Node,
@@ -31,7 +28,10 @@ from penstock.operators.graph.nodes import (
     topological,
 )
 from penstock.operators.graph.types import UNKNOWN, expression_type, fixed_bytes
-from penstock.operators.scan import PANE, Fragments
+from penstock.operators.scan.spec import PANE, Fragments
+from penstock.operators.sql.evaluate import filter_rows, project, type_of
+from penstock.operators.sql.expression import Expression
+from penstock.operators.update_stream.cast import cast
 
 __all__ = ["SELECTIVITY", "Flow", "Statistics", "flows", "measure"]
 

@@ -7,11 +7,11 @@ from typing import Any, Final
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.evaluate import type_of
-from penstock.operators.expression import Expression, column, edited
-from penstock.operators.partials import aggregates_of
-from penstock.operators.scan import PANE, Partial, Scan
-from penstock.operators.sql_tree import Tree
+from penstock.operators.aggregates.decomposition import aggregates_of
+from penstock.operators.scan.spec import PANE, Partial, Scan
+from penstock.operators.sql.evaluate import type_of
+from penstock.operators.sql.expression import Expression, column, edited
+from penstock.operators.sql.tree import Tree
 
 __all__ = [
     "UNKNOWN",

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.append_queue import AppendQueue
-from penstock.operators.key_queue import Policy
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.simulation.append_queue import AppendQueue
 from penstock.operators.simulation.scale import Runner, Scale, in_turn
 from penstock.operators.simulation.server import append_stream, simulate, update_stream
 from penstock.operators.simulation.traces import UNIT_US, Floats, Trace, drawn_keys, steady_keys, zipf
 from penstock.operators.simulation.window_experiments import figure_12, figure_13, figure_14
-from penstock.operators.update_queue import UpdateQueue
 
 __all__ = [
     "EXPERIMENTS",

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.arrivals import Arrivals
-from penstock.operators.results import Served
+from penstock.operators.scheduling.results import Served
+from penstock.operators.scheduling.staleness import Staleness
 from penstock.operators.simulation.traces import UNIT_US, Trace
-from penstock.operators.staleness import Staleness
-from penstock.operators.stream import Integers, UpdateStream
+from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.stream import Integers, UpdateStream
 
 __all__ = ["Outcome", "Queue", "append_stream", "simulate", "update_stream"]
 

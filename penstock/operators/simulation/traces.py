@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.operators.draws import draws
-from penstock.operators.stream import Integers
+from penstock.operators.simulation.draws import draws
+from penstock.operators.update_stream.stream import Integers
 
 __all__ = ["UNIT_US", "Floats", "Trace", "drawn_keys", "steady_keys", "zipf"]
 

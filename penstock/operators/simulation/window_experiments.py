@@ -16,7 +16,7 @@ from penstock.operators.simulation.windows import (
     own_panes,
     simulate_windows,
 )
-from penstock.operators.windows.results import WindowMode
+from penstock.operators.windows.update.results import WindowMode
 
 __all__ = ["figure_12", "figure_13", "figure_14"]
 

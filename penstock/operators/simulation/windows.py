@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.draws import draws
-from penstock.operators.key_queue import Policy
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
+from penstock.operators.simulation.draws import draws
 from penstock.operators.simulation.traces import UNIT_US, Trace
-from penstock.operators.staleness import Staleness, StalenessMeter
-from penstock.operators.stream import Integers
-from penstock.operators.windows.queue import WindowQueue
-from penstock.operators.windows.results import KeyState, MarkedTuple, WindowMode
+from penstock.operators.update_stream.stream import Integers
+from penstock.operators.windows.update.queue import WindowQueue
+from penstock.operators.windows.update.results import KeyState, MarkedTuple, WindowMode
 
 __all__ = ["WindowOutcome", "append_windows", "execution_trace", "own_panes", "simulate_windows"]
 

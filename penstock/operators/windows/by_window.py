@@ -19,17 +19,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.operators.fragments import kernels as folds
-from penstock.operators.fragments.folds import Fold, Nulls, fold_of, without_nulls
-from penstock.operators.fragments.keys import bare_values
-from penstock.operators.scan import PANE, Fragments, Partial
-from penstock.operators.stream import Integers
-from penstock.operators.wide import in_schema
-from penstock.operators.windows import sliding_kernels as kernels
+from penstock.operators.aggregates.wide import in_schema
+from penstock.operators.scan.fragments import kernels as folds
+from penstock.operators.scan.fragments.folds import Fold, Nulls, fold_of, without_nulls
+from penstock.operators.scan.fragments.keys import bare_values
+from penstock.operators.scan.spec import PANE, Fragments, Partial
+from penstock.operators.update_stream.stream import Integers
+from penstock.operators.windows.append import sliding_kernels as kernels
 from penstock.operators.windows.finish import Finish, WindowRows
 from penstock.operators.windows.groups import GroupCodec
 from penstock.operators.windows.layout import START, Closed, WindowLayout
-from penstock.state_store.key_index import KeyIndex
+from penstock.state_store.keys.key_index import KeyIndex
 
 __all__ = ["FOLDED", "Extremes", "WindowFold"]
 

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InternalError
-from penstock.operators.assembly import Assembly
-from penstock.operators.evaluate import evaluate, type_of
-from penstock.operators.expression import Expression
-from penstock.operators.stream import Integers
+from penstock.operators.aggregates.assembly import Assembly
+from penstock.operators.sql.evaluate import evaluate, type_of
+from penstock.operators.sql.expression import Expression
+from penstock.operators.update_stream.stream import Integers
 from penstock.operators.windows.layout import START, Closed
 
 __all__ = ["Finish", "Step", "WindowRows"]

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.stream import Integers
-from penstock.state_store.key_index import KeyIndex
-from penstock.state_store.keys import KeyCodec, Keys, Positions, Words
+from penstock.operators.update_stream.stream import Integers
+from penstock.state_store.keys.key_index import KeyIndex
+from penstock.state_store.keys.key_words import KeyCodec, Keys, Positions, Words
 
 __all__ = ["GroupCodec"]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.operators.assembly import Assembly
-from penstock.operators.scan import Partial
-from penstock.operators.stream import Integers
-from penstock.operators.windows.sliding import type_in_windows
+from penstock.operators.aggregates.assembly import Assembly
+from penstock.operators.scan.spec import Partial
+from penstock.operators.update_stream.stream import Integers
+from penstock.operators.windows.append.sliding import type_in_windows
 from penstock.operators.windows.spec import WindowSpec
 
 __all__ = ["ENTRY_PANE", "START", "Assembled", "Closed", "RowLayout", "Settled", "WindowLayout"]

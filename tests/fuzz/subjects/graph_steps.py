@@ -13,8 +13,8 @@ import penstock
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph
 from penstock.operators.graph.nodes import Fused, Node, PStream, Select, Sink, Source, Union, Where
-from penstock.operators.scanner import Scanner
-from penstock.spark_ext.graph_frames import _stepped
+from penstock.operators.scan.scanner import Scanner
+from penstock.spark_ext.graph.frames import _stepped
 from tests.fuzz.case import Case
 from tests.fuzz.subjects.expressions import SCHEMA, frame_of, random_rows, random_text, shown
 

@@ -21,17 +21,17 @@ from penstock.compression import Block, Chooser, TableBlock, encode_table
 from penstock.compression import encode as encode_block
 from penstock.compression.codecs.registry import CODECS
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, UnavailableError
-from penstock.operators.adaptive_queue import AdaptiveQueue, Semantics
-from penstock.operators.join import UpdateJoin
-from penstock.operators.key_queue import Policy
-from penstock.operators.update_queue import UpdateQueue
-from penstock.operators.windows.by_rows import panes_of
-from penstock.operators.windows.results import WindowMode
-from penstock.operators.windows.several import SeveralPanes
-from penstock.operators.windows.update import Entering, UpdateWindows
+from penstock.operators.joins.join import UpdateJoin
+from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.windows.counted.panes import panes_of
+from penstock.operators.windows.shared_watermark import SeveralPanes
+from penstock.operators.windows.update.results import WindowMode
+from penstock.operators.windows.update.windows import Entering, UpdateWindows
 from penstock.state_store.bucket_store import BucketStore, Handle
-from penstock.state_store.memory_table import MemoryTable
 from penstock.state_store.survey import survey as survey_of_bucket
+from penstock.state_store.tables.memory_table import MemoryTable
 from tests.fuzz.case import Case
 from tests.fuzz.subjects import codecs
 from tests.hostile import GONE, STRANGE, changed, places, rewrite, unit_in

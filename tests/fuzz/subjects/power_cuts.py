@@ -26,12 +26,13 @@ from penstock import _durable
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter, stream
 from penstock.checkpointing.releases import Releases
 from penstock.checkpointing.spark_checkpoint import repair_checkpoint
-from penstock.operators.arguments import Budget
-from penstock.operators.key_queue import Policy
-from penstock.operators.serve import Query
-from penstock.spark_ext import bucket_task, p_stream_sink, p_stream_source
-from penstock.spark_ext.bucket_task import BucketTask, Parcel
-from penstock.spark_ext.queue_operator import QueueOperator
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.serve import Query
+from penstock.operators.update_stream.options import Budget
+from penstock.spark_ext.sources import p_stream_sink, p_stream_source
+from penstock.spark_ext.worker import bucket_task
+from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel
+from penstock.spark_ext.worker.queue_operator import QueueOperator
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import FileId, Pointer, Version
 from penstock.state_store.cache import StateCache

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 import penstock
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
-from penstock.spark_ext.p_stream_types import spark_schema
+from penstock.spark_ext.border.types import spark_schema
 from tests.fuzz.case import Case
 from tests.naive import NaiveQueue, Update
 from tests.spark.model import LONGS, Model, random_batches, updates_table

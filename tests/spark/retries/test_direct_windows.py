@@ -10,14 +10,14 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
-from penstock.checkpointing.p_stream.entry import Segment, Unit
+from penstock.checkpointing.p_stream.log_record import Segment, Unit
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.graph import Graph
-from penstock.spark_ext.graph_handle import RunningGraph
-from penstock.spark_ext.p_stream_options import WriteOptions
-from penstock.spark_ext.p_stream_rows import DESCRIPTORS, described, segments_in
-from penstock.spark_ext.p_stream_sink import BatchWriter, StreamWriter
-from penstock.spark_ext.p_stream_types import spark_schema
+from penstock.spark_ext.border.types import spark_schema
+from penstock.spark_ext.graph.handle import RunningGraph
+from penstock.spark_ext.sources.p_stream_options import WriteOptions
+from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, described, segments_in
+from penstock.spark_ext.sources.p_stream_sink import BatchWriter, StreamWriter
 from tests.spark.queries import PATIENCE_S, fresh_workers, quotes
 
 pytestmark = pytest.mark.spark

@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from penstock.ddl import parse_schema, quoted
 from penstock.errors import InvalidUsageError
-from penstock.operators.arguments import QUEUE_OPTIONS, check_options
-from penstock.operators.expression import Expression, column, did_you_mean, named
 from penstock.operators.graph.builder.streams import Streams
 from penstock.operators.graph.builder.windows import Windows
 from penstock.operators.graph.nodes import (
@@ -25,6 +23,8 @@ from penstock.operators.graph.nodes import (
     UpdateQueue,
     Where,
 )
+from penstock.operators.sql.expression import Expression, column, did_you_mean, named
+from penstock.operators.update_stream.options import QUEUE_OPTIONS, check_options
 
 if TYPE_CHECKING:
     from penstock.operators.graph.plan import Persist, PhysicalPlan

@@ -8,8 +8,6 @@ from datetime import timedelta
 from typing import Any, Self
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.arguments import JOIN_OPTIONS, UNION_OPTIONS, check_options
-from penstock.operators.expression import Expression
 from penstock.operators.graph.builder.written import Written, milliseconds
 from penstock.operators.graph.nodes import (
     Join,
@@ -23,8 +21,10 @@ from penstock.operators.graph.nodes import (
     update_time,
 )
 from penstock.operators.graph.types import UNKNOWN
-from penstock.operators.scan import TimeUnit
-from penstock.operators.steps import steps_of
+from penstock.operators.scan.spec import TimeUnit
+from penstock.operators.sql.expression import Expression
+from penstock.operators.update_stream.options import JOIN_OPTIONS, UNION_OPTIONS, check_options
+from penstock.operators.update_stream.steps import steps_of
 
 __all__ = ["Streams"]
 

@@ -10,10 +10,10 @@ from typing import Any, Self
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.expression import Expression, column
 from penstock.operators.graph.builder.written import Written, milliseconds
 from penstock.operators.graph.nodes import Aggregate, RowWindow, Select, Window, WindowJoin
-from penstock.operators.scan import WEIGHT, TimeUnit
+from penstock.operators.scan.spec import WEIGHT, TimeUnit
+from penstock.operators.sql.expression import Expression, column
 from penstock.units import window_rows
 
 __all__ = ["Windows"]

@@ -9,8 +9,8 @@ from typing import Self
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.expression import Expression, did_you_mean
 from penstock.operators.graph.nodes import Node, Sink, Source, Window, topological
+from penstock.operators.sql.expression import Expression, did_you_mean
 from penstock.units import parse_duration_us
 
 __all__ = ["Written", "milliseconds"]

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.expression import Expression, did_you_mean
 from penstock.operators.graph.types import expression_type
+from penstock.operators.sql.expression import Expression, did_you_mean
 
 __all__ = ["Node", "distinct", "duration", "infer", "known", "rebuild", "topological"]
 

@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
-from penstock.operators.expression import Expression, column
 from penstock.operators.graph.nodes.base import Node, distinct, duration, infer, known
 from penstock.operators.graph.nodes.service import check_service
 from penstock.operators.graph.nodes.stateless import Select, Source, Union
 from penstock.operators.graph.nodes.window import Aggregate, Assemble
 from penstock.operators.graph.types import UNKNOWN
-from penstock.operators.scan import TimeUnit
+from penstock.operators.scan.spec import TimeUnit
+from penstock.operators.sql.expression import Expression, column
 
 __all__ = ["Join", "UpdateQueue", "UpdateUnion", "update_time"]
 

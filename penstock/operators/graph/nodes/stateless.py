@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 
-from penstock.operators.expression import Expression, column
 from penstock.operators.graph.nodes.base import Node, distinct, duration, infer, known
 from penstock.operators.graph.types import UNKNOWN, declared_type, scan_schema
-from penstock.operators.scan import Scan
+from penstock.operators.scan.spec import Scan
+from penstock.operators.sql.expression import Expression, column
 
 __all__ = [
     "Fused",

@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
-from penstock.operators.expression import Expression, column
+from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms, sketched
 from penstock.operators.graph.nodes.base import Node, distinct, duration, known
 from penstock.operators.graph.nodes.service import POLICIES, check_service
 from penstock.operators.graph.nodes.stateless import Select, Where
 from penstock.operators.graph.types import UNKNOWN, aggregate_type, expression_type, partial_type
-from penstock.operators.partials import Decomposition, decompose, pane_ms, sketched
-from penstock.operators.scan import PANE, WEIGHT, Partial, TimeUnit
+from penstock.operators.scan.spec import PANE, WEIGHT, Partial, TimeUnit
+from penstock.operators.sql.expression import Expression, column
 from penstock.units import window_rows
 
 __all__ = [

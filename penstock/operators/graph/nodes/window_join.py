@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from penstock.operators.expression import Expression
 from penstock.operators.graph.nodes.base import Node, distinct, duration, infer, known
 from penstock.operators.graph.nodes.stateless import Select, Where
 from penstock.operators.graph.nodes.window import (
@@ -18,6 +17,7 @@ from penstock.operators.graph.nodes.window import (
     Window,
     check_window_kept,
 )
+from penstock.operators.sql.expression import Expression
 
 __all__ = ["WindowJoin"]
 

@@ -1,0 +1,103 @@
+"""Directories of immutable files, on a disk of this machine or on any file system that pyarrow knows.
+
+`open_files` takes a location as users write it and returns a `Files`. What each kind promises:
+
+=================  ====================  ===========================  ==================================
+what               local                 ``s3://``, ``gs://``,        ``hdfs://``, ``viewfs://``, others
+                                         ``abfs[s]://``
+=================  ====================  ===========================  ==================================
+how a file comes   temporary, synced,    one upload of the whole      temporary, moved to its name
+                   linked to its name    object
+name is taken      `ConflictError`,      replaced as a whole          `ConflictError`, unless both come
+                   always                                             at the same moment
+durable            file and directory    as the store says            when closed; not synced to disk
+                   synced                                             unless the data nodes are told to
+private            0600 and 0700         policy of the bucket         umask of the cluster
+=================  ====================  ===========================  ==================================
+
+pyarrow has no conditional create for any object store. Names are unique to an attempt, so only a file
+whose name is fixed can be replaced; those who race for it must write equal content.
+
+Nothing here retries: pyarrow's clients do (S3 for about six seconds; Google Cloud Storage for up to 15
+minutes, unless the URI says ``retry_limit_seconds=``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from penstock.checkpointing.files.abc import Content, FileFacts, Files
+from penstock.checkpointing.files.local import LocalFiles
+from penstock.checkpointing.files.locations import is_registered, shown
+from penstock.checkpointing.files.remote import OBJECT_STORES, RemoteFiles
+from penstock.errors import InvalidUsageError
+
+__all__ = ["Content", "FileFacts", "Files", "LocalFiles", "RemoteFiles", "open_files"]
+
+_URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/")
+_KNOWN = OBJECT_STORES | {"hdfs", "viewfs"}
+_OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "wasb": "abfs", "wasbs": "abfss"}
+
+
+def open_files(location: str | os.PathLike[str]) -> Files:
+    """Return the directory at `location`, which need not exist; nothing is connected to or made yet.
+
+    Parameters
+    ----------
+    location : str or path
+        A path, relative to the working directory of this process if it is relative, or a URI: ``file:``,
+        ``s3://bucket/prefix?region=...``, ``s3://bucket/prefix?endpoint_override=host:port&scheme=http``,
+        ``gs://``, ``abfss://``, ``hdfs://`` and what else ``pyarrow.fs.FileSystem.from_uri`` takes. In a
+        URI, other characters than the usual are percent-encoded.
+
+    Raises
+    ------
+    InvalidUsageError
+        If no file system is known for it. A mistake in the rest of a URI is found by the first use.
+
+    Examples
+    --------
+    >>> open_files("s3://bucket/state?region=eu-central-1").child("query").path_of("settings")
+    's3://bucket/state/query/settings'
+    """
+    text = os.fspath(location)
+    if not text or "\0" in text:
+        raise InvalidUsageError("a location is empty or has a null character", hint="give a path or a URI")
+    found = _URI.match(text)
+    if found is None:
+        # Workers, and the next start, may have other working directories.
+        return LocalFiles(Path(text).absolute())
+    scheme = found["scheme"].lower()
+    if not isinstance(location, str):
+        raise InvalidUsageError("a path holds a URI", location=shown(text), hint="give the URI as text")
+    if "#" in text:
+        raise InvalidUsageError("a location has no fragment", location=shown(text), hint="write %23 for #")
+    if scheme == "file":
+        return LocalFiles(_path_in(text))
+    if scheme not in _KNOWN and not is_registered(text):
+        other = _OTHER_NAMES.get(scheme)
+        raise InvalidUsageError(
+            "no file system is known for this location",
+            location=shown(text),
+            hint=f"write {other}:// instead of {scheme}://"
+            if other
+            else "give an absolute path or a URI that begins with file://, s3://, gs://, abfss:// or hdfs://",
+        )
+    if not urlsplit(text).netloc and scheme not in {"hdfs", "viewfs"}:
+        raise InvalidUsageError("the location names no bucket or container", location=shown(text))
+    return RemoteFiles(text)
+
+
+def _path_in(uri: str) -> Path:
+    """Return the path in a ``file:`` URI."""
+    parts = urlsplit(uri)
+    if parts.netloc not in {"", "localhost"} or parts.query:
+        raise InvalidUsageError(
+            "a file: location is of this machine and has no parameters",
+            location=shown(uri),
+            hint="write file:///absolute/path, or the path alone",
+        )
+    return Path("/" + unquote(parts.path).lstrip("/"))

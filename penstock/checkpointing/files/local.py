@@ -1,0 +1,82 @@
+"""A directory on a disk of this machine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock import _durable
+from penstock.checkpointing.files.abc import Content, FileFacts, bytes_of, checked
+from penstock.checkpointing.files.locations import refusals
+
+__all__ = ["LocalFiles"]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFiles:
+    """A directory on a disk of this machine, or on what is mounted there; see `Files`.
+
+    Files and directories are private to the user. All work is done by `penstock._durable`.
+
+    Parameters
+    ----------
+    directory : Path
+        The directory.
+    direct_io : bool
+        Whether files are written, and parts of them read, by direct I/O, which bypasses the page cache.
+    """
+
+    directory: Path
+    direct_io: bool = False
+
+    @property
+    def location(self) -> str:
+        """The absolute path."""
+        return str(self.directory)
+
+    def publish(self, name: str, *content: Content) -> None:
+        """Create the file `name`; see `Files.publish`."""
+        path, views = self.directory / checked(name), bytes_of(content)
+        _durable.make_directory(self.directory)
+        _durable.publish(path, *views, direct_io=self.direct_io)
+
+    def read(self, name: str) -> Content:
+        """Return the content of the file `name`; see `Files.read`."""
+        return _durable.read(self.directory / checked(name))
+
+    def read_range(self, name: str, at: int, size: int) -> Content:
+        """Return a part of the file `name`; see `Files.read_range`."""
+        return _durable.read(self.directory / checked(name), at, size, direct_io=self.direct_io)
+
+    def delete(self, name: str) -> None:
+        """Remove the file `name`; see `Files.delete`."""
+        _durable.delete(self.directory / checked(name))
+
+    def list(self) -> list[FileFacts]:
+        """Return the direct children; see `Files.list`."""
+        with refusals("cannot list state", self.location):
+            try:
+                with os.scandir(self.directory) as entries:
+                    facts = [fact for entry in entries if (fact := _facts(entry)) is not None]
+            except FileNotFoundError:
+                return []
+        return sorted(facts, key=lambda fact: fact.name)
+
+    def child(self, name: str) -> LocalFiles:
+        """Return the directory `name` below this one; see `Files.child`."""
+        return LocalFiles(self.directory / checked(name), self.direct_io)
+
+    def path_of(self, name: str) -> str:
+        """Return the file's path; see `Files.path_of`."""
+        return str(self.directory / name)
+
+
+def _facts(entry: os.DirEntry[str]) -> FileFacts | None:
+    """Return what is known of an entry; None if it is gone by now."""
+    try:
+        if entry.is_dir():
+            return FileFacts(entry.name, 0, is_directory=True)
+        return FileFacts(entry.name, entry.stat().st_size)
+    except FileNotFoundError:
+        return None

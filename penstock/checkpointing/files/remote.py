@@ -1,0 +1,180 @@
+"""A directory on a file system of pyarrow's."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from penstock._clock import new_id
+from penstock.checkpointing.files.abc import Content, FileFacts, bytes_of, checked
+from penstock.checkpointing.files.locations import file_system, refusals, shown
+from penstock.errors import ConflictError, UnavailableError
+
+__all__ = ["OBJECT_STORES", "RemoteFiles"]
+
+OBJECT_STORES = frozenset({"s3", "gs", "gcs", "abfs", "abfss"})
+"""Where a file comes by one upload of the whole."""
+
+_EMPTY_FIRST = frozenset({"abfs", "abfss"})
+"""Where pyarrow creates an empty object when it begins an upload."""
+
+_PART_BYTES = 10 * 1024 * 1024
+"""pyarrow uploads less than this to S3 in one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFiles:
+    """A directory on a file system of pyarrow's; see `Files` and the module.
+
+    On S3 a file of less than 10 MiB takes one PUT, a larger one an upload in parts, of which pyarrow holds a
+    second copy in memory. A read takes two requests (HEAD, GET), and a delete three (HEAD, DELETE, and a PUT
+    of an empty object that stands for the directory). What an upload in parts leaves when its process dies
+    is no file, but takes space: let the bucket's policy end such uploads after some days.
+
+    Parameters
+    ----------
+    uri : str
+        The location as the user wrote it, secrets too.
+    below : tuple of str
+        The names of the children that lead from there to here.
+    """
+
+    uri: str = field(repr=False)
+    below: tuple[str, ...] = ()
+
+    @property
+    def location(self) -> str:
+        """The URI, in which secrets are ``***``."""
+        address, mark, parameters = shown(self.uri).partition("?")
+        return "/".join([address.rstrip("/"), *self.below]) + mark + parameters
+
+    def publish(self, name: str, *content: Content) -> None:
+        """Create the file `name`; see `Files.publish`."""
+        target, views = checked(name), bytes_of(content)
+        with self._refusals("cannot write state", self.path_of(name)):
+            # A large upload to S3 begins when it is opened: if that fails, no stream is left behind whose end
+            # would create an object that is not whole.
+            system, directory = self._place(delayed=sum(view.nbytes for view in views) < _PART_BYTES)
+            if self._scheme in OBJECT_STORES:
+                _write(system, f"{directory}/{target}", views)
+            else:
+                self._write_and_move(system, directory, target, views)
+
+    def _write_and_move(self, system: Any, directory: str, name: str, views: Sequence[memoryview]) -> None:
+        """Publish where a file is seen while it grows.
+
+        Steps: 1. look whether the name is taken, 2. write a temporary file, 3. move it to its name.
+        pyarrow's move replaces what is there, hence step 1.
+        """
+        path, temporary = f"{directory}/{name}", f"{directory}/.{name}.{new_id()}.tmp"
+        if _exists(system, path):
+            raise ConflictError("the file exists already", file=self.path_of(name))
+        system.create_dir(directory, recursive=True)
+        try:
+            _write(system, temporary, views)
+            system.move(temporary, path)
+        except (OSError, pa.ArrowException):
+            with contextlib.suppress(OSError, pa.ArrowException):
+                system.delete_file(temporary)
+            raise
+
+    def read(self, name: str) -> Content:
+        """Return the content of the file `name`, in memory of pyarrow's; see `Files.read`."""
+        return self._read(name, 0, None)
+
+    def read_range(self, name: str, at: int, size: int) -> Content:
+        """Return a part of the file `name`; see `Files.read_range`."""
+        return self._read(name, at, size)
+
+    def _read(self, name: str, at: int, wanted: int | None) -> memoryview:
+        target = self.path_of(checked(name))
+        with self._refusals("cannot read state", target):
+            system, directory = self._place()
+            try:
+                with system.open_input_file(f"{directory}/{name}") as stream:
+                    whole = stream.size()
+                    size = max(0, whole - at if wanted is None else min(wanted, whole - at))
+                    if at:
+                        stream.seek(min(at, whole))
+                    content = memoryview(stream.read_buffer(size) if size else b"").cast("B")
+            except FileNotFoundError:
+                raise _missing(target) from None
+        if whole == 0 and self._scheme in _EMPTY_FIRST:
+            raise _missing(target)
+        if content.nbytes != size:
+            raise UnavailableError(
+                "a read of state ended early", file=target, size_bytes=size, read_bytes=content.nbytes
+            )
+        return content
+
+    def delete(self, name: str) -> None:
+        """Remove the file `name`; see `Files.delete`."""
+        with self._refusals("cannot delete state", self.path_of(checked(name))):
+            system, directory = self._place()
+            with contextlib.suppress(FileNotFoundError):
+                system.delete_file(f"{directory}/{name}")
+
+    def list(self) -> list[FileFacts]:
+        """Return the direct children; see `Files.list`."""
+        from pyarrow import fs
+
+        with self._refusals("cannot list state", self.location):
+            system, directory = self._place()
+            found = system.get_file_info(fs.FileSelector(directory, allow_not_found=True))
+        return sorted(
+            (
+                FileFacts(info.base_name, info.size or 0, is_directory=info.type == fs.FileType.Directory)
+                for info in found
+            ),
+            key=lambda fact: fact.name,
+        )
+
+    def child(self, name: str) -> RemoteFiles:
+        """Return the directory `name` below this one; see `Files.child`."""
+        return RemoteFiles(self.uri, (*self.below, checked(name)))
+
+    def path_of(self, name: str) -> str:
+        """Return the file's URI without parameters; see `Files.path_of`."""
+        return f"{self.location.partition('?')[0]}/{name}"
+
+    @property
+    def _scheme(self) -> str:
+        return self.uri.partition(":")[0].lower()
+
+    def _place(self, *, delayed: bool = True) -> tuple[Any, str]:
+        system, path = file_system(self.uri, delayed=delayed)
+        return system, "/".join([path, *self.below])
+
+    def _refusals(self, fact: str, file: str) -> contextlib.AbstractContextManager[None]:
+        return refusals(fact, file, self.uri)
+
+
+def _exists(system: Any, path: str) -> bool:
+    from pyarrow import fs
+
+    return bool(system.get_file_info(path).type != fs.FileType.NotFound)
+
+
+def _write(system: Any, path: str, views: Sequence[memoryview]) -> None:
+    stream = system.open_output_stream(path, compression=None)
+    try:
+        for view in views:
+            stream.write(view)
+    except Exception:
+        # pyarrow cannot give up a stream: its end makes a file of what was written.
+        with contextlib.suppress(OSError, pa.ArrowException):
+            stream.close()
+        with contextlib.suppress(OSError, pa.ArrowException):
+            system.delete_file(path)
+        raise
+    stream.close()
+
+
+def _missing(file: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)

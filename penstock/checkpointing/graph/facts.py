@@ -1,0 +1,205 @@
+"""What the checkpoint of a graph says of it: its queries, p-streams and markers. No Spark is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penstock.checkpointing.fields import Fields
+from penstock.checkpointing.graph.directory import GraphDirectory
+from penstock.checkpointing.p_stream import PStream
+from penstock.errors import InvalidUsageError
+
+__all__ = ["GraphFacts", "Markers", "QueryFacts", "ReaderFacts", "StreamFacts", "facts_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """How many markers of each kind there were, since the first start.
+
+    Parameters
+    ----------
+    retain : int
+        Batches that the writers of its p-streams made durable.
+    checkpoint : int
+        Micro-batches that the query of its results has committed.
+    release : int
+        Micro-batches of that query whose rows all its readers have released.
+    """
+
+    retain: int
+    checkpoint: int
+    release: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderFacts:
+    """One subscription of a graph to a p-stream.
+
+    Parameters
+    ----------
+    name, query : str
+        The subscription's, and that of the query that reads.
+    released : int
+        The row before which it needs nothing any more.
+    committed : int
+        The row up to which its query has committed.
+    lag : int
+        Rows that are durable and not in a committed micro-batch.
+    """
+
+    name: str
+    query: str
+    released: int
+    committed: int
+    lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """One p-stream of a graph.
+
+    Parameters
+    ----------
+    name, location : str
+        Its name in the graph, and where it is.
+    own : bool
+        Whether the graph writes it.
+    start, end : int
+        The first row that is there, and the number of rows ever written.
+    commits, size_bytes : int
+        Commits and bytes that are there.
+    retained : int
+        Batches that its writers made durable.
+    readers : tuple of ReaderFacts
+        The graph's; others may be subscribed too.
+    """
+
+    name: str
+    location: str
+    own: bool
+    start: int
+    end: int
+    commits: int
+    size_bytes: int
+    retained: int
+    readers: tuple[ReaderFacts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryFacts:
+    """One of the graph's queries; micro-batches are -1 where there is none."""
+
+    name: str
+    writes: str | None
+    planned: int
+    committed: int
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFacts:
+    """What a checkpoint says of its graph.
+
+    Parameters
+    ----------
+    name, location : str
+        The graph's name, and its checkpoint.
+    queries : tuple of QueryFacts
+        In the order in which tuples go through them; the last one's are the results.
+    streams : tuple of StreamFacts
+        Its p-streams.
+    markers : Markers
+        What flowed between them.
+    recovery : mapping, optional
+        How the newest restart went.
+    explanation : str
+        The plan, as text.
+    plan : mapping
+        The plan, as `penstock.operators.graph.as_json` has it.
+    """
+
+    name: str
+    location: str
+    queries: tuple[QueryFacts, ...]
+    streams: tuple[StreamFacts, ...]
+    markers: Markers
+    recovery: Mapping[str, Any] | None
+    explanation: str
+    plan: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as what JSON can hold."""
+        return asdict(self)
+
+
+def facts_of(directory: GraphDirectory) -> GraphFacts:
+    """Return what a checkpoint says of its graph, which may run meanwhile.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no graph, or one of its p-streams is gone.
+    CorruptDataError
+        If something in it is damaged.
+    UnavailableError
+        If the file system refuses.
+    """
+    document = directory.newest("graph")
+    if document is None:
+        raise InvalidUsageError(
+            "this is no checkpoint of a graph",
+            checkpoint=directory.location,
+            hint="give the directory that the graph was started with",
+        )
+    fields = Fields(document, directory.files.path_of("graph"))
+    named = {one.name("name"): one for one in fields.objects("queries")}
+    if not named:
+        raise fields.damaged("queries", "one query or more")
+    progress = {name: directory.progress(name) for name in named}
+    queries = tuple(
+        QueryFacts(name, one.text_or_none("writes"), progress[name].planned, progress[name].committed)
+        for name, one in named.items()
+    )
+    streams: list[StreamFacts] = []
+    released: list[int] = []
+    for one in fields.objects("streams"):
+        stream = PStream(one.text("location"))
+        done = stream.readers()
+        readers: list[ReaderFacts] = []
+        for each in one.objects("readers"):
+            name, query = each.text("name"), each.text("query")
+            if query not in progress:
+                raise each.damaged("query", "the name of a query")
+            committed = progress[query].rows.get(stream.identity, 0)
+            readers.append(ReaderFacts(name, query, done.get(name, 0), committed, stream.end - committed))
+            if query == queries[-1].name:
+                released.append(directory.released(query, stream.identity, done.get(name, 0)))
+        commits = stream.log.commits
+        streams.append(
+            StreamFacts(
+                one.text("name"),
+                one.text("location"),
+                one.flag("own"),
+                stream.start,
+                stream.end,
+                len(commits),
+                sum(commit.size_bytes for commit in commits),
+                sum(state.batch + 1 for state in stream.log.writers.values()),
+                tuple(readers),
+            )
+        )
+    return GraphFacts(
+        fields.text("name"),
+        directory.location,
+        queries,
+        tuple(streams),
+        Markers(
+            retain=sum(one.retained for one in streams),
+            checkpoint=queries[-1].committed + 1,
+            release=min(released, default=0),
+        ),
+        directory.newest("recovery"),
+        fields.text("explanation"),
+        fields.plain("plan"),
+    )

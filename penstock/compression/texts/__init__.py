@@ -1,0 +1,1 @@
+"""Texts that look alike, as columns of numbers and words."""

@@ -1,0 +1,276 @@
+"""What texts look like: forms, learned from a sample of them.
+
+A text is cut into tokens: runs of letters and digits, and of what is neither. Texts that begin with the same
+pieces share them, so forms are paths of a tree. A piece is a literal, a number, or a word of a dictionary;
+a word may have several tokens, up to some byte, where those that follow each other are few altogether.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.compression.kernels.bits import Bytes, Ints
+from penstock.compression.kernels.token_kernels import ANY_END, LITERAL, MOST_DIGITS, NUMBER, TOKEN_END, WORD
+
+__all__ = ["MOST_FORMS", "MOST_WORDS", "Forms", "Piece", "learn_forms", "sample_rows"]
+
+MOST_FORMS = 126
+"""That are learned; one more is of texts that have none."""
+
+MOST_WORDS = (1 << 15) - 1
+"""Of a piece."""
+
+_SAMPLE = 1 << 9
+_SAMPLE_BYTES = 1 << 16
+_LONGEST = 1 << 12
+_DEEPEST = 100
+_GOOD_SHARE = 1 / 8
+"""Texts that take no more than this need not be cut in another way."""
+_MOST_PIECES = 400
+_LEAST_ROWS = 3
+_ENOUGH_FOR_LITERAL = 16
+_LEAST_ROOM = 1 << 10
+_FEW_WORDS = 8
+_REPEATED = 8
+_UNIQUE_SHARE = 0.97
+_TOKEN = re.compile(rb"[0-9A-Za-z\x80-\xff]*")
+_SPLIT_TOKEN = re.compile(rb"[0-9]+|[A-Za-z\x80-\xff]*")
+_SEPARATORS = re.compile(rb"[^0-9A-Za-z\x80-\xff]*")
+_NO_SEPARATORS = re.compile(rb"[0-9A-Za-z\x80-\xff]+")
+
+
+@dataclass(slots=True)
+class Piece:
+    """A piece, and those that may follow it.
+
+    Parameters
+    ----------
+    kind : int
+        `LITERAL`, `WORD` or `NUMBER`.
+    text : bytes
+        The literal.
+    room : int
+        How many words there may be.
+    least : int
+        The least digits of a number.
+    until : int
+        The byte that ends a word, or `TOKEN_END` or `ANY_END`.
+    ends : bool
+        Whether a text may end here.
+    after : list of Piece
+        What may follow.
+    """
+
+    kind: int
+    text: bytes = b""
+    room: int = 0
+    least: int = 0
+    until: int = TOKEN_END
+    ends: bool = False
+    after: list[Piece] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """What texts look like.
+
+    Parameters
+    ----------
+    split : bool
+        Whether digits and letters that follow each other are two tokens.
+    pieces : list of Piece
+        With what texts begin.
+    share : float
+        Of the bytes of the sample, about what it takes.
+    """
+
+    split: bool
+    pieces: list[Piece]
+    share: float
+
+
+def sample_rows(rows: int, mean_bytes: int) -> Ints:
+    """Return the texts from which forms are learned. They are spread: neighbours have much in common."""
+    few = min(rows, _SAMPLE, max(_SAMPLE_BYTES // max(mean_bytes, 1), _ENOUGH_FOR_LITERAL))
+    return np.linspace(0, max(rows - 1, 0), few).astype(np.int64)
+
+
+def learn_forms(offsets: Ints, source: Bytes) -> Forms:
+    """Return the forms of a sample of texts, cut in that of two ways in which they take less.
+
+    Parameters
+    ----------
+    offsets, source : Ints, Bytes
+        Where each text begins and the last one ends, and the bytes that they are in.
+    """
+    taken = sample_rows(offsets.size - 1, (int(offsets[-1]) - int(offsets[0])) // max(offsets.size - 1, 1))
+    bounds = zip(offsets[taken].tolist(), offsets[taken + 1].tolist(), strict=True)
+    texts = [source[begin:end].tobytes() for begin, end in bounds if end - begin <= _LONGEST]
+    forms = _Learner(texts, split=False).forms()
+    if forms.share > _GOOD_SHARE:
+        forms = min(forms, _Learner(texts, split=True).forms(), key=lambda forms: forms.share)
+    return forms
+
+
+_Row = tuple[bytes, int]
+"""A text, and how many of its bytes belong to earlier pieces."""
+
+
+class _Learner:
+    """Finds the pieces of a sample of texts, one after the other."""
+
+    def __init__(self, texts: list[bytes], *, split: bool) -> None:
+        self._texts = texts
+        self._split = split
+        self._token = _SPLIT_TOKEN if split else _TOKEN
+        self._least_rows = max(_LEAST_ROWS, len(texts) // 256)
+        self._pieces = self._ends = self._depth = 0
+        self._bits = 0.0
+
+    def forms(self) -> Forms:
+        """Return what texts look like."""
+        top = Piece(LITERAL)
+        self._follow(top, [(text, 0) for text in self._texts])
+        if top.ends:
+            top.after.append(Piece(LITERAL, ends=True))
+        return Forms(self._split, top.after, self._bits / 8.0 / max(sum(map(len, self._texts)), 1))
+
+    def _enough(self, some: list[_Row], rows: list[_Row]) -> bool:
+        """Say whether some of these rows get a piece of their own; if not, they take their bytes."""
+        enough = len(some) >= min(self._least_rows, len(rows)) and self._pieces < _MOST_PIECES
+        if not enough:
+            self._bits += sum(8.0 * len(text) for text, _ in some)
+        return enough
+
+    def _add(self, piece: Piece, after: Piece) -> Piece:
+        self._pieces += 1
+        piece.after.append(after)
+        return after
+
+    def _follow(self, piece: Piece, rows: list[_Row]) -> None:
+        """Find what follows a piece in these rows."""
+        ended = [row for row in rows if len(row[0]) == row[1]]
+        if ended and self._enough(ended, rows):
+            self._end(piece)
+        rows = [row for row in rows if len(row[0]) > row[1]]
+        if not rows:
+            return
+        rests = [text[at:] for text, at in rows]
+        if self._depth == _DEEPEST or (len(set(rests)) > 1 and self._few(rests)):
+            self._end(self._add(piece, self._word(rests, ANY_END)))
+            return
+        self._depth += 1
+        heads = [self._head(row) for row in rows]
+        groups: dict[int, list[_Row]] = {}
+        kinds = [1 if _is_number(head) else 2 if head else 0 for head in heads]
+        if 10 * sum(kind == 1 for kind in kinds) < len(rows):
+            kinds = [min(kind, 1) * 2 for kind in kinds]
+        for kind, row in zip(kinds, rows, strict=True):
+            groups.setdefault(kind, []).append(row)
+        for kind, some in sorted(groups.items(), key=lambda group: -len(group[1])):
+            if self._enough(some, rows):
+                if kind:
+                    self._value(piece, some, numbers=kind == 1)
+                else:
+                    self._literals(piece, [(row, self._separators(row)) for row in some])
+        self._depth -= 1
+
+    def _end(self, piece: Piece) -> None:
+        if self._ends < MOST_FORMS:
+            piece.ends = True
+            self._ends += 1
+
+    def _head(self, row: _Row) -> bytes:
+        found = self._token.match(*row)
+        return found[0] if found else b""
+
+    def _separators(self, row: _Row) -> bytes:
+        found = _SEPARATORS.match(*row)
+        return found[0] if found else b""
+
+    def _literals(self, piece: Piece, rows: list[tuple[_Row, bytes]]) -> None:
+        """Follow each of the literals with which these rows go on."""
+        groups: dict[bytes, list[_Row]] = {}
+        for (text, at), literal in rows:
+            groups.setdefault(literal, []).append((text, at + len(literal)))
+        everything = [row for row, _ in rows]
+        if len(groups) > 1:
+            self._bits += 2.0 * len(rows)
+        for literal, some in sorted(groups.items(), key=lambda group: -len(group[1])):
+            if self._enough(some, everything):
+                self._follow(self._add(piece, Piece(LITERAL, text=literal)) if literal else piece, some)
+
+    def _value(self, piece: Piece, rows: list[_Row], *, numbers: bool) -> None:
+        """Find the numbers or words with which these rows go on, and what follows them."""
+        heads = [self._head(row) for row in rows]
+        count = len(set(heads))
+        if count == 1 and len(rows) >= _ENOUGH_FOR_LITERAL:
+            self._literals(piece, list(zip(rows, heads, strict=True)))
+            return
+        until, found = self._longest(rows, heads) if self._few(heads) else (TOKEN_END, heads)
+        if until == TOKEN_END and not numbers and count <= _FEW_WORDS:
+            ends = {
+                self._separators((text, at + len(head))) for (text, at), head in zip(rows, heads, strict=True)
+            }
+            if len(ends) > 1:
+                # What follows depends on the word.
+                self._literals(piece, list(zip(rows, heads, strict=True)))
+                return
+        least = _least_digits(set(heads)) if numbers and not self._few(heads) else 0
+        if least:
+            values = [int(head) for head in heads]
+            self._bits += len(rows) * float(np.log2(max(values) - min(values) + 1))
+            after = Piece(NUMBER, least=least)
+        else:
+            after = self._word(found, until)
+        after = self._add(piece, after)
+        rows = [(text, at + len(word)) for (text, at), word in zip(rows, found, strict=True)]
+        self._literals(after, [(row, self._separators(row)) for row in rows])
+
+    def _few(self, words: list[bytes]) -> bool:
+        """Say whether words are so few that each is worth a place in a dictionary."""
+        return len(set(words)) <= max(2, len(words) // _REPEATED)
+
+    def _word(self, words: list[bytes], until: int) -> Piece:
+        """Return the piece that words are."""
+        distinct = set(words)
+        count = len(distinct)
+        if count > _UNIQUE_SHARE * len(words) and len(words) > _ENOUGH_FOR_LITERAL:
+            self._bits += sum(8.0 * len(word) for word in words)
+            return Piece(WORD, until=until)
+        self._bits += len(words) * float(np.log2(count)) + sum(map(len, distinct)) / 16
+        return Piece(WORD, until=until, room=_LEAST_ROOM + 8 * count if self._few(words) else MOST_WORDS)
+
+    def _longest(self, rows: list[_Row], heads: list[bytes]) -> tuple[int, list[bytes]]:
+        """Return the byte up to which few texts are the longest, and these texts."""
+        until, found = TOKEN_END, heads
+        (text, at), size = rows[0], sum(map(len, heads))
+        for byte in dict.fromkeys(_NO_SEPARATORS.sub(b"", text[at:])):
+            wanted = bytes((byte,))
+            ends = [text.find(wanted, at) for text, at in rows]
+            if min(ends) < 0:
+                continue
+            words = [text[at:end] for (text, at), end in zip(rows, ends, strict=True)]
+            longer = sum(map(len, words))
+            if longer > size and self._few(words):
+                until, found, size = byte, words, longer
+        return until, found
+
+
+def _is_number(text: bytes) -> bool:
+    return text.isdigit() and len(text) <= MOST_DIGITS
+
+
+def _least_digits(distinct: set[bytes]) -> int:
+    """Return with how many digits at least numbers are written; 0 if it depends."""
+    if not all(map(_is_number, distinct)):
+        return 0
+    least = min((len(text) for text in distinct if text[:1] == b"0" and len(text) > 1), default=1)
+    return (
+        least
+        if all(len(text) == least or (len(text) > least and text[:1] != b"0") for text in distinct)
+        else 0
+    )

@@ -1,0 +1,167 @@
+"""What pydantic finds wrong with a pipeline, in our own words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from penstock.conf.cross_field_checks import Problem
+from penstock.conf.document import FieldPath
+from penstock.conf.sections import (
+    ByWindowSection,
+    ConsoleSink,
+    FilesSource,
+    Input,
+    JoinSection,
+    KafkaSink,
+    KafkaSource,
+    LookupSection,
+    MarketSource,
+    MemorySink,
+    NoopSink,
+    OtherWindow,
+    ParquetSink,
+    Query,
+    Queue,
+    RateSource,
+    ResultsSection,
+    Section,
+    TableSection,
+    UnionSection,
+    WindowJoinSection,
+    WindowSection,
+)
+from penstock.conf.values import choice, did_you_mean, show
+
+__all__ = ["explain"]
+
+_SOURCES: Final[dict[str, type[Section]]] = {
+    "market": MarketSource,
+    "files": FilesSource,
+    "kafka": KafkaSource,
+    "rate": RateSource,
+}
+_SINKS: Final[dict[str, type[Section]]] = {
+    "console": ConsoleSink,
+    "parquet": ParquetSink,
+    "kafka": KafkaSink,
+    "memory": MemorySink,
+    "noop": NoopSink,
+}
+_UNIONS: Final = {"source": _SOURCES, "sink": _SINKS}
+_PARTS: Final[dict[FieldPath, type[Section]]] = {
+    ("queue",): Queue,
+    ("window",): WindowSection,
+    ("window_join",): WindowJoinSection,
+    ("window_join", "window"): OtherWindow,
+    ("window_join", "by_window"): ByWindowSection,
+    ("by_window",): ByWindowSection,
+    ("union",): UnionSection,
+    ("union", "inputs", "*"): Input,
+    ("join",): JoinSection,
+    ("join", "with"): Input,
+    ("lookup",): LookupSection,
+    ("lookup", "table"): TableSection,
+    ("results",): ResultsSection,
+    ("query",): Query,
+}
+
+
+def _fields(section: FieldPath, data: dict[str, Any], root: type[BaseModel]) -> list[str]:
+    """Return the names that a section's fields may have."""
+    model: type[BaseModel] | None = root
+    at: Any = data
+    for place, part in enumerate(section):
+        at = at.get(part) if isinstance(at, dict) else None
+        if part in _UNIONS:
+            model = _UNIONS[str(part)].get(at.get("type", "")) if isinstance(at, dict) else None
+        else:
+            model = _PARTS.get(_general(section[: place + 1]))
+    return [] if model is None else [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _general(path: FieldPath) -> FieldPath:
+    """Return a path with ``*`` for the name of a union's input."""
+    return (*path[:2], "*", *path[3:]) if path[:2] == ("union", "inputs") and len(path) > 2 else path
+
+
+def _missing(path: FieldPath) -> str | None:
+    kinds = _UNIONS.get(str(path[-2])) if path[-1] == "type" and len(path) > 1 else None
+    if kinds is not None:
+        return f"write one of {', '.join(kinds)}"
+    if path[1:] == ("key",) and path[0] != "lookup":
+        return "name the column, or the columns, of the update key"
+    if path in (("queue", "time"), ("union", "time")):
+        return "name the column whose greatest value is the newest"
+    if path in (("window", "time"), ("join", "time")):
+        return "name the column of the time"
+    if path == ("join", "within"):
+        return "write how far two times may be apart, such as '10 s'"
+    if path == ("join", "with"):
+        return "write the other stream: its source, and if need be its filter and projection"
+    if path == ("union", "inputs"):
+        return "write a name and a source for each other input"
+    if path == ("lookup", "key"):
+        return "name the column, or the columns, of stream and table"
+    if path[-1] == "aggregates":
+        return "write a name and an expression for each, such as load: avg(value)"
+    if path == ("window", "size"):
+        return "write a duration, such as '60 s', or a number of rows, such as '100 rows'"
+    if path == ("window_join", "window", "size"):
+        return "write a duration, such as '60 s'"
+    return None
+
+
+_KINDS: Final[dict[str, tuple[str, str | None]]] = {
+    "string_type": ("is not text", "put it in quotes"),
+    "int_type": ("is not a whole number", None),
+    "int_from_float": ("is not a whole number", None),
+    "int_parsing_size": ("is too large a number", None),
+    "float_type": ("is not a number", None),
+    "finite_number": ("is not a finite number", None),
+    "bool_type": ("is neither true nor false", None),
+    "model_type": ("is not a section", "write its fields below it, indented"),
+    "model_attributes_type": ("is not a section", "write its fields below it, indented"),
+    "dict_type": ("is not a section", "write its fields below it, indented"),
+}
+
+
+def explain(error: ErrorDetails, data: dict[str, Any], root: type[BaseModel]) -> list[Problem]:
+    """Say in our own words what pydantic found."""
+    path, kind, got, context = error["loc"], error["type"], error["input"], error.get("ctx", {})
+    for place in range(len(path) - 1, 0, -1):
+        before = path[place - 1]
+        if before in _UNIONS and path[place] in _UNIONS[str(before)]:
+            path = (*path[:place], *path[place + 1 :])  # pydantic names the member of the union too
+    if kind == "sections":
+        return list(context["problems"])
+    if kind == "penstock":
+        return [(path, context["fact"], context["hint"])]
+    if kind == "missing":
+        return [(path, "is required", _missing(path))]
+    if kind == "extra_forbidden":
+        allowed = _fields(path[:-1], data, root)
+        listed = f"the fields here are {', '.join(allowed)}"
+        return [(path, "unknown field", did_you_mean(path[-1], allowed, listed))]
+    if kind == "union_tag_not_found":
+        path = (*path, "type")
+        return [(path, "is required", _missing(path))]
+    if kind == "union_tag_invalid":
+        return [((*path, "type"), *choice(got["type"], list(_UNIONS[str(path[-1])])))]
+    if kind == "literal_error":
+        allowed = [a or b.lower() for a, b in re.findall(r"'([^']*)'|(True|False)", context["expected"])]
+        return [(path, *choice(got, allowed))]
+    if kind == "too_short":
+        return [(path, "is empty", _missing(path))]
+    if kind == "greater_than_equal":
+        return [(path, f"{show(got)} is too small", f"it must be at least {context['ge']:g}")]
+    if kind == "string_too_short":
+        return [(path, "is empty", None)]
+    if kind in _KINDS:
+        fact, hint = _KINDS[kind]
+        scalar = got is not None and not isinstance(got, dict | list)
+        return [(path, f"{show(got)} {fact}", hint if scalar else None)]
+    return [(path, error["msg"].removesuffix("."), None)]

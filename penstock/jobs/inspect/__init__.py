@@ -1,0 +1,1 @@
+"""The commands that look inside what is stored."""

@@ -1,0 +1,67 @@
+"""What a checkpoint says of a state location, for commands that look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.errors import InvalidUsageError
+from penstock.jobs.session import open_session
+from penstock.spark_ext.state_reader.committed import committed_pointers, query_of
+from penstock.state_store.bucket_store import Pointer
+from penstock.state_store.location import Operator
+
+__all__ = ["committed_in"]
+
+
+def committed_in(checkpoint: str, operators: Sequence[Operator]) -> tuple[list[Operator], dict[str, Pointer]]:
+    """Return those of `operators` that belong to the checkpoint's query, and their buckets' pointers.
+
+    Called once, on the driver. The active session is used, or one is started and stopped.
+
+    Parameters
+    ----------
+    checkpoint : str
+        The checkpoint of the query, as Spark is given it.
+    operators : sequence of Operator
+        What lies in the state location.
+
+    Returns
+    -------
+    operators : list of Operator
+        In the same order, at least one.
+    pointers : dict of str to Pointer
+        By location of the bucket; a bucket without is empty in the newest committed micro-batch.
+
+    Raises
+    ------
+    InvalidUsageError
+        If this is no checkpoint, or none of the operators is of its query, or only a bucket of one is given.
+    CorruptDataError
+        If the checkpoint points to no file of an operator, or what describes the operator is damaged.
+    UnavailableError
+        If the file system refuses, or Spark does not start.
+    """
+    spark, made = open_session("penstock", {})
+    try:
+        query = query_of(spark, checkpoint)
+        chosen = [operator for operator in operators if operator.query == query]
+        if not chosen:
+            raise InvalidUsageError(
+                "the checkpoint is of another query",
+                checkpoint_of=query,
+                found=sorted({operator.query for operator in operators}),
+            )
+        pointers = {}
+        for operator in chosen:
+            if operator.files is None:
+                raise InvalidUsageError(
+                    "the path is that of one bucket",
+                    path=operator.buckets[0].location,
+                    hint="give the operator's directory",
+                )
+            for bucket, pointer in committed_pointers(spark, checkpoint, operator.files).items():
+                pointers[operator.files.child(f"{bucket:05d}").location] = pointer
+    finally:
+        if made:
+            spark.stop()
+    return chosen, pointers

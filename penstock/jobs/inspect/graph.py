@@ -1,0 +1,78 @@
+"""``penstock inspect graph``: plan, p-streams, queries, markers and newest recovery of a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from penstock.checkpointing.graph.facts import GraphFacts
+
+__all__ = ["show"]
+
+
+def show(console: Console, facts: GraphFacts) -> None:
+    """Write what a checkpoint says of its graph, as tables below its plan."""
+    markers = facts.markers
+    streams: list[RenderableType] = [_streams(facts), Text(), _readers(facts), Text()]
+    parts: list[RenderableType] = [
+        Text(facts.explanation),
+        _queries(facts),
+        Text(),
+        *(streams if facts.streams else []),
+        Text("markers: " + ", ".join(f"{count:,} {kind}" for kind, count in asdict(markers).items())),
+        Text(_recovery(facts)),
+    ]
+    console.print(Group(*parts))
+
+
+def _table(title: str, *columns: str, numbers: int) -> Table:
+    """Return an empty table whose last columns are numbers."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for at, column in enumerate(columns):
+        table.add_column(column, justify="right" if at >= len(columns) - numbers else "left")
+    return table
+
+
+def _queries(facts: GraphFacts) -> Table:
+    table = _table("queries", "query", "writes", "planned", "committed", numbers=2)
+    for one in facts.queries:
+        cells = [one.name, one.writes or "the sink", _batch(one.planned), _batch(one.committed)]
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _streams(facts: GraphFacts) -> Table:
+    table = _table("p-streams", "p-stream", "written by", "start", "end", "commits", "size", numbers=4)
+    for one in facts.streams:
+        who = "this graph" if one.own else "others"
+        cells = [one.name, who, f"{one.start:,}", f"{one.end:,}", f"{one.commits:,}", decimal(one.size_bytes)]
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _readers(facts: GraphFacts) -> Table:
+    table = _table("readers", "p-stream", "reader", "query", "released", "committed", "lag", numbers=3)
+    for stream in facts.streams:
+        for one in stream.readers:
+            numbers = (one.released, one.committed, one.lag)
+            table.add_row(*map(Text, [stream.name, one.name, one.query, *(f"{n:,}" for n in numbers)]))
+    return table
+
+
+def _batch(number: int) -> str:
+    return "-" if number < 0 else f"{number:,}"
+
+
+def _recovery(facts: GraphFacts) -> str:
+    found = facts.recovery
+    if found is None:
+        return "last recovery: none"
+    when = datetime.fromtimestamp(found["time_us"] / 1e6, UTC).isoformat(timespec="seconds")
+    phases = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found["phases_s"].items())
+    state = f", {found['buckets']:,} buckets of state found" if found.get("buckets") else ""
+    return f"last recovery: {when}, {found['rows_replayed']:,} rows replayed{state}; {phases}"

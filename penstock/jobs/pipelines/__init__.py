@@ -1,0 +1,1 @@
+"""Pipelines from YAML: built, explained, run."""

@@ -1,0 +1,302 @@
+"""Runs a query, a graph or a pipeline: follows it batch by batch, and ends it."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock.conf.pipeline import Pipeline, load_pipeline
+from penstock.errors import InvalidUsageError
+from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer, summary_line
+from penstock.jobs.pipelines.build import start, start_graph, writer
+from penstock.jobs.session import open_session, session
+from penstock.jobs.signals import StopSignals
+from penstock.spark_ext.api.failure import failure_of
+from penstock.spark_ext.api.metrics import (
+    OBSERVATION_PREFIX,
+    ProgressReader,
+    batch_metrics,
+    had_input,
+    is_last,
+)
+from penstock.spark_ext.api.register import register, wait_for_metrics
+from penstock.spark_ext.api.stopping import stop_between_batches
+from penstock.spark_ext.graph.handle import RESULTS, RunningGraph
+from penstock.spark_ext.worker.restart import check_restart
+
+__all__ = ["Batch", "StopSignals", "Totals", "follow", "run", "run_pipeline", "run_to_end"]
+
+_POLL_S = 0.25
+_COUNTS = ("rows_in", "emitted", "conflated", "late", "dropped", "waiting_keys")
+
+
+def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = None) -> StreamingQuery:
+    """Start a pipeline.
+
+    Called on the driver. Returns as soon as the query runs. With the trigger available_now and a budget the
+    query goes on after its input is used up, because keys may wait; `run_to_end` stops it when none does.
+
+    Parameters
+    ----------
+    pipeline : Pipeline, str or pathlib.Path
+        The pipeline, or its file, or the name of a packaged example.
+    spark : pyspark.sql.SparkSession, optional
+        The session to run in, to which ``query.spark`` is applied; by default the active one, or a new one.
+
+    Returns
+    -------
+    pyspark.sql.streaming.StreamingQuery
+
+    Raises
+    ------
+    InvalidUsageError
+        If the configuration is wrong, or Spark or the queue refuses a section of it.
+    """
+    if not isinstance(pipeline, Pipeline):
+        pipeline = load_pipeline(pipeline)
+    if pipeline.is_graph:
+        part = "persist" if pipeline.persists else "window"
+        raise InvalidUsageError(
+            f"{part}: it runs as a graph, which may be more than one query", hint="use run_to_end"
+        )
+    spark, _ = open_session(pipeline.query.name, pipeline.query.spark, spark)
+    return _start(spark, pipeline, _prepared(pipeline, spark))
+
+
+def _start(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> StreamingQuery:
+    return start(writer(spark, pipeline, checkpoint))
+
+
+def _prepared(pipeline: Pipeline, spark: SparkSession) -> str:
+    """Make Penstock's parts known to a session; return the checkpoint, a temporary one if none is given."""
+    register(spark, metrics_file=pipeline.query.metrics, metrics_query=pipeline.query.name)
+    if pipeline.query.checkpoint is not None:
+        return pipeline.query.checkpoint
+    # The query may outlive its handle, so the directory goes only when the process does.
+    temporary = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
+    atexit.register(temporary.cleanup)
+    return temporary.name
+
+
+def _new_batches(reader: ProgressReader) -> list[Batch]:
+    """Return the batches that ended since the last call, in order."""
+    return [_batch(progress) for progress in reader.new()]
+
+
+def _batch(progress: StreamingQueryProgress) -> Batch:
+    served = batch_metrics(progress)
+    counts = {name: sum(entry[name] for entry in served) for name in _COUNTS}
+    if not served and not any(name.startswith(OBSERVATION_PREFIX) for name in progress.observedMetrics or ()):
+        counts["rows_in"] = max(progress.numInputRows, 0)
+    stale = [entry["application_staleness_ms"] for entry in served]
+    return Batch(
+        number=progress.batchId,
+        duration_ms=progress.durationMs["triggerExecution"],
+        new_input=had_input(progress),
+        staleness_ms=max((one["avg"] for one in stale), default=0.0),
+        staleness_p95_ms=max((one["p95"] for one in stale), default=0.0),
+        **counts,
+    )
+
+
+def follow(
+    query: StreamingQuery | RunningGraph,
+    on_batch: Callable[[Batch], None],
+    signals: StopSignals,
+    *,
+    drain: bool = True,
+) -> Totals:
+    """Wait for a query or a graph to end, and tell of each of its batches.
+
+    Called on the driver's main thread. A signal stops the query once the batch that runs has ended, for
+    which it waits a few seconds. A batch that is given up a restart from the checkpoint runs again.
+
+    Parameters
+    ----------
+    query : pyspark.sql.streaming.StreamingQuery or RunningGraph
+        What runs. Of a graph, the batches are those of its results.
+    on_batch : callable
+        Called with each batch that ended, in order, within a quarter of a second of its end.
+    signals : StopSignals
+        Asked whether to stop.
+    drain : bool
+        Whether a query with the trigger ``availableNow`` goes on until no key waits.
+
+    Raises
+    ------
+    PenstockError
+        If the query failed.
+    """
+    if isinstance(query, RunningGraph):
+        return _follow_graph(query, on_batch, signals)
+    spark = SparkSession.active()
+    available_now = _is_available_now(query)
+    totals = Totals()
+    reader = ProgressReader(query)
+    ended = False
+    while True:
+        failure: StreamingQueryException | None = None
+        try:
+            # Spark takes parts of a second.
+            ended = bool(query.awaitTermination(_POLL_S))  # type: ignore[arg-type]
+        except StreamingQueryException as error:
+            failure = error
+        if signals.received is not None:
+            stop_between_batches(query, spark)
+        for batch in _new_batches(reader):
+            totals = totals.plus(batch)
+            on_batch(batch)
+            first, waits = totals.batches == 1, batch.waiting_keys > 0
+            last = is_last(new_input=batch.new_input, waits=waits, drain=drain, first=first)
+            if available_now and last and not ended:
+                # The next batch may have begun, and ends before the query stops.
+                stop_between_batches(query, spark)
+                ended = True
+        if failure is not None:
+            raise failure_of(failure, "the query failed", query=query.name or str(query.id)) from None
+        if ended or signals.received is not None:
+            query.stop()  # joins its thread, which may still be tidying up
+            for batch in _new_batches(reader):
+                totals = totals.plus(batch)
+                on_batch(batch)
+            return replace(totals, signal=signals.received)
+
+
+def _is_available_now(query: StreamingQuery) -> bool:
+    """Whether a query's trigger is ``availableNow``, which only its JVM object says."""
+    return str(query._jsq.streamingQuery().trigger().toString()) == "AvailableNowTrigger"
+
+
+def _follow_graph(
+    running: RunningGraph,
+    on_batch: Callable[[Batch], None],
+    signals: StopSignals,
+) -> Totals:
+    """Do for a graph what `follow` does for a query."""
+    totals = Totals()
+    reader: ProgressReader | None = None
+    ended = False
+    while not ended:
+        ended = running.await_termination(_POLL_S)
+        if signals.received is not None:
+            running.stop()
+            ended = True
+        if reader is None and RESULTS in running.queries:
+            reader = ProgressReader(running.queries[RESULTS])
+        batches = [] if reader is None else _new_batches(reader)
+        for batch in batches:
+            totals = totals.plus(batch)
+            on_batch(batch)
+    return replace(totals, signal=signals.received)
+
+
+def run(
+    query: StreamingQuery | RunningGraph | DataStreamWriter,
+    *,
+    drain: bool = True,
+    on_batch: Callable[[Batch], None] | None = None,
+) -> Totals:
+    """Follow a query or a graph until it ends; print what its batches did.
+
+    Called on the driver's main thread. It returns when
+
+    - the query ends: one with the trigger ``availableNow`` does so when its input is used up and, with
+      `drain`, no key waits, which Spark's own ``awaitTermination`` never sees;
+    - Ctrl-C or SIGTERM stops it, between two batches: a start with the same checkpoint goes on there.
+      A second one ends the process at once.
+
+    Parameters
+    ----------
+    query : StreamingQuery, RunningGraph or DataStreamWriter
+        What ``start()`` of a writer or `penstock.start` returned; or the writer, which is started: then also
+        what Spark refuses is an error of Penstock's.
+    drain : bool
+        Whether a query with the trigger ``availableNow`` goes on until no key waits. If not, what waits is
+        served by the next start.
+    on_batch : callable, optional
+        Called with each `Batch` in place of printing a line on standard error.
+
+    Returns
+    -------
+    Totals
+        Sums over the batches, the number of keys that still wait, and the signal that stopped it.
+
+    Raises
+    ------
+    InvalidUsageError
+        If Spark refuses the query, or its checkpoint was made with another key, policy or number of buckets.
+    PenstockError
+        If the query failed; its text tells the cause, and its class what to do next.
+
+    Examples
+    --------
+    >>> totals = penstock.run(query)  # doctest: +SKIP
+    """
+    if isinstance(query, DataStreamWriter):
+        query = start(query)
+    with StopSignals() as signals, ExitStack() as printer:
+        show = printer.enter_context(batch_printer()) if on_batch is None else on_batch
+        try:
+            for note in [] if isinstance(query, RunningGraph) else check_restart(query):
+                print(note, file=sys.stderr, flush=True)
+            totals = follow(query, show, signals, drain=drain)
+        except BaseException:
+            query.stop()
+            raise
+    queries = query.queries.values() if isinstance(query, RunningGraph) else [query]
+    wait_for_metrics(queries)
+    if on_batch is None:
+        print(summary_line(totals), file=sys.stderr, flush=True)
+    return totals
+
+
+def run_to_end(
+    pipeline: Pipeline,
+    on_batch: Callable[[Batch], None] = lambda batch: None,
+    spark: SparkSession | None = None,
+    *,
+    log_level: str = "FATAL",
+) -> Totals:
+    """Run a pipeline until its query ends or SIGINT or SIGTERM stops it.
+
+    Called on the driver's main thread. A session that it makes it also ends.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        What to run.
+    on_batch : callable
+        Called with each batch that ended.
+    spark : pyspark.sql.SparkSession, optional
+        The session to run in; by default the active one, or a new one.
+    log_level : str
+        What Spark logs, where neither the pipeline nor a Spark installation says so. A query's failure is
+        raised, so its log adds only the stack of the JVM.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the configuration is wrong, or Spark or the queue refuses a section of it.
+    PenstockError
+        If a query failed.
+    """
+    query = pipeline.query
+    with session(query.spark, name=query.name, log_level=log_level, spark=spark) as opened:
+        checkpoint = _prepared(pipeline, opened)
+        running = (
+            start_graph(opened, pipeline, checkpoint)
+            if pipeline.is_graph
+            else _start(opened, pipeline, checkpoint)
+        )
+        return run(running, drain=query.drain, on_batch=on_batch)

@@ -1,0 +1,1 @@
+"""Aggregates: partials of panes, and windows from them."""

@@ -1,0 +1,168 @@
+"""Aggregates from combined partials, outside of Spark: what `Decomposition.assembly` says, on Arrow columns.
+
+`penstock.operators.sql.evaluate` divides by literals only. The divisions that a `Decomposition` itself makes
+of partials, means and deviations, are known here as a whole: a count that is zero has a sum that is null, and
+null divided by zero is null, in Spark too. Any other division by a column is a user's own and stays with
+Spark, which fails where its divisor is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.aggregates.decomposition import Decomposition, deviation
+from penstock.operators.aggregates.wide import WIDE, as_floats, fits, words_of
+from penstock.operators.sql.expression import Expression, column, edited
+from penstock.operators.sql.tree import Tree
+from penstock.operators.update_stream.stream import RESERVED_PREFIX
+
+__all__ = ["Assembly"]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """How aggregates are computed of partials. Made on the driver, used in workers.
+
+    Parameters
+    ----------
+    aggregates : mapping of str to str
+        Spark SQL over partials, groups, means and deviations, for each aggregate's name.
+    means : mapping of str to (str, str)
+        Sum and count, for each mean's name.
+    deviations : mapping of str to (str, str, str)
+        Count, sum and sum of squares, for each deviation's name.
+    wraps : bool
+        Whether a sum of integers beyond 64 bits wraps around, as Spark's does outside of ANSI mode; by
+        default it is an error.
+    """
+
+    aggregates: Mapping[str, str]
+    means: Mapping[str, tuple[str, str]]
+    deviations: Mapping[str, tuple[str, str, str]]
+    wraps: bool = False
+
+    @classmethod
+    def of(cls, decomposition: Decomposition, *, wraps: bool = False) -> Assembly:
+        """Return the assembly of a decomposition."""
+        found = _Divisions(decomposition)
+        texts: dict[str, str] = {}
+        for name, text in decomposition.assembly.items():
+            made = Expression.parse(text)
+            texts[name] = edited(made.text, found.replaced(made.text, made.tree))
+        return cls(texts, found.means, found.deviations, wraps)
+
+    @property
+    def derived(self) -> tuple[str, ...]:
+        """Names of means and deviations."""
+        return (*self.means, *self.deviations)
+
+    @property
+    def read(self) -> frozenset[str]:
+        """The partials that aggregates read as they are."""
+        texts = self.aggregates.values()
+        return frozenset(one for text in texts for one in Expression.parse(text).columns) - {*self.derived}
+
+    def finish(self, values: pa.RecordBatch, kept: Iterable[str]) -> pa.RecordBatch:
+        """Return some columns of partials as Spark has them, then means and deviations.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a sum overflows.
+        """
+        made = {name: self.whole(name, values.column(name)) for name in kept}
+        for name in self.derived:
+            made[name] = self.computed(name, [values.column(part) for part in self.parts(name)])
+        return pa.RecordBatch.from_arrays(list(made.values()), list(made))
+
+    def whole(self, name: str, column: pa.Array[Any]) -> pa.Array[Any]:
+        """Return a partial as Spark has it; only sums of integers may differ.
+
+        Raises
+        ------
+        InvalidUsageError
+            If one is beyond 64 bits, and does not wrap around.
+        """
+        if column.type != WIDE:
+            return column
+        lows, _ = words_of(column)
+        if not self.wraps and not fits(column):
+            raise InvalidUsageError(
+                "a sum of integers overflows",
+                column=name,
+                hint="sum(CAST(x AS DOUBLE)) does not; avg and stddev are right however large the sum",
+            )
+        mask = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+        return pa.array(lows, mask=mask)
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        """Return the partials of a mean or a deviation; none where it is neither."""
+        return self.means.get(name) or self.deviations.get(name) or ()
+
+    def computed(self, name: str, parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
+        """Return a mean or a deviation of its parts in each row."""
+        return _mean(*parts) if name in self.means else _deviation(*parts)
+
+
+class _Divisions:
+    """Replaces what a decomposition has divided by columns."""
+
+    def __init__(self, decomposition: Decomposition) -> None:
+        self._places = {one.name: (one.kind, one.expression) for one in decomposition.partials}
+        names = {place: name for name, place in self._places.items()}
+        self._known: dict[str, tuple[str, str, str]] = {}
+        for (kind, expression), count in names.items():
+            total, squares = names.get(("sum", expression)), names.get(("sum_of_squares", expression))
+            if kind == "count" and total is not None and squares is not None:
+                parts = (count, total, squares)
+                self._known[deviation(*(column(part).text for part in parts))] = parts
+        self.means: dict[str, tuple[str, str]] = {}
+        self.deviations: dict[str, tuple[str, str, str]] = {}
+
+    def replaced(self, text: str, node: Tree) -> list[tuple[Tree, str]]:
+        """Return which nodes are divisions, with the columns of their values."""
+        if node.kind == "case" and (parts := self._known.get(text[node.start : node.stop])) is not None:
+            return [(node, self._named("deviation", self.deviations, parts))]
+        if node.kind == "binary" and node.value == "/":
+            total, count = node.parts
+            divided, by = self._places.get(total.value), self._places.get(count.value)
+            columns = total.kind == count.kind == "column"
+            if columns and divided is not None and divided[0] == "sum" and by == ("count", divided[1]):
+                return [(node, self._named("mean", self.means, (total.value, count.value)))]
+        return [edit for part in node.children for edit in self.replaced(text, part)]
+
+    @staticmethod
+    def _named(what: str, known: dict[str, Any], parts: tuple[str, ...]) -> str:
+        same = (name for name, one in known.items() if one == parts)
+        name = next(same, f"{RESERVED_PREFIX}{what}_{len(known)}")
+        known[name] = parts
+        return column(name).text
+
+
+def _mean(total: pa.Array[Any], count: pa.Array[Any]) -> pa.Array[Any]:
+    """Return sums divided by counts, null where nothing was counted."""
+    if total.null_count:
+        return pc.divide(_floats(total), count.cast(pa.float64()))
+    return pa.array(np.true_divide(as_floats(total), count.to_numpy()))
+
+
+def _floats(total: pa.Array[Any]) -> pa.Array[Any]:
+    """Return sums as floats, which may be null."""
+    mask = total.is_null().to_numpy(zero_copy_only=False) if total.null_count else None
+    return pa.array(as_floats(total), mask=mask)
+
+
+def _deviation(count: pa.Array[Any], total: pa.Array[Any], squares: pa.Array[Any]) -> pa.Array[Any]:
+    """Return the deviation of a sample, null where it has less than two values; see `decompose`."""
+    n, s, q = (_floats(one).fill_null(0.0).to_numpy(zero_copy_only=False) for one in (count, total, squares))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        # NaN is greater than 0 for Spark, and maximum keeps it.
+        made = np.sqrt(np.maximum(q - s * s / n, 0.0) / (n - 1.0))
+    return pa.array(made, mask=~(n > 1.0))

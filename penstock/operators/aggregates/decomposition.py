@@ -1,0 +1,257 @@
+"""Aggregates as partials of panes, and the expressions that assemble windows from them (Scabbard §2.3)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from types import MappingProxyType
+from typing import Final
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.aggregates.sketches import log2_size_of
+from penstock.operators.scan.spec import PANE, Partial, PartialKind
+from penstock.operators.sql.expression import Expression, column, edited, is_aggregate
+from penstock.operators.sql.tree import Tree
+
+__all__ = ["Decomposition", "aggregates_of", "decompose", "deviation", "pane_ms", "sketched"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decomposition:
+    """Aggregates in two steps.
+
+    Partials of one pane and group are combined by kind: ``count``, ``sum`` and ``sum_of_squares`` are added;
+    of ``min`` and ``max`` the least or greatest is taken; ``first`` and ``last`` come from the fragment
+    with the least or greatest time, of which each `times` names the partial; of ``distinct`` a window has
+    the number of values that are in any fragment, of ``sketch`` about that number.
+
+    Parameters
+    ----------
+    partials : tuple of Partial
+        What a fragment holds. Aggregates share them: ``avg(x)`` and ``sum(x)`` need one ``sum(x)``.
+    assembly : mapping of str to str
+        For each aggregate's name, Spark SQL over combined partials: ``avg(x)`` is ``sum_x / count_x``.
+    times : mapping of str to str
+        For each partial of kind ``first`` or ``last``, the partial that says at what time it was.
+    """
+
+    partials: tuple[Partial, ...]
+    assembly: Mapping[str, str]
+    times: Mapping[str, str]
+
+    @property
+    def rows(self) -> str | None:
+        """The partial that counts all rows, if there is one."""
+        return next((one.name for one in self.partials if (one.kind, one.expression) == ("count", "*")), None)
+
+    def counted(self, taken: Iterable[str] = ()) -> Decomposition:
+        """Return the same with a partial that counts all rows, under a name that is not taken."""
+        if self.rows is not None:
+            return self
+        names = {PANE, *taken, *(partial.name for partial in self.partials)}
+        name = next(name for name in chain(["rows"], map("rows_{}".format, count(2))) if name not in names)
+        return replace(self, partials=(*self.partials, Partial("count", "*", name)))
+
+
+def pane_ms(size_ms: int, slide_ms: int) -> int:
+    """Return the length of the panes that windows are assembled from.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a length is not positive, or the slide is longer than the size: then some rows are in no window.
+    """
+    if size_ms < 1 or slide_ms < 1:
+        raise InvalidUsageError("a window is at least 1 ms long", size_ms=size_ms, slide_ms=slide_ms)
+    if slide_ms > size_ms:
+        raise InvalidUsageError(
+            "a window's slide is longer than its size",
+            hint="rows between windows would be in none; filter them out instead",
+            size_ms=size_ms,
+            slide_ms=slide_ms,
+        )
+    return math.gcd(size_ms, slide_ms)
+
+
+def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] = ()) -> Decomposition:
+    """Split aggregates into partials and assembly.
+
+    Parameters
+    ----------
+    aggregates : mapping of str to str
+        Names and Spark SQL: ``count``, ``count(DISTINCT x)``, ``approx_count_distinct(x)``, ``sum``, ``avg``,
+        ``min``, ``max``, ``first``, ``last``, ``stddev``, and what is computed from them, such as
+        ``sum(price * volume) / sum(volume)``.
+    time : str
+        The column of the window's time, by which ``first`` and ``last`` are meant.
+    group_by : iterable of str
+        The columns of the group, which may also stand outside of aggregates.
+
+    Raises
+    ------
+    InvalidUsageError
+        If one has no aggregate in it, reads a column outside of aggregates, or has no partials, as a median.
+
+    Notes
+    -----
+    ``stddev`` is that of a sample, as in Spark, and comes from count, sum and sum of squares, which can be
+    added and taken away. Its error grows with the ratio of mean to deviation: about 1e-16 times the square
+    of that ratio. ``first`` and ``last`` are by time, where Spark's are by order of arrival.
+    """
+    group = tuple(group_by)
+    found = _Partials(time, group)
+    assembly: dict[str, str] = {}
+    for name, text in aggregates.items():
+        whole = Expression.parse(text)
+        calls = aggregates_of(whole.tree)
+        if not calls:
+            raise InvalidUsageError(
+                "no aggregate", hint="such as sum(x), avg(x) or count(*)", name=name, expression=text
+            )
+        edits: list[tuple[Tree, str]] = []
+        for call in calls:
+            if any(is_aggregate(node) for part in call.children for node in part.walk()):
+                raise InvalidUsageError("an aggregate of an aggregate", name=name, expression=text)
+            made = found.split(whole, call)
+            if made is None:
+                raise InvalidUsageError(
+                    "an aggregate cannot be made of panes",
+                    hint="count, count(DISTINCT x), approx_count_distinct(x), sum, avg, min, max, first, "
+                    "last and stddev can, and what is computed from them",
+                    name=name,
+                    expression=text,
+                )
+            edits.append((call, made))
+        rest = Expression.parse(edited(whole.text, edits))
+        outside = sorted(set(rest.columns) - found.names - set(group))
+        if outside:
+            raise InvalidUsageError(
+                "a column outside of aggregates",
+                hint="put it into group_by",
+                column=outside[0],
+                name=name,
+                expression=text,
+            )
+        assembly[name] = rest.text
+    return Decomposition(tuple(found.made), MappingProxyType(assembly), MappingProxyType(found.times))
+
+
+def aggregates_of(tree: Tree) -> list[Tree]:
+    """Return the calls of aggregates in a tree that are in no other."""
+    if is_aggregate(tree):
+        return [tree]
+    return [call for part in tree.children for call in aggregates_of(part)]
+
+
+def deviation(n: str, s: str, q: str) -> str:
+    """Return what makes a sample's deviation of the columns of its count, sum and sum of squares."""
+    # Rounding may make a variance of zero less than that.
+    variance = f"GREATEST({q} - CAST({s} AS DOUBLE) * {s} / {n}, CAST(0.0 AS DOUBLE)) / ({n} - 1)"
+    return f"CASE WHEN {n} > 1 THEN SQRT({variance}) END"
+
+
+class _Partials:
+    """Collects the partials of aggregates, each once."""
+
+    def __init__(self, time: str, group_by: tuple[str, ...]) -> None:
+        self._time = column(time).text
+        self._taken = {PANE, *group_by}
+        self.made: list[Partial] = []
+        self.times: dict[str, str] = {}
+
+    @property
+    def names(self) -> set[str]:
+        return {partial.name for partial in self.made}
+
+    def _column(self, kind: PartialKind, expression: str, log2_size: int = 0) -> str:
+        """Return the name of a partial's column, which is made where there is none yet."""
+        for partial in self.made:
+            if (partial.kind, partial.expression, partial.log2_size) == (kind, expression, log2_size):
+                return column(partial.name).text
+        words = re.sub(r"\W+", "_", expression).strip("_").lower()[:40]
+        plain = kind if expression == "*" else f"{kind}_{words or 'value'}"
+        name, taken, number = plain, self.names | self._taken, 2
+        while name in taken:
+            name, number = f"{plain}_{number}", number + 1
+        self.made.append(Partial(kind, expression, name, log2_size))
+        return column(name).text
+
+    def split(self, whole: Expression, call: Tree) -> str | None:
+        """Return what assembles an aggregate; None if it has no partials."""
+        condition = None if call.filter is None else whole.slice(call.filter).text
+        texts = [whole.slice(part).text for part in call.parts]
+        if call.value == "approx_count_distinct" and not call.modifiers and len(texts) in (1, 2):
+            return self._sketch(call, texts, condition)
+        distinct = call.modifiers == ("DISTINCT",) and call.value == "count"
+        if len(texts) != 1 or not (distinct or call.modifiers in ((), ("ALL",))):
+            return None
+        (argument,), (text,) = call.parts, texts
+        if argument.kind == "star" and (distinct or call.value != "count"):
+            return None
+        rows = call.value == "count" and argument.kind in ("star", "number", "string", "boolean")
+        if condition is not None:
+            if _KINDS.get(call.value) in ("first", "last"):
+                return None
+            text = f"CASE WHEN {condition} THEN {1 if argument.kind == 'star' else text} END"
+        if distinct:
+            return self._column("distinct", text)
+        if rows and condition is None:
+            return self._column("count", "*")
+        return self._assemble(call.value, text)
+
+    def _assemble(self, function: str, text: str) -> str | None:
+        kind = _KINDS.get(function)
+        if kind is not None:
+            made = self._column(kind, text)
+            if kind in ("first", "last"):
+                self._at(kind, made)
+            return made
+        if function in ("avg", "mean"):
+            total, count = self._column("sum", text), self._column("count", text)
+            return f"({total} / {count})"
+        if function in ("stddev", "stddev_samp"):
+            n, s = self._column("count", text), self._column("sum", text)
+            return deviation(n, s, self._column("sum_of_squares", text))
+        return None
+
+    def _at(self, kind: PartialKind, made: str) -> None:
+        """Note which partial says at what time a first or last value was."""
+        when = self._column("min" if kind == "first" else "max", self._time)
+        (name,), (time,) = Expression.parse(made).columns, Expression.parse(when).columns
+        self.times[name] = time
+
+    def _sketch(self, call: Tree, texts: list[str], condition: str | None) -> str:
+        """Return the estimate of a sketch of hashes."""
+        value, *accuracy = texts
+        if accuracy and call.parts[1].kind != "number":
+            raise InvalidUsageError("a relative standard deviation is a number", expression=accuracy[0])
+        deviation = float(accuracy[0].rstrip("dDfF")) if accuracy else _DEVIATION
+        there = f"NOT ({value}) IS NULL" + ("" if condition is None else f" AND ({condition})")
+        text = f"CASE WHEN {there} THEN XXHASH64({value}) END"
+        return self._column("sketch", text, log2_size_of(deviation))
+
+
+def sketched(partial: Partial) -> Expression:
+    """Return what the hashes of a ``sketch`` are of."""
+    case = Expression.parse(partial.expression)
+    hashed = case.tree.parts[1]
+    return case.slice(hashed.parts[0])
+
+
+_DEVIATION: Final = 0.05
+"""The relative standard deviation of Spark's own ``approx_count_distinct``, unless told otherwise."""
+
+_KINDS: Final[dict[str, PartialKind]] = {
+    "count": "count",
+    "sum": "sum",
+    "min": "min",
+    "max": "max",
+    "first": "first",
+    "first_value": "first",
+    "last": "last",
+    "last_value": "last",
+}
+"""Aggregates that are their own partial."""

@@ -1,0 +1,442 @@
+"""The join of two update streams: of each key the newest match within an interval of time (UpStream §3.2).
+
+Two tuples of equal key match if their times differ by at most ``within``, both ends included, and the
+condition is true of them. Of two matches the newer is the one with the greater of both times; then that
+with the newer left tuple, then that with the newer right one. Of what can be matched after a micro-batch
+the newest match of each key is delivered, if it is newer than the one before: freshness, not completeness.
+
+State is a *cell* per key (the times of its last match) and what each side *holds*: the tuples that may be
+in a match to come. Departure from the source, which has no tuples out of order: they are matched while
+they are not *late*, that is, older than the watermark (the newest time of earlier micro-batches less
+``delay``), or more than ``within`` older than the last match of their key. Of tuples of one side with the
+same key and time the first to arrive is kept.
+
+Nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.checkpointing.fields import Fields
+from penstock.operators.joins.join_kernels import NOBODY, START, link, next_pairs, too_old, unlink_useless
+from penstock.operators.joins.spec import JoinedStream
+from penstock.operators.queues.pages import PagedMemory
+from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers, UpdateStream, concat
+from penstock.state_store.keys.key_index import KeyIndex, grown
+from penstock.state_store.tables.row_store import RowStore
+
+__all__ = ["Matched", "UpdateJoin"]
+
+_LIMITS: Final = np.iinfo(np.int64)
+_NEVER: Final = _LIMITS.min
+_PAGE_ROWS: Final = 256
+_UNIT_KEYS: Final = 1 << 20
+"""How many keys a unit of a snapshot has at most."""
+_PAIRS: Final = 1 << 18
+"""How many pairs are looked at together, but for one of each key."""
+_LEAST_DEAD: Final = 1024
+"""So many keys without state are not worth a new index."""
+
+_CELL: Final = f"{RESERVED_PREFIX}cell"
+_MATCHED: Final = (f"{RESERVED_PREFIX}left", f"{RESERVED_PREFIX}right")
+_SIDES: Final = ("left", "right")
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """What became of the tuples of one `UpdateJoin.join`.
+
+    Attributes
+    ----------
+    rows : pyarrow.RecordBatch
+        The newest match of each key that has a newer one than before.
+    rows_in : int
+        All tuples.
+    late : int
+        Tuples dropped because they were too old for a match to come.
+    duplicates : int
+        Tuples dropped because their side held one of the same key and time.
+    freed : int
+        Tuples let go of, because they are too old for a match to come.
+    """
+
+    rows: pa.RecordBatch
+    rows_in: int
+    late: int
+    duplicates: int
+    freed: int
+
+
+class _Side:
+    """The tuples that one side holds, in lists by key."""
+
+    def __init__(self, stream: UpdateStream, page_rows: int) -> None:
+        self.stream = stream
+        self.payload = pa.schema([stream.schema.field(name) for name in stream.payload])
+        self.memory = PagedMemory(page_rows)
+        self.rows = RowStore(self.payload)
+        self.head = np.zeros(0, np.int64)
+        # One element per location.
+        self.after = np.zeros(0, np.int64)
+        self.times = np.zeros(0, np.int64)
+        self.owner = np.zeros(0, np.int64)
+        self.used = np.zeros(0, np.bool_)
+        self.fresh = np.zeros(0, np.bool_)
+        self.dirty = np.zeros(0, np.bool_)
+
+    def __len__(self) -> int:
+        return self.memory.locations_used
+
+    @property
+    def size_bytes(self) -> int:
+        arrays = (self.head, self.after, self.times, self.owner, self.used, self.fresh, self.dirty)
+        return self.memory.size_bytes + self.rows.size_bytes + sum(array.nbytes for array in arrays)
+
+    def reserve(self, keys: int) -> None:
+        """Make room for the lists of `keys` keys."""
+        known = len(self.head)
+        self.head = grown(self.head, keys)
+        self.head[known:] = NOBODY
+
+    def put(self, ids: Integers, times: Integers, payload: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        """Hold rows, in any order; return which are new, for of equal times the first is kept."""
+        locations = self.memory.allocate(len(ids))
+        self._resize()
+        new = link(ids, times, locations, self.head, self.after, self.times)
+        self.memory.free(locations[~new])
+        locations = locations[new]
+        self.rows.put(locations, payload if new.all() else payload.filter(pa.array(new)))
+        self.owner[locations] = ids[new]
+        for marks in (self.used, self.fresh, self.dirty):
+            marks[locations] = True
+        return new
+
+    def free(self, locations: Integers) -> None:
+        for marks in (self.used, self.fresh, self.dirty):
+            marks[locations] = False
+        self.memory.free(locations)
+
+    def compact(self) -> None:
+        """Return memory that is not needed any more."""
+        if self.memory.shrink():
+            self._resize()
+        if self.rows.may_compact:
+            self.rows.compact(np.flatnonzero(self.used))
+
+    def _resize(self) -> None:
+        capacity = self.memory.capacity
+        if capacity == len(self.used):
+            return
+        self.rows.resize(capacity)
+        for name in ("after", "times", "owner", "used", "fresh", "dirty"):
+            array = getattr(self, name)
+            larger = np.zeros(capacity, array.dtype)
+            kept = min(capacity, len(array))
+            larger[:kept] = array[:kept]
+            setattr(self, name, larger)
+
+
+class UpdateJoin:
+    """One join; in Spark, the part of it that one bucket holds.
+
+    Not thread-safe. Used by one task at a time: `join`, then `delta`.
+
+    Parameters
+    ----------
+    joined : JoinedStream
+        The sides, the interval, the condition.
+    page_rows : int
+        Locations in a page of the paged memory.
+    """
+
+    def __init__(self, joined: JoinedStream, *, page_rows: int = _PAGE_ROWS) -> None:
+        self.joined = joined
+        self.newest: int | None = None
+        self.keys = 0
+        self._index = KeyIndex()
+        self._sides = [_Side(stream, page_rows) for stream in (joined.left, joined.right)]
+        self._within = np.uint64(joined.within)
+        # Of each key the times of its last match, and whether that is not stored yet.
+        self._matched = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
+        self._dirty = np.zeros(0, np.bool_)
+
+    @property
+    def held(self) -> int:
+        """How many tuples both sides hold."""
+        return sum(map(len, self._sides))
+
+    @property
+    def watermark(self) -> int | None:
+        """Tuples of an earlier time are late from now on; None before the first tuple."""
+        return self._watermark(self.joined.delay)
+
+    def _watermark(self, delay: int) -> int | None:
+        return None if self.newest is None else _clipped(self.newest - delay)
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the state holds, roughly."""
+        cells = sum(array.nbytes for array in (*self._matched, self._dirty))
+        return cells + self._index.size_bytes + sum(side.size_bytes for side in self._sides)
+
+    def close(self) -> None:
+        """Do nothing: memory goes with the object."""
+
+    def join(self, left: Arrivals | None, right: Arrivals | None) -> Matched:
+        """Let the tuples of a micro-batch in, in their order of arrival, and return what matches.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the condition fails.
+        """
+        watermark = self.watermark
+        counts = np.zeros(3, np.int64)
+        touched = []
+        for side, arrivals in zip(self._sides, (left, right), strict=True):
+            if arrivals is not None and len(arrivals):
+                touched.append(self._let_in(side, arrivals, watermark, counts))
+        ids = np.unique(np.concatenate(touched)) if touched else np.zeros(0, np.int64)
+        rows = self._newest_matches(ids)
+        freed = self._free(self.joined.delay)
+        for side in self._sides:
+            side.fresh[:] = False
+            side.compact()
+        rows_in, late, duplicates = counts.tolist()
+        return Matched(rows, rows_in, late, duplicates, freed)
+
+    def _let_in(self, side: _Side, arrivals: Arrivals, watermark: int | None, counts: Integers) -> Integers:
+        """Hold what is neither late nor there already; return its keys."""
+        stream = side.stream
+        times = stream.times(arrivals.rows)
+        ids = self._index.find_or_add(stream.keys(arrivals.rows))
+        self._make_cells()
+        newest = int(times.max())
+        self.newest = newest if self.newest is None else max(self.newest, newest)
+        late = too_old(ids, times, self._matched[0], self._matched[1], self._within)
+        if watermark is not None:
+            late |= times < watermark
+        # In the order of time a list grows at its head; of equal times the first to arrive comes first.
+        order = np.lexsort((arrivals.last, times))
+        order = order[~late[order]]
+        ids = ids[order]
+        payload = arrivals.rows.select(stream.payload).take(pa.array(order))
+        new = side.put(ids, times[order], payload)
+        counts += (len(arrivals), int(late.sum()), int((~new).sum()))
+        return ids[new]
+
+    def _make_cells(self) -> None:
+        known, needed = len(self._dirty), len(self._index)
+        if needed <= known:
+            return
+        self._dirty = grown(self._dirty, needed)
+        for number, array in enumerate(self._matched):
+            larger = grown(array, len(self._dirty))
+            larger[known:] = _NEVER
+            self._matched[number] = larger
+        for side in self._sides:
+            side.reserve(len(self._dirty))
+
+    def _newest_matches(self, ids: Integers) -> pa.RecordBatch:
+        """Find, note and return the newest match of those keys that have a newer one than before."""
+        left, right = self._sides
+        pairs = _Pairs.of(ids, left.head[ids], right.head[ids])
+        limit = 1
+        made: list[pa.RecordBatch] = []
+        while len(pairs.ids):
+            bounds = np.zeros(len(pairs.ids) + 1, np.int64)
+            out = [np.empty(limit * len(pairs.ids), np.int64) for _ in _SIDES]
+            next_pairs(
+                pairs.ids, pairs.at_left, pairs.at_right, pairs.partner,
+                left.after, right.after, left.times, right.times, left.fresh, right.fresh,
+                self._matched[0], self._matched[1], self._within, limit, bounds, out[0], out[1],
+            )  # fmt: skip
+            found = [places[: bounds[-1]] for places in out]
+            owners = np.repeat(np.arange(len(pairs.ids)), np.diff(bounds))
+            rows = self._rows_of(pairs.ids[owners], *found)
+            true = self.joined.holds(rows).to_numpy(zero_copy_only=False)
+            # Pairs come newest first: the first that is true of each key.
+            which, first = np.unique(owners[true], return_index=True)
+            chosen = np.flatnonzero(true)[first]
+            for matched, side, places in zip(self._matched, self._sides, found, strict=True):
+                matched[pairs.ids[which]] = side.times[places[chosen]]
+            self._dirty[pairs.ids[which]] = True
+            if len(chosen):
+                made.append(rows.take(pa.array(chosen)))
+            pairs = pairs.without(which)
+            limit = max(min(4 * limit, _PAIRS // max(len(pairs.ids), 1)), 1)
+        return concat(made) if made else pa.RecordBatch.from_pylist([], self.joined.schema)
+
+    def _rows_of(self, ids: Integers, left: Integers, right: Integers) -> pa.RecordBatch:
+        keys = self.joined.left.codec.decode(self._index.words, self._index.starts(ids))
+        here, there = (
+            side.rows.take(places) for side, places in zip(self._sides, (left, right), strict=True)
+        )
+        return self.joined.match(keys, here, there)
+
+    def _free(self, delay: int) -> int:
+        """Let go of the tuples, and of the keys, that no match to come needs; return how many tuples."""
+        watermark = self._watermark(delay)
+        keys = len(self._index)
+        within = self.joined.within
+        oldest = _NEVER if watermark is None else _clipped(watermark - within)
+        reach = _NEVER if watermark is None else _clipped(watermark + within)
+        count = 0
+        for side in self._sides:
+            freed = np.empty(len(side), np.int64)
+            found = unlink_useless(
+                side.head[:keys], side.after, side.times, self._matched[0][:keys], self._matched[1][:keys],
+                self._within, oldest, reach, self.joined.condition is None, freed,
+            )  # fmt: skip
+            side.free(freed[:found])
+            count += found
+        newest = np.maximum(*(one[:keys] for one in self._matched))
+        alive = newest != _NEVER if watermark is None else newest >= max(watermark, _NEVER + 1)
+        for side in self._sides:
+            alive |= side.head[:keys] != NOBODY
+        self.keys = int(np.count_nonzero(alive))
+        if keys - self.keys > max(self.keys, _LEAST_DEAD):
+            self._keep(np.flatnonzero(alive))
+        else:
+            # What a key without state was matched at last says nothing any more.
+            dead = np.flatnonzero(~alive)
+            self._dirty[dead] = False
+            for matched in self._matched:
+                matched[dead] = _NEVER
+        return count
+
+    def _keep(self, ids: Integers) -> None:
+        """Forget all keys but these."""
+        columns = self.joined.left.codec.decode(self._index.words, self._index.starts(ids))
+        number = np.full(len(self._index), NOBODY, np.int64)
+        number[ids] = np.arange(len(ids))
+        self._index = KeyIndex()
+        self._index.find_or_add(self.joined.left.codec.encode(columns))
+        self._matched = [matched[ids] for matched in self._matched]
+        self._dirty = self._dirty[ids]
+        for side in self._sides:
+            side.head = side.head[ids]
+            places = np.flatnonzero(side.used)
+            side.owner[places] = number[side.owner[places]]
+
+    def delta(self) -> PUnit:
+        """Return what changed since the last call, to be stored.
+
+        What was freed is not in it: it follows from the newest time, the delay and the last matches.
+        """
+        dirty = [np.flatnonzero(side.dirty) for side in self._sides]
+        changed = self._dirty[: len(self._index)].copy()
+        for side, places in zip(self._sides, dirty, strict=True):
+            changed[side.owner[places]] = True
+        self._mark_stored()
+        return self._unit("delta", np.flatnonzero(changed), dirty)
+
+    def snapshot(self) -> Iterator[PUnit]:
+        """Return the whole state of this moment, in units of at most `_UNIT_KEYS` keys."""
+        alive = np.maximum(*(one[: len(self._index)] for one in self._matched)) != _NEVER
+        for side in self._sides:
+            alive |= side.head[: len(self._index)] != NOBODY
+        ids = np.flatnonzero(alive)
+        places = [np.flatnonzero(side.used) for side in self._sides]
+        owners = [side.owner[some] for side, some in zip(self._sides, places, strict=True)]
+        units = []
+        for begin in range(0, max(len(ids), 1), _UNIT_KEYS):
+            part = ids[begin : begin + _UNIT_KEYS]
+            held = [
+                some[(owner >= part[0]) & (owner <= part[-1])] if len(part) else some[:0]
+                for some, owner in zip(places, owners, strict=True)
+            ]
+            units.append(self._unit("snapshot", part, held))
+        # Made here and now, for the join goes on changing while they are written.
+        return iter(units)
+
+    def _unit(self, kind: str, ids: Integers, places: list[Integers]) -> PUnit:
+        keys = self.joined.left.codec.decode(self._index.words, self._index.starts(ids))
+        cells = [*keys, *(pa.array(matched[ids]) for matched in self._matched)]
+        blocks = {
+            "cells": pa.RecordBatch.from_arrays(cells, [*self.joined.left.key, *_MATCHED]),
+        }
+        for name, side, some in zip(_SIDES, self._sides, places, strict=True):
+            payload = side.rows.take(some)
+            cell = pa.array(np.searchsorted(ids, side.owner[some]))
+            blocks[name] = pa.RecordBatch.from_arrays(
+                [cell, *payload.columns], [_CELL, *payload.schema.names]
+            )
+        # The delay may change at a restart; what was freed until then follows from the one before.
+        meta = {"rows": self.keys, "held": self.held, "newest": self.newest, "delay": self.joined.delay}
+        return PUnit(kind, meta, blocks)
+
+    def restore(self, units: Iterable[PUnit]) -> None:
+        """Apply stored `units` in their order: to an empty join, or to catch up."""
+        fields: Fields | None = None
+        for unit in units:
+            self._apply(unit)
+            fields = unit.fields
+        if fields is None:
+            return
+        self.newest = fields.number_or_none("newest")
+        self._free(fields.count("delay") if fields.has("delay") else self.joined.delay)
+        self._mark_stored()
+
+    def _apply(self, unit: PUnit) -> None:
+        width = len(self.joined.left.key)
+        keys = [self.joined.left.schema.field(name) for name in self.joined.left.key]
+        fields = [*keys, *(pa.field(name, pa.int64()) for name in _MATCHED)]
+        cells = unit.block("cells", pa.schema([field.with_nullable(False) for field in fields]))
+        if not cells.num_rows:
+            return
+        ids = self._index.find_or_add(self.joined.left.codec.encode(cells.columns[:width]))
+        self._make_cells()
+        for matched, column in zip(self._matched, cells.columns[width:], strict=True):
+            matched[ids] = column.to_numpy()
+        for name, side in zip(_SIDES, self._sides, strict=True):
+            stored = [
+                field.with_nullable(field.nullable and field.name != side.stream.time)
+                for field in side.payload
+            ]
+            block = unit.block(name, pa.schema([pa.field(_CELL, pa.int64(), nullable=False), *stored]))
+            payload = pa.RecordBatch.from_arrays(block.columns[1:], schema=side.payload)
+            times = side.stream.times(payload)
+            order = np.argsort(times, kind="stable")
+            owners = ids[unit.numbers_below(name, _CELL, len(ids))]
+            side.put(owners[order], times[order], payload.take(pa.array(order)))
+
+    def _mark_stored(self) -> None:
+        self._dirty[:] = False
+        for side in self._sides:
+            side.dirty[:] = False
+            side.fresh[:] = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """How far the pairs of some keys were looked at; see `next_pairs`."""
+
+    ids: Integers
+    at_left: Integers
+    at_right: Integers
+    partner: Integers
+
+    @staticmethod
+    def of(ids: Integers, left: Integers, right: Integers) -> _Pairs:
+        """Return where the pairs of lists begin."""
+        return _Pairs(ids, left.copy(), right.copy(), np.full(len(ids), START))
+
+    def without(self, matched: Integers) -> _Pairs:
+        """Return those keys that have more pairs, but for those at these numbers."""
+        left = (self.at_left != NOBODY) & (self.at_right != NOBODY)
+        left[matched] = False
+        return _Pairs(self.ids[left], self.at_left[left], self.at_right[left], self.partner[left])
+
+
+def _clipped(time: int) -> int:
+    return max(min(time, _LIMITS.max), _LIMITS.min)

@@ -1,0 +1,133 @@
+"""What a join of two update streams is: its sides, its interval, its condition, and the columns it makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.sql.evaluate import evaluate, type_of
+from penstock.operators.sql.expression import Expression
+from penstock.operators.update_stream.stream import UpdateStream
+
+__all__ = ["JoinedStream"]
+
+
+@dataclass(frozen=True)
+class JoinedStream:
+    """A join of two update streams by their key, within an interval of time (UpStream §3.2).
+
+    Parameters
+    ----------
+    left, right : UpdateStream
+        The sides. Key and time have the same names and types.
+    within : int
+        Two tuples match if their times differ by at most so many steps of the time.
+    delay : int
+        How far behind the newest time a tuple may be when it arrives, in the same steps.
+    condition : Expression, optional
+        What else must be true of a match, over the columns of `schema`.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        The columns of the left side, in which the time is the greater of both, and then those of the right
+        side without key and time.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the sides do not fit together, a number is negative, or the condition is no condition.
+    """
+
+    left: UpdateStream
+    right: UpdateStream
+    within: int
+    delay: int
+    condition: Expression | None = None
+    schema: pa.Schema = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check that the sides fit together."""
+        left, right = self.left, self.right
+        if left.key != right.key or left.time != right.time:
+            raise InvalidUsageError(
+                "the sides of a join have other keys or times",
+                left=f"({', '.join(left.key)}) by {left.time}",
+                right=f"({', '.join(right.key)}) by {right.time}",
+                hint="give them the same names with select",
+            )
+        for name in (*left.key, left.time):
+            types = [side.schema.field(name).type for side in (left, right)]
+            if types[0] != types[1]:
+                raise InvalidUsageError(
+                    "a column has other types on the sides of a join",
+                    column=name, left=types[0], right=types[1], hint="cast one of them",
+                )  # fmt: skip
+        shared = {*left.key, left.time}
+        more = [one for one in right.schema if one.name not in shared]
+        here = {name.lower() for name in left.schema.names}
+        twice = [one.name for one in more if one.name.lower() in here]
+        if twice:
+            raise InvalidUsageError(
+                "both sides of a join have a column of this name",
+                columns=", ".join(twice),
+                hint="rename or drop it on one side; only key and time are there once",
+            )
+        for name in ("within", "delay"):
+            if not 0 <= getattr(self, name) < 1 << 63:
+                raise InvalidUsageError("a duration is out of range", option=name, steps=getattr(self, name))
+        object.__setattr__(self, "schema", pa.schema([*left.schema, *more]))
+        if self.condition is not None:
+            object.__setattr__(self, "condition", self._checked(self.condition))
+
+    def _checked(self, condition: Expression) -> Expression:
+        """Return the condition with the columns' own names."""
+        if condition.aggregate:
+            raise InvalidUsageError("a join's condition has an aggregate", expression=condition.text)
+        condition = condition.resolve(self.schema.names)
+        kind = type_of(condition, self.schema)
+        if kind is None:
+            raise InvalidUsageError(
+                "the condition of a join cannot be evaluated outside of Spark",
+                expression=condition.text,
+                hint="compute what it needs as columns before the join; it knows comparison, logic, "
+                "arithmetic, CASE, LIKE, IN, BETWEEN and casts that cannot fail",
+            )
+        if kind != pa.bool_():
+            raise InvalidUsageError("a join's condition is not boolean", expression=condition.text, type=kind)
+        return condition
+
+    def match(self, keys: list[pa.Array[Any]], left: pa.RecordBatch, right: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of pairs.
+
+        Parameters
+        ----------
+        keys : list of pyarrow.Array
+            The key columns.
+        left, right : pyarrow.RecordBatch
+            The other columns of both sides.
+        """
+        time = self.left.time
+        here, there = left.column(time), right.column(time)
+        made = dict(zip(self.left.key, keys, strict=True))
+        made |= dict(zip(right.schema.names, right.columns, strict=True))
+        made |= dict(zip(left.schema.names, left.columns, strict=True))
+        made[time] = pc.if_else(pc.greater_equal(here, there), here, there)
+        return pa.RecordBatch.from_arrays([made[name] for name in self.schema.names], schema=self.schema)
+
+    def holds(self, rows: pa.RecordBatch) -> pa.Array[Any]:
+        """Return of which pairs the condition is true, as booleans without nulls.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it fails, as by an integer that overflows.
+        """
+        if self.condition is None:
+            return pa.repeat(pa.scalar(True), rows.num_rows)
+        found = evaluate(self.condition, pa.Table.from_batches([rows])).combine_chunks()
+        return pc.fill_null(found, False)

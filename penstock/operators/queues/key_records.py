@@ -1,0 +1,278 @@
+"""The cells of an update queue's keys: which number each key has, and what is known of it.
+
+Keys of which there is something to do have a number, their place in arrays in memory. Of a key that does not
+wait, an *idle* one, there is nothing but the columns that are stored. So a working copy of a bucket may keep
+those of all keys in a table (`penstock.state_store.tables.table`), such as one on local disk, and forget the
+numbers of idle keys; of one that comes again the cell is fetched. What is stored in files does not depend on
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import CorruptDataError
+from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers, UpdateStream
+from penstock.state_store.keys.key_index import KeyIndex, grown
+from penstock.state_store.keys.key_words import Keys
+from penstock.state_store.tables.table import Table
+from penstock.state_store.tables.working_copy import TableMaker
+
+__all__ = ["BOOKED", "Cells", "TabledCells", "cells_of"]
+
+BOOKED = (("queue_booked_us", "dequeued_us"), ("application_booked_us", "delivered_us"))
+"""Up to when staleness is booked of a key, and what that is of an idle one."""
+
+_LEAST_IDLE = 1024
+"""So many idle keys in memory are not worth a new index."""
+
+
+class Cells:
+    """Cells in memory, all of them. Used by an `UpdateQueue` only.
+
+    Parameters
+    ----------
+    stream : UpdateStream
+        What has the key.
+    columns : mapping of str to number
+        What a cell has, and what that is of a key that was never seen; floats make a column of floats.
+    stored : sequence of str
+        The columns that are stored of every key.
+    """
+
+    def __init__(self, stream: UpdateStream, columns: Mapping[str, float], stored: Sequence[str]) -> None:
+        self.stored = [f"{RESERVED_PREFIX}{name}" for name in stored]
+        self.dirty = np.zeros(0, np.bool_)
+        """Which keys changed since they were stored, by number."""
+        self._key = stream.key
+        self._codec = stream.codec
+        self._index = KeyIndex()
+        self._columns = dict(columns)
+        self._arrays: dict[str, npt.NDArray[Any]] = {
+            name: np.zeros(0, type(value)) for name, value in columns.items()
+        }
+        kinds = [pa.from_numpy_dtype(self._arrays[name].dtype) for name in stored]
+        fields = [
+            *(stream.schema.field(name) for name in stream.key),
+            *(pa.field(name, kind) for name, kind in zip(self.stored, kinds, strict=True)),
+        ]
+        self.schema = pa.schema([field.with_nullable(False) for field in fields])
+        """Of a `block`."""
+
+    def __len__(self) -> int:
+        """Return how many keys have a number."""
+        return len(self._index)
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """Return a column, by number; it is longer than there are numbers."""
+        return self._arrays[name]
+
+    @property
+    def capacity(self) -> int:
+        """How many keys there is room for."""
+        return len(self.dirty)
+
+    @property
+    def keys(self) -> int:
+        """How many keys were ever seen."""
+        return len(self)
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the cells hold."""
+        arrays = sum(array.nbytes for array in self._arrays.values())
+        return arrays + self.dirty.nbytes + self._index.size_bytes
+
+    def find(self, keys: Keys) -> Integers:
+        """Return the number of each key, -1 for one that has none."""
+        return self._index.find(keys)
+
+    def find_or_add(self, keys: Keys) -> Integers:
+        """Return the number of each key; those without one get the next."""
+        ids = self._index.find_or_add(keys)
+        self._make_room()
+        return ids
+
+    def key_columns(self, ids: Integers) -> list[pa.Array[Any]]:
+        """Return the keys with these numbers."""
+        return self._codec.decode(self._index.words, self._index.starts(ids))
+
+    def block(self, ids: Integers) -> pa.RecordBatch:
+        """Return what is stored of keys: their columns, and those of their cells."""
+        stored = [pa.array(self._arrays[name.removeprefix(RESERVED_PREFIX)][ids]) for name in self.stored]
+        return pa.RecordBatch.from_arrays([*self.key_columns(ids), *stored], [*self._key, *self.stored])
+
+    def take_changed(self) -> Integers:
+        """Return the keys that changed since the last call."""
+        changed = np.flatnonzero(self.dirty[: len(self)])
+        self.dirty[:] = False
+        return changed
+
+    def take_up(self, block: pa.RecordBatch, waiting: Integers) -> tuple[Integers, Integers]:
+        """Take up what is stored of keys, as `block` gives it.
+
+        Parameters
+        ----------
+        block : pyarrow.RecordBatch
+            Each key once.
+        waiting : int64 array
+            The rows of the keys that wait.
+
+        Returns
+        -------
+        ids, waiting : int64 arrays
+            The numbers of the keys in memory, and those of the keys that wait.
+
+        Raises
+        ------
+        CorruptDataError
+            If a key is there twice.
+        """
+        ids = self._index.find_or_add(self._codec.encode(block.columns[: len(self._key)]))
+        self._make_room()
+        seen = np.zeros(len(self), np.bool_)
+        seen[ids] = True
+        if np.count_nonzero(seen) < len(ids):
+            raise CorruptDataError("a block has a key twice", block="cells")
+        self._set(ids, block.columns[len(self._key) :])
+        return ids, ids[waiting]
+
+    def put_by(self, block: pa.RecordBatch) -> None:
+        """Note what is stored of keys that changed; nothing has to be done where all are in memory."""
+
+    def may_forget(self, kept: int) -> bool:
+        """Say whether it is time to forget all keys in memory but so many at most."""
+        return False
+
+    def keep(self, ids: Integers) -> None:
+        """Forget the numbers of all other keys; these are 0, 1, 2, ... from now on."""
+        self._index = self._index.subset(ids)
+        self._arrays = {name: array[ids] for name, array in self._arrays.items()}
+        self.dirty = self.dirty[ids]
+
+    def all_but(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
+        """Return all cells in two parts, of which keys with these numbers are in the first.
+
+        Returns
+        -------
+        ids : int64 array
+            Numbers of keys.
+        blocks : iterator of pyarrow.RecordBatch
+            What is stored of the others as of this call, a bounded part at a time. Another thread may
+            consume it.
+        """
+        return np.arange(len(self)), iter(())
+
+    def close(self) -> None:
+        """Do nothing: memory goes with the object."""
+
+    def _set(self, ids: Integers, columns: Sequence[pa.Array[Any]]) -> None:
+        for name, column in zip(self.stored, columns, strict=True):
+            self._arrays[name.removeprefix(RESERVED_PREFIX)][ids] = column.to_numpy()
+
+    def _make_room(self) -> None:
+        """Make room for all numbers; new cells are those of keys that were never seen."""
+        known, needed = len(self.dirty), len(self)
+        if needed <= known:
+            return
+        self.dirty = grown(self.dirty, needed)
+        for name, value in self._columns.items():
+            self._arrays[name] = grown(self._arrays[name], len(self.dirty))
+            if value:
+                self._arrays[name][known:] = value
+
+
+class TabledCells(Cells):
+    """Cells that are in a table, but for those of keys of which there is something to do.
+
+    The table has what is stored of all keys, as of the last `put_by`; what memory has of a key is newer.
+
+    Parameters
+    ----------
+    stream, columns, stored
+        As of `Cells`.
+    table : TableMaker
+        Makes the table.
+    """
+
+    def __init__(
+        self, stream: UpdateStream, columns: Mapping[str, float], stored: Sequence[str], table: TableMaker
+    ) -> None:
+        super().__init__(stream, columns, stored)
+        fields = [stream.schema.field(name) for name in stream.key]
+        fields += [self.schema.field(name).with_nullable(True) for name in self.stored]
+        self._table: Table = table(pa.schema(fields), stream.key)
+        self._new = 0
+        """How many keys in memory the table does not have."""
+
+    @property
+    def keys(self) -> int:
+        """How many keys were ever seen."""
+        return len(self._table) + self._new
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the cells hold."""
+        return super().size_bytes + self._table.size_bytes
+
+    def find_or_add(self, keys: Keys) -> Integers:
+        """Return the number of each key; those without one get the next, and their cells are fetched."""
+        known = len(self)
+        ids = super().find_or_add(keys)
+        added = np.arange(known, len(self))
+        if len(added):
+            rows, found = self._table.get(
+                pa.RecordBatch.from_arrays(self.key_columns(added), list(self._key))
+            )
+            self._new += len(added) - int(np.count_nonzero(found))
+            self._set(added[found], rows.filter(pa.array(found)).columns)
+            # Up to then nothing was left to book of a key that became idle.
+            for booked, until in BOOKED:
+                self._arrays[booked][added] = self._arrays[until][added]
+        return ids
+
+    def take_up(self, block: pa.RecordBatch, waiting: Integers) -> tuple[Integers, Integers]:
+        """Take up what is stored of keys; only those get a number that wait."""
+        self._table.put(block)
+        keys = self._codec.encode(block.columns[: len(self._key)])
+        held = self.find(keys) >= 0
+        held[waiting] = True
+        rows = np.cumsum(held) - 1
+        return super().take_up(block.filter(pa.array(held)), rows[waiting])
+
+    def put_by(self, block: pa.RecordBatch) -> None:
+        """Put what is stored of keys that changed, all that did since the last call, into the table."""
+        self._table.put(block)
+        self._new = 0
+
+    def may_forget(self, kept: int) -> bool:
+        """Say whether it is time: a new index takes as long as what is kept."""
+        return len(self) - kept > max(kept, _LEAST_IDLE)
+
+    def all_but(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
+        """Return the cells of keys in memory, and the others from the table."""
+        self.put_by(self.block(np.flatnonzero(self.dirty[: len(self)])))
+        # The index goes on changing while the others are written.
+        return ids, self._others(self._index.subset(ids), self._table.snapshot())
+
+    def close(self) -> None:
+        """Let go of the table."""
+        self._table.close()
+
+    def _others(self, index: KeyIndex, units: Iterator[Any]) -> Iterator[pa.RecordBatch]:
+        for unit in units:
+            block = unit.blocks["upserts"]
+            here = index.find(self._codec.encode(block.columns[: len(self._key)])) >= 0
+            yield block.filter(pa.array(~here)) if here.any() else block
+
+
+def cells_of(
+    stream: UpdateStream, columns: Mapping[str, float], stored: Sequence[str], table: TableMaker | None
+) -> Cells:
+    """Return cells in memory or, with a `table`, those that are in it while nothing has to be done."""
+    return Cells(stream, columns, stored) if table is None else TabledCells(stream, columns, stored, table)

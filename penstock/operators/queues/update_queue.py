@@ -1,0 +1,504 @@
+"""The update queue: of each key only the newest tuple waits (UpStream §4.1, §5, §7).
+
+State is three things: a *cell* per key that was ever seen (`cells`: what was emitted last, how often the key
+updates), the *queue of keys* that wait (`key_queue`), and their tuples in *paged memory* (`pages`,
+`row_store`). All methods take the time as an argument; nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.checkpointing.fields import Fields
+from penstock.errors import InvalidUsageError
+from penstock.operators.queues.key_records import BOOKED, cells_of
+from penstock.operators.queues.pages import PagedMemory
+from penstock.operators.scheduling.key_queue import KeyQueue, Policy
+from penstock.operators.scheduling.rates import mean_cost, mean_interval
+from penstock.operators.scheduling.results import Enqueued, Served
+from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
+from penstock.operators.scheduling.weighted_key_queue import WeightedKeyQueue
+from penstock.operators.scheduling.weights import KeyWeights, column_shares
+from penstock.operators.update_stream.arrivals import Arrivals, conflate
+from penstock.operators.update_stream.stream import (
+    RESERVED_PREFIX,
+    Integers,
+    UpdateStream,
+    as_int64,
+    as_micros,
+)
+from penstock.state_store.keys.key_words import Keys
+from penstock.state_store.tables.row_store import RowStore
+from penstock.state_store.tables.working_copy import TableMaker
+
+__all__ = ["UpdateQueue"]
+
+_NEVER = np.iinfo(np.int64).min
+_NOWHERE = -1
+_PAGE_ROWS = 256
+_UNIT_KEYS = 1 << 20
+"""How many keys a unit of a snapshot has at most."""
+
+_CELL = f"{RESERVED_PREFIX}cell"
+_RANK = f"{RESERVED_PREFIX}rank"
+_ARRIVED = f"{RESERVED_PREFIX}arrived"
+_START = f"{RESERVED_PREFIX}start"
+_SHARE = f"{RESERVED_PREFIX}share"
+
+
+class UpdateQueue:
+    """One update queue; in Spark, the part of it that one bucket holds.
+
+    Not thread-safe. Used by one task at a time: `enqueue`, then `dequeue` and `deliver` any number of
+    times, then `settle`, then `delta`, which all that was dequeued is delivered before.
+
+    Parameters
+    ----------
+    stream : UpdateStream
+        Schema, key and time of the tuples.
+    policy : Policy
+        Which waiting key is served next.
+    cost_us : float, optional
+        The time that serving one tuple takes, for linecutting; measured (`observe_cost`) by default.
+    page_rows : int
+        Locations in a page of the paged memory.
+    weights : KeyWeights, optional
+        How much each key matters to the scheduler, where no column of the stream says so
+        (`UpdateStream.weight`); all the same by default.
+    table : TableMaker, optional
+        Makes the table of the cells of keys that do not wait; by default they are in memory.
+    """
+
+    def __init__(
+        self,
+        stream: UpdateStream,
+        policy: Policy,
+        *,
+        cost_us: float | None = None,
+        page_rows: int = _PAGE_ROWS,
+        weights: KeyWeights | None = None,
+        table: TableMaker | None = None,
+    ) -> None:
+        if cost_us is not None and cost_us <= 0:
+            raise InvalidUsageError("the cost of a tuple is not positive", cost_us=cost_us)
+        self.stream = stream
+        self.policy = policy
+        self.memory = PagedMemory(page_rows)
+        self.given_cost_us = cost_us
+        self.measured_cost_us: float | None = None
+        self.weights = weights
+        weighted = weights is not None or stream.weight is not None
+        self._queue = WeightedKeyQueue(policy) if weighted else KeyQueue(policy)
+        self._payload = pa.schema([stream.schema.field(name) for name in stream.payload])
+        self._rows = RowStore(self._payload)
+        self._birth_us: int | None = None
+        self._settled_at: int | None = None
+        self._served_at: int | None = None
+        self._queue_meter = StalenessMeter()
+        self._application_meter = StalenessMeter()
+        self._in_service = 0
+        columns = {
+            "emitted": _NEVER,
+            "seen_us": _NEVER,
+            "interval_us": 0.0,
+            "dequeued_us": 0,
+            "delivered_us": 0,
+            # These mean something only while the key waits.
+            "location": _NOWHERE,
+            "waiting": 0,
+            "arrived_us": 0,
+            "queue_booked_us": 0,
+            "application_booked_us": 0,
+            "in_service": 0,
+        }
+        if stream.source:
+            columns["source"] = 0
+        stored = ["emitted"]
+        if policy is Policy.LINECUTTING:
+            stored += ["seen_us", "interval_us"]
+        if stream.arrival:
+            stored += ["dequeued_us", "delivered_us"]
+        self._cells = cells_of(stream, columns, stored, table)
+        places = [_RANK, _ARRIVED, *((_START, _SHARE) if weighted else ())]
+        kinds = {_START: pa.float64()}
+        self._row_schema = pa.schema([
+            *(pa.field(name, kinds.get(name, pa.int64()), nullable=False) for name in (_CELL, *places)),
+            *(field.with_nullable(field.nullable and field.name != stream.time) for field in self._payload),
+        ])  # fmt: skip
+
+    def __len__(self) -> int:
+        """Return how many keys wait."""
+        return len(self._queue)
+
+    @property
+    def servable(self) -> int:
+        """How many keys a `dequeue` without a limit would serve: all that wait."""
+        return len(self._queue)
+
+    @property
+    def keys(self) -> int:
+        """How many keys were ever seen."""
+        return self._cells.keys
+
+    @property
+    def settled_at_us(self) -> int | None:
+        """Up to when staleness is booked; None before the first arrival."""
+        return self._settled_at
+
+    @property
+    def cost_us(self) -> float | None:
+        """The cost of a tuple for linecutting, given or measured; None while unknown."""
+        return self.measured_cost_us if self.given_cost_us is None else self.given_cost_us
+
+    @property
+    def served_at_us(self) -> int | None:
+        """When a tuple was dequeued last, or the first one came to an empty queue, if that was later."""
+        return self._served_at
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the state holds, roughly."""
+        parts = (self._cells, self._queue, self.memory, self._rows)
+        return sum(part.size_bytes for part in parts)
+
+    def numbers_of(self, keys: Keys) -> Integers:
+        """Return the number of each key that waits or was served; -1 for others that are not in memory."""
+        return self._cells.find(keys)
+
+    def enqueue(self, arrivals: Arrivals, now_us: int) -> Enqueued:
+        """Let `arrivals` in: one moment of arrival, in which the order of places is that of positions.
+
+        A tuple that is older than the newest emitted of its key is late and dropped; one that is older
+        than the waiting one is conflated away. Of equal times the later arrival is the newer. In a union
+        (UpStream §3.2) one of the same time as the newest emitted is a duplicate, and so is one of two that
+        wait: the one whose source has the greater number, or the later arrival.
+        """
+        total = int(arrivals.count.sum())
+        if not total:
+            return Enqueued()
+        if not len(self):
+            self._served_at = now_us
+        arrivals = self._in_order(conflate(self.stream, arrivals))
+        arrived = np.full(len(arrivals), now_us, np.int64)
+        if arrivals.first_arrival_us is not None:
+            np.minimum(arrivals.first_arrival_us, now_us, out=arrived)
+        if self._birth_us is None:
+            self._birth_us = self._settled_at = int(arrived.min())
+        keys = self.stream.keys(arrivals.rows)
+        ids, cells = self._numbered(keys), self._cells
+        times = self.stream.times(arrivals.rows)
+        count = arrivals.count
+
+        resident = cells["location"][ids] != _NOWHERE
+        accepted, newest, given_way = self._compare(arrivals, ids, times)
+        duplicates = int(given_way.sum())
+        late = int((count - given_way)[~accepted].sum())
+        interval = self._update_rates(ids[accepted], count[accepted], now_us)
+        conflated = int((count - given_way)[accepted].sum()) - int(np.count_nonzero(accepted & ~resident))
+
+        fresh = newest & ~resident
+        self._place(ids[fresh], arrived[fresh])
+        chosen = np.flatnonzero(newest)
+        ids, resident = ids[chosen], resident[chosen]
+        cells["waiting"][ids] = times[chosen]
+        if self.stream.source:
+            cells["source"][ids] = self.stream.sources(arrivals.rows)[chosen]
+        self._rows.put(cells["location"][ids], self._payload_of(arrivals.rows, chosen))
+        interval = interval[newest[accepted]]
+        cost = np.inf if self.cost_us is None else self.cost_us
+        if isinstance(self._queue, WeightedKeyQueue):
+            shares = self._shares(arrivals.rows, keys)[chosen]
+            self._queue.arrive(ids, resident, shares, interval, cost, self._shares_in_service(self._queue))
+        else:
+            self._queue.arrive(ids, resident, interval, cost, self._in_service)
+        cells.dirty[ids] = True
+        return Enqueued(total, conflated, late, duplicates)
+
+    def dequeue(self, limit: int, now_us: int) -> Served:
+        """Remove up to `limit` tuples in the policy's order."""
+        ids = self._queue.pop(limit)
+        cells = self._cells
+        locations = cells["location"][ids]
+        rows = self._assemble(ids, self._rows.take(locations))
+        arrived = cells["arrived_us"][ids]
+        self._queue_meter.add(arrived, cells["queue_booked_us"][ids], now_us)
+        self.memory.free(locations)
+        cells["location"][ids] = _NOWHERE
+        cells["emitted"][ids] = np.maximum(cells["emitted"][ids], cells["waiting"][ids])
+        cells["dequeued_us"][ids] = now_us
+        cells["queue_booked_us"][ids] = now_us
+        if len(ids):
+            self._served_at = now_us
+        cells["in_service"][ids] += 1
+        self._in_service += len(ids)
+        cells.dirty[ids] = True
+        booked = cells["application_booked_us"][ids]
+        return Served(rows, ids, arrived, np.maximum(now_us - arrived, 0), booked)
+
+    def deliver(self, served: Served, now_us: int) -> None:
+        """Note that the results of `served`, dequeued before, have reached the application."""
+        ids, cells = served.ids, self._cells
+        begin = np.maximum(served.booked_us, cells["delivered_us"][ids])
+        self._application_meter.add(served.arrived_us, begin, now_us)
+        cells["delivered_us"][ids] = now_us
+        # An update that came meanwhile is the oldest pending one from now on.
+        cells["application_booked_us"][ids] = np.maximum(cells["application_booked_us"][ids], now_us)
+        cells["in_service"][ids] -= 1
+        self._in_service -= len(ids)
+
+    def observe_cost(self, elapsed_us: float, tuples: int) -> None:
+        """Note that serving `tuples` tuples took `elapsed_us`."""
+        if tuples > 0:
+            self.measured_cost_us = mean_cost(self.measured_cost_us, elapsed_us, tuples)
+
+    def settle(self, now_us: int) -> tuple[Staleness, Staleness]:
+        """Book the staleness up to now and return queue and application staleness since last time.
+
+        A retroactive arrival (of a stream with an arrival column) is booked whole, so the integral
+        over all calls is exact even where it belongs in part to an earlier one.
+        """
+        begin = now_us if self._settled_at is None else self._settled_at
+        waiting = self._waiting()
+        cells = self._cells
+        # A key in service has an older pending update than the waiting one: `deliver` books it whole.
+        delivered = waiting[cells["in_service"][waiting] == 0]
+        for meter, booked, ids in (
+            (self._queue_meter, "queue_booked_us", waiting),
+            (self._application_meter, "application_booked_us", delivered),
+        ):
+            meter.add(cells["arrived_us"][ids], cells[booked][ids], now_us)
+            cells[booked][ids] = np.maximum(cells[booked][ids], now_us)
+        self._settled_at = None if self._settled_at is None else max(now_us, begin)
+        key_time = float(max(now_us - begin, 0)) * self.keys
+        self._compact()
+        return self._queue_meter.take(key_time), self._application_meter.take(key_time)
+
+    def close(self) -> None:
+        """Let go of what is not in memory."""
+        self._cells.close()
+
+    def delta(self) -> PUnit:
+        """Return what changed since the last call, to be stored."""
+        unit = self._unit("delta", self._cells.take_changed())
+        self._cells.put_by(unit.blocks["cells"])
+        self._forget()
+        return unit
+
+    def snapshot(self) -> Iterator[PUnit]:
+        """Return the whole state of this moment, in units of bounded size.
+
+        What is in memory is copied here and now, for the queue goes on changing while the units are written.
+        """
+        ids, others = self._cells.all_but(self._held())
+        begins = range(0, max(len(ids), 1), _UNIT_KEYS)
+        units = [self._unit("snapshot", ids[begin : begin + _UNIT_KEYS]) for begin in begins]
+        meta, rows = units[0].meta, self._unit("snapshot", ids[:0]).blocks["rows"]
+        return chain(units, (PUnit("snapshot", meta, {"cells": cells, "rows": rows}) for cells in others))
+
+    def _unit(self, kind: str, ids: Integers) -> PUnit:
+        cells = self._cells
+        waits = cells["location"][ids] != _NOWHERE
+        waiting = ids[waits]
+        payload = self._rows.take(cells["location"][waiting])
+        places = {_RANK: self._queue.ranks, _ARRIVED: cells["arrived_us"]}
+        weighted = {}
+        if isinstance(self._queue, WeightedKeyQueue):
+            places |= {_START: self._queue.starts, _SHARE: self._queue.shares}
+            weighted = {"virtual_time": self._queue.virtual_time}
+        return PUnit(
+            kind=kind,
+            meta={
+                "rows": self.keys,
+                "waiting": len(self),
+                "birth_us": self._birth_us,
+                "settled_at_us": self._settled_at,
+                "served_at_us": self._served_at,
+                "cost_us": self.measured_cost_us,
+                **weighted,
+            },
+            blocks={
+                "cells": cells.block(ids),
+                "rows": pa.RecordBatch.from_arrays(
+                    [
+                        pa.array(np.flatnonzero(waits)),
+                        *(pa.array(values[waiting]) for values in places.values()),
+                        *payload.columns,
+                    ],
+                    [_CELL, *places, *payload.schema.names],
+                ),
+            },
+        )
+
+    def restore(self, units: Iterable[PUnit]) -> None:
+        """Apply stored `units` in their order: to an empty queue, or to catch up."""
+        fields: Fields | None = None
+        for unit in units:
+            self._apply(unit)
+            fields = unit.fields
+        if fields is None:
+            return
+        self._birth_us = fields.number_or_none("birth_us")
+        self._settled_at = fields.number_or_none("settled_at_us")
+        self._served_at = fields.number_or_none("served_at_us")
+        self.measured_cost_us = fields.real_or_none("cost_us")
+        waiting, cells = self._waiting(), self._cells
+        if isinstance(self._queue, WeightedKeyQueue):
+            self._queue.rebuild(waiting, fields.real("virtual_time"))
+        else:
+            self._queue.rebuild(waiting, self._queue.ranks[waiting].copy())
+        for booked, until in BOOKED:
+            cells[booked][:] = cells[until]
+        self._book_waiting(waiting)
+        cells["in_service"][:] = 0
+        self._in_service = 0
+        cells.dirty[:] = False
+
+    def _book_waiting(self, ids: Integers) -> None:
+        """Note that the staleness of keys that wait is booked up to when the queue was settled last."""
+        for booked, _ in BOOKED:
+            self._cells[booked][ids] = self._settled_at or 0
+
+    def _apply(self, unit: PUnit) -> None:
+        cells_block, rows_block = (
+            unit.block("cells", self._cells.schema),
+            unit.block("rows", self._row_schema),
+        )
+        if cells_block.num_rows == 0:
+            return
+        cells = self._cells
+        places = unit.numbers_below("rows", _CELL, cells_block.num_rows, ascend=True)
+        ids, waiting = cells.take_up(cells_block, places)
+        self._queue.reserve(cells.capacity)
+        held = cells["location"][ids]
+        self.memory.free(held[held != _NOWHERE])
+        cells["location"][ids] = _NOWHERE
+        if rows_block.num_rows == 0:
+            return
+        self._place(waiting, rows_block.column(_ARRIVED).to_numpy())
+        width = len(self._payload)
+        columns = rows_block.columns[rows_block.num_columns - width :]
+        payload = pa.RecordBatch.from_arrays(columns, schema=self._payload)
+        self._rows.put(cells["location"][waiting], payload)
+        cells["waiting"][waiting] = as_int64(payload.column(self.stream.time))
+        if self.stream.source:
+            cells["source"][waiting] = self.stream.sources(payload)
+        self._queue.ranks[waiting] = rows_block.column(_RANK).to_numpy()
+        if isinstance(self._queue, WeightedKeyQueue):
+            self._queue.starts[waiting] = rows_block.column(_START).to_numpy()
+            self._queue.shares[waiting] = rows_block.column(_SHARE).to_numpy()
+
+    def _numbered(self, keys: Keys) -> Integers:
+        """Return the numbers of keys that arrive."""
+        ids = self._cells.find_or_add(keys)
+        self._queue.reserve(self._cells.capacity)
+        return ids
+
+    def _held(self) -> Integers:
+        """Return the keys that have more than what is stored of every key: those that wait."""
+        return self._waiting()
+
+    def _forget(self) -> None:
+        """Let go of the keys that do not wait, where their cells are elsewhere and it is time."""
+        # The numbers of those in service are known outside.
+        if not self._in_service and self._cells.may_forget(len(self)):
+            self._keep(self._held())
+
+    def _keep(self, ids: Integers) -> None:
+        """Let go of all keys in memory but these."""
+        self._queue = self._queue.subset(ids, self._cells["location"][ids] != _NOWHERE)
+        self._cells.keep(ids)
+
+    def _compare(
+        self, arrivals: Arrivals, ids: Integers, times: Integers
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], Integers]:
+        """Return which arrivals are not late, which take their key's place, and what gave way to ties."""
+        cells = self._cells
+        emitted, waiting = cells["emitted"][ids], cells["waiting"][ids]
+        resident = cells["location"][ids] != _NOWHERE
+        if arrivals.tied is None:
+            accepted = times >= emitted
+            return accepted, accepted & ~(resident & (times < waiting)), np.zeros(len(ids), np.int64)
+        accepted = (times > emitted) | (emitted == _NEVER)
+        fresh = accepted & ~(resident & (times < waiting))
+        again = np.where(accepted, resident & (times == waiting), times == emitted)
+        behind = self.stream.sources(arrivals.rows) >= cells["source"][ids]
+        given_way = np.where(fresh | again, arrivals.tied + again, 0)
+        return accepted, fresh & ~(again & behind), given_way
+
+    def _in_order(self, arrivals: Arrivals) -> Arrivals:
+        """Return `arrivals` in the order in which their keys take places."""
+        if self.policy is Policy.FIFO:
+            position = arrivals.last
+            arrival = as_micros(arrivals.rows.column(self.stream.arrival)) if self.stream.arrival else None
+        else:
+            position, arrival = arrivals.first, arrivals.first_arrival_us
+        if arrival is not None:
+            return arrivals.take(np.lexsort((position, arrival)))
+        if np.all(position[1:] > position[:-1]):
+            return arrivals
+        return arrivals.take(np.argsort(position))
+
+    def _place(self, ids: Integers, arrived_us: Integers) -> None:
+        """Give keys that begin to wait a location, and begin their staleness."""
+        cells = self._cells
+        if len(ids):
+            locations = self.memory.allocate(len(ids))
+            self._rows.resize(self.memory.capacity)
+            cells["location"][ids] = locations
+        cells["arrived_us"][ids] = arrived_us
+        cells["queue_booked_us"][ids] = np.maximum(arrived_us, cells["dequeued_us"][ids])
+        cells["application_booked_us"][ids] = np.maximum(arrived_us, cells["delivered_us"][ids])
+
+    def _update_rates(self, ids: Integers, count: Integers, now_us: int) -> npt.NDArray[np.float64]:
+        """Take new arrivals into the keys' mean time between updates and return it.
+
+        An exponentially weighted mean of the intervals; `count` tuples since the key was last seen are
+        that many equal intervals. A key is taken as watched since the queue's first arrival, so one
+        that turns up late is a slow updater at once.
+        """
+        cells = self._cells
+        if self.policy is not Policy.LINECUTTING:
+            return np.zeros(len(ids), np.float64)
+        seen = cells["seen_us"][ids]
+        birth = now_us if self._birth_us is None else self._birth_us
+        gap = np.maximum(now_us - np.where(seen == _NEVER, birth, seen), 0) / count
+        interval = mean_interval(cells["interval_us"][ids], gap, count)
+        cells["interval_us"][ids] = interval
+        cells["seen_us"][ids] = now_us
+        cells.dirty[ids] = True
+        return interval
+
+    def _shares(self, rows: pa.RecordBatch, keys: Keys) -> Integers:
+        return column_shares(self.stream, rows) if self.weights is None else self.weights.shares(keys)
+
+    def _shares_in_service(self, queue: WeightedKeyQueue) -> int:
+        if not self._in_service:
+            return 0
+        known = len(self._cells)
+        return int(queue.shares[:known] @ self._cells["in_service"][:known])
+
+    def _payload_of(self, rows: pa.RecordBatch, chosen: Integers) -> pa.RecordBatch:
+        payload = rows.select(self.stream.payload)
+        return payload if len(chosen) == rows.num_rows else payload.take(pa.array(chosen))
+
+    def _assemble(self, ids: Integers, payload: pa.RecordBatch) -> pa.RecordBatch:
+        """Return full rows: the payload and the keys decoded from the index."""
+        keys = dict(zip(self.stream.key, self._cells.key_columns(ids), strict=True))
+        names = self.stream.schema.names
+        arrays = [keys[name] if name in keys else payload.column(name) for name in names]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.stream.schema)
+
+    def _waiting(self) -> Integers:
+        return np.flatnonzero(self._cells["location"][: len(self._cells)] != _NOWHERE)
+
+    def _compact(self) -> None:
+        """Return memory that waiting tuples no longer need."""
+        if self.memory.shrink():
+            self._rows.resize(self.memory.capacity)
+        self._rows.compact(self._cells["location"][self._waiting()])

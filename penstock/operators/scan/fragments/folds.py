@@ -1,0 +1,371 @@
+"""The partial aggregates of a fragment: how values are added to slots, and what comes out."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import InternalError, InvalidUsageError
+from penstock.operators.aggregates.sketches import hashes_in, hashes_of, images_of, least_hashes
+from penstock.operators.aggregates.wide import WIDE, of_words, words_of
+from penstock.operators.scan.fragments import kernels
+from penstock.operators.scan.fragments.keys import as_integers, bare_values
+from penstock.operators.scan.spec import Partial
+from penstock.state_store.keys.key_index import KeyIndex
+from penstock.state_store.keys.key_words import KeyCodec
+
+__all__ = ["Fold", "Nulls", "Row", "Runs", "fold_of", "without_nulls"]
+
+_LEAST = 1024
+_BEYOND = 1 << 63
+_LEAST_HASHES = 1 << 16
+_NO_THETA = np.uint64(2**63 - 1)
+
+Slots = npt.NDArray[np.int32]
+Column: TypeAlias = "pa.Array[Any]"
+
+
+class Runs(NamedTuple):
+    """Rows, of which each run has one slot: where runs start, their slots, and the number of rows."""
+
+    starts: npt.NDArray[np.int64]
+    slots: Slots
+    rows: int
+
+    def spread(self) -> Slots:
+        """Return the slot of each row."""
+        return np.repeat(self.slots, np.diff(self.starts, append=self.rows))
+
+
+class Fold(Protocol):
+    """One partial aggregate of all slots."""
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        """Add rows to their slots, of which there are `count` by now, slot 0 included."""
+
+    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+        """Add rows of which each run has one slot, if that is quicker; say whether they are added."""
+
+    def result(self, count: int) -> Column:
+        """Return the partials of the slots from 1 to before `count`."""
+
+
+def fold_of(partial: Partial, kind: pa.DataType) -> Fold:
+    """Return what makes a partial of values of a type, other than a count.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it cannot be made of these.
+    """
+    if partial.kind in ("first", "last"):
+        return Row(kind, last=partial.kind == "last")
+    if partial.kind == "distinct" and not pa.types.is_nested(kind):
+        return _Distinct(kind)
+    if partial.kind == "union":
+        return _Distinct(kind.value_type, of_lists=True)
+    if partial.kind == "sketch":
+        return _Sketch(kind, partial.log2_size)
+    number = pa.types.is_signed_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
+    if partial.kind in ("min", "max") and (number or as_integers(kind) is not None):
+        return _Extreme(kind, greatest=partial.kind == "max")
+    if partial.kind in ("sum", "add") and pa.types.is_signed_integer(kind):
+        return _WholeSum()
+    if partial.kind == "add" and kind == WIDE:
+        return _WholeSum()
+    if partial.kind in ("sum", "add", "sum_of_squares") and number:
+        return _Sum(squares=partial.kind == "sum_of_squares")
+    raise InvalidUsageError(
+        "a partial aggregate cannot be made of this type",
+        hint="min and max are of integers, floats, dates and times, sum of numbers, distinct of what is not "
+        "nested, first and last of any",
+        kind=partial.kind,
+        type=str(kind),
+        expression=partial.expression,
+    )
+
+
+def _given(values: Column | None) -> Column:
+    """Return values; all partials but the count of rows have some."""
+    if values is None:
+        raise InternalError("a partial aggregate has no values")
+    return values
+
+
+def _grown(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    if count <= len(array):
+        return array
+    larger = np.zeros(max(count, 2 * len(array)), array.dtype)
+    larger[: len(array)] = array
+    return larger
+
+
+def without_nulls(slots: Slots, values: Column) -> Slots:
+    """Return the slots of rows, 0 for those of nulls."""
+    return np.where(values.is_valid().to_numpy(zero_copy_only=False), slots, np.int32(0))
+
+
+class Nulls:
+    """How many values of each slot are null: what a count is less than the rows."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(1, np.int64)
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        """Add rows to their slots; see `Fold.add`."""
+        if values is None or not values.null_count:
+            return
+        self._counts = _grown(self._counts, count)
+        kernels.add_count(np.where(values.is_null().to_numpy(zero_copy_only=False), slots, 0), self._counts)
+
+    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+        """Add rows of which none is null; see `Fold.add_runs`."""
+        return values is None or not values.null_count
+
+    def result(self, count: int) -> Column:
+        """Return the number of nulls; see `Fold.result`."""
+        return pa.array(_grown(self._counts, count)[1:count])
+
+
+class _Sum:
+    """Sums of floats, or of squares.
+
+    `_seen` exists once there was a null, since before every slot had a value.
+    """
+
+    _sums: npt.NDArray[Any]
+
+    def __init__(self, *, squares: bool) -> None:
+        self._sums = np.zeros(_LEAST, np.float64)
+        self._kernel = kernels.add_squares if squares else kernels.add_sum
+        self._seen: npt.NDArray[np.bool_] | None = None
+        self._slots = 1
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        values = _given(values)
+        self._sums = _grown(self._sums, count)
+        if values.null_count:
+            slots = without_nulls(slots, values)
+            if self._seen is None:
+                self._seen = np.zeros(count, np.bool_)
+                self._seen[: self._slots] = True
+        if self._seen is not None:
+            self._seen = _grown(self._seen, count)
+            kernels.mark(slots, self._seen)
+        self._add(slots, values, count)
+        self._slots = count
+
+    def _add(self, slots: Slots, values: Column, count: int) -> None:
+        self._kernel(slots, bare_values(values), self._sums)
+
+    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+        values = _given(values)
+        if values.null_count or self._seen is not None or self._kernel is not kernels.add_sum:
+            return False
+        self._sums = _grown(self._sums, count)
+        if not self._add_runs(runs, values):
+            return False
+        self._slots = count
+        return True
+
+    def _add_runs(self, runs: Runs, values: Column) -> bool:
+        kernels.add_sum_of_runs(runs.starts, runs.slots, bare_values(values), self._sums)
+        return True
+
+    def _mask(self, count: int) -> npt.NDArray[np.bool_] | None:
+        """Return which slots have no value; None if all have."""
+        return None if self._seen is None else ~_grown(self._seen, count)[1:count]
+
+    def result(self, count: int) -> Column:
+        return pa.array(_grown(self._sums, count)[1:count], mask=self._mask(count))
+
+
+class _WholeSum(_Sum):
+    """Sums of integers, in two words each once 64 bits might not do."""
+
+    def __init__(self) -> None:
+        super().__init__(squares=False)
+        self._sums = np.zeros(_LEAST, np.int64)
+        self._highs: npt.NDArray[np.int64] | None = None
+        """The upper words; None while no sum is beyond 64 bits."""
+        self._bound = 0
+        """No sum is farther from zero."""
+
+    def _add(self, slots: Slots, values: Column, count: int) -> None:
+        if self._stays_narrow(values):
+            self._kernel(slots, bare_values(values), self._sums)
+            return
+        if self._highs is None:
+            self._highs = self._sums >> 63
+        self._highs = _grown(self._highs, len(self._sums))
+        if values.type == WIDE:
+            kernels.add_wide_sums(slots, *words_of(values), self._sums, self._highs)
+        else:
+            kernels.add_wide_sum(slots, bare_values(values), self._sums, self._highs)
+
+    def _add_runs(self, runs: Runs, values: Column) -> bool:
+        if not self._stays_narrow(values):
+            return False
+        kernels.add_whole_of_runs(runs.starts, runs.slots, bare_values(values), self._sums)
+        return True
+
+    def _stays_narrow(self, values: Column) -> bool:
+        """Return whether no sum can be beyond 64 bits with these values, all of which may be of one slot."""
+        if self._highs is not None or values.type == WIDE:
+            return False
+        most = len(values) * (int(kernels.bound_of(bare_values(values))) + 1)
+        if self._bound + most >= _BEYOND:
+            self._bound = int(kernels.bound_of(self._sums)) + 1
+        if self._bound + most >= _BEYOND:
+            return False
+        self._bound += most
+        return True
+
+    def result(self, count: int) -> Column:
+        lows, mask = _grown(self._sums, count)[1:count], self._mask(count)
+        if self._highs is None:
+            return pa.array(lows, mask=mask)
+        return of_words(lows, _grown(self._highs, count)[1:count], mask)
+
+
+class _Extreme:
+    def __init__(self, kind: pa.DataType, *, greatest: bool) -> None:
+        self._kind, self._seen_as = kind, as_integers(kind) or kind
+        self._best = np.zeros(_LEAST, self._seen_as.to_pandas_dtype())
+        self._seen = np.zeros(_LEAST, np.bool_)
+        self._kernel = kernels.keep_greater if greatest else kernels.keep_less
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        values = _given(values)
+        self._best, self._seen = _grown(self._best, count), _grown(self._seen, count)
+        if values.null_count:
+            slots = without_nulls(slots, values)
+        self._kernel(slots, bare_values(values), self._seen, self._best)
+
+    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+        return False
+
+    def result(self, count: int) -> Column:
+        seen = _grown(self._seen, count)[1:count]
+        best = pa.array(_grown(self._best, count)[1:count], mask=None if seen.all() else ~seen)
+        return best if best.type == self._kind else best.view(self._kind)
+
+
+class Row:
+    """The value of one row, of any type. Values that were the best for a while stay until the result."""
+
+    def __init__(self, kind: pa.DataType, *, last: bool) -> None:
+        self._kind, self._last = kind, last
+        self.times = np.zeros(_LEAST, np.int64)
+        """Of each slot the time of its row."""
+        self._rows = np.full(_LEAST, -1, np.int64)
+        self._kept: list[Column] = []
+        self._count = 0
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        """Add rows to their slots; see `Fold.add`."""
+        values = _given(values)
+        known = len(self._rows)
+        self.times, self._rows = _grown(self.times, count), _grown(self._rows, count)
+        self._rows[known:] = -1
+        kernels.keep_row(slots, times, self._last, self._count, self.times, self._rows)
+        used = slots[slots > 0]
+        if not used.size:
+            return
+        low = int(used.min())
+        found = low + np.flatnonzero(self._rows[low:count] >= self._count)
+        self._kept.append(values.take(pa.array(self._rows[found] - self._count)))
+        self._rows[found] = self._count + np.arange(len(found))
+        self._count += len(found)
+
+    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+        """Leave it to `add`; see `Fold.add_runs`."""
+        return False
+
+    def result(self, count: int) -> Column:
+        """Return the partials; see `Fold.result`."""
+        if count <= 1:
+            return pa.array([], self._kind)
+        return pa.concat_arrays(self._kept).take(pa.array(self._rows[1:count]))
+
+
+class _Distinct:
+    """The different values of each slot, in order of first appearance; or what is in any of its lists."""
+
+    def __init__(self, kind: pa.DataType, *, of_lists: bool = False) -> None:
+        self._of_lists = of_lists
+        self._codec = KeyCodec([pa.field("slot", pa.int64()), pa.field("value", kind)])
+        self._known = KeyIndex()
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        values = _given(values)
+        if self._of_lists:
+            slots = np.repeat(slots, pc.list_value_length(values).to_numpy())
+            values = values.flatten()
+        if values.null_count:
+            slots = without_nulls(slots, values)
+        if not slots.all():
+            values, slots = values.take(pa.array(np.flatnonzero(slots))), slots[slots > 0]
+        if len(slots):
+            self._known.find_or_add(self._codec.encode([pa.array(slots, pa.int64()), values]))
+
+    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+        return False
+
+    def result(self, count: int) -> Column:
+        every = np.arange(len(self._known))
+        slots, values = self._codec.decode(self._known.words, self._known.starts(every))
+        order = np.argsort(slots.to_numpy(), kind="stable")
+        bounds = np.searchsorted(slots.to_numpy()[order], np.arange(1, count + 1))
+        return pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), values.take(pa.array(order)))
+
+
+class _Sketch:
+    """A sketch of the different hashes of each slot, which are 64-bit integers; or of sketches, united."""
+
+    def __init__(self, kind: pa.DataType, log2_size: int) -> None:
+        self._of_sketches = pa.types.is_binary(kind)
+        self._log2_size = log2_size
+        self._slots, self._hashes = np.zeros(0, np.int64), np.zeros(0, np.uint64)
+        self._thetas = np.zeros(0, np.uint64)
+        """Of each slot the first hash that it has no room for; the greatest number while it has room."""
+        self._added: list[tuple[npt.NDArray[Any], npt.NDArray[np.uint64]]] = []
+        self._room = _LEAST_HASHES
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        values = _given(values)
+        if self._of_sketches:
+            sizes, hashes = hashes_in(values)
+            slots = np.repeat(slots, sizes)
+        else:
+            hashes = hashes_of(bare_values(values))
+            slots = without_nulls(slots, values) if values.null_count else slots
+        known = len(self._thetas)
+        self._thetas = _grown(self._thetas, count)
+        self._thetas[known:] = _NO_THETA
+        there = (slots > 0) & (hashes < self._thetas[slots])
+        self._added.append((slots[there].astype(np.int64), hashes[there]))
+        if sum(len(one) for one, _ in self._added) > self._room:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Keep of all hashes what the sketches need."""
+        added, self._added = self._added, []
+        slots = np.concatenate([self._slots, *(one for one, _ in added)])
+        hashes = np.concatenate([self._hashes, *(one for _, one in added)])
+        self._slots, self._hashes = least_hashes(slots, hashes, self._log2_size)
+        self._room = max(len(self._slots), _LEAST_HASHES)
+        last = np.flatnonzero(np.diff(self._slots, append=-1))
+        full = last[np.diff(last, prepend=-1) > 1 << self._log2_size]
+        self._thetas[self._slots[full]] = self._hashes[full]
+
+    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+        return False
+
+    def result(self, count: int) -> Column:
+        self._fold()
+        return images_of(self._slots - 1, self._hashes, self._log2_size, count - 1)

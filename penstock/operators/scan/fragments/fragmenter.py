@@ -1,0 +1,313 @@
+"""The fragment function of a window: partial aggregates of panes and groups (Scabbard §2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.aggregates.wide import concat_alike
+from penstock.operators.scan.fragments import kernels
+from penstock.operators.scan.fragments.folds import Fold, Nulls, Row, Runs, fold_of
+from penstock.operators.scan.fragments.keys import Codes, as_integers, bare_values
+from penstock.operators.scan.spec import PANE, Fragments
+
+__all__ = ["Fragmenter", "combined", "merged"]
+
+_SLOTS, _TABLE = 1024, 2048
+
+
+class Fragmenter:
+    """Folds rows into fragments, some tens of thousands at a time.
+
+    Used by one thread, for what one call of a reader reads.
+
+    Parameters
+    ----------
+    fragments : Fragments
+        What is wanted.
+    types : mapping of str to pyarrow.DataType
+        Of the time column, the group columns, and of each partial's values by the partial's name.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a partial cannot be made of its values' type, or the time is neither integer nor timestamp.
+    """
+
+    def __init__(self, fragments: Fragments, types: Mapping[str, pa.DataType]) -> None:
+        self._fragments, self._types = fragments, types
+        if as_integers(types[fragments.time]) is None:
+            raise InvalidUsageError(
+                "the time of a pane is neither a timestamp nor a signed integer",
+                column=fragments.time,
+                type=str(types[fragments.time]),
+            )
+        self.without_time = 0
+        """Rows left out because their time is null."""
+        self._finished: list[pa.RecordBatch] = []
+        self._start()
+        names = [PANE, *fragments.group_by, *(partial.name for partial in fragments.partials)]
+        self.schema = self._made().select(names).schema
+        """That of the fragments."""
+
+    def _start(self) -> None:
+        group_by = self._fragments.group_by
+        self._codes = [Codes(self._types[name]) for name in group_by]
+        self._folds: list[Fold] = [
+            Nulls() if partial.kind == "count" else fold_of(partial, self._types[partial.name])
+            for partial in self._fragments.partials
+        ]
+        self._state = np.array([1, 0, 1, 0], np.int64)
+        self._by_runs = self._hashed = False
+        self._table = np.zeros(_TABLE, np.int32)
+        self._counts = np.zeros(_SLOTS, np.int64)
+        self._panes = np.zeros(_SLOTS, np.int64)
+        self._groups = np.zeros((max(len(group_by), 1), _SLOTS), np.int64)
+
+    # ---------------------------------------------------------------------------------------- rows
+
+    def add(
+        self,
+        time: pa.Array[Any],
+        groups: Iterable[pa.Array[Any]],
+        values: Iterable[pa.Array[Any] | None],
+        mask: npt.NDArray[np.bool_] | None = None,
+        row_times: Mapping[str, pa.Array[Any]] | None = None,
+    ) -> None:
+        """Fold rows.
+
+        Parameters
+        ----------
+        time, groups, values : pyarrow.Array
+            The time, the group columns, and for each partial its values; None for ``count(*)``.
+        mask : array of bool, optional
+            Which rows count.
+        row_times : mapping of str to pyarrow.Array, optional
+            For a partial of kind ``first`` or ``last`` the times that it goes by, where not `time`.
+        """
+        if time.null_count:
+            there = time.is_valid().to_numpy(zero_copy_only=False)
+            self.without_time += int((~there).sum() if mask is None else (mask & ~there).sum())
+            mask = there if mask is None else mask & there
+        times = bare_values(time)
+        columns = list(values)
+        if self._by_runs and self._state[0] > 1 and mask is not None:
+            # The table does not know the slots that runs were given, so that some may be given again.
+            self._state[3] = 1
+        self._by_runs = mask is None and not self._codes
+        if self._by_runs:
+            runs = self._runs(times)
+            kernels.add_count_of_runs(runs.starts, runs.slots, runs.rows, self._counts)
+            count = int(self._state[0])
+            left = [
+                not fold.add_runs(runs, one, count) for fold, one in zip(self._folds, columns, strict=True)
+            ]
+            slots = runs.spread() if any(left) else runs.slots
+        else:
+            slots = self._slots(times, self._keys(list(groups), len(times)), mask)
+            count = int(self._state[0])
+            left = [True] * len(columns)
+        folds = zip(self._fragments.partials, self._folds, columns, left, strict=True)
+        for partial, fold, column, is_left in folds:
+            if not is_left:
+                continue
+            by = bare_values(row_times[partial.name]) if row_times and partial.name in row_times else times
+            fold.add(slots, by, column, count)
+
+    def _keys(self, groups: list[pa.Array[Any]], rows: int) -> npt.NDArray[np.int64]:
+        """Return the groups of rows as integers, (columns, rows)."""
+        if any(codes.direct and group.null_count for codes, group in zip(self._codes, groups, strict=True)):
+            # From here on these values are numbered, so what is known of them ends here.
+            self._finish()
+            for codes, group in zip(self._codes, groups, strict=True):
+                codes.direct = codes.direct and not group.null_count
+        columns = [codes.of(group) for codes, group in zip(self._codes, groups, strict=True)]
+        if self._numbered and len(self._codes[0]) >= len(self._table):
+            # Numbers that have no place of their own would fall on those of others.
+            self._hashed = True
+            self._enter(len(self._table))
+        if not columns:
+            return np.zeros((1, rows), np.int8)
+        return columns[0].reshape(1, rows) if len(columns) == 1 else np.stack(columns, dtype=np.int64)
+
+    def _runs(self, times: npt.NDArray[Any]) -> Runs:
+        """Return the slots of rows that have no group."""
+        found: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = []
+        done = 0
+        while done < len(times):
+            room = min(len(times) - done, len(self._panes) + 1)
+            starts, slots = np.empty(room, np.int64), np.empty(room, np.int32)
+            runs, done = kernels.find_runs(
+                times, self._fragments.pane_steps, self._state, self._panes, done, starts, slots
+            )
+            found.append((starts[:runs], slots[:runs]))
+            if done < len(times):
+                self._grow()
+        if not found:
+            return Runs(np.empty(0, np.int64), np.empty(0, np.int32), 0)
+        starts, slots = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return Runs(starts, slots, len(times))
+
+    def _slots(
+        self, times: npt.NDArray[Any], keys: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None
+    ) -> npt.NDArray[np.int32]:
+        slots = np.empty(len(times), np.int32)
+        masked = mask is not None
+        if mask is None:
+            mask = np.empty(0, np.bool_)
+        steps, done = self._fragments.pane_steps, 0
+        while True:
+            known = steps, self._state, self._table, self._panes, self._groups, self._counts, done, slots
+            if keys.shape[0] == 1:
+                done = kernels.find_slots_of_one(times, mask, masked, keys[0], self._numbered, *known)
+            else:
+                done = kernels.find_slots(times, mask, masked, keys, *known)
+            if done == len(times):
+                return slots
+            self._grow()
+
+    @property
+    def _numbered(self) -> bool:
+        """Whether groups have places by their numbers, from 0 on. It changes with a new table only."""
+        return len(self._codes) == 1 and not self._codes[0].direct and not self._hashed
+
+    def _enter(self, size: int) -> None:
+        """Make a new table, of the slots of the pane."""
+        self._table = np.zeros(size, np.int32)
+        kernels.enter(self._table, self._groups, int(self._state[2]), int(self._state[0]), self._numbered)
+
+    def _grow(self) -> None:
+        count, first = int(self._state[0]), int(self._state[2])
+        if count >= len(self._panes):
+            known = len(self._panes)
+            panes, groups = self._panes, self._groups
+            self._counts = np.concatenate([self._counts, np.zeros(known, np.int64)])
+            self._panes = np.empty(2 * known, np.int64)
+            self._groups = np.empty((len(groups), 2 * known), np.int64)
+            self._panes[:known], self._groups[:, :known] = panes, groups
+        if count - first >= len(self._table) // 2:
+            self._enter(4 * len(self._table))
+
+    # ------------------------------------------------------------------------------------- results
+
+    def _made(self) -> pa.RecordBatch:
+        """Return what is known, and for each first or last the time that it was at."""
+        count = int(self._state[0])
+        kind = self._types[self._fragments.time]
+        panes = pa.array(self._panes[1:count]).cast(as_integers(kind)).view(kind)
+        groups = [codes.values(self._groups[i, 1:count]) for i, codes in enumerate(self._codes)]
+        rows = pa.array(self._counts[1:count])
+        partials = [
+            pc.subtract(rows, fold.result(count)) if isinstance(fold, Nulls) else fold.result(count)
+            for fold in self._folds
+        ]
+        names = [PANE, *self._fragments.group_by, *(partial.name for partial in self._fragments.partials)]
+        for partial, fold in zip(self._fragments.partials, self._folds, strict=True):
+            if isinstance(fold, Row):
+                partials.append(pa.array(fold.times[1:count]))
+                names.append(_time_of(partial.name))
+        return pa.RecordBatch.from_arrays([panes, *groups, *partials], names)
+
+    def _finish(self) -> None:
+        if self._state[0] > 1:
+            self._finished.append(self._made())
+        disordered = bool(self._state[3])
+        self._start()
+        self._state[3] = disordered
+
+    @property
+    def made(self) -> int:
+        """How many fragments it holds, about."""
+        return int(self._state[0]) - 1 + sum(batch.num_rows for batch in self._finished)
+
+    def finish(self) -> pa.RecordBatch:
+        """Return the fragments of all rows, each pane and group once, and begin anew."""
+        self._finish()
+        batches, self._finished = self._finished, []
+        disordered, self._state[3] = bool(self._state[3]), 0
+        if not batches:
+            return pa.RecordBatch.from_pylist([], self.schema)
+        if len(batches) > 1 or disordered:
+            times = {
+                partial.name: _time_of(partial.name)
+                for partial, fold in zip(self._fragments.partials, self._folds, strict=True)
+                if isinstance(fold, Row)
+            }
+            return combined(self._fragments, batches, times).select(self.schema.names)
+        return batches[0].select(self.schema.names)
+
+
+def _time_of(name: str) -> str:
+    return f"time of {name}\0"
+
+
+def merged(fragments: Fragments, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Return the fragments of stretches of a stream, each with a pane and group once, as those of one.
+
+    Time runs forward but for little, so few panes are in several stretches: only what is there is combined.
+
+    Parameters
+    ----------
+    fragments : Fragments
+        What they are.
+    batches : sequence of RecordBatch
+        Of each stretch.
+    """
+    batches = [batch for batch in batches if batch.num_rows]
+    panes = [bare_values(batch[PANE]) for batch in batches]
+    lows, highs = [one.min() for one in panes], [one.max() for one in panes]
+    alone: list[pa.RecordBatch] = []
+    shared: list[pa.RecordBatch] = []
+    for number, (batch, one) in enumerate(zip(batches, panes, strict=True)):
+        others = np.zeros(len(one), np.bool_)
+        for other in range(len(batches)):
+            if other != number:
+                others |= (lows[other] <= one) & (one <= highs[other])
+        if not others.any():
+            alone.append(batch)
+            continue
+        shared.append(batch.filter(pa.array(others)))
+        alone.append(batch.filter(pa.array(~others)))
+    return [*alone, combined(fragments, shared)] if shared else alone
+
+
+def combined(
+    fragments: Fragments, batches: Iterable[pa.RecordBatch], times: Mapping[str, str] | None = None
+) -> pa.RecordBatch:
+    """Return fragments of which some are of the same pane and group as one each.
+
+    Parameters
+    ----------
+    fragments : Fragments
+        What they are.
+    batches : iterable of RecordBatch
+        At least one; they may have more columns, which are lost.
+    times : mapping of str to str, optional
+        For each partial of kind ``first`` or ``last`` the column of the time that it was at. Without it, of
+        fragments of one pane and group those that come first are taken to be the earlier ones.
+    """
+    whole = concat_alike(list(batches))
+    order = np.argsort(bare_values(whole[PANE]), kind="stable")
+    whole = whole.take(pa.array(order))
+    again = replace(
+        fragments,
+        time=PANE,
+        group_by=tuple(fragments.group_by),
+        partials=tuple(partial.again for partial in fragments.partials),
+    )
+    fragmenter = Fragmenter(again, {field.name: field.type for field in whole.schema})
+    fragmenter.add(
+        whole[PANE],
+        [whole[name] for name in fragments.group_by],
+        [whole[partial.name] for partial in fragments.partials],
+        row_times={name: whole[column] for name, column in (times or {}).items()},
+    )
+    found = fragmenter.finish()
+    return pa.RecordBatch.from_arrays(found.columns, found.schema.names)

@@ -1,0 +1,391 @@
+"""Kernels of the fragment function: which slot a row belongs to, and what is added to it.
+
+A **slot** is one pane and group. Slots are numbered from 1 in order of first appearance; slot 0 takes the
+rows that count for nothing, so that no kernel asks twice whether a row does.
+
+Time runs forward in a stream but for little. So the hash table knows the groups of one pane at a time: an
+entry of an earlier pane is one with a smaller number than the pane's first slot, and counts as free. The
+table is thus never cleared, and stays small enough for the first caches. Where a pane comes back, its
+groups get new slots, and the caller merges those that are alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock._kernels import kernel
+from penstock.operators.aggregates.wide import add_words
+
+__all__ = [
+    "add_count",
+    "add_count_of_runs",
+    "add_squares",
+    "add_sum",
+    "add_sum_of_runs",
+    "add_whole_of_runs",
+    "add_wide_sum",
+    "add_wide_sums",
+    "bound_of",
+    "enter",
+    "find_runs",
+    "find_slots",
+    "find_slots_of_one",
+    "keep_greater",
+    "keep_less",
+    "keep_row",
+    "mark",
+]
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+@kernel
+def _position(keys: Any, i: int, columns: int, bits: Any) -> Any:
+    """Return where the search for column i of `keys` begins in a table of 2**(64 - bits) entries."""
+    h = np.uint64(0)
+    for c in range(columns):
+        h = (h ^ np.uint64(keys[c, i])) * _MULTIPLIER
+        h ^= h >> np.uint64(32)
+    return np.int64((h * _MULTIPLIER) >> bits)
+
+
+@kernel
+def _bits(table: Any) -> Any:
+    bits = np.uint64(64)
+    size = table.shape[0]
+    while size > 1:
+        size >>= 1
+        bits -= np.uint64(1)
+    return bits
+
+
+@kernel
+def enter(table: Any, groups: Any, first: int, count: int, numbered: bool) -> None:
+    """Enter the slots from `first` to before `count` into a table that is empty."""
+    bits = _bits(table)
+    size = table.shape[0] - 1
+    for slot in range(first, count):
+        at = groups[0, slot] & size if numbered else _position(groups, slot, groups.shape[0], bits)
+        while table[at] >= first:
+            at = (at + 1) & size
+        table[at] = slot
+
+
+@kernel
+def find_slots_of_one(
+    times: Any,
+    mask: Any,
+    masked: bool,
+    keys: Any,
+    numbered: bool,
+    steps: int,
+    state: Any,
+    table: Any,
+    panes: Any,
+    groups: Any,
+    counts: Any,
+    begin: int,
+    slots: Any,
+) -> int:
+    """Give rows their slots where the group is one integer; as `find_slots`.
+
+    Where groups are `numbered` from 0 on, each has a place of its own in a table that is large enough.
+    """
+    bits = _bits(table)
+    size = table.shape[0] - 1
+    limit = min(panes.shape[0], (table.shape[0] >> 1) + state[2])
+    count, low, first = state[0], state[1], state[2]
+    high = low + steps if count > 1 else low
+    for i in range(begin, times.shape[0]):
+        if masked and not mask[i]:
+            slots[i] = 0
+            continue
+        time = np.int64(times[i])
+        if time < low or time >= high:
+            pane = time // steps * steps
+            if count > 1 and pane < low:
+                state[3] = 1
+            low, high, first = pane, pane + steps, count
+            limit = min(panes.shape[0], (table.shape[0] >> 1) + first)
+        key = np.int64(keys[i])
+        at = key & size
+        if not numbered:
+            h = np.uint64(key) * _MULTIPLIER
+            at = np.int64(((h ^ (h >> np.uint64(32))) * _MULTIPLIER) >> bits)
+        slot = table[at]
+        while slot >= first and groups[0, slot] != key:
+            at = (at + 1) & size
+            slot = table[at]
+        if slot < first:
+            if count >= limit:
+                state[0], state[1], state[2] = count, low, first
+                return i
+            slot = count
+            table[at] = slot
+            panes[slot] = low
+            groups[0, slot] = key
+            count += 1
+        counts[slot] += 1
+        slots[i] = slot
+    state[0], state[1], state[2] = count, low, first
+    return times.shape[0]
+
+
+@kernel
+def find_slots(
+    times: Any,
+    mask: Any,
+    masked: bool,
+    keys: Any,
+    steps: int,
+    state: Any,
+    table: Any,
+    panes: Any,
+    groups: Any,
+    counts: Any,
+    begin: int,
+    slots: Any,
+) -> int:
+    """Give the rows from `begin` on their slots; return where it stopped because an array is full.
+
+    Parameters
+    ----------
+    times : array of int, (rows,)
+        In steps of the time column.
+    mask : array of bool, (rows,)
+        Which rows count, if `masked`.
+    keys : array of int64, (columns, rows)
+        The group of each row.
+    steps : int
+        The length of a pane.
+    state : array of int64, (4,)
+        Slots in use, the start of the pane that the table knows, that pane's first slot, and whether a pane
+        came back. Changed.
+    table : array of int32, (a power of two,)
+        The hash table. Changed.
+    panes : array of int64, (slots,)
+        Of each slot where its pane starts. Filled.
+    groups : array of int64, (columns, slots)
+        Of each slot its group. Filled.
+    counts : array of int64, (slots,)
+        Of each slot its rows, added to. Here it costs little: a row waits less for the one before.
+    slots : array of int32, (rows,)
+        Filled.
+    """
+    bits = _bits(table)
+    size = table.shape[0] - 1
+    columns = keys.shape[0]
+    limit = min(panes.shape[0], (table.shape[0] >> 1) + state[2])
+    count, low, first = state[0], state[1], state[2]
+    high = low + steps if count > 1 else low
+    for i in range(begin, times.shape[0]):
+        if masked and not mask[i]:
+            slots[i] = 0
+            continue
+        time = np.int64(times[i])
+        if time < low or time >= high:
+            pane = time // steps * steps
+            if count > 1 and pane < low:
+                state[3] = 1
+            low, high, first = pane, pane + steps, count
+            limit = min(panes.shape[0], (table.shape[0] >> 1) + first)
+        at = _position(keys, i, columns, bits)
+        slot = table[at]
+        while slot >= first:
+            same = True
+            for c in range(columns):
+                same &= groups[c, slot] == keys[c, i]
+            if same:
+                break
+            at = (at + 1) & size
+            slot = table[at]
+        if slot < first:
+            if count >= limit:
+                state[0], state[1], state[2] = count, low, first
+                return i
+            slot = count
+            table[at] = slot
+            panes[slot] = low
+            for c in range(columns):
+                groups[c, slot] = keys[c, i]
+            count += 1
+        counts[slot] += 1
+        slots[i] = slot
+    state[0], state[1], state[2] = count, low, first
+    return times.shape[0]
+
+
+@kernel
+def find_runs(
+    times: Any, steps: int, state: Any, panes: Any, begin: int, starts: Any, slots: Any
+) -> tuple[int, int]:
+    """Find where panes begin, where all rows of a pane are one group; return how many, and where it stopped.
+
+    As `find_slots`, but that each run of rows of a pane has one entry: the row in `starts`, its slot in
+    `slots`. It stops where `panes` is full. Most rows are of the pane of the row before:
+    whether 32 are is seen at once.
+    """
+    count, low = state[0], state[1]
+    high = low + steps if count > 1 else low
+    rows = times.shape[0]
+    runs = 0
+    if begin < rows and low <= np.int64(times[begin]) < high:
+        starts[0], slots[0] = begin, count - 1
+        runs = 1
+    at = begin
+    while at < rows:
+        some = times[at : at + 32]
+        others = 0
+        for i in range(some.shape[0]):
+            others += (np.int64(some[i]) < low) | (np.int64(some[i]) >= high)
+        if others:
+            for i in range(some.shape[0]):
+                time = np.int64(some[i])
+                if time < low or time >= high:
+                    if count >= panes.shape[0]:
+                        state[0], state[1], state[2] = count, low, count - 1
+                        return runs, at + i
+                    pane = time // steps * steps
+                    if count > 1 and pane < low:
+                        state[3] = 1
+                    low, high = pane, pane + steps
+                    panes[count] = pane
+                    starts[runs], slots[runs] = at + i, count
+                    runs += 1
+                    count += 1
+        at += some.shape[0]
+    state[0], state[1], state[2] = count, low, count - 1
+    return runs, rows
+
+
+@kernel
+def add_count_of_runs(starts: Any, slots: Any, rows: int, counts: Any) -> None:
+    """Count the rows of each slot."""
+    for r in range(starts.shape[0]):
+        end = starts[r + 1] if r + 1 < starts.shape[0] else rows
+        counts[slots[r]] += end - starts[r]
+
+
+@kernel
+def add_whole_of_runs(starts: Any, slots: Any, values: Any, out: Any) -> None:
+    """Add integers to their slots, in whatever order the compiler likes."""
+    for r in range(starts.shape[0]):
+        end = starts[r + 1] if r + 1 < starts.shape[0] else values.shape[0]
+        run = values[starts[r] : end]
+        total = out[slots[r]]
+        for i in range(run.shape[0]):
+            total += run[i]
+        out[slots[r]] = total
+
+
+@kernel
+def add_sum_of_runs(starts: Any, slots: Any, values: Any, out: Any) -> None:
+    """Add floats to their slots; four sums at once, which do not wait for one another."""
+    zero = np.zeros(1, out.dtype)[0]
+    for r in range(starts.shape[0]):
+        end = starts[r + 1] if r + 1 < starts.shape[0] else values.shape[0]
+        run = values[starts[r] : end]
+        fours = run.shape[0] // 4
+        a, b, c, d = zero, zero, zero, zero
+        for i in range(fours):
+            a += run[4 * i]
+            b += run[4 * i + 1]
+            c += run[4 * i + 2]
+            d += run[4 * i + 3]
+        for i in range(4 * fours, run.shape[0]):
+            a += run[i]
+        out[slots[r]] += (a + b) + (c + d)
+
+
+@kernel
+def add_count(slots: Any, out: Any) -> None:
+    """Count the rows of each slot."""
+    for i in range(slots.shape[0]):
+        out[slots[i]] += 1
+
+
+@kernel
+def add_sum(slots: Any, values: Any, out: Any) -> None:
+    """Add values to their slots."""
+    for i in range(slots.shape[0]):
+        out[slots[i]] += values[i]
+
+
+@kernel
+def bound_of(values: Any) -> Any:
+    """Return a number that no absolute value of integers is above by more than one."""
+    bits = np.int64(0)
+    for i in range(values.shape[0]):
+        value = np.int64(values[i])
+        bits |= value ^ (value >> 63)
+    return bits
+
+
+@kernel
+def add_wide_sum(slots: Any, values: Any, lows: Any, highs: Any) -> None:
+    """Add integers to their slots, which have two words each."""
+    for i in range(slots.shape[0]):
+        slot, value = slots[i], np.int64(values[i])
+        lows[slot], highs[slot] = add_words(lows[slot], highs[slot], value, value >> 63)
+
+
+@kernel
+def add_wide_sums(slots: Any, low: Any, high: Any, lows: Any, highs: Any) -> None:
+    """Add numbers of two words to their slots, which have two words each."""
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        lows[slot], highs[slot] = add_words(lows[slot], highs[slot], low[i], high[i])
+
+
+@kernel
+def add_squares(slots: Any, values: Any, out: Any) -> None:
+    """Add the squares of values to their slots."""
+    for i in range(slots.shape[0]):
+        value = np.float64(values[i])
+        out[slots[i]] += value * value
+
+
+@kernel
+def mark(slots: Any, out: Any) -> None:
+    """Note which slots have a value."""
+    for i in range(slots.shape[0]):
+        out[slots[i]] = True
+
+
+@kernel
+def keep_less(slots: Any, values: Any, seen: Any, out: Any) -> None:
+    """Keep the least value of each slot. NaN is greater than all numbers."""
+    for i in range(slots.shape[0]):
+        slot, value = slots[i], values[i]
+        known = out[slot]
+        if not seen[slot] or value < known or (known != known and value == value):  # noqa: PLR0124 - NaN
+            out[slot] = value
+            seen[slot] = True
+
+
+@kernel
+def keep_greater(slots: Any, values: Any, seen: Any, out: Any) -> None:
+    """Keep the greatest value of each slot. NaN is greater than all numbers."""
+    for i in range(slots.shape[0]):
+        slot, value = slots[i], values[i]
+        known = out[slot]
+        if not seen[slot] or value > known or (known == known and value != value):  # noqa: PLR0124 - NaN
+            out[slot] = value
+            seen[slot] = True
+
+
+@kernel
+def keep_row(slots: Any, times: Any, last: bool, offset: int, best: Any, rows: Any) -> None:
+    """Keep of each slot the row of the least time, or of the greatest; of equal ones the first, or the last.
+
+    `best` holds the times that are known, `rows` where the row is: -1 where there is none, else `offset`
+    plus its number.
+    """
+    for i in range(slots.shape[0]):
+        slot, time = slots[i], np.int64(times[i])
+        better = time >= best[slot] if last else time < best[slot]
+        if better or rows[slot] < 0:
+            best[slot] = time
+            rows[slot] = offset + i

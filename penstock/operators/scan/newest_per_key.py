@@ -1,0 +1,72 @@
+"""Conflation in a reader: of each key the newest row of what is read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.operators.scan.spec import LatestBy
+from penstock.operators.update_stream.arrivals import Arrivals, conflate
+from penstock.operators.update_stream.stream import UpdateStream, concat
+
+__all__ = ["Latest"]
+
+_ROWS = 1 << 20
+
+
+class Latest:
+    """Keeps of each key the newest row, of rows with the greatest time the last to come.
+
+    Rows with a null in key or time are all kept, so that the queue behind refuses or counts them.
+
+    Parameters
+    ----------
+    latest_by : LatestBy
+        The key and the time.
+    schema : pyarrow.Schema
+        That of the rows.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a column cannot be a key or a time.
+    """
+
+    def __init__(self, latest_by: LatestBy, schema: pa.Schema) -> None:
+        self._stream = UpdateStream(schema, latest_by.key, latest_by.time)
+        self._schema = schema
+        self._by_last = latest_by.by_last
+        self._unusable: list[pa.RecordBatch] = []
+        self._held: list[Arrivals] = []
+        self._held_rows = self._seen = 0
+
+    def add(self, rows: pa.Table) -> None:
+        """Take in rows, which come after those before."""
+        for batch in rows.combine_chunks().to_batches():
+            unusable = self._stream.unusable(batch)
+            if unusable.any():
+                self._unusable.append(batch.filter(pa.array(unusable)))
+                batch = batch.filter(pa.array(~unusable))  # noqa: PLW2901 - what is left of it
+            arrivals = Arrivals.of(self._stream, batch, self._seen)
+            self._seen += batch.num_rows
+            newest = conflate(self._stream, arrivals)
+            self._held.append(newest)
+            self._held_rows += len(newest)
+        if self._held_rows > _ROWS:
+            self._hold_one()
+
+    def _hold_one(self) -> None:
+        one = conflate(self._stream, Arrivals.concat(self._held))
+        self._held, self._held_rows = [one], len(one)
+
+    def finish(self) -> pa.RecordBatch:
+        """Return the newest rows, and begin anew."""
+        found, self._unusable = self._unusable, []
+        if self._held:
+            self._hold_one()
+            (newest,) = self._held
+            if self._by_last:
+                newest = newest.take(np.argsort(newest.last))
+            found = [newest.rows, *found]
+        self._held, self._held_rows, self._seen = [], 0, 0
+        return concat(found) if found else pa.RecordBatch.from_pylist([], self._schema)

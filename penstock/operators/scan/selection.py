@@ -1,0 +1,55 @@
+"""The rows of a table for which a mask is true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock._kernels import kernel
+from penstock.compression.arrow import coded, taken
+from penstock.compression.kernels.bits import Bytes, Ints
+from penstock.compression.kinds import is_text
+
+__all__ = ["selected"]
+
+
+@kernel
+def _find_true(bits: Bytes, first: int, count: int, rows: Ints) -> int:
+    """Write which of `count` bits from the one numbered `first` are set, and return how many.
+
+    `rows` has room for one more than these. No branch: which bits are set could not be foreseen.
+    """
+    found: Any = 0
+    for i in range(count):
+        at = np.uint64(first + i)
+        rows[found] = i
+        found += np.int64((bits[at >> np.uint64(3)] >> (at & np.uint64(7))) & 1)
+    return found
+
+
+def selected(table: pa.Table, mask: pa.Array[Any], *, dictionaries: bool = False) -> pa.Table:
+    """Return the rows of a table for which a mask is true, as Arrow filters them; texts in half of its time.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        Some rows.
+    mask : pyarrow.BooleanArray, (rows,)
+        Without nulls.
+    dictionaries : bool
+        Whether texts may be returned as such, which takes less time where they repeat each other.
+    """
+    if not any(is_text(field.type) for field in table.schema):
+        return table.filter(mask)  # which goes by runs of rows
+    rows = np.empty(mask.true_count + 1, np.int64)
+    bits = np.frombuffer(mask.buffers()[1], np.uint8) if len(mask) else np.empty(0, np.uint8)
+    rows = rows[: _find_true(bits, mask.offset, len(mask), rows)]
+    columns = []
+    for column in table.columns:
+        array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        texts = coded(array, rows) if dictionaries and is_text(array.type) and not array.null_count else None
+        columns.append(taken(array, rows) if texts is None else texts)
+    fields = [field.with_type(one.type) for field, one in zip(table.schema, columns, strict=True)]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields, table.schema.metadata))

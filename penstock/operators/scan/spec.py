@@ -1,0 +1,356 @@
+"""What a p-stream's reader does to a p-stream's tuples before they leave it.
+
+A `Scan` is set by the graph's planner, never by hand, and travels to the reader as JSON. It is executed in
+this order:
+
+1. **read** the columns in `columns`, and no others;
+2. **where**: keep the rows for which the predicate is true, neither false nor null;
+3. **select**: compute the output columns, in the order of the mapping;
+4. then at most one of: **latest_by**, the newest row of each key; **fragments**, partial aggregates of each
+   pane and group.
+
+Steps 3 and 4 see what the step before made. What a reader returns equals doing the same after the read.
+All expressions are deterministic, and `penstock.operators.sql.evaluate` can evaluate each.
+
+The JSON, whose absent fields are null::
+
+    {"columns": ["timestamp", "category", "cpu"], "where": "eventType = 1",
+     "select": {"timestamp": "timestamp", "turnover": "price * volume"},
+     "latest_by": {"key": ["symbol"], "time": "time"},
+     "fragments": {"pane_ms": 1000, "time": "timestamp", "time_unit": "s", "group_by": ["category"],
+                   "partials": [{"kind": "sum", "expression": "cpu", "name": "sum_cpu"}]}}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from penstock.errors import InvalidUsageError
+
+__all__ = ["NEWEST", "PANE", "WEIGHT", "Fragments", "LatestBy", "Partial", "PartialKind", "Scan", "TimeUnit"]
+
+PANE: Final = "pane"
+"""The column of a fragment that holds where its pane starts."""
+
+WEIGHT: Final = "__penstock_weight"
+"""The aggregate of windows that says how much a group matters to the scheduler; it is no result."""
+
+NEWEST: Final = "__penstock_newest"
+"""The partial of a fragment that is its newest time, where that says how far the watermark is."""
+
+PartialKind: TypeAlias = Literal[
+    "count", "sum", "add", "sum_of_squares", "min", "max", "first", "last", "distinct", "union", "sketch"
+]
+TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
+
+_KINDS: Final = get_args(PartialKind)
+_AGAIN: Final[dict[PartialKind, PartialKind]] = {
+    "count": "sum",
+    "sum": "add",
+    "sum_of_squares": "add",
+    "distinct": "union",
+}
+"""How partials of a kind are combined, where that is another kind."""
+_UNITS: Final = get_args(TimeUnit)
+
+
+def _need(holds: bool, fact: str, **context: Any) -> None:
+    if not holds:
+        raise InvalidUsageError(f"wrong scan: {fact}", **context)
+
+
+def _need_names(names: object, what: str) -> None:
+    """Check a tuple of distinct, non-empty names."""
+    if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
+        raise InvalidUsageError(f"wrong scan: {what} is not a tuple of names")
+    _need(len(set(names)) == len(names), f"{what} names a column twice", names=", ".join(names))
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A partial aggregate of a pane and group, which others of its kind can be added to.
+
+    Of fixed size are all but ``distinct``, ``union`` and ``sketch``, which grow with the values in them.
+
+    Parameters
+    ----------
+    kind : str
+        - ``count``: rows whose expression is not null, int64;
+        - ``sum``: of what is not null; int64 of integers, or `penstock.operators.aggregates.wide.WIDE` where
+          one is beyond that, float64 of floats; null where all are null;
+        - ``add``: of such sums, their sum;
+        - ``sum_of_squares``: the same of squares, float64;
+        - ``min``, ``max``: of what is not null, in the expression's type; null where all are null. As in
+          Spark, NaN is greater than all numbers;
+        - ``first``, ``last``: the value, which may be null, in the row of the least or greatest time, of
+          several such rows the first or last in order of arrival; in the expression's type;
+        - ``distinct``: the different values of what is not null, as a list; of no nested type;
+        - ``union``: of such lists, what is in any of them;
+        - ``sketch``: a sketch (`penstock.operators.aggregates.sketches`) of 64-bit hashes that are not null,
+          binary.
+    expression : str
+        Spark SQL over the columns that `Scan.select` made; ``*`` for ``count`` counts all rows.
+    name : str
+        The column that it goes to.
+    log2_size : int
+        Of a ``sketch``, else 0.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the kind is not one of these, or a text is empty.
+    """
+
+    kind: PartialKind
+    expression: str
+    name: str
+    log2_size: int = 0
+
+    def __post_init__(self) -> None:
+        _need(self.kind in _KINDS, "unknown partial", kind=self.kind, known=", ".join(_KINDS))
+        _need(bool(self.expression and self.name), "a partial without expression or name", kind=self.kind)
+        _need(self.expression != "*" or self.kind == "count", "only count is of *", kind=self.kind)
+        _need((self.log2_size > 0) == (self.kind == "sketch"), "a sketch has a size", kind=self.kind)
+
+    @property
+    def again(self) -> Partial:
+        """The partial of the same name that combines several of it."""
+        return replace(self, kind=_AGAIN.get(self.kind, self.kind), expression=self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class LatestBy:
+    """Conflation: of each key only the newest row, of rows with the greatest time the last to arrive.
+
+    Parameters
+    ----------
+    key : tuple of str
+        The update key's columns.
+    time : str
+        The column whose greatest value is the newest. Rows with a null in key or time are all kept, so that
+        the queue behind refuses or counts them.
+    by_last : bool
+        Whether the rows keep their own order. By default they come in the order of their keys' first rows.
+
+    Raises
+    ------
+    InvalidUsageError
+        If no column is named, or one twice.
+    """
+
+    key: tuple[str, ...]
+    time: str
+    by_last: bool = False
+
+    def __post_init__(self) -> None:
+        _need_names(self.key, "key")
+        _need(bool(self.key and self.time), "conflation needs a key and a time")
+
+
+@dataclass(frozen=True, slots=True)
+class Fragments:
+    """The fragment function of a window: partial aggregates of each pane and group (Scabbard §2.3).
+
+    A pane is ``[k * pane_ms, (k + 1) * pane_ms)`` since 1970-01-01T00:00:00Z, k of any sign, so that the
+    windows assembled from panes are aligned as Spark's ``window()`` aligns them. The output has the columns
+    `PANE` (the pane's start, in the type of the time column), then `group_by`, then the partials; one row
+    for each pane and group that occurs in what one call of the reader reads, in any order. Nulls in a group
+    column are a group of their own. A row whose time is null is in no pane: the reader counts it.
+
+    Parameters
+    ----------
+    pane_ms : int
+        The pane's length: the greatest common divisor of the window's size and slide.
+    time : str
+        A column of timestamps or integers.
+    time_unit : str
+        What one step of it is: ``s``, ``ms``, ``us`` or ``ns``.
+    group_by : tuple of str
+        Columns; none makes one group.
+    partials : tuple of Partial
+        What is aggregated; each has a name of its own.
+    delay_ms : int
+        How far the watermark is behind the newest time, where that is no whole number of panes, so that panes
+        do not tell; made by `delayed`, which adds the partial `NEWEST`.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the pane is no whole number of the time's steps, a name is taken twice, or nothing is aggregated.
+    """
+
+    pane_ms: int
+    time: str
+    time_unit: TimeUnit
+    group_by: tuple[str, ...]
+    partials: tuple[Partial, ...]
+    delay_ms: int = 0
+
+    def __post_init__(self) -> None:
+        _need_names(self.group_by, "group_by")
+        _need(self.time_unit in _UNITS, "unknown unit of time", unit=self.time_unit, known=", ".join(_UNITS))
+        _need(bool(self.time), "fragments need a time")
+        _need(self.pane_ms >= 1, "a pane is at least 1 ms", pane_ms=self.pane_ms)
+        whole = self.time_unit != "s" or self.pane_ms % 1000 == 0
+        _need(whole, "a pane is shorter than a step of its time", pane_ms=self.pane_ms, time=self.time)
+        _need(bool(self.partials), "fragments aggregate nothing")
+        _need_names((PANE, *self.group_by, *(partial.name for partial in self.partials)), "a fragment")
+        told = any(partial.name == NEWEST for partial in self.partials)
+        _need((self.delay_ms > 0) == told, "a delay goes with the newest time", delay_ms=self.delay_ms)
+
+    def delayed(self, delay_ms: int, time: str) -> Fragments:
+        """Return fragments that tell how far the watermark is which is so long behind the newest time.
+
+        Parameters
+        ----------
+        delay_ms : int
+            How long.
+        time : str
+            The time, as the partials' expressions are.
+        """
+        if delay_ms % self.pane_ms == 0:
+            return self
+        newest = Partial("max", time, NEWEST)
+        return replace(self, partials=(*self.partials, newest), delay_ms=delay_ms)
+
+    @property
+    def plain(self) -> Fragments:
+        """The same without what is for the watermark."""
+        partials = tuple(partial for partial in self.partials if partial.name != NEWEST)
+        return replace(self, partials=partials, delay_ms=0)
+
+    def watermark(self, newest: int) -> int:
+        """Return the pane in which the watermark is when a time, in its steps, is the newest one."""
+        return (newest * self.pane_ms // self.pane_steps - self.delay_ms) // self.pane_ms
+
+    @property
+    def pane_steps(self) -> int:
+        """The pane's length in steps of the time column."""
+        return (
+            self.pane_ms
+            * {"s": 1, "ms": 1, "us": 1_000, "ns": 1_000_000}[self.time_unit]
+            // (1_000 if self.time_unit == "s" else 1)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a reader does to tuples; the module's text says in which order.
+
+    Parameters
+    ----------
+    columns : tuple of str
+        What is read. It may be empty: then rows are only counted.
+    where : str, optional
+        Spark SQL over `columns`.
+    select : mapping of str to str, optional
+        Names and Spark SQL over `columns`; without, the output is `columns` as they are.
+    latest_by : LatestBy, optional
+        Over the columns of `select`.
+    fragments : Fragments, optional
+        Over the columns of `select`.
+
+    Raises
+    ------
+    InvalidUsageError
+        If parts contradict each other, or name a column that the step before does not make.
+    """
+
+    columns: tuple[str, ...]
+    where: str | None = None
+    select: Mapping[str, str] | None = None
+    latest_by: LatestBy | None = None
+    fragments: Fragments | None = None
+
+    def __post_init__(self) -> None:
+        _need_names(self.columns, "columns")
+        _need(self.where is None or bool(self.where.strip()), "an empty predicate")
+        if self.select is not None:
+            _need(bool(self.select), "an empty select")
+            _need(all(self.select) and all(self.select.values()), "a select without name or text")
+            object.__setattr__(self, "select", MappingProxyType(dict(self.select)))
+        _need(self.latest_by is None or self.fragments is None, "both conflation and fragments")
+        if self.latest_by is not None:
+            self._need_made((*self.latest_by.key, self.latest_by.time))
+        if self.fragments is not None:
+            self._need_made((*self.fragments.group_by, self.fragments.time))
+
+    def _need_made(self, names: Iterable[str]) -> None:
+        for name in names:
+            _need(name in self.made, "a column that is not made", column=name, made=", ".join(self.made))
+
+    def __hash__(self) -> int:
+        """Hash what `to_json` writes."""
+        return hash(self.to_json())
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """Names of the columns after `select`."""
+        return self.columns if self.select is None else tuple(self.select)
+
+    @property
+    def output(self) -> tuple[str, ...]:
+        """Names of the columns that leave the reader."""
+        if self.fragments is None:
+            return self.made
+        return (PANE, *self.fragments.group_by, *(partial.name for partial in self.fragments.partials))
+
+    def to_json(self) -> str:
+        """Return it as JSON, on one line."""
+        return json.dumps(self.as_dict())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `to_json` writes."""
+        document = {
+            "columns": self.columns,
+            "where": self.where,
+            "select": None if self.select is None else dict(self.select),
+            "latest_by": None
+            if self.latest_by is None
+            else asdict(self.latest_by, dict_factory=_without_zero),
+            "fragments": None
+            if self.fragments is None
+            else asdict(self.fragments, dict_factory=_without_zero),
+        }
+        return {name: value for name, value in document.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, text: str) -> Scan:
+        """Return what `to_json` wrote.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it is not JSON of a scan, or the scan is wrong.
+        """
+        try:
+            document = json.loads(text)
+            latest, fragments = document.get("latest_by"), document.get("fragments")
+            return cls(
+                **_fields(document, {"columns": tuple})
+                | {
+                    "latest_by": latest and LatestBy(**_fields(latest, {"key": tuple})),
+                    "fragments": fragments
+                    and Fragments(**_fields(fragments, {"group_by": tuple, "partials": _partials})),
+                }
+            )
+        except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise InvalidUsageError(f"not the JSON of a scan: {error}") from None
+
+
+def _without_zero(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return fields as a mapping, without those that few scans have."""
+    rare = (("log2_size", 0), ("delay_ms", 0), ("by_last", False))
+    return {name: value for name, value in fields if (name, value) not in rare}
+
+
+def _fields(document: dict[str, Any], convert: Mapping[str, Any]) -> dict[str, Any]:
+    return document | {name: to(document[name]) for name, to in convert.items()}
+
+
+def _partials(documents: list[dict[str, Any]]) -> tuple[Partial, ...]:
+    return tuple(Partial(**document) for document in documents)

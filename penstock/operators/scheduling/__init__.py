@@ -1,0 +1,1 @@
+"""Key schedulers: which key is served next, and how stale the keys are."""

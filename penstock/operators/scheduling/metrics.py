@@ -1,0 +1,150 @@
+"""What an update queue did in one micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from penstock.operators.scheduling.staleness import Staleness
+
+__all__ = ["BatchMetrics"]
+
+
+@dataclass(slots=True)
+class BatchMetrics:
+    """The metrics of one bucket in one micro-batch, or of several together (`merge`).
+
+    Of an update queue, ``rows_in == conflated + late + duplicates + dropped + emitted + growth of
+    waiting_keys``. Windows count tuples in `rows_in`, `late` and `dropped`, and windows in `conflated` (those
+    that a newer one of their key made obsolete), `emitted`, `rows_out` and `budget_used_rows`. The staleness
+    is that since the bucket's previous batch.
+
+    Attributes
+    ----------
+    rows_in, conflated, late, duplicates, dropped, emitted : int
+        Tuples: all; superseded by a newer one; older than one emitted before; of the key and time of
+        another one of a union; refused for a null; served. With ``apply``, `emitted` counts the tuples that
+        it was given.
+    rows_out : int
+        Rows given to what follows; differs from `emitted` if ``apply`` filters or multiplies.
+    waiting_keys, keys : int
+        Keys that wait after the batch (under append semantics, tuples); keys ever seen, or of a join those
+        with state.
+    held, freed : int
+        Of a join: tuples that are held for matches to come; those let go of. Nothing waits in a join:
+        ``rows_in == late + duplicates + dropped + freed + growth of held``, and `emitted` counts matches.
+    budget_used_rows : int
+        Tuples served against a budget; equals `emitted` but for eager windows, of which some are committed to
+        and not complete yet.
+    budget_used_ms : float
+        Time spent serving: the sum over buckets.
+    cost_us : float or None
+        Cost of a tuple as the scheduler sees it; None while unknown.
+    append_buckets : int
+        Buckets whose queue has append semantics after the batch; the others of `buckets` have update
+        semantics.
+    switches : int
+        How often queues changed their semantics in this batch, in either direction.
+    duration_ms : dict of str to float
+        Time by phase (load, enqueue, serve, commit), summed over buckets.
+    state_bytes_written, state_bytes : int
+        Bytes of state committed in this batch; memory held by the working copies.
+    loads, catch_ups, hits : int
+        How the buckets' state was found: read whole, caught up by deltas, in the cache.
+    """
+
+    rows_in: int = 0
+    conflated: int = 0
+    late: int = 0
+    duplicates: int = 0
+    dropped: int = 0
+    emitted: int = 0
+    rows_out: int = 0
+    waiting_keys: int = 0
+    keys: int = 0
+    held: int = 0
+    freed: int = 0
+    budget_used_rows: int = 0
+    budget_used_ms: float = 0.0
+    cost_us: float | None = None
+    append_buckets: int = 0
+    switches: int = 0
+    queue_staleness: Staleness = field(default_factory=Staleness)
+    application_staleness: Staleness = field(default_factory=Staleness)
+    duration_ms: dict[str, float] = field(default_factory=dict)
+    state_bytes_written: int = 0
+    state_bytes: int = 0
+    loads: int = 0
+    catch_ups: int = 0
+    hits: int = 0
+    buckets: int = 1
+
+    @staticmethod
+    def merge(parts: Sequence[BatchMetrics]) -> BatchMetrics:
+        """Return the metrics of several buckets of one batch together."""
+        merged = BatchMetrics(buckets=0)
+        for name in _SUMMED:
+            setattr(merged, name, sum(getattr(part, name) for part in parts))
+        known = [(part.cost_us, max(part.emitted, 1)) for part in parts if part.cost_us is not None]
+        if known:
+            tuples = sum(weight for _, weight in known)
+            merged.cost_us = sum(cost * weight for cost, weight in known) / tuples
+        merged.queue_staleness = Staleness.merge(part.queue_staleness for part in parts)
+        merged.application_staleness = Staleness.merge(part.application_staleness for part in parts)
+        for part in parts:
+            for phase, duration in part.duration_ms.items():
+                merged.duration_ms[phase] = merged.duration_ms.get(phase, 0.0) + duration
+        return merged
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as JSON values, so that `from_json` gives the same back."""
+        fields = {name: getattr(self, name) for name in (*_SUMMED, "cost_us", "duration_ms")}
+        fields["queue_staleness"] = self.queue_staleness.to_json()
+        fields["application_staleness"] = self.application_staleness.to_json()
+        return fields
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> BatchMetrics:
+        """Return what `to_json` gave."""
+        fields = dict(value)
+        for name in ("queue_staleness", "application_staleness"):
+            fields[name] = Staleness.from_json(fields[name])
+        return BatchMetrics(**fields)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the metrics as a user reads them: staleness as average, p95 and maximum in ms."""
+        fields = asdict(self)
+        del fields["queue_staleness"], fields["application_staleness"]
+        if self.cost_us is not None:
+            fields["cost_us"] = round(self.cost_us, 3)
+        fields["budget_used_ms"] = round(self.budget_used_ms, 3)
+        fields["duration_ms"] = {name: round(ms, 3) for name, ms in self.duration_ms.items()}
+        fields["queue_staleness_ms"] = self.queue_staleness.summary()
+        fields["application_staleness_ms"] = self.application_staleness.summary()
+        return fields
+
+
+_SUMMED = (
+    "rows_in",
+    "conflated",
+    "late",
+    "duplicates",
+    "dropped",
+    "emitted",
+    "rows_out",
+    "waiting_keys",
+    "keys",
+    "held",
+    "freed",
+    "budget_used_rows",
+    "budget_used_ms",
+    "append_buckets",
+    "switches",
+    "state_bytes_written",
+    "state_bytes",
+    "loads",
+    "catch_ups",
+    "hits",
+    "buckets",
+)

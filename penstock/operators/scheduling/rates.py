@@ -1,0 +1,39 @@
+"""How queues measure: the mean time between a key's updates, and the mean cost of serving a tuple."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.operators.update_stream.stream import Integers
+
+__all__ = ["mean_cost", "mean_interval"]
+
+_RATE_WEIGHT = 0.1
+"""Weight of the newest interval in a key's mean time between updates."""
+_COST_WEIGHT = 0.2
+"""Weight of the newest measurement in the mean cost of a tuple."""
+_COST_JUMP = 4.0
+
+
+def mean_interval(interval: npt.NDArray[np.float64], gap: Any, count: Integers) -> npt.NDArray[np.float64]:
+    """Return each key's mean interval after `count` more intervals of `gap`, exponentially weighted.
+
+    An interval of zero is unknown: all that was seen of the key came in the queue's first moment.
+    """
+    weight = np.where(interval == 0.0, 1.0, 1.0 - (1.0 - _RATE_WEIGHT) ** count)
+    return interval + weight * (gap - interval)
+
+
+def mean_cost(known: float | None, elapsed_us: float, tuples: int) -> float:
+    """Return the mean cost after serving `tuples` (at least 1) tuples took `elapsed_us`.
+
+    One measurement counts for at most `_COST_JUMP` times the mean so far, so that an outlier (the
+    time a query was down, a pause of the machine) passes quickly.
+    """
+    sample = max(elapsed_us, 1.0) / tuples
+    if known is None:
+        return sample
+    return _COST_WEIGHT * min(sample, _COST_JUMP * known) + (1.0 - _COST_WEIGHT) * known

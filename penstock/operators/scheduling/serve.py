@@ -1,0 +1,286 @@
+"""One micro-batch of an update queue: arrivals in, as much as the budget allows out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from penstock._clock import Clock
+from penstock._failpoints import failpoint
+from penstock.errors import InvalidUsageError, PenstockError
+from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.operators.scheduling.results import Enqueued, Served
+from penstock.operators.scheduling.staleness import Staleness
+from penstock.operators.update_stream.cast import conform, fits
+from penstock.operators.update_stream.options import Budget
+from penstock.operators.update_stream.stream import SOURCE_COLUMN, Integers
+from penstock.state_store.keys.key_words import KeyCodec, Keys
+
+__all__ = ["STALENESS_COLUMN", "Apply", "Budget", "Query", "serve"]
+
+STALENESS_COLUMN = "queue_staleness_ms"
+"""The column with each tuple's queue staleness when it was dequeued, where it was asked for."""
+
+Apply = Callable[[pa.Table], pa.Table]
+"""The query: from a table of newest tuples to a table of results. It may drop rows, never keys."""
+
+A_contra = TypeVar("A_contra", contravariant=True)
+
+_CHUNK_ROWS = 65_536
+_CHUNKS_PER_BUDGET = 8
+_GROWTH = 4
+
+
+class ServedQueue(Protocol[A_contra]):
+    """What `serve` needs of a queue, such as `UpdateQueue` or `UpdateWindows`; `A` is what arrives at it."""
+
+    measured_cost_us: float | None
+
+    def __len__(self) -> int:
+        """Return how many keys wait."""
+
+    @property
+    def servable(self) -> int:
+        """How many of them a dequeue without a limit would serve."""
+
+    @property
+    def keys(self) -> int:
+        """How many keys were ever seen."""
+
+    @property
+    def cost_us(self) -> float | None:
+        """The cost of a tuple for linecutting; None while unknown."""
+
+    @property
+    def served_at_us(self) -> int | None:
+        """When a tuple was dequeued last, or the first one came to an empty queue, if that was later."""
+
+    def numbers_of(self, keys: Keys) -> Integers:
+        """Return the number of each key, -1 for one that was never seen."""
+
+    def enqueue(self, arrivals: A_contra, now_us: int) -> Enqueued:
+        """Let arrivals in."""
+
+    def dequeue(self, limit: int, now_us: int) -> Served:
+        """Serve up to `limit` keys."""
+
+    def deliver(self, served: Served, now_us: int) -> None:
+        """Note that results have reached the application."""
+
+    def observe_cost(self, elapsed_us: float, tuples: int) -> None:
+        """Note what serving tuples took."""
+
+    def settle(self, now_us: int) -> tuple[Staleness, Staleness]:
+        """Return queue and application staleness since the last time."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is done to served tuples before they are emitted.
+
+    Parameters
+    ----------
+    apply : callable, optional
+        The query; by default tuples are emitted as they are.
+    output : pyarrow.Schema
+        The columns of what is emitted. With `apply` its result must have them, by name.
+    key : tuple of str
+        The update key's columns, which must survive (UpStream §3.2).
+    staleness_column : bool
+        Whether tuples get `STALENESS_COLUMN` (before `apply` sees them).
+    """
+
+    apply: Apply | None
+    output: pa.Schema
+    key: tuple[str, ...]
+    staleness_column: bool = False
+    _codec: KeyCodec = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check that the key survives."""
+        missing = [name for name in self.key if name not in self.output.names]
+        if missing:
+            raise InvalidUsageError(
+                "the output schema drops key columns", missing=missing, hint="keep the update key"
+            )
+        codec = KeyCodec([self.output.field(name) for name in self.key])
+        object.__setattr__(self, "_codec", codec)
+
+    def run(self, queue: ServedQueue[Any], served: Served) -> list[pa.RecordBatch]:
+        """Return the rows to emit for `served`.
+
+        Raises
+        ------
+        InvalidUsageError
+            If `apply` raises, returns no table, other columns or types, or other keys.
+        """
+        rows = served.rows
+        if SOURCE_COLUMN in rows.schema.names:
+            rows = rows.drop_columns([SOURCE_COLUMN])
+        if self.staleness_column:
+            staleness = pa.array(served.staleness_us / 1000.0)
+            rows = rows.append_column(STALENESS_COLUMN, staleness)
+        if self.apply is None:
+            return [rows]
+        try:
+            result = self.apply(pa.Table.from_batches([rows]))
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise InvalidUsageError(
+                "apply raised an error", error=type(error).__name__, rows=rows.num_rows,
+                hint="the cause is shown above; the batch is tried again from the same state",
+            ) from error  # fmt: skip
+        return self._checked(result, queue, served)
+
+    def _wrong_types(self, got: dict[str, pa.DataType]) -> InvalidUsageError:
+        return InvalidUsageError(
+            "apply returned columns of other types than the output schema's",
+            returned={name: str(kind) for name, kind in got.items()},
+            expected={field.name: str(field.type) for field in self.output},
+        )
+
+    def _checked(self, result: Any, queue: ServedQueue[Any], served: Served) -> list[pa.RecordBatch]:
+        if isinstance(result, pa.RecordBatch):
+            result = pa.Table.from_batches([result])
+        if not isinstance(result, pa.Table):
+            raise InvalidUsageError("apply did not return a pyarrow table", returned=type(result).__name__)
+        missing = [name for name in self.output.names if name not in result.column_names]
+        if missing:
+            raise InvalidUsageError(
+                "apply dropped key columns"
+                if set(missing) & set(self.key)
+                else "apply returned a table without columns of the output schema",
+                missing=missing,
+                returned=result.column_names,
+                expected=self.output.names,
+            )
+        extra = [name for name in result.column_names if name not in self.output.names]
+        if extra:
+            raise InvalidUsageError(
+                "apply returned columns that the output schema does not have",
+                columns=extra,
+                expected=self.output.names,
+                hint="name them in output_schema or drop them",
+            )
+        if len(result.column_names) > len(self.output.names):
+            raise InvalidUsageError("apply returned columns whose names repeat", returned=result.column_names)
+        got = {field.name: result.schema.field(field.name).type for field in self.output}
+        if not all(fits(got[field.name], field.type) for field in self.output):
+            raise self._wrong_types(got)
+        try:
+            chosen = result.select(self.output.names).to_batches()
+            table = pa.Table.from_batches([conform(part, self.output) for part in chosen], self.output)
+        # Of a value that does not fit, where the types do, or of a null where none may be.
+        except ValueError as error:
+            raise self._wrong_types(got) from error
+        # Columns of more than 2 GiB of text do not fit into one batch.
+        batches = [batch for batch in table.combine_chunks().to_batches() if batch.num_rows]
+        for batch in batches:
+            columns = [batch.column(name) for name in self.key]
+            if any(column.null_count for column in columns):
+                raise InvalidUsageError("apply returned rows with a null key", key=list(self.key))
+            if not np.isin(queue.numbers_of(self._codec.encode(columns)), served.ids).all():
+                raise InvalidUsageError(
+                    "apply changed the update key of rows",
+                    key=list(self.key),
+                    hint="results keep the key of the tuple that they come from",
+                )
+        return batches
+
+
+def serve(
+    queue: ServedQueue[A_contra],
+    arrivals: A_contra | None,
+    *,
+    query: Query,
+    budget: Budget,
+    clock: Clock,
+    turns: int = 1,
+) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+    """Run one micro-batch on `queue`: enqueue, serve within the budget, settle.
+
+    Parameters
+    ----------
+    turns : int
+        How many queues take turns on the processor that serves this one. For its scheduler a tuple costs
+        that many times the time of `query`.
+
+    Returns
+    -------
+    batches : list of pyarrow.RecordBatch
+        The rows to emit, in the order in which keys were served.
+    metrics : BatchMetrics
+        What happened; the caller adds what it knows of state and dropped rows.
+    """
+    started = clock()
+    waited = len(queue) > 0
+    served_at = queue.served_at_us
+    metrics = BatchMetrics()
+    if arrivals is not None:
+        entered = queue.enqueue(arrivals, started)
+        metrics.rows_in = entered.rows_in
+        metrics.conflated = entered.conflated
+        metrics.late = entered.late
+        metrics.duplicates = entered.duplicates
+    enqueued = clock()
+    failpoint("operator.after_enqueue")
+    batches = []
+    chunk = 0
+    # A budget of time measures what the queue does itself, where there is no query.
+    timed = query.apply is not None or budget.duration_us is not None
+    while queue.servable and (budget.rows is None or metrics.budget_used_rows < budget.rows):
+        begin = clock()
+        chunk = _chunk_rows(queue, budget, metrics.budget_used_rows, begin - enqueued, chunk, turns)
+        if chunk <= 0:
+            break
+        waiting = len(queue)
+        served = queue.dequeue(chunk, begin)
+        # A window queue may commit to windows that are not complete yet.
+        used = max(len(served.ids), waiting - len(queue))
+        metrics.budget_used_rows += used
+        results = query.run(queue, served)
+        end = clock()
+        if timed:
+            queue.observe_cost((end - begin) * turns, used)
+        queue.deliver(served, end)
+        metrics.emitted += len(served.ids)
+        metrics.rows_out += sum(rows.num_rows for rows in results)
+        batches += results
+    finished = clock()
+    failpoint("operator.after_apply")
+    if not timed and waited and served_at is not None:
+        # Without either a tuple costs what the budget makes of it: the time between services.
+        queue.observe_cost(finished - served_at, metrics.emitted)
+    metrics.queue_staleness, metrics.application_staleness = queue.settle(finished)
+    metrics.waiting_keys = queue.servable
+    metrics.keys = queue.keys
+    metrics.cost_us = queue.cost_us
+    metrics.budget_used_ms = (finished - enqueued) / 1000
+    metrics.duration_ms = {
+        "enqueue": (enqueued - started) / 1000,
+        "serve": (finished - enqueued) / 1000,
+    }
+    return batches, metrics
+
+
+def _chunk_rows(
+    queue: ServedQueue[A_contra], budget: Budget, emitted: int, elapsed_us: int, previous: int, turns: int
+) -> int:
+    """Return how many tuples to serve at once; 0 when the budget is used up."""
+    most = _CHUNK_ROWS if budget.rows is None else min(_CHUNK_ROWS, budget.rows - emitted)
+    if budget.duration_us is None:
+        return most
+    left = budget.duration_us - elapsed_us
+    if left <= 0:
+        return 0 if previous else 1
+    measured = queue.measured_cost_us
+    if measured is None:
+        return 1
+    share = min(left, budget.duration_us // _CHUNKS_PER_BUDGET)
+    wanted = max(int(share * turns / measured), 1)
+    return min(wanted, most, previous * _GROWTH if previous else wanted)

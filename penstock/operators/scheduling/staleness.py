@@ -1,0 +1,190 @@
+"""Staleness, integrated exactly over time (UpStream §3.3, §5.1).
+
+While a key has pending updates, its staleness is the time since the oldest of them arrived; else it is
+zero. Over a stretch of time it therefore grows linearly from `low` to `high`, and the stretch adds
+``(high**2 - low**2) / 2`` to the integral. The average over time and keys is exact. Percentiles come
+from a histogram of (time x keys) over bins that grow by 2 %, which can be merged; they are exact to
+that width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock._kernels import kernel
+from penstock.operators.update_stream.stream import Integers
+
+__all__ = ["Staleness", "StalenessMeter"]
+
+_GROWTH = math.log(1.02)
+_BINS = 1700
+"""Bin 0 is [0, 1) µs; bin i is [1.02**(i-1), 1.02**i) µs; the last one is open (above 12 years)."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@kernel
+def _bin(value: float, edges: Floats) -> int:
+    """Return the number of the bin that holds `value`."""
+    if value < 1.0:
+        return 0
+    number = min(int(math.log(value) / _GROWTH) + 1, edges.shape[0] - 1)
+    while edges[number] > value:
+        number -= 1
+    while number + 1 < edges.shape[0] and edges[number + 1] <= value:
+        number += 1
+    return number
+
+
+@kernel
+def _add(low: Integers, high: Integers, edges: Floats, mass: Floats, cover: Floats) -> float:
+    """Spread the time of each stretch over the bins; return the integral of all.
+
+    A bin that a stretch covers whole is noted in `cover`, as a difference from the bin before.
+    """
+    area = 0.0
+    for i in range(low.shape[0]):
+        a, b = float(low[i]), float(high[i])
+        if b <= a:
+            continue
+        area += (b - a) * (a + b) / 2.0
+        first, last = _bin(a, edges), _bin(b, edges)
+        if first == last:
+            mass[first] += b - a
+            continue
+        mass[first] += edges[first + 1] - a
+        mass[last] += b - edges[last]
+        cover[first + 1] += 1.0
+        cover[last] -= 1.0
+    return area
+
+
+_EDGES: Floats = np.concatenate([[0.0], np.exp(_GROWTH * np.arange(_BINS))])
+
+
+@dataclass(slots=True)
+class Staleness:
+    """The staleness of some keys over some time. Add up those of parts with `merge`.
+
+    Attributes
+    ----------
+    area : float
+        Integral of the staleness over time, summed over keys, in µs².
+    key_time : float
+        Duration times number of keys, in µs.
+    longest_us : int
+        The greatest staleness that any key reached, in µs.
+    mass : dict of int to float
+        For each bin that is not empty, the time x keys spent there, in µs; none for staleness zero.
+    """
+
+    area: float = 0.0
+    key_time: float = 0.0
+    longest_us: int = 0
+    mass: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def average_ms(self) -> float:
+        """Average over time and keys, in ms; 0 without any time."""
+        return self.area / self.key_time / 1000 if self.key_time else 0.0
+
+    @property
+    def longest_ms(self) -> float:
+        """The greatest staleness, in ms."""
+        return self.longest_us / 1000
+
+    def percentile_ms(self, share: float) -> float:
+        """Return what staleness a key stays below for this share (0 to 1) of the time, in ms."""
+        stale = sum(self.mass.values())
+        missing = share * max(self.key_time, stale) - max(self.key_time - stale, 0.0)
+        if missing <= 0:
+            return 0.0
+        for number, amount in sorted(self.mass.items()):
+            if missing <= amount:
+                low, high = _EDGES[number], _EDGES[min(number + 1, _BINS)]
+                return float(min(low + (high - low) * missing / amount, self.longest_us)) / 1000
+            missing -= amount
+        return self.longest_ms
+
+    def summary(self) -> dict[str, float]:
+        """Return average, 95th percentile and maximum in ms."""
+        return {
+            "avg": round(self.average_ms, 3),
+            "p95": round(self.percentile_ms(0.95), 3),
+            "max": round(self.longest_ms, 3),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the parts as plain JSON values, short ones: time in bins is rounded to 1 µs."""
+        first = min(self.mass, default=0)
+        numbers = range(first, max(self.mass, default=-1) + 1)
+        return {
+            "area": self.area,
+            "key_time": self.key_time,
+            "longest_us": self.longest_us,
+            "first_bin": first,
+            "mass": [round(self.mass.get(number, 0.0)) for number in numbers],
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Staleness:
+        """Return what `to_json` gave."""
+        numbered = enumerate(value["mass"], value["first_bin"])
+        mass = {number: float(amount) for number, amount in numbered if amount}
+        return Staleness(value["area"], value["key_time"], value["longest_us"], mass)
+
+    @staticmethod
+    def merge(parts: Iterable[Staleness]) -> Staleness:
+        """Return the staleness of all keys and times of `parts`, which do not overlap."""
+        merged = Staleness()
+        for part in parts:
+            merged.area += part.area
+            merged.key_time += part.key_time
+            merged.longest_us = max(merged.longest_us, part.longest_us)
+            for number, amount in part.mass.items():
+                merged.mass[number] = merged.mass.get(number, 0.0) + amount
+        return merged
+
+
+class StalenessMeter:
+    """Adds up stretches of staleness until they are taken."""
+
+    def __init__(self) -> None:
+        self._mass = np.zeros(_BINS + 1)
+        self._cover = np.zeros(_BINS + 1)
+        self._taken = Staleness()
+
+    def add(self, arrived_us: Integers, begin_us: Integers, end_us: int) -> None:
+        """Book for each key the time from its `begin_us` to `end_us`; what has no length is nothing.
+
+        Parameters
+        ----------
+        arrived_us : int64 array
+            When the oldest pending update of each key arrived.
+        begin_us : int64 array
+            Up to when the key's staleness is booked already.
+        """
+        if not len(arrived_us):
+            return
+        high = end_us - arrived_us
+        self._taken.area += _add(begin_us - arrived_us, high, _EDGES, self._mass, self._cover)
+        grown = high[end_us > begin_us]
+        if len(grown):
+            self._taken.longest_us = max(self._taken.longest_us, int(grown.max()))
+
+    def take(self, key_time: float) -> Staleness:
+        """Return what was added since the last call, over `key_time` (µs x keys)."""
+        taken, self._taken = self._taken, Staleness()
+        taken.key_time = key_time
+        widths = np.append(np.diff(_EDGES), 0.0)
+        mass = self._mass + np.cumsum(self._cover) * widths
+        taken.mass = {int(k): float(mass[k]) for k in np.flatnonzero(mass)}
+        self._mass[:] = 0.0
+        self._cover[:] = 0.0
+        return taken

@@ -1,0 +1,280 @@
+"""The queue of keys where some keys matter more than others (the paper's future work, UpStream §8).
+
+What is to be least is the staleness of all keys, each times its weight. Where every key updates before it is
+served again, a key that is served every ``T_k`` is stale for ``T_k / 2`` on average, and all together are
+served once per cost: ``sum c / T_k = 1``. The least ``sum w_k T_k / 2`` has ``T_k ~ 1 / sqrt(w_k)``: services
+are shared out by the *square roots* of the weights. A key's share ``s_k`` is that root.
+
+Keys are served by virtual finish times (after self-clocked fair queueing): a key that begins to wait at the
+virtual time V is due at ``V + 1 / s_k``. Serving it moves V on to when it was due, and by at least ``1 / S``,
+where S is the sum of the shares of those that wait: the time which a service takes. Without it keys that came
+together would be due together ever after, with nothing between them. Keys of the same due time are served in
+the order in which they came, so that keys of equal weights are served exactly as in `key_queue`: V never goes
+back, so what comes later is not due earlier.
+
+Keys that wait are in a heap, ordered by rank if one of the two has cut the line (a negative rank), else by
+due time and then rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock._kernels import kernel
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.weights import ONE
+from penstock.operators.update_stream.stream import Integers
+from penstock.state_store.keys.key_index import grown
+
+__all__ = ["WeightedKeyQueue"]
+
+Floats = npt.NDArray[np.float64]
+
+# Places in the array of registers that the kernels share.
+_RESIDENTS, _SHARES, _CUT_RANK, _TAIL_RANK = 0, 1, 2, 3
+_FIRST_CUT_RANK = -(1 << 62)
+_POLICIES = {Policy.FIFO: 0, Policy.IN_PLACE: 1, Policy.LINECUTTING: 2}
+_NO_KEYS = np.zeros(0, np.int64)
+_FIFO, _LINECUTTING = _POLICIES[Policy.FIFO], _POLICIES[Policy.LINECUTTING]
+
+
+@kernel
+def _due(k: int, start: Floats, share: Integers) -> float:
+    """Return the virtual time at which k is due: a key of weight 1 waits one unit."""
+    return start[k] + ONE / share[k]
+
+
+@kernel
+def _precedes(a: int, b: int, rank: Integers, start: Floats, share: Integers) -> bool:
+    if rank[a] < 0 or rank[b] < 0:
+        return rank[a] < rank[b]
+    due_a, due_b = _due(a, start, share), _due(b, start, share)
+    if due_a != due_b:
+        return due_a < due_b
+    return rank[a] < rank[b]
+
+
+@kernel
+def _sift(i: int, size: int, heap: Integers, at: Integers, rank: Integers, start: Any, share: Any) -> None:
+    """Bring the key at place i of the heap to where it belongs."""
+    k = heap[i]
+    while i > 0:
+        parent = (i - 1) // 2
+        if not _precedes(k, heap[parent], rank, start, share):
+            break
+        heap[i] = heap[parent]
+        at[heap[i]] = i
+        i = parent
+    while True:
+        child = 2 * i + 1
+        if child >= size:
+            break
+        if child + 1 < size and _precedes(heap[child + 1], heap[child], rank, start, share):
+            child += 1
+        if not _precedes(heap[child], k, rank, start, share):
+            break
+        heap[i] = heap[child]
+        at[heap[i]] = i
+        i = child
+    heap[i] = k
+    at[k] = i
+
+
+@kernel
+def _arrive_weighted(
+    ids: Integers,
+    resident: Any,
+    shares: Integers,
+    interval_us: Any,
+    cost_us: float,
+    in_service: int,
+    policy: int,
+    registers: Integers,
+    virtual: Floats,
+    heap: Integers,
+    at: Integers,
+    rank: Integers,
+    start: Floats,
+    share: Integers,
+) -> None:
+    for i in range(ids.shape[0]):
+        k, own, waits = ids[i], shares[i], resident[i]
+        if waits:
+            registers[_SHARES] -= share[k]
+        else:
+            heap[registers[_RESIDENTS]] = k
+            at[k] = registers[_RESIDENTS]
+            registers[_RESIDENTS] += 1
+        share[k] = own
+        registers[_SHARES] += own
+        # u_k < s_k / (c S), with u_k = 1 / interval: with equal shares S / s_k is exactly n.
+        all_shares = registers[_SHARES] + in_service
+        if policy == _LINECUTTING and interval_us[i] > cost_us * (all_shares / own):
+            if not waits or rank[k] >= 0:
+                registers[_CUT_RANK] += 1
+                rank[k] = registers[_CUT_RANK]
+                start[k] = virtual[0]
+        elif not waits or policy == _FIFO:
+            registers[_TAIL_RANK] += 1
+            rank[k] = registers[_TAIL_RANK]
+            start[k] = virtual[0]
+        _sift(at[k], registers[_RESIDENTS], heap, at, rank, start, share)
+
+
+@kernel
+def _pop_weighted(
+    limit: int,
+    held: Integers,
+    registers: Integers,
+    virtual: Floats,
+    heap: Integers,
+    at: Integers,
+    rank: Integers,
+    start: Floats,
+    share: Integers,
+) -> Integers:
+    size = registers[_RESIDENTS]
+    out = np.empty(min(limit, size), np.int64)
+    count, passed = 0, 0
+    # heap[:size] is the heap; behind it are those that were passed by.
+    while size > 0 and count < out.shape[0]:
+        k = heap[0]
+        size -= 1
+        last = heap[size]
+        if held.shape[0] and held[k] != 0:
+            heap[size] = k
+            passed += 1
+        else:
+            out[count] = k
+            count += 1
+            # One that cut was not due yet: the others' time stands still.
+            if rank[k] >= 0:
+                virtual[0] = max(virtual[0] + ONE / registers[_SHARES], _due(k, start, share))
+            registers[_SHARES] -= share[k]
+            if passed:
+                heap[size] = heap[size + passed]
+        if size > 0:
+            heap[0] = last
+            _sift(0, size, heap, at, rank, start, share)
+    for _ in range(passed):
+        size += 1
+        _sift(size - 1, size, heap, at, rank, start, share)
+    registers[_RESIDENTS] = size
+    if size == 0:
+        virtual[0] = 0.0
+    return out[:count]
+
+
+class WeightedKeyQueue:
+    """The keys that wait, by number, in the order in which `policy` serves them by their weights.
+
+    IN_PLACE
+        A key keeps when it began to wait. It waits for at most ``floor(s_j / s_k) + 1`` services of each
+        other key j.
+    FIFO
+        An update begins to wait anew, as in the paper: a key that updates all the time may wait without end.
+    LINECUTTING
+        As IN_PLACE, but a key that updates less often than its share of the services allows goes to the
+        front: one with ``u_k < s_k / (c * S)``, S being the sum of the shares that ``n`` counts in the paper.
+        It cannot take more than its share by that. Those that cut keep their order, whatever their weights.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._registers = np.array([0, 0, _FIRST_CUT_RANK, 0], np.int64)
+        self._virtual = np.zeros(1, np.float64)
+        self._heap = np.zeros(0, np.int64)
+        self._at = np.zeros(0, np.int64)
+        self._rank = np.zeros(0, np.int64)
+        self._start = np.zeros(0, np.float64)
+        self._share = np.zeros(0, np.int64)
+
+    def __len__(self) -> int:
+        """Return how many keys wait."""
+        return int(self._registers[_RESIDENTS])
+
+    @property
+    def ranks(self) -> Integers:
+        """In which order the waiting keys came, by number; meaningless for others."""
+        return self._rank
+
+    @property
+    def starts(self) -> Floats:
+        """The virtual time at which each waiting key began to wait, by number; meaningless for others."""
+        return self._start
+
+    @property
+    def shares(self) -> Integers:
+        """The share of each key as it was when it came last, by number."""
+        return self._share
+
+    @property
+    def virtual_time(self) -> float:
+        """V, which begins at 0 when the queue is empty."""
+        return float(self._virtual[0])
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the heap holds."""
+        return sum(array.nbytes for array in (self._heap, self._at, self._rank, self._start, self._share))
+
+    def reserve(self, keys: int) -> None:
+        """Make room for key numbers below `keys`."""
+        for name in ("_heap", "_at", "_rank", "_start", "_share"):
+            setattr(self, name, grown(getattr(self, name), keys))
+
+    def arrive(
+        self,
+        ids: Integers,
+        resident: Any,
+        shares: Integers,
+        interval_us: Any,
+        cost_us: float,
+        in_service: int = 0,
+    ) -> None:
+        """Give each arriving key its place, one after the other; see `KeyQueue.arrive`.
+
+        Parameters
+        ----------
+        shares : int64 array
+            The shares of the keys (`penstock.operators.scheduling.weights`), which hold from now on.
+        in_service : int
+            The shares of the tuples that were dequeued and are not delivered yet, together.
+        """
+        _arrive_weighted(
+            ids, resident, shares, interval_us, cost_us, in_service, _POLICIES[self.policy],
+            self._registers, self._virtual, self._heap, self._at, self._rank, self._start, self._share,
+        )  # fmt: skip
+
+    def pop(self, limit: int, held: Integers = _NO_KEYS) -> Integers:
+        """Remove and return up to `limit` keys from the head; see `KeyQueue.pop`."""
+        return _pop_weighted(
+            limit, held, self._registers, self._virtual,
+            self._heap, self._at, self._rank, self._start, self._share,
+        )  # fmt: skip
+
+    def rebuild(self, ids: Integers, virtual_time: float) -> None:
+        """Make `ids` the waiting keys, with the `ranks`, `starts` and `shares` that they have."""
+        rank, share = self._rank[ids], self._share[ids]
+        cut = rank < 0
+        due = np.where(cut, -np.inf, self._start[ids] + ONE / np.maximum(share, 1))
+        # What is sorted is a heap.
+        self._heap[: len(ids)] = ids[np.lexsort((rank, due))]
+        self._at[self._heap[: len(ids)]] = np.arange(len(ids))
+        self._registers[_RESIDENTS] = len(ids)
+        self._registers[_SHARES] = share.sum()
+        self._registers[_CUT_RANK] = rank[cut].max() if cut.any() else _FIRST_CUT_RANK
+        self._registers[_TAIL_RANK] = max(int(rank.max()), 0) if len(ids) else 0
+        self._virtual[0] = virtual_time
+
+    def subset(self, numbers: Integers, waits: Any) -> WeightedKeyQueue:
+        """Return a queue of the keys with these numbers; see `KeyQueue.subset`."""
+        other = WeightedKeyQueue(self.policy)
+        other.reserve(len(numbers))
+        for name in ("_rank", "_start", "_share"):
+            getattr(other, name)[: len(numbers)] = getattr(self, name)[numbers]
+        other.rebuild(np.flatnonzero(waits), self.virtual_time)
+        return other

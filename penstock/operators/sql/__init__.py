@@ -1,0 +1,1 @@
+"""SQL expressions on Arrow tables."""

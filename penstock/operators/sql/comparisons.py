@@ -1,0 +1,184 @@
+"""Comparisons of numbers with literals, all of a predicate's in one pass over each column.
+
+Whatever a comparison of a column with a literal says, of the column's own type it lets an interval pass, its
+ends included, or all that is outside of one; conjunctions of the first kind are intervals again. Spark's
+rules are in the ends: NaN equals itself and is greater than every number, -0.0 is 0.0, and a ``FLOAT`` is
+compared with other numbers as a ``DOUBLE``. So one kernel, compiled once for each type, knows no operator:
+``x > 0.1`` of a ``FLOAT`` lets pass what is at least the least ``FLOAT`` that is greater than 0.1, and NaN.
+
+`penstock.operators.sql.evaluate` has the meaning, and does the rest: whole numbers of 64 bits beside decimals
+or floats, which are not compared exactly, whole numbers that no float is, infinite literals, columns with
+nulls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.operators.sql.evaluate import as_float, constant
+from penstock.operators.sql.expression import Expression
+from penstock.operators.sql.tree import Tree
+
+__all__ = ["Interval", "intervals_of", "mask_of", "together"]
+
+_INTEGERS: Final = {"int8", "int16", "int32", "int64"}
+_FLOATS: Final = {"float": "float32", "double": "float64"}
+_TURNED: Final = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "=", "<>": "<>"}
+_MOST_EXACT: Final = 1 << 53
+"""Whole numbers up to it are floats of 64 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """For which values of a column something is true.
+
+    Attributes
+    ----------
+    column : str
+        Its name.
+    low, high : number of numpy
+        The ends, of the column's type; both are in it, and nothing is if `low` is greater.
+    nan : bool
+        Whether NaN is in it, too.
+    inverted : bool
+        Whether it is true of all that is not in it.
+    """
+
+    column: str
+    low: Any
+    high: Any
+    nan: bool = False
+    inverted: bool = False
+
+
+def intervals_of(part: Expression, schema: pa.Schema) -> list[Interval] | None:
+    """Return the intervals in which columns are where `part` is true; None if it is not known here.
+
+    Parameters
+    ----------
+    part : Expression
+        A conjunct of a predicate.
+    schema : pyarrow.Schema
+        The columns.
+    """
+    tree = part.tree.unnest()
+    if tree.kind == "between":
+        value, low, high = tree.parts
+        sides = [(">=", value, low), ("<=", value, high)]
+    elif tree.kind == "compare" and tree.value in _TURNED:
+        sides = [(tree.value, *tree.parts)]
+    else:
+        return None
+    found = [_interval(*side, schema) for side in sides]
+    return None if None in found else [one for one in found if one is not None]
+
+
+def _interval(operator: str, left: Tree, right: Tree, schema: pa.Schema) -> Interval | None:
+    left, right = left.unnest(), right.unnest()
+    if left.kind != "column":
+        operator, left, right = _TURNED[operator], right, left
+    literal = constant(right) if left.kind == "column" else None
+    if literal is None or left.value not in schema.names:
+        return None
+    kind, value = schema.field(left.value).type, literal.as_py()
+    whole, exact = isinstance(value, int), not pa.types.is_decimal(literal.type)
+    if isinstance(value, bool) or (not whole and not _is_number(literal.type)):
+        return None
+    number = value if exact else as_float(literal, pa.float64()).as_py()
+    if str(kind) in _FLOATS:
+        if whole and abs(value) > _MOST_EXACT:
+            return None
+        return _of_floats(left.value, np.dtype(_FLOATS[str(kind)]), operator, float(number))
+    if str(kind) not in _INTEGERS or (not whole and kind == pa.int64()):
+        return None
+    return _of_integers(left.value, np.dtype(str(kind)), operator, number)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_decimal(kind) or str(kind) in _FLOATS)
+
+
+def _of_integers(column: str, kind: np.dtype[Any], operator: str, value: float) -> Interval | None:
+    if not math.isfinite(value):
+        return None
+    least, most = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+    number = Fraction(value)
+    low = {">": math.floor(number) + 1, "<": least, "<=": least}.get(operator, math.ceil(number))
+    high = {"<": math.ceil(number) - 1, ">": most, ">=": most}.get(operator, math.floor(number))
+    if low > most or high < least or low > high:
+        low, high = 1, 0
+    ends = kind.type(max(low, least)), kind.type(min(high, most))
+    return Interval(column, ends[0], ends[1], inverted=operator == "<>")
+
+
+def _of_floats(column: str, kind: np.dtype[Any], operator: str, value: float) -> Interval | None:
+    if not math.isfinite(value):
+        return None
+    low = {">": math.nextafter(value, math.inf), "<": -math.inf, "<=": -math.inf}.get(operator, value)
+    high = {"<": math.nextafter(value, -math.inf), ">": math.inf, ">=": math.inf}.get(operator, value)
+    # The least float of the column's type that is not below, and the greatest that is not above.
+    with np.errstate(over="ignore"):
+        ends = [kind.type(low), kind.type(high)]
+    if float(ends[0]) < low:
+        ends[0] = np.nextafter(ends[0], kind.type(math.inf))
+    if float(ends[1]) > high:
+        ends[1] = np.nextafter(ends[1], kind.type(-math.inf))
+    nan = operator in (">", ">=")
+    return Interval(column, ends[0], ends[1], nan, inverted=operator == "<>")
+
+
+def together(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+    """Return intervals of which one is left for each column, but for those that are inverted."""
+    found: dict[str, Interval] = {}
+    others = []
+    for one in intervals:
+        known = found.get(one.column)
+        if one.inverted:
+            others.append(one)
+        elif known is None:
+            found[one.column] = one
+        else:
+            ends = (max(known.low, one.low), min(known.high, one.high))
+            found[one.column] = replace(known, low=ends[0], high=ends[1], nan=known.nan and one.nan)
+    return (*found.values(), *others)
+
+
+def mask_of(intervals: Iterable[Interval], rows: pa.Table) -> npt.NDArray[np.bool_] | None:
+    """Return in which rows all columns are in their intervals; None if one has nulls, or another type.
+
+    Parameters
+    ----------
+    intervals : iterable of Interval
+        At least one.
+    rows : pyarrow.Table
+        With their columns.
+
+    Returns
+    -------
+    numpy.ndarray of bool, (rows,), or None
+    """
+    # Where a plan is only made, no compiler is loaded.
+    from penstock.operators.sql.comparison_kernels import keep
+
+    columns = []
+    for one in intervals:
+        column = rows.column(one.column)
+        if column.null_count:
+            return None
+        whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        values = whole.to_numpy(zero_copy_only=True)
+        if values.dtype != one.low.dtype:
+            return None
+        columns.append((one, values))
+    mask = np.empty(rows.num_rows, np.bool_)
+    for number, (one, values) in enumerate(columns):
+        keep(values, one.low, one.high, one.nan, one.inverted, number == 0, mask)
+    return mask

@@ -1,0 +1,1 @@
+"""Update streams: their key, their time and their arrivals."""

@@ -1,0 +1,210 @@
+"""Arrivals: tuples on their way into an update queue, conflated or not.
+
+A micro-batch is one moment of arrival: of its tuples with the same key only the newest reaches the
+queue, with the count of all of them and the place of the first. In a union (`UpdateStream.source`) there
+is one tuple per key and time, and those that gave way to it are counted on their own. Conflating is
+associative, so a queue cannot tell whether it was done before a shuffle, after it, or both (a property
+test says so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from penstock._kernels import kernel
+from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers, UpdateStream, as_micros, concat
+from penstock.state_store.keys.key_index import KeyIndex
+from penstock.state_store.keys.key_words import Keys
+
+__all__ = ["Arrivals", "conflate"]
+
+_COUNT = f"{RESERVED_PREFIX}count"
+_FIRST = f"{RESERVED_PREFIX}first"
+_LAST = f"{RESERVED_PREFIX}last"
+_FIRST_ARRIVAL = f"{RESERVED_PREFIX}first_arrival"
+_TIED = f"{RESERVED_PREFIX}tied"
+_PART_BITS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Tuples that arrive, each standing for `count` of them.
+
+    Attributes
+    ----------
+    rows : pyarrow.RecordBatch
+        The tuples, without nulls in key and time.
+    count : int64 array
+        How many tuples of the key each row stands for.
+    first, last : int64 arrays
+        The positions within the micro-batch of the first of them and of the row itself.
+    first_arrival_us : int64 array or None
+        The earliest arrival time of them; None if the stream has no arrival column.
+    tied : int64 array or None
+        Of a union, how many others of them have the row's own time; else None.
+    """
+
+    rows: pa.RecordBatch
+    count: Integers
+    first: Integers
+    last: Integers
+    first_arrival_us: Integers | None
+    tied: Integers | None = None
+
+    @staticmethod
+    def of(stream: UpdateStream, rows: pa.RecordBatch, position: int = 0, part: int = 0) -> Arrivals:
+        """Return unconflated arrivals.
+
+        Parameters
+        ----------
+        position : int
+            The position of the first row within its part, below 2**40.
+        part : int
+            Which part of the micro-batch the rows come from, below 2**23. Parts arrive one after
+            the other.
+        """
+        first = np.arange(position, position + rows.num_rows, dtype=np.int64) + (part << _PART_BITS)
+        arrival = as_micros(rows.column(stream.arrival)) if stream.arrival else None
+        tied = np.zeros(rows.num_rows, np.int64) if stream.source else None
+        return Arrivals(rows, np.ones(rows.num_rows, np.int64), first, first, arrival, tied)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.rows.num_rows
+
+    def take(self, indices: Integers) -> Arrivals:
+        """Return the arrivals at `indices`."""
+        return Arrivals(
+            self.rows.take(pa.array(indices)),
+            self.count[indices],
+            self.first[indices],
+            self.last[indices],
+            None if self.first_arrival_us is None else self.first_arrival_us[indices],
+            None if self.tied is None else self.tied[indices],
+        )
+
+    @staticmethod
+    def concat(parts: Sequence[Arrivals]) -> Arrivals:
+        """Return the arrivals of `parts` (at least one) together."""
+        if len(parts) == 1:
+            return parts[0]
+        known = [part.first_arrival_us for part in parts if part.first_arrival_us is not None]
+        tied = [part.tied for part in parts if part.tied is not None]
+        return Arrivals(
+            concat([part.rows for part in parts]),
+            np.concatenate([part.count for part in parts]),
+            np.concatenate([part.first for part in parts]),
+            np.concatenate([part.last for part in parts]),
+            np.concatenate(known) if known else None,
+            np.concatenate(tied) if tied else None,
+        )
+
+    def to_batch(self) -> pa.RecordBatch:
+        """Return rows and the rest as one batch, for the way through a shuffle."""
+        extra = {_COUNT: self.count, _FIRST: self.first, _LAST: self.last}
+        if self.first_arrival_us is not None:
+            extra[_FIRST_ARRIVAL] = self.first_arrival_us
+        if self.tied is not None:
+            extra[_TIED] = self.tied
+        arrays = [*self.rows.columns, *(pa.array(values) for values in extra.values())]
+        return pa.RecordBatch.from_arrays(arrays, [*self.rows.schema.names, *extra])
+
+    @staticmethod
+    def from_batch(batch: pa.RecordBatch, schema: pa.Schema) -> Arrivals:
+        """Return what `to_batch` made; `schema` is that of the rows."""
+        rows = pa.RecordBatch.from_arrays(batch.columns[: len(schema)], schema=schema)
+        names = batch.schema.names
+        return Arrivals(
+            rows,
+            batch.column(_COUNT).to_numpy(),
+            batch.column(_FIRST).to_numpy(),
+            batch.column(_LAST).to_numpy(),
+            batch.column(_FIRST_ARRIVAL).to_numpy() if _FIRST_ARRIVAL in names else None,
+            batch.column(_TIED).to_numpy() if _TIED in names else None,
+        )
+
+
+@kernel
+def _conflate(
+    ids: Integers,
+    times: Integers,
+    arrival: Integers,
+    count: Integers,
+    first: Integers,
+    last: Integers,
+    source: Integers,
+    tied: Integers,
+    winner: Integers,
+    total: Integers,
+    earliest: Integers,
+    earliest_arrival: Integers,
+    ties: Integers,
+) -> None:
+    """Reduce the rows of each id to its newest, a total and the earliest place; `source` may be empty."""
+    united = source.shape[0] > 0
+    for i in range(ids.shape[0]):
+        k = ids[i]
+        best = winner[k]
+        if best < 0:
+            winner[k] = i
+            total[k] = count[i]
+            earliest[k] = first[i]
+            earliest_arrival[k] = arrival[i]
+            if united:
+                ties[k] = tied[i]
+            continue
+        total[k] += count[i]
+        earliest[k] = min(earliest[k], first[i])
+        earliest_arrival[k] = min(earliest_arrival[k], arrival[i])
+        if times[i] > times[best]:
+            winner[k] = i
+            if united:
+                ties[k] = tied[i]
+        elif times[i] == times[best]:
+            if not united:
+                if last[i] > last[best]:
+                    winner[k] = i
+                continue
+            ties[k] += 1 + tied[i]
+            if source[i] < source[best] or (source[i] == source[best] and last[i] < last[best]):
+                winner[k] = i
+
+
+def conflate(stream: UpdateStream, arrivals: Arrivals, keys: Keys | None = None) -> Arrivals:
+    """Return the newest arrival of each key, in the order of the keys' first rows.
+
+    The newest is the one with the greatest time; ties go to the later position (UpStream §4.1), or as a
+    union says (`UpdateStream.source`).
+
+    Parameters
+    ----------
+    keys : Keys, optional
+        The keys of `arrivals`, where they are known already.
+    """
+    if len(arrivals) <= 1:
+        return arrivals
+    index = KeyIndex()
+    ids = index.find_or_add(stream.keys(arrivals.rows) if keys is None else keys)
+    found = len(index)
+    winner = np.full(found, -1, np.int64)
+    total, earliest, earliest_arrival = (np.empty(found, np.int64) for _ in range(3))
+    known, tied = arrivals.first_arrival_us, arrivals.tied
+    ties = np.empty(0 if tied is None else found, np.int64)
+    _conflate(
+        ids, stream.times(arrivals.rows), arrivals.first if known is None else known,
+        arrivals.count, arrivals.first, arrivals.last,
+        stream.sources(arrivals.rows), ties if tied is None else tied,
+        winner, total, earliest, earliest_arrival, ties,
+    )  # fmt: skip
+    return Arrivals(
+        arrivals.rows.take(pa.array(winner)),
+        total,
+        earliest,
+        arrivals.last[winner],
+        None if known is None else earliest_arrival,
+        None if tied is None else ties,
+    )

@@ -1,0 +1,227 @@
+"""Arguments of operators, checked: budgets, weights, durations, choices; without kernels, for plans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.sql.expression import did_you_mean
+from penstock.units import parse_duration_us
+
+__all__ = [
+    "JOIN_OPTIONS",
+    "QUEUE_OPTIONS",
+    "UNION_OPTIONS",
+    "Budget",
+    "budget_of",
+    "check_by_key",
+    "check_column",
+    "check_options",
+    "check_weight",
+    "cost_of",
+    "one_of",
+    "weight_of",
+]
+
+_STATE_OPTIONS = ("buckets", "nulls", "state_location", "retain_versions")
+_SERVING_OPTIONS = (
+    *("apply", "output_schema", "arrival", "cost", "weight", "staleness_column", "working_copy"),
+    *_STATE_OPTIONS,
+)
+QUEUE_OPTIONS = ("semantics", *_SERVING_OPTIONS)
+"""Arguments of `penstock.update_queue` that the builder of a graph only hands on."""
+UNION_OPTIONS = ("policy", "budget", "combine", *_SERVING_OPTIONS)
+"""Arguments of `penstock.update_union` that the builder of a graph only hands on."""
+JOIN_OPTIONS = ("delay", *_STATE_OPTIONS)
+"""Arguments of `penstock.update_join` that the builder of a graph only hands on."""
+
+E = TypeVar("E", bound=StrEnum)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much one micro-batch may serve; without limits, all that waits.
+
+    Parameters
+    ----------
+    rows : int, optional
+        At most so many tuples.
+    duration_us : int, optional
+        Start no chunk of tuples after serving for so long; at least one is served.
+    """
+
+    rows: int | None = None
+    duration_us: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the limits."""
+        for name in ("rows", "duration_us"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InvalidUsageError("the budget is negative", **{name: value})
+
+
+def budget_of(budget: int | str | None, *, timed: bool) -> Budget:
+    """Return what a user's `budget` allows.
+
+    Parameters
+    ----------
+    timed : bool
+        Whether the operator itself does what takes the time.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is not positive, of another type, or a duration where there is nothing to measure.
+    """
+    if budget is None:
+        return Budget()
+    if isinstance(budget, bool) or not isinstance(budget, int | str):
+        raise InvalidUsageError(
+            "the budget is neither rows nor a duration",
+            budget=repr(budget),
+            hint="pass a number of rows, a text such as '800ms', or None",
+        )
+    if isinstance(budget, int):
+        if budget <= 0:
+            raise InvalidUsageError(
+                "the budget is not positive", budget=budget, hint="None serves all that waits"
+            )
+        return Budget(rows=budget)
+    duration_us = _positive("budget", budget)
+    if not timed:
+        raise InvalidUsageError(
+            "a budget of time needs apply=, whose time it measures",
+            budget=budget,
+            hint="pass a number of rows instead",
+        )
+    return Budget(duration_us=duration_us)
+
+
+def cost_of(cost: str | None) -> int | None:
+    """Return the cost of a tuple in microseconds, if it is given.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is no duration, or zero.
+    """
+    return None if cost is None else _positive("cost", cost)
+
+
+def weight_of(weight: object) -> tuple[str | None, Mapping[Any, Any] | None]:
+    """Return the column of weights, or the weights by key; none of them where none are given.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is something else.
+    """
+    if weight is None or isinstance(weight, str):
+        return weight, None
+    if isinstance(weight, Mapping):
+        return None, weight
+    raise InvalidUsageError(
+        "the weight is neither a column nor a mapping", weight=repr(weight), hint="pass weight='column'"
+    )
+
+
+def check_options(given: Iterable[str], known: Sequence[str], **context: str) -> None:
+    """Check the names of options.
+
+    Raises
+    ------
+    InvalidUsageError
+        If one is not known.
+    """
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, sorted(known), "options")
+            raise InvalidUsageError("there is no such option", hint=hint, option=name, **context)
+
+
+def check_column(option: str, name: object, names: Sequence[str]) -> None:
+    """Check that the column that an option names is there.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is not.
+    """
+    if name not in names:
+        raise InvalidUsageError(
+            "there is no such column",
+            hint=did_you_mean(str(name), names),
+            option=option,
+            column=name,
+            columns=list(names),
+        )
+
+
+def check_weight(column: pa.Field[Any]) -> None:
+    """Check that a column can be a weight.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is not numeric.
+    """
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        raise InvalidUsageError(
+            "a column of this type cannot be the weight",
+            column=column.name,
+            type=kind,
+            hint="use an integer, float or decimal",
+        )
+
+
+def check_by_key(key: Sequence[str], weights: Mapping[Any, Any]) -> None:
+    """Check weights by the value of the key, as far as that needs no types.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the key has not one column, or a weight is no positive, finite number.
+    """
+    if len(key) != 1:
+        raise InvalidUsageError(
+            "weights by key value are for a key of one column",
+            key=list(key),
+            hint="name a column that holds the weight",
+        )
+    for weight in weights.values():
+        number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not number or not 0 < weight < math.inf:
+            raise InvalidUsageError(
+                "a weight is not a positive, finite number", weight=repr(weight), option="weight"
+            )
+
+
+def one_of(option: str, got: str, kind: type[E]) -> E:
+    """Return the member of an enumeration that an option names.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is none of that name.
+    """
+    try:
+        return kind(got)
+    except ValueError:
+        raise InvalidUsageError(
+            "there is no such option", option=option, got=got, known=[str(one) for one in kind]
+        ) from None
+
+
+def _positive(option: str, text: str) -> int:
+    duration_us = parse_duration_us(text)
+    if duration_us <= 0:
+        raise InvalidUsageError("a duration is not positive", option=option, got=text)
+    return duration_us

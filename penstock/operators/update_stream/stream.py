@@ -1,0 +1,205 @@
+"""What an update stream is made of: its columns, its key and its time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.update_stream.options import check_column, check_weight
+from penstock.state_store.keys.key_words import KeyCodec, Keys
+
+__all__ = ["RESERVED_PREFIX", "SOURCE_COLUMN", "UpdateStream", "as_int64", "as_micros"]
+
+RESERVED_PREFIX = "__penstock_"
+"""Column names that begin so are Penstock's own."""
+
+SOURCE_COLUMN = f"{RESERVED_PREFIX}source"
+"""The column of a union that says how far its input stands behind the one whose truth wins."""
+
+Integers = npt.NDArray[np.int64]
+
+_SIGN = np.int64(np.iinfo(np.int64).max)
+
+
+@dataclass(frozen=True)
+class UpdateStream:
+    """The schema of an update stream, (time, update-key-fields, other-fields) (UpStream §3.1).
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        All columns, in their order.
+    key : tuple of str
+        The update key's columns; at least one.
+    time : str
+        The column that orders the updates of a key: an integer, float, date or timestamp.
+    arrival : str, optional
+        A timestamp column with the time at which a tuple arrived. Without it a tuple arrives when
+        its micro-batch does.
+    source : str, optional
+        A column of integers without nulls, for a union: then there is at most one tuple per key and time.
+        Of those of equal time the one with the least number is kept, and of these the first to arrive.
+    weight : str, optional
+        A numeric column that says how much the key matters: positive, finite numbers.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a column is missing, of a type that cannot play its part, or has a reserved name.
+    """
+
+    schema: pa.Schema
+    key: tuple[str, ...]
+    time: str
+    arrival: str | None = None
+    source: str | None = None
+    weight: str | None = None
+    codec: KeyCodec = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check the columns."""
+        names = self.schema.names
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise InvalidUsageError("column names repeat", columns=repeated)
+        reserved = [name for name in names if name.startswith(RESERVED_PREFIX) and name != self.source]
+        if reserved:
+            raise InvalidUsageError(
+                "column names with a reserved prefix", columns=reserved, prefix=RESERVED_PREFIX
+            )
+        if not self.key:
+            raise InvalidUsageError("the update key has no column", hint="pass key='column'")
+        if len(set(self.key)) != len(self.key):
+            raise InvalidUsageError("the update key names a column twice", key=list(self.key))
+        for option, name in [
+            *(("key", name) for name in self.key),
+            ("time", self.time),
+            *((("arrival", self.arrival),) if self.arrival else ()),
+            *((("weight", self.weight),) if self.weight is not None else ()),
+        ]:
+            check_column(option, name, names)
+        for name in (self.time, self.arrival):
+            if name in self.key:
+                raise InvalidUsageError(
+                    "a time column cannot be part of the update key",
+                    column=name,
+                    hint="every tuple would be its own key",
+                )
+        _check_time(self.schema.field(self.time))
+        if self.arrival and not pa.types.is_timestamp(self.schema.field(self.arrival).type):
+            raise InvalidUsageError(
+                "the arrival column is no timestamp",
+                column=self.arrival,
+                type=self.schema.field(self.arrival).type,
+            )
+        if self.weight is not None:
+            check_weight(self.schema.field(self.weight))
+        object.__setattr__(self, "codec", KeyCodec([self.schema.field(name) for name in self.key]))
+
+    @property
+    def payload(self) -> list[str]:
+        """The columns that are no part of the key."""
+        return [name for name in self.schema.names if name not in self.key]
+
+    def keys(self, rows: pa.RecordBatch) -> Keys:
+        """Return the update keys of `rows`."""
+        return self.codec.encode([rows.column(name) for name in self.key])
+
+    def times(self, rows: pa.RecordBatch) -> Integers:
+        """Return the times of `rows` as integers in the same order."""
+        return as_int64(rows.column(self.time))
+
+    def sources(self, rows: pa.RecordBatch) -> Integers:
+        """Return the numbers of the inputs that `rows` come from; nothing without such a column."""
+        if self.source is None:
+            return np.zeros(0, np.int64)
+        return rows.column(self.source).to_numpy().astype(np.int64, copy=False)
+
+    def unusable(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        """Return which rows have a null (or a NaN) in the key, the time or the arrival column, or no weight.
+
+        A weight is a positive, finite number.
+        """
+        mask = np.zeros(rows.num_rows, np.bool_)
+        for name in (*self.key, self.time, *((self.arrival,) if self.arrival else ())):
+            column = rows.column(name)
+            nan = name == self.time and pa.types.is_floating(column.type)
+            if column.null_count or nan:
+                mask |= pc.is_null(column, nan_is_null=nan).to_numpy(zero_copy_only=False)
+        if self.weight is not None:
+            weights = pc.cast(rows.column(self.weight), pa.float64(), safe=False)
+            numbers = weights.to_numpy(zero_copy_only=False)
+            mask |= ~((numbers > 0) & np.isfinite(numbers))
+        return mask
+
+    def without_unusable(self, rows: pa.RecordBatch, nulls: str) -> tuple[pa.RecordBatch, int]:
+        """Return the usable rows and how many were dropped.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there are unusable rows and `nulls` is ``"error"``.
+        """
+        mask = self.unusable(rows)
+        count = int(np.count_nonzero(mask))
+        if not count:
+            return rows, 0
+        if nulls == "error":
+            others = [name for name in (self.arrival, self.weight) if name is not None]
+            columns = [*self.key, self.time, *others]
+            refused = "rows with a null (or NaN) key, time or arrival"
+            if self.weight is not None:
+                refused += ", or with a weight that is not positive and finite"
+            raise InvalidUsageError(
+                refused,
+                rows=count,
+                columns=columns,
+                hint="filter them out first, or pass nulls='drop' to drop and count them",
+            )
+        return rows.filter(pa.array(~mask)), count
+
+
+def _check_time(column: pa.Field[Any]) -> None:
+    kind = column.type
+    if not (
+        pa.types.is_signed_integer(kind)
+        or pa.types.is_date(kind)
+        or pa.types.is_timestamp(kind)
+        or kind in (pa.float32(), pa.float64())
+    ):
+        raise InvalidUsageError(
+            "a column of this type cannot be the time",
+            column=column.name,
+            type=kind,
+            hint="use an integer, float, date or timestamp; cast text first",
+        )
+
+
+def as_int64(column: pa.Array[Any]) -> Integers:
+    """Return a time column without nulls as integers that compare as its values do."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        values = column.to_numpy(zero_copy_only=False).astype(np.float64) + 0.0
+        bits = values.view(np.int64)
+        return np.where(bits < 0, bits ^ _SIGN, bits)
+    if not pa.types.is_integer(kind):
+        column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
+    return column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+
+
+def as_micros(column: pa.Array[Any]) -> Integers:
+    """Return a timestamp column without nulls in microseconds since the epoch."""
+    zone = column.type.tz
+    return as_int64(pc.cast(column, pa.timestamp("us", tz=zone), safe=False))
+
+
+def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return one batch with the rows of `batches` (at least one) in their order."""
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,0 +1,1 @@
+"""Windows in append mode: every window comes out."""

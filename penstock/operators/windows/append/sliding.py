@@ -1,0 +1,189 @@
+"""The assembly function: partials of windows from partials of panes (Scabbard §2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.operators.aggregates.sketches import estimates
+from penstock.operators.aggregates.wide import WIDE, of_words, words_of
+from penstock.operators.scan.fragments import kernels as folds
+from penstock.operators.scan.fragments.folds import fold_of
+from penstock.operators.scan.fragments.keys import as_integers, bare_values
+from penstock.operators.scan.spec import Partial
+from penstock.operators.update_stream.stream import Integers
+from penstock.operators.windows.append import sliding_kernels as kernels
+from penstock.state_store.keys.key_index import KeyIndex
+from penstock.state_store.keys.key_words import KeyCodec
+
+__all__ = ["in_windows", "slide", "type_in_windows"]
+
+_Column: TypeAlias = "pa.Array[Any]"
+
+
+def slide(
+    partials: Sequence[Partial],
+    times: Mapping[str, str],
+    panes: Integers,
+    entries: pa.RecordBatch,
+    low: Integers,
+    high: Integers,
+    *,
+    closing: bool,
+) -> pa.RecordBatch:
+    """Combine the partials of ranges of entries.
+
+    Sums of integers come from running differences, which are exact; all others from two stacks, so that
+    nothing is taken away from a float. Each range costs the same however long it is.
+
+    Parameters
+    ----------
+    partials : sequence of Partial
+        What the entries hold.
+    times : mapping of str to str
+        For a partial of kind ``first`` or ``last``, the partial that says at what time it was.
+    panes : int64 array of n
+        Of the entries, which are sorted by group and pane.
+    entries : pyarrow.RecordBatch
+        n rows, a column for each partial.
+    low, high : int64 arrays of m
+        The ranges, none empty; of one group they only grow.
+    closing : bool
+        Whether the ranges are windows, whose partials nothing combines any more. If not, each entry is in
+        one range.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        m rows: entries, or partials of windows (`type_in_windows`).
+    """
+    columns = []
+    for partial in partials:
+        column = entries.column(partial.name)
+        match partial.kind:
+            case "distinct" if closing:
+                columns.append(_count_distinct(column, low, high))
+            case "sketch" if closing:
+                columns.append(pa.array(estimates(column, low, high, partial.log2_size)))
+            case "distinct" | "sketch":
+                united = replace(partial, kind="union") if partial.kind == "distinct" else partial
+                fold = fold_of(united, column.type)
+                fold.add(np.repeat(np.arange(1, len(low) + 1), high - low), panes, column, len(low) + 1)
+                columns.append(fold.result(len(low) + 1))
+            case "count" | "sum" | "sum_of_squares":
+                columns.append(_sum(column, low, high))
+            case "min" | "max":
+                columns.append(_extreme(column, partial.kind == "max", low, high))
+            case "first" | "last":
+                at = np.empty(len(low), np.int64)
+                when = bare_values(entries.column(times[partial.name])).astype(np.int64, copy=False)
+                pick = kernels.slide_first if partial.kind == "first" else kernels.slide_last
+                pick(panes, when, low, high, at)
+                columns.append(column.take(pa.array(at)))
+    return pa.RecordBatch.from_arrays(columns, [partial.name for partial in partials])
+
+
+def in_windows(partials: Sequence[Partial], entries: pa.RecordBatch) -> pa.RecordBatch:
+    """Return entries, each of which is all of a window, with a number for each set and sketch.
+
+    Parameters
+    ----------
+    partials : sequence of Partial
+        What the entries hold, beside other columns.
+    entries : pyarrow.RecordBatch
+        A window in each row.
+    """
+    kinds = {partial.name: partial for partial in partials if partial.kind in ("distinct", "sketch")}
+    each = np.arange(entries.num_rows)
+    columns = []
+    for name, column in zip(entries.schema.names, entries.columns, strict=True):
+        partial = kinds.get(name)
+        if partial is None:
+            columns.append(column)
+        elif partial.kind == "distinct":
+            columns.append(pc.list_value_length(column).cast(pa.int64()))
+        else:
+            columns.append(pa.array(estimates(column, each, each + 1, partial.log2_size)))
+    return pa.RecordBatch.from_arrays(columns, entries.schema.names)
+
+
+def type_in_windows(partial: Partial, kind: pa.DataType) -> pa.DataType:
+    """Return the type of a window's partial by that of an entry's: of sets and sketches it is a number."""
+    return pa.int64() if partial.kind in ("distinct", "sketch") else kind
+
+
+def _seen(column: _Column, low: Integers, high: Integers) -> npt.NDArray[np.bool_] | None:
+    """Return which ranges have a value; None if all have."""
+    if not column.null_count:
+        return None
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    running = _running(valid.astype(np.int64))
+    seen = running[high] > running[low]
+    return None if seen.all() else seen
+
+
+def _running(values: Integers) -> Integers:
+    running = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=running[1:])
+    return running
+
+
+def _numbers(column: _Column, null: Any) -> npt.NDArray[Any]:
+    values = bare_values(column)
+    if column.null_count:
+        values = np.where(column.is_valid().to_numpy(zero_copy_only=False), values, values.dtype.type(null))
+    return values
+
+
+def _sum(column: _Column, low: Integers, high: Integers) -> _Column:
+    seen = _seen(column, low, high)
+    if column.type == WIDE or (column.type == pa.int64() and _may_overflow(column)):
+        filled = pc.fill_null(column, 0) if column.null_count else column
+        running = np.empty((len(column) + 1, 2), np.int64)
+        lows, highs = np.empty(len(low), np.int64), np.empty(len(low), np.int64)
+        kernels.add_wide_ranges(*words_of(filled), low, high, running, lows, highs)
+        return of_words(lows, highs, None if seen is None else ~seen)
+    values = _numbers(column, 0)
+    sums = np.empty(len(low), values.dtype)
+    if values.dtype == np.int64:
+        kernels.add_ranges(values, low, high, np.empty(len(values) + 1, np.int64), sums)
+    else:
+        kernels.slide_sum(values, low, high, np.empty(len(values), values.dtype), sums)
+    return pa.array(sums, mask=None if seen is None else ~seen)
+
+
+def _may_overflow(column: _Column) -> bool:
+    """Return whether a sum of these integers, at most all of them, may be beyond 64 bits."""
+    return bool((int(folds.bound_of(bare_values(column))) + 1) * len(column) >= 1 << 63)
+
+
+def _extreme(column: _Column, greatest: bool, low: Integers, high: Integers) -> _Column:
+    seen = _seen(column, low, high)
+    kind = as_integers(column.type)
+    if kind is None:
+        null: Any = -np.inf if greatest else np.nan
+    else:
+        limits = np.iinfo(kind.to_pandas_dtype())
+        null = limits.min if greatest else limits.max
+    values = _numbers(column, null)
+    at = np.empty(len(low), np.int64)
+    kernels.slide_extreme(values, greatest, low, high, np.empty(len(values), np.int64), at)
+    best = values[at]
+    found = pa.array(best, mask=None if seen is None else ~seen)
+    return found if found.type == column.type else found.view(column.type)
+
+
+def _count_distinct(column: _Column, low: Integers, high: Integers) -> _Column:
+    bounds = column.offsets.to_numpy().astype(np.int64)
+    values = column.values.slice(bounds[0], bounds[-1] - bounds[0])
+    known, bounds = KeyIndex(), bounds - bounds[0]
+    numbers = known.find_or_add(KeyCodec([pa.field("value", values.type)]).encode([values]))
+    counts = np.empty(len(low), np.int64)
+    kernels.slide_distinct(numbers, bounds[low], bounds[high], np.zeros(len(known), np.int64), counts)
+    return pa.array(counts)

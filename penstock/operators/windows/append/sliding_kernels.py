@@ -1,0 +1,431 @@
+"""Kernels of the assembly function: windows over panes, and sliding aggregates over their entries.
+
+An **entry** is a partial aggregate of one group and pane. Entries are sorted by group and then by pane, so
+that a window of a group is a range of entries, ``[low, high)``; of a group's windows, both ends only grow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock._kernels import kernel
+from penstock.operators.aggregates.wide import add_words
+
+__all__ = [
+    "add_ranges",
+    "add_wide_ranges",
+    "are_sorted",
+    "count_windows",
+    "find_equal",
+    "find_runs",
+    "find_windows",
+    "lay_out",
+    "merge",
+    "number_cells",
+    "order_by",
+    "skip",
+    "slide_distinct",
+    "slide_extreme",
+    "slide_first",
+    "slide_last",
+    "slide_sum",
+]
+
+
+@kernel
+def order_by(values: Any, least: int, span: int, before: Any, out: Any) -> None:
+    """Sort rows by a value, those of equal values in the order that `before` says; a counting sort.
+
+    Parameters
+    ----------
+    values : int64 array of n
+        From `least` to before ``least + span``.
+    before, out : int64 arrays of n
+        Row numbers in the order so far, and sorted.
+    """
+    at = np.zeros(span + 1, np.int64)
+    for i in range(values.shape[0]):
+        at[values[i] - least + 1] += 1
+    for v in range(span):
+        at[v + 1] += at[v]
+    for j in range(before.shape[0]):
+        i = before[j]
+        v = values[i] - least
+        out[at[v]] = i
+        at[v] += 1
+
+
+@kernel
+def merge(ids: Any, panes: Any, known: int, order: Any, out: Any) -> None:
+    """Merge entries that are sorted, the first `known`, with others in an order; equal ones come behind."""
+    i, j, at = 0, 0, 0
+    while i < known and j < order.shape[0]:
+        new = order[j]
+        if ids[new] < ids[i] or (ids[new] == ids[i] and panes[new] < panes[i]):
+            out[at] = new
+            j += 1
+        else:
+            out[at] = i
+            i += 1
+        at += 1
+    while i < known:
+        out[at] = i
+        i += 1
+        at += 1
+    while j < order.shape[0]:
+        out[at] = order[j]
+        j += 1
+        at += 1
+
+
+@kernel
+def are_sorted(ids: Any, panes: Any) -> bool:
+    """Say whether entries are sorted by group and pane."""
+    for i in range(1, ids.shape[0]):
+        if ids[i] < ids[i - 1] or (ids[i] == ids[i - 1] and panes[i] < panes[i - 1]):
+            return False
+    return True
+
+
+@kernel
+def find_runs(ids: Any, panes: Any, starts: Any) -> int:
+    """Find where entries of another group or pane begin; return how many such runs there are."""
+    count = 0
+    for i in range(ids.shape[0]):
+        if i == 0 or ids[i] != ids[i - 1] or panes[i] != panes[i - 1]:
+            starts[count] = i
+            count += 1
+    return count
+
+
+@kernel
+def skip(panes: Any, at: Any, ends: Any, least: int, out: Any) -> None:
+    """Find where panes from `least` on begin in each range, `at` to before `ends`; there they only grow."""
+    for i in range(at.shape[0]):
+        j = at[i]
+        while j < ends[i] and panes[j] < least:
+            j += 1
+        out[i] = j
+
+
+@kernel
+def lay_out(values: Any, low: Any, high: Any, at: Any, out: Any) -> None:
+    """Copy ranges of values, `low` to before `high`, each to its place in `out`."""
+    for i in range(low.shape[0]):
+        place = at[i] - low[i]
+        for j in range(low[i], high[i]):
+            out[place + j] = values[j]
+
+
+@kernel
+def _over(pane: int, slide: int) -> int:
+    """Return ``pane // slide``, which takes long, but mostly there is nothing to divide."""
+    return pane if slide == 1 else pane // slide
+
+
+@kernel
+def count_windows(ids: Any, panes: Any, size: int, slide: int, first: int, last: int) -> int:
+    """Count the windows from `first` to `last` that have an entry."""
+    n = ids.shape[0]
+    count, i = 0, 0
+    while i < n:
+        end = i
+        while end < n and ids[end] == ids[i]:
+            end += 1
+        k = first
+        for j in range(i, end):
+            a = max(_over(panes[j] - size, slide) + 1, k)
+            b = min(_over(panes[j], slide), last)
+            if b >= a:
+                count += b - a + 1
+                k = b + 1
+        i = end
+    return count
+
+
+@kernel
+def find_windows(
+    ids: Any,
+    panes: Any,
+    size: int,
+    slide: int,
+    first: int,
+    last: int,
+    known: Any,
+    of: Any,
+    windows: Any,
+    low: Any,
+    high: Any,
+) -> tuple[int, int]:
+    """Find the windows that `count_windows` counts, by group and in their order.
+
+    Parameters
+    ----------
+    ids, panes : int64 arrays of n
+        Of the entries, sorted.
+    size, slide : int
+        In panes.
+    first, last : int
+        Numbers of windows.
+    known : int64 array
+        The groups that have a window.
+    of, windows, low, high : int64 arrays
+        Of each window that is found the place of its group in `known`, its number and its range of entries.
+
+    Returns
+    -------
+    int, int
+        How many groups and windows there are; the arrays are at least as long.
+    """
+    n = ids.shape[0]
+    groups, count, i = 0, 0, 0
+    while i < n:
+        end = i
+        while end < n and ids[end] == ids[i]:
+            end += 1
+        k, begin = first, count
+        lo, hi = i, i
+        for j in range(i, end):
+            a = max(_over(panes[j] - size, slide) + 1, k)
+            b = min(_over(panes[j], slide), last)
+            while a <= b:
+                start = a * slide
+                while panes[lo] < start:
+                    lo += 1
+                hi = max(hi, lo)
+                while hi < end and panes[hi] < start + size:
+                    hi += 1
+                of[count] = groups
+                windows[count] = a
+                low[count] = lo
+                high[count] = hi
+                count += 1
+                a += 1
+                k = a
+        if count > begin:
+            known[groups] = ids[i]
+            groups += 1
+        i = end
+    return groups, count
+
+
+@kernel
+def number_cells(groups: Any, starts: Any, least: int, span: int, out: Any) -> None:
+    """Give rows the numbers of their cells, from 1 on: places in a table of groups by starts.
+
+    Parameters
+    ----------
+    groups : int64 array of n
+        From 0 on; or of none, which is one group.
+    starts : int64 array of n
+        From `least` to before ``least + span``.
+    out : int32 array of n
+    """
+    if groups.shape[0] == 0:
+        for i in range(starts.shape[0]):
+            out[i] = starts[i] - least + 1
+    else:
+        for i in range(starts.shape[0]):
+            out[i] = groups[i] * span + starts[i] - least + 1
+
+
+@kernel
+def add_ranges(values: Any, low: Any, high: Any, running: Any, out: Any) -> None:
+    """Add what each range has, as differences of running sums; for integers, of which these are exact.
+
+    Parameters
+    ----------
+    values : int64 array of n
+    low, high : int64 arrays of m
+        Any ranges of `values`.
+    running : int64 array of n + 1
+        Room for the sums.
+    out : int64 array of m
+    """
+    total = 0
+    running[0] = 0
+    for i in range(values.shape[0]):
+        total += values[i]
+        running[i + 1] = total
+    for i in range(low.shape[0]):
+        out[i] = running[high[i]] - running[low[i]]
+
+
+@kernel
+def add_wide_ranges(
+    lows: Any, uppers: Any, low: Any, high: Any, running: Any, out_low: Any, out_high: Any
+) -> None:
+    """Add what each range has, as `add_ranges`, of numbers of two words.
+
+    Parameters
+    ----------
+    lows, uppers : int64 arrays of n
+    low, high : int64 arrays of m
+        Any ranges of these.
+    running : int64 array of (n + 1, 2)
+        Room for the sums.
+    out_low, out_high : int64 arrays of m
+    """
+    running[0, 0], running[0, 1] = 0, 0
+    for i in range(lows.shape[0]):
+        running[i + 1, 0], running[i + 1, 1] = add_words(running[i, 0], running[i, 1], lows[i], uppers[i])
+    for i in range(low.shape[0]):
+        a, b = running[low[i], 0], running[low[i], 1]
+        # The negative of a number of two words.
+        minus, upper = add_words(~a, ~b, 1, 0)
+        out_low[i], out_high[i] = add_words(running[high[i], 0], running[high[i], 1], minus, upper)
+
+
+@kernel
+def slide_sum(values: Any, low: Any, high: Any, suffix: Any, out: Any) -> None:
+    """Add what each range has; two stacks, so that nothing is ever taken away again.
+
+    Parameters
+    ----------
+    values : array of n
+    low, high : int64 arrays of m
+        Ranges of `values`, none empty. Both grow, but where a group ends, the next begins behind it.
+    suffix : array of n
+        Room for the front stack.
+    out : array of m
+    """
+    middle, end = 0, 0
+    back = values.dtype.type(0)
+    for i in range(low.shape[0]):
+        lo, hi = low[i], high[i]
+        if lo >= middle:
+            total = values.dtype.type(0)
+            for j in range(hi - 1, lo - 1, -1):
+                total += values[j]
+                suffix[j] = total
+            middle, end = hi, hi
+            back = values.dtype.type(0)
+        while end < hi:
+            back += values[end]
+            end += 1
+        out[i] = suffix[lo] + back
+
+
+@kernel
+def _beats(a: Any, b: Any, greatest: bool) -> bool:
+    """Say whether a is the greater, or the less, of two values; NaN is greater than all numbers."""
+    if greatest:
+        return a > b or (a != a and b == b)  # noqa: PLR0124 - NaN
+    return a < b or (b != b and a == a)  # noqa: PLR0124 - NaN
+
+
+@kernel
+def slide_extreme(values: Any, greatest: bool, low: Any, high: Any, suffix: Any, out: Any) -> None:
+    """Find the row of the greatest or least value of each range, of equal ones the first; see `slide_sum`.
+
+    `suffix` and `out` are int64: row numbers.
+    """
+    middle, end, back = 0, 0, -1
+    for i in range(low.shape[0]):
+        lo, hi = low[i], high[i]
+        if lo >= middle:
+            best = hi - 1
+            for j in range(hi - 1, lo - 1, -1):
+                if not _beats(values[best], values[j], greatest):
+                    best = j
+                suffix[j] = best
+            middle, end, back = hi, hi, -1
+        while end < hi:
+            if back < 0 or _beats(values[end], values[back], greatest):
+                back = end
+            end += 1
+        best = suffix[lo]
+        if back >= 0 and _beats(values[back], values[best], greatest):
+            best = back
+        out[i] = best
+
+
+@kernel
+def slide_first(panes: Any, times: Any, low: Any, high: Any, out: Any) -> None:
+    """Find the row of each range with the least time, of equal ones the first: one of its first pane's."""
+    for i in range(low.shape[0]):
+        best = low[i]
+        j = best + 1
+        while j < high[i] and panes[j] == panes[best]:
+            if times[j] < times[best]:
+                best = j
+            j += 1
+        out[i] = best
+
+
+@kernel
+def slide_last(panes: Any, times: Any, low: Any, high: Any, out: Any) -> None:
+    """Find the row of each range with the greatest time, of equal ones the last: one of its last pane's."""
+    for i in range(low.shape[0]):
+        best = high[i] - 1
+        j = best - 1
+        while j >= low[i] and panes[j] == panes[best]:
+            if times[j] > times[best]:
+                best = j
+            j -= 1
+        out[i] = best
+
+
+@kernel
+def slide_distinct(values: Any, low: Any, high: Any, counts: Any, out: Any) -> None:
+    """Count the distinct values of each range.
+
+    Parameters
+    ----------
+    values : int64 array of n
+        Numbers of values, negative for those that do not count.
+    low, high : int64 arrays of m
+    counts : int64 array
+        Zero for each number; it is so again afterwards.
+    out : int64 array of m
+    """
+    lo, hi, found = 0, 0, 0
+    for i in range(low.shape[0]):
+        if low[i] >= hi:
+            for j in range(lo, hi):
+                if values[j] >= 0:
+                    counts[values[j]] = 0
+            lo, hi, found = low[i], low[i], 0
+        while hi < high[i]:
+            v = values[hi]
+            if v >= 0:
+                if counts[v] == 0:
+                    found += 1
+                counts[v] += 1
+            hi += 1
+        while lo < low[i]:
+            v = values[lo]
+            if v >= 0:
+                counts[v] -= 1
+                if counts[v] == 0:
+                    found -= 1
+            lo += 1
+        out[i] = found
+    for j in range(lo, hi):
+        if values[j] >= 0:
+            counts[values[j]] = 0
+
+
+@kernel
+def find_equal(cells: Any, values: Any, wanted: Any, out: Any) -> int:
+    """Find the rows with their cell's value, NaN for NaN; return how many. Rows of cell 0 are not found.
+
+    Parameters
+    ----------
+    cells : int32 array of n
+    values : array of n
+    wanted : array
+        Of each cell its value.
+    out : int64 array of n
+        The rows.
+    """
+    count = 0
+    for i in range(cells.shape[0]):
+        cell, value = cells[i], values[i]
+        best = wanted[cell]
+        if cell > 0 and (value == best or (value != value and best != best)):  # noqa: PLR0124 - NaN
+            out[count] = i
+            count += 1
+    return count

@@ -1,0 +1,252 @@
+"""Sorted entries put together: laid side by side, merged, and combined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.operators.aggregates.wide import alike
+from penstock.operators.update_stream.stream import Integers
+from penstock.operators.windows.append import sliding_kernels as kernels
+from penstock.operators.windows.append.pane_partials import Entries, is_narrow, sorted_by
+from penstock.operators.windows.append.sliding import slide
+from penstock.operators.windows.layout import WindowLayout
+
+__all__ = ["Pile", "Spans", "by_group", "combined", "merged", "sorted_together", "woven"]
+
+_CROWDED = 1.5
+"""Entries of equal pane and group are combined once there are so many for each pane and group."""
+_FEW = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Of sorted entries a span of each group.
+
+    Attributes
+    ----------
+    entries : Entries
+        Sorted by group and pane.
+    low, high : int64 arrays of g
+        Of each group, by its number, the range of its entries that are meant.
+    """
+
+    entries: Entries
+    low: Integers
+    high: Integers
+
+    @classmethod
+    def of(cls, entries: Entries, groups: int = 0) -> Spans:
+        """Return all of sorted entries; `low` and `high` have at least so many groups."""
+        counts = np.bincount(entries.ids, minlength=groups)
+        high = np.cumsum(counts)
+        return cls(entries, high - counts, high)
+
+    def __len__(self) -> int:
+        """Return how many entries are meant."""
+        return int((self.high - self.low).sum())
+
+    def split(self, pane: int) -> tuple[Spans, Spans]:
+        """Return those of panes before one, and those from it on."""
+        at = np.empty(len(self.low), np.int64)
+        kernels.skip(self.entries.panes, self.low, self.high, pane, at)
+        return replace(self, high=at), replace(self, low=at)
+
+
+def woven(spans: Sequence[Spans]) -> Entries:
+    """Return the entries of spans, of which there is at least one, as they come for each group.
+
+    Each entry is copied once; beside that it takes some nanoseconds for each group and span.
+    """
+    there = [one for one in spans if len(one)] or [spans[0]]
+    if len(there) == 1 and len(there[0]) == len(there[0].entries):
+        return there[0].entries
+    counts = np.zeros(max(len(one.low) for one in there), np.int64)
+    for one in there:
+        counts[: len(one.low)] += one.high - one.low
+    free = np.cumsum(counts) - counts
+    places = []
+    for one in there:
+        places.append(free.copy())
+        free[: len(one.low)] += one.high - one.low
+    total = int(counts.sum())
+
+    def laid(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        out = np.empty(total, parts[0].dtype)
+        for one, values, at in zip(there, parts, places, strict=True):
+            kernels.lay_out(values, one.low, one.high, at, out)
+        return out
+
+    def column(parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
+        parts = alike(parts)
+        kind = parts[0].type
+        if _is_plain(kind) and not any(one.null_count for one in parts):
+            out = laid([_bits(one) for one in parts])
+            return pa.Array.from_buffers(kind, total, [None, pa.py_buffer(out)])
+        ends = np.cumsum([len(one) for one in parts])
+        rows = laid([np.arange(end - len(one), end) for one, end in zip(parts, ends, strict=True)])
+        return pc.take(pa.concat_arrays(parts), pa.array(rows), boundscheck=False)
+
+    schema = there[0].entries.values.schema
+    values = [column([one.entries.values.column(at) for one in there]) for at in range(len(schema))]
+    return Entries(
+        np.repeat(np.arange(len(counts)), counts),
+        laid([one.entries.panes for one in there]),
+        pa.RecordBatch.from_arrays(values, schema.names),
+    )
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Say whether values of a type are as many whole bytes each as an integer may have."""
+    return pa.types.is_primitive(kind) and kind.bit_width in (8, 16, 32, 64)
+
+
+def _bits(array: pa.Array[Any]) -> npt.NDArray[Any]:
+    """Return the values of an array of fixed width as integers of that width, without copying."""
+    width = array.type.bit_width // 8
+    if not len(array):
+        return np.empty(0, f"i{width}")
+    return np.frombuffer(array.buffers()[1], f"i{width}", len(array), array.offset * width)
+
+
+def merged(parts: Iterable[Entries]) -> Entries:
+    """Return parts, each of them sorted, as one that is; of equal entries an earlier part's come first."""
+    known = list(parts)
+    there = [part for part in known if len(part)] or known[:1]
+    if len(there) == 1:
+        return there[0]
+    rows = sum(map(len, there))
+    if all(int(a.panes.max()) <= int(b.panes.min()) for a, b in pairwise(there)):
+        groups = max(int(part.ids[-1]) for part in there) + 1
+        if is_narrow(groups * len(there), rows):
+            return woven([Spans.of(part) for part in there])
+        whole = Entries.concat(there)
+        return whole.take(sorted_by(whole.ids, np.arange(rows)))
+    whole = Entries.concat(there)
+    if len(there) > 2:
+        return whole.in_order()
+    order = np.empty(rows, np.int64)
+    kernels.merge(whole.ids, whole.panes, len(there[0]), np.arange(len(there[0]), rows), order)
+    return whole.take(order)
+
+
+def sorted_together(parts: Iterable[Entries]) -> Entries:
+    """Return parts as one that is sorted; of equal entries an earlier part's come first."""
+    known = list(parts)
+    if all(kernels.are_sorted(part.ids, part.panes) for part in known):
+        return merged(known)
+    return Entries.concat(known).in_order()
+
+
+def combined(layout: WindowLayout, entries: Entries, *, always: bool = False) -> Entries:
+    """Return sorted entries with one for each group and pane.
+
+    Where few are of equal ones, they are returned as they are, unless it is to be so `always`.
+    """
+    starts = np.empty(len(entries), np.int64)
+    low = starts[: kernels.find_runs(entries.ids, entries.panes, starts)]
+    if len(entries) == len(low) or (len(entries) < _CROWDED * len(low) and not always):
+        return entries
+    high = np.append(low[1:], len(entries))
+    values = slide(layout.partials, layout.times, entries.panes, entries.values, low, high, closing=False)
+    return Entries(entries.ids[low], entries.panes[low], values)
+
+
+def by_group(layout: WindowLayout, parts: Iterable[Entries], pane: int) -> Entries:
+    """Return one entry for each group, which gets a pane.
+
+    Parameters
+    ----------
+    parts : iterable of Entries
+        Each sorted, and of fixed size. Those of one group and pane come in the order of arrival, other panes
+        in any order: what is first and last is known by the time, of which a pane has its own.
+    pane : int
+        Its number.
+    """
+    each = [_of_groups(layout, part, pane) for part in parts if len(part)]
+    if len(each) == 1:
+        return each[0]
+    return _of_groups(layout, merged(each), pane) if each else Entries.none(layout)
+
+
+def _of_groups(layout: WindowLayout, entries: Entries, pane: int) -> Entries:
+    low = np.flatnonzero(np.diff(entries.ids, prepend=-1))
+    ids, values = entries.ids[low], entries.values
+    if len(low) < len(entries):
+        high = np.append(low[1:], len(entries))
+        none = np.zeros(len(entries), np.int64)
+        values = slide(layout.partials, layout.times, none, values, low, high, closing=False)
+    return Entries(ids, np.full(len(ids), pane), values)
+
+
+class Pile:
+    """Entries that come in parts, each of them sorted.
+
+    Those of equal group and pane are combined where there are many, at a cost that is in proportion to what
+    comes for panes that were there before.
+
+    Parameters
+    ----------
+    layout : WindowLayout
+        What entries are made of.
+
+    Attributes
+    ----------
+    parts : list of Entries
+        In the order of arrival.
+    nbytes : int
+        How much memory they hold.
+    """
+
+    def __init__(self, layout: WindowLayout) -> None:
+        self._layout = layout
+        self.parts = [Entries.none(layout)]
+        self._count = self.nbytes = 0
+        self._again = 0
+        """How many came for a pane from before the newest one that was there."""
+        self._newest: int | None = None
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return self._count
+
+    def add(self, entries: Entries) -> None:
+        """Let entries in."""
+        if not len(entries):
+            return
+        self.parts.append(entries)
+        # There may be a part for each micro-batch of a window's length.
+        self._count += len(entries)
+        self.nbytes += entries.nbytes
+        if self._newest is not None:
+            self._again += int(np.count_nonzero(entries.panes <= self._newest))
+        newest = int(entries.panes.max())
+        self._newest = newest if self._newest is None else max(newest, self._newest)
+        if self._again > _FEW and len(self) >= _CROWDED * (len(self) - self._again):
+            self.replace(combined(self._layout, self.whole()))
+
+    def restrict(self, kept: Callable[[Entries], npt.NDArray[np.bool_]]) -> None:
+        """Keep those entries of each part that a function says."""
+        self.parts = [part.where(kept(part)) for part in self.parts]
+        self._count, self.nbytes = sum(map(len, self.parts)), sum(part.nbytes for part in self.parts)
+        self._again = min(self._again, self._count)
+
+    def whole(self) -> Entries:
+        """Return all entries, sorted."""
+        whole = merged(self.parts)
+        self.parts = [whole]
+        return whole
+
+    def replace(self, entries: Entries) -> None:
+        """Have only these entries, which are sorted."""
+        self.parts = [entries]
+        self._count, self.nbytes = len(entries), entries.nbytes
+        self._again = 0
+        self._newest = int(entries.panes.max()) if len(entries) else None

@@ -1,0 +1,1 @@
+"""Windows of a number of rows."""

@@ -1,0 +1,246 @@
+"""Panes of so many rows of each group: what windows of rows are assembled from.
+
+Of each group, rows are numbered in the order of their times, those of one time in the order in which they
+arrived. A row gets its number when the watermark has passed it; what comes then from before the watermark is
+late. Pane p has the rows from ``p * pane_rows``, so panes of a group follow each other without a gap, and a
+window is complete when its last pane is. Windows that would begin before a group's first row do not exist.
+
+A bucket keeps rows that the watermark has not passed, of each group how many rows were numbered, and the
+entries of panes that a window still needs. Which windows closed follows from the numbers of rows, so a state
+stores no more of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.operators.scan.fragments import Fragmenter
+from penstock.operators.scan.spec import Fragments
+from penstock.operators.update_stream.stream import Integers
+from penstock.operators.windows.append.pane_partials import Entries, Found, empty, sorted_by
+from penstock.operators.windows.append.panes import Panes
+from penstock.operators.windows.layout import ENTRY_PANE, RowLayout, WindowLayout
+from penstock.state_store.keys.key_index import grown
+
+__all__ = ["RowPanes", "panes_of"]
+
+_RUN = "run"
+_NUMBERED, _WAITING = "numbered", "waiting"
+_UNIT_ROWS = 1 << 20
+_MOST_ROWS = 1 << 53
+
+
+def panes_of(layout: WindowLayout, *, settles: bool = False) -> Panes:
+    """Return the panes, without entries, that windows are made of."""
+    if isinstance(layout, RowLayout):
+        return RowPanes(layout, settles=settles)
+    return Panes(layout, settles=settles)
+
+
+class RowPanes(Panes):
+    """The rows and entries that an incomplete window needs. Used as `Panes` is; rows arrive, not entries.
+
+    A window closes when the watermark has passed its last row. Groups keep their numbers.
+
+    Parameters
+    ----------
+    layout : RowLayout
+        What windows are made of.
+    settles : bool
+        As of `Panes`; a pane settles when it is full.
+    """
+
+    def __init__(self, layout: RowLayout, *, settles: bool = False) -> None:
+        super().__init__(layout, settles=settles)
+        self._rows = layout
+        types = {one.name: self._type_of(one.expression) for one in layout.partials}
+        fragments = Fragments(1, _RUN, "ms", (), layout.partials)
+        self._fragmenter = Fragmenter(fragments, {_RUN: pa.int64(), **types})
+        self._waiting = empty(layout.arriving)
+        at = layout.arriving.get_field_index(ENTRY_PANE)
+        time = layout.arriving.field(at).with_nullable(False)
+        self._stored_rows = layout.arriving.set(at, time)
+        self._stored = 0
+        """How many of the rows that wait are stored; they come first."""
+        self._numbered = np.zeros(0, np.int64)
+        self._changed = np.zeros(0, np.bool_)
+        self._next_windows = np.zeros(0, np.int64)
+        """Of each group the first window that did not close."""
+
+    def _type_of(self, expression: str) -> pa.DataType:
+        return pa.int64() if expression == "*" else self._rows.arriving.field(expression).type
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the state holds, roughly."""
+        return super().size_bytes + self._waiting.nbytes + self._numbered.nbytes
+
+    @property
+    def _oldest(self) -> int | None:
+        return None
+
+    @property
+    def border(self) -> int | None:
+        """None: groups are at different panes."""
+        return None
+
+    # ---------------------------------------------------------------------------------------- rows
+
+    def _enter(self, arriving: list[pa.RecordBatch], watermark: int | None) -> tuple[int, int]:
+        """Let rows in, then number those that the watermark has passed."""
+        before, held = self.watermark, self._waiting.num_rows
+        rows = pa.concat_batches([self._waiting, *arriving])
+        self._pass(watermark)
+        times = rows.column(ENTRY_PANE).to_numpy()
+        late = np.zeros(len(times), np.bool_)
+        if before is not None:
+            late[held:] = times[held:] < before
+        passed = self._passed(rows)
+        self._number_rows(rows.take(pa.array(np.flatnonzero(passed & ~late))))
+        left = np.flatnonzero(~passed)
+        self._stored = int(np.searchsorted(left, self._stored))
+        self._waiting = rows.take(pa.array(left))
+        return len(times) - held, int(np.count_nonzero(late))
+
+    def _passed(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        """Return which rows the watermark has passed."""
+        times = rows.column(ENTRY_PANE).to_numpy()
+        return np.zeros(len(times), np.bool_) if self.watermark is None else times <= self.watermark
+
+    def _number_rows(self, rows: pa.RecordBatch) -> None:
+        """Give rows their numbers, and fold them into entries of panes."""
+        if not rows.num_rows:
+            return
+        times = rows.column(ENTRY_PANE).to_numpy()
+        rows = rows.take(pa.array(np.argsort(times, kind="stable")))
+        groups = [rows.column(name) for name in self._rows.groups.names]
+        ids = self._index.find_or_add(self._codec.encode(groups, rows.num_rows))
+        order = sorted_by(ids, np.arange(len(ids)))
+        ids = ids[order]
+        self._make_room()
+        begins = np.flatnonzero(np.diff(ids, prepend=-1))
+        counts = np.diff(begins, append=len(ids))
+        numbers = np.arange(len(ids)) + np.repeat(self._numbered[ids[begins]] - begins, counts)
+        self._numbered[ids[begins]] += counts
+        self._changed[ids[begins]] = True
+        panes = numbers // self._rows.pane_rows
+        starts = (np.diff(ids, prepend=-1) != 0) | (np.diff(panes, prepend=-1) != 0)
+        rows = rows.take(pa.array(order))
+        columns = [
+            None if one.expression == "*" else rows.column(one.expression) for one in self._rows.partials
+        ]
+        # Runs have numbers that only grow, so the fragmenter needs no table of them.
+        self._fragmenter.add(pa.array(np.cumsum(starts)), [], columns)
+        values = self._fragmenter.finish()
+        made = Entries(ids[starts], panes[starts], values.select(self._rows.values.names))
+        self._arrive([made])
+
+    def _make_room(self) -> None:
+        self._numbered = grown(self._numbered, len(self._index))
+        self._changed = grown(self._changed, len(self._numbered))
+        self._next_windows = grown(self._next_windows, len(self._numbered))
+
+    # --------------------------------------------------------------------------------------- panes
+
+    def _full(self) -> Integers:
+        """Return of each group how many panes are full."""
+        return self._numbered // self._rows.pane_rows
+
+    def _done(self, entries: Entries) -> npt.NDArray[np.bool_]:
+        return entries.panes < self._full()[entries.ids]
+
+    def _in_time(self, settled: Entries) -> Entries:
+        return settled.take(np.argsort(settled.values.column(self._rows.end).to_numpy(), kind="stable"))
+
+    def _close(self) -> Iterator[Found] | None:
+        """Return the windows whose panes are full; None if there are no panes."""
+        return self._whole() if len(self) else None
+
+    def _whole(self) -> Iterator[Found]:
+        held = self._held.whole()
+        spec, full, begun = self._rows.spec, self._full(), self._next_windows
+        panes = held.panes - begun[held.ids] * spec.slide
+        for found in self._found(held, panes, 0, int(panes.max()) // spec.slide):
+            groups = found.known[found.of]
+            windows = found.windows + begun[groups]
+            whole = windows * spec.slide + spec.size <= full[groups]
+            if whole.any():
+                yield replace(
+                    found,
+                    of=found.of[whole],
+                    windows=windows[whole],
+                    low=found.low[whole],
+                    high=found.high[whole],
+                )
+
+    def _let_go(self) -> None:
+        """Let go of the entries that no incomplete window needs, once those that are whole are made."""
+        spec = self._rows.spec
+        self._next_windows = np.maximum((self._full() - spec.size) // spec.slide + 1, 0)
+        super()._let_go()
+
+    def _needed(self, entries: Entries) -> npt.NDArray[np.bool_]:
+        needed = self._full() if self._settles else self._next_windows * self._rows.spec.slide
+        return entries.panes >= needed[entries.ids]
+
+    def _forget(self) -> None:
+        """Let groups keep their numbers, as those of their rows are kept by them."""
+
+    # --------------------------------------------------------------------------------------- state
+
+    def delta(self) -> PUnit:
+        """Return what changed since the last call, to be stored."""
+        unit = super().delta()
+        changed = np.flatnonzero(self._changed)
+        waiting = self._waiting.slice(self._stored)
+        self._changed[:] = False
+        self._stored = self._waiting.num_rows
+        return replace(unit, blocks={**unit.blocks, _NUMBERED: self._numbers(changed), _WAITING: waiting})
+
+    def snapshot(self) -> Iterator[PUnit]:
+        """Return the whole state of this moment, in units of bounded size."""
+        units = list(super().snapshot())
+        meta = units[-1].meta
+        for begin in range(0, len(self._index), _UNIT_ROWS):
+            some = np.arange(begin, min(begin + _UNIT_ROWS, len(self._index)))
+            units.append(PUnit("snapshot", meta, {_NUMBERED: self._numbers(some)}))
+        pieces = range(0, self._waiting.num_rows, _UNIT_ROWS)
+        parts = [self._waiting.slice(begin, _UNIT_ROWS) for begin in pieces]
+        return iter([*units, *(PUnit("snapshot", meta, {_WAITING: part}) for part in parts)])
+
+    def restore(self, units: Iterable[PUnit]) -> None:
+        """Apply units in their order."""
+        for unit in units:
+            blocks = unit.blocks
+            if "entries" in blocks:
+                if unit.kind == "snapshot" and unit.fields.count("entries_before") == 0:
+                    self._waiting = empty(self._rows.arriving)
+                super().restore([unit])
+            if _NUMBERED in blocks:
+                count = pa.field(_NUMBERED, pa.int64(), nullable=False)
+                block = unit.block(_NUMBERED, pa.schema([*self._rows.groups, count]))
+                unit.numbers_below(_NUMBERED, _NUMBERED, _MOST_ROWS)
+                *groups, numbered = block.columns
+                ids = self._index.find_or_add(self._codec.encode(groups, len(numbered)))
+                self._make_room()
+                self._numbered[ids] = numbered.to_numpy()
+            if _WAITING in blocks:
+                self._waiting = pa.concat_batches([self._waiting, unit.block(_WAITING, self._stored_rows)])
+        self._make_room()
+        passed = self._passed(self._waiting)
+        self._waiting = self._waiting.take(pa.array(np.flatnonzero(~passed)))
+        self._stored = self._waiting.num_rows
+        self._changed[:] = False
+        self._let_go()
+
+    def _numbers(self, ids: Integers) -> pa.RecordBatch:
+        """Return groups and how many rows of each were numbered."""
+        groups = self._codec.decode(self._index.words, self._index.starts(ids))
+        names = [*self._rows.groups.names, _NUMBERED]
+        return pa.RecordBatch.from_arrays([*groups, pa.array(self._numbered[ids])], names)

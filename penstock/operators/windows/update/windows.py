@@ -1,0 +1,256 @@
+"""Windows with update semantics, as state of one bucket: of each group only the most recent one waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.checkpointing import PUnit
+from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.results import Enqueued, Served
+from penstock.operators.scheduling.staleness import Staleness
+from penstock.operators.scheduling.weights import KeyWeights, shares_of
+from penstock.operators.update_stream.stream import Integers
+from penstock.operators.windows.append.sliding import slide
+from penstock.operators.windows.counted.panes import panes_of
+from penstock.operators.windows.layout import RowLayout, Settled, WindowLayout
+from penstock.operators.windows.update.queue import WindowQueue
+from penstock.operators.windows.update.results import WindowMode
+from penstock.state_store.keys.key_words import Keys
+
+__all__ = ["Entering", "UpdateWindows"]
+
+_UNIT_KEYS = 1 << 20
+_NUMBER = "__penstock_number"
+
+
+@dataclass(frozen=True, slots=True)
+class Entering:
+    """What arrives at windows in one micro-batch.
+
+    Attributes
+    ----------
+    entries : list of pyarrow.RecordBatch
+        Of `WindowLayout.entry` or `RowLayout.arriving`, in order of arrival.
+    watermark : int or None
+        All panes before it have arrived; of rows, all that are not after it.
+    """
+
+    entries: list[pa.RecordBatch]
+    watermark: int | None
+
+
+class UpdateWindows:
+    """Windows of which each group's most recent one is served (UpStream §6).
+
+    Entries wait in `Panes` until the watermark settles their pane; then they go, in the order of panes, into
+    a `WindowQueue`. Used by one task at a time, by `serve`; not thread-safe.
+
+    Parameters
+    ----------
+    layout : WindowLayout
+        What windows are made of.
+    mode : WindowMode
+        LAZY or EAGER.
+    policy : Policy
+        Which waiting group is served next.
+    weights : str or KeyWeights, optional
+        How much each group matters to the scheduler: a value of the layout, of which that of the newest pane
+        counts, or by the value of the group.
+    """
+
+    def __init__(
+        self,
+        layout: WindowLayout,
+        mode: WindowMode,
+        policy: Policy,
+        weights: str | KeyWeights | None = None,
+    ) -> None:
+        self.weights = weights
+        self._layout = layout
+        self._panes = panes_of(layout, settles=True)
+        self._queue = WindowQueue(
+            mode, layout.spec.size, layout.spec.slide, layout.values, policy,
+            weighted=weights is not None, first_pane=0 if isinstance(layout, RowLayout) else None,
+        )  # fmt: skip
+        self._stored = 0
+
+    def __len__(self) -> int:
+        """Return how many groups wait."""
+        return len(self._queue)
+
+    @property
+    def servable(self) -> int:
+        """How many groups a `dequeue` without a limit would serve."""
+        return self._queue.servable
+
+    @property
+    def keys(self) -> int:
+        """How many groups were ever seen."""
+        return self._panes.groups
+
+    @property
+    def given_cost_us(self) -> float | None:
+        """The cost of a window that was given, for linecutting."""
+        return self._queue.given_cost_us
+
+    @given_cost_us.setter
+    def given_cost_us(self, cost_us: float | None) -> None:
+        self._queue.given_cost_us = cost_us
+
+    @property
+    def measured_cost_us(self) -> float | None:
+        """The cost of a window as it was measured."""
+        return self._queue.measured_cost_us
+
+    @measured_cost_us.setter
+    def measured_cost_us(self, cost_us: float | None) -> None:
+        self._queue.measured_cost_us = cost_us
+
+    @property
+    def cost_us(self) -> float | None:
+        """The cost of a window, given or measured; None while unknown."""
+        return self._queue.cost_us
+
+    @property
+    def served_at_us(self) -> int | None:
+        """When a window was dequeued last, or the first one came to an empty queue, if that was later."""
+        return self._queue.served_at_us
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the state holds, roughly."""
+        return self._panes.size_bytes + self._queue.size_bytes
+
+    def numbers_of(self, keys: Keys) -> Integers:
+        """Return the number of each group, -1 for one that was never seen."""
+        return self._panes.numbers_of(keys)
+
+    def groups_of(self, ids: Integers) -> list[pa.Array[Any]]:
+        """Return the columns of groups by their numbers."""
+        return self._panes.groups_of(ids)
+
+    def enqueue(self, arrivals: Entering, now_us: int) -> Enqueued:
+        """Let entries in; `Enqueued.conflated` counts windows that a newer one made obsolete.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the weight of an entry is no positive, finite number; then none is let in. A weight counts
+            from when its pane has settled, but by then an earlier micro-batch has its tuple in the state.
+        """
+        if isinstance(self.weights, str):
+            arriving = self._arriving(self.weights)
+            for batch in arrivals.entries:
+                _numbers(batch.column(arriving))
+        settled, rows_in, late = self._panes.settle(arrivals.entries, arrivals.watermark)
+        entered = self._queue.enqueue(
+            settled.ids, settled.panes, settled.rows, now_us,
+            watermark=self._panes.border, shares=self._shares(settled),
+        )  # fmt: skip
+        return Enqueued(rows_in, conflated=entered.disregarded, late=late)
+
+    def _shares(self, settled: Settled) -> Integers | None:
+        if self.weights is None:
+            return None
+        if isinstance(self.weights, KeyWeights):
+            return self.weights.shares_by_value(self._panes.groups_of(settled.ids)[0])
+        return shares_of(_numbers(settled.rows.column(self.weights)))
+
+    def _arriving(self, weight: str) -> str:
+        """Return the column of entries that becomes a partial; rows have what it is made of."""
+        if not isinstance(self._layout, RowLayout):
+            return weight
+        return next(one.expression for one in self._layout.partials if one.name == weight)
+
+    def dequeue(self, limit: int, now_us: int) -> Served:
+        """Serve up to `limit` groups; the rows are of `WindowLayout.window`."""
+        served = self._queue.dequeue(limit, now_us)
+        layout = self._layout
+        low, high = served.bounds[:-1], served.bounds[1:]
+        values = slide(layout.partials, layout.times, served.panes, served.rows, low, high, closing=True)
+        made = layout.finished(values).columns
+        columns = [*self._panes.groups_of(served.ids), pa.array(served.start_pane), *made]
+        rows = pa.RecordBatch.from_arrays(columns, schema=layout.window)
+        return Served(rows, served.ids, served.arrived_us, served.staleness_us, served.booked_us)
+
+    def deliver(self, served: Served, now_us: int) -> None:
+        """Note that results have reached the application."""
+        self._queue.deliver(served, now_us)
+
+    def observe_cost(self, elapsed_us: float, tuples: int) -> None:
+        """Note what serving windows took."""
+        self._queue.observe_cost(elapsed_us, tuples)
+
+    def settle(self, now_us: int) -> tuple[Staleness, Staleness]:
+        """Return queue and application staleness since the last time."""
+        return self._queue.settle(now_us)
+
+    def close(self) -> None:
+        """Do nothing: memory goes with the object."""
+
+    def delta(self) -> PUnit:
+        """Return what changed since the last call, to be stored."""
+        panes, queue = self._panes.delta(), self._queue.delta()
+        groups = self._groups(self._stored, self._panes.groups)
+        self._stored = self._panes.groups
+        blocks = {"groups": groups, **panes.blocks, **queue.blocks}
+        meta = {"rows": self.keys, "waiting": len(self), "panes": panes.meta, "queue": queue.meta}
+        return PUnit("delta", meta, blocks)
+
+    def snapshot(self) -> Iterator[PUnit]:
+        """Return the whole state of this moment, in units of bounded size."""
+        count = self._panes.groups
+        units = [
+            PUnit("snapshot", {"rows": count}, {"groups": self._groups(at, min(at + _UNIT_KEYS, count))})
+            for at in range(0, count, _UNIT_KEYS)
+        ]
+        for name, part in (("panes", self._panes), ("queue", self._queue)):
+            units += [
+                PUnit("snapshot", {"rows": count, name: unit.meta}, unit.blocks) for unit in part.snapshot()
+            ]
+        return iter(units)
+
+    def restore(self, units: Iterable[PUnit]) -> None:
+        """Apply units in their order."""
+        for unit in units:
+            if "groups" in unit.blocks:
+                number = pa.field(_NUMBER, pa.int64(), nullable=False)
+                groups = unit.block("groups", pa.schema([*self._layout.groups, number]))
+                numbers = self._panes.number(groups.columns[:-1], groups.num_rows)
+                if not np.array_equal(numbers, groups.column(_NUMBER).to_numpy()):
+                    raise CorruptDataError("groups have other numbers than they had", block="groups")
+            if unit.fields.has("panes"):
+                self._panes.restore([PUnit(unit.kind, unit.fields.plain("panes"), unit.blocks)])
+            if unit.fields.has("queue"):
+                stored = PUnit(unit.kind, unit.fields.plain("queue"), unit.blocks)
+                self._queue.restore([stored], keys=self._panes.groups)
+        self._stored = self._panes.groups
+
+    def _groups(self, first: int, last: int) -> pa.RecordBatch:
+        """Return groups by their numbers, which are the last column."""
+        ids = np.arange(first, last)
+        names = [*self._layout.groups.names, _NUMBER]
+        return pa.RecordBatch.from_arrays([*self._panes.groups_of(ids), pa.array(ids)], names)
+
+
+def _numbers(weights: pa.Array[Any]) -> npt.NDArray[np.float64]:
+    """Return weights, each of the newest tuple of an entry, as numbers; refuse those that are none."""
+    numbers: npt.NDArray[np.float64] = pc.cast(weights, pa.float64(), safe=False).to_numpy(
+        zero_copy_only=False
+    )
+    wrong = int(np.count_nonzero(~((numbers > 0) & np.isfinite(numbers))))
+    if wrong:
+        raise InvalidUsageError(
+            "tuples have no weight that is positive and finite",
+            tuples=wrong,
+            hint="filter such tuples out first, or give them a weight; the checkpoint goes on with that",
+        )
+    return numbers

@@ -1,0 +1,259 @@
+"""Zones: the tuples of each key as a list of blocks in paged memory (UpStream §7.2).
+
+A *fixed-length contiguous zone* (FLCZ) is a block of consecutive locations of one page. It holds tuples of
+one key that came one after the other, between its dequeue offset and its enqueue offset. A key's window
+buffer is a doubly-linked list of such zones. Along the list, and within a zone, panes increase: that order is
+the source's ``<'``, so a pane's number is as good as a pointer to it, and `WS` and `WE` are kept as such.
+
+Blocks are the allocation unit of `PagedMemory`. Kernels cannot ask it for more, so the caller gives them a
+*stack* with as many blocks as a batch can need at most; they put back what they free, and what is left on the
+stack in the end returns to the memory. So a block that was freed is used again within the same batch.
+
+The arrays, shared by all kernels of a window queue, travel as one tuple (`State`)::
+
+    cells      one row for each key, columns as below
+    due        for each key, the watermark at which its next window is complete; FOREVER if there is none
+    registers  numbers of the whole queue
+    blocks     one row for each block: NEXT and PREVIOUS in the list, dequeue offset (DQ), enqueue offset (NQ)
+    slots      one row for each location: pane, mark, whether it is not stored yet, the entry that put it
+    stack      free blocks
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock._kernels import kernel
+from penstock.operators.update_stream.stream import Integers
+
+__all__ = [
+    "FOREVER",
+    "NEVER",
+    "NONE",
+    "State",
+    "append",
+    "blocks_needed",
+    "count_slots",
+    "free_head",
+    "free_middle",
+    "free_tail",
+    "list_slots",
+    "successor",
+]
+
+State = tuple[Integers, Integers, Integers, Integers, Integers, Integers]
+
+NEVER = int(np.iinfo(np.int64).min)
+"""No pane, no window, no time: less than all of them."""
+FOREVER = int(np.iinfo(np.int64).max)
+NONE = -1
+"""No block, no location, no key."""
+
+# Columns of cells. HEAD is the first block; ET, DF, WS and WE are the source's pointers: ET and DF locations,
+# WS and WE the windows that start and end there: CANDIDATE the most recent window, which waits, COMMITTED the
+# one under processing.
+HEAD, ET, DF, CANDIDATE, COMMITTED = 0, 1, 2, 3, 4
+# The newest pane; all windows up to CLOSED are complete, or will never have a tuple.
+NEWEST, CLOSED = 5, 6
+SERVICE, READY_NEXT, READY_RANK, FIRST = 7, 8, 9, 10
+# Since when the key waits; when the oldest complete window that was not emitted was completed, and the oldest
+# of those newer than the committed one.
+SINCE, PENDING, NEXT_PENDING = 11, 12, 13
+QUEUE_BOOKED, APPLICATION_BOOKED, DELIVERED, IN_SERVICE = 14, 15, 16, 17
+# For how long it waited until the window was committed to; the tuples there are; what a batch needs to know.
+WAITED, ROWS, ROOM, DIRTY = 18, 19, 20, 21
+CELL_WIDTH = 22
+
+# Registers.
+SIZE, SLIDE, BLOCK_ROWS, EAGER, BY_TUPLE, SPARE = 0, 1, 2, 3, 4, 5
+READY_HEAD, READY_TAIL, LAST_RANK, HELD, EVENTS = 6, 7, 8, 9, 10
+KEYS, LATE, COMPLETED, DISREGARDED, ROWS_HELD, READIES = 11, 12, 13, 14, 15, 16
+REGISTERS = 17
+
+# Columns of blocks and of slots.
+NEXT, PREVIOUS, DQ, NQ = 0, 1, 2, 3
+PANE, MARK, FRESH, ENTRY = 0, 1, 2, 3
+
+
+@kernel
+def blocks_needed(ids: Integers, state: State) -> int:
+    """Return how many new blocks entries for `ids` need at most."""
+    cells, _, registers, blocks, _, _ = state
+    rows = registers[BLOCK_ROWS]
+    for i in range(ids.shape[0]):
+        last = cells[ids[i], ET]
+        cells[ids[i], ROOM] = 0 if last < 0 else rows - blocks[last // rows, NQ]
+    needed = 0
+    for i in range(ids.shape[0]):
+        k = ids[i]
+        if cells[k, ROOM] == 0:
+            needed += 1
+            cells[k, ROOM] = rows
+        cells[k, ROOM] -= 1
+    return needed
+
+
+@kernel
+def append(k: int, pane: int, mark: int, entry: int, state: State) -> int:
+    """Put a tuple behind the key's last one and return its location."""
+    cells, _, registers, blocks, slots, stack = state
+    rows = registers[BLOCK_ROWS]
+    last = cells[k, ET]
+    block = last // rows if last >= 0 else NONE
+    if block < 0 or blocks[block, NQ] == rows:
+        registers[SPARE] -= 1
+        new = stack[registers[SPARE]]
+        blocks[new, NEXT] = NONE
+        blocks[new, PREVIOUS] = block
+        blocks[new, DQ] = 0
+        blocks[new, NQ] = 0
+        if block >= 0:
+            blocks[block, NEXT] = new
+        else:
+            cells[k, HEAD] = new
+        block = new
+    location = block * rows + blocks[block, NQ]
+    blocks[block, NQ] += 1
+    slots[location, PANE] = pane
+    slots[location, MARK] = mark
+    slots[location, FRESH] = 1
+    slots[location, ENTRY] = entry
+    cells[k, ET] = location
+    cells[k, ROWS] += 1
+    registers[ROWS_HELD] += 1
+    return location
+
+
+@kernel
+def _forget(k: int, location: int, state: State) -> None:
+    """Count a tuple that goes; nobody writes its payload any more."""
+    cells, _, registers, _, slots, _ = state
+    slots[location, ENTRY] = NONE
+    cells[k, ROWS] -= 1
+    registers[ROWS_HELD] -= 1
+
+
+@kernel
+def _release(k: int, block: int, state: State) -> None:
+    """Unlink an empty zone and put its block on the stack."""
+    cells, _, registers, blocks, _, stack = state
+    before, after = blocks[block, PREVIOUS], blocks[block, NEXT]
+    rows = registers[BLOCK_ROWS]
+    if before >= 0:
+        blocks[before, NEXT] = after
+    else:
+        cells[k, HEAD] = after
+    if after >= 0:
+        blocks[after, PREVIOUS] = before
+    else:
+        cells[k, ET] = before * rows + blocks[before, NQ] - 1 if before >= 0 else NONE
+    stack[registers[SPARE]] = block
+    registers[SPARE] += 1
+
+
+@kernel
+def free_head(k: int, limit: int, state: State) -> None:
+    """Drop the key's tuples of panes before `limit`."""
+    cells, _, registers, blocks, slots, _ = state
+    rows = registers[BLOCK_ROWS]
+    while cells[k, HEAD] >= 0:
+        block = cells[k, HEAD]
+        while blocks[block, DQ] < blocks[block, NQ]:
+            location = block * rows + blocks[block, DQ]
+            if slots[location, PANE] >= limit:
+                return
+            _forget(k, location, state)
+            blocks[block, DQ] += 1
+        _release(k, block, state)
+
+
+@kernel
+def free_tail(k: int, limit: int, state: State) -> None:
+    """Drop the key's tuples of panes from `limit` on."""
+    cells, _, registers, blocks, slots, _ = state
+    rows = registers[BLOCK_ROWS]
+    while cells[k, ET] >= 0:
+        location = cells[k, ET]
+        if slots[location, PANE] < limit:
+            return
+        block = location // rows
+        _forget(k, location, state)
+        blocks[block, NQ] -= 1
+        if blocks[block, DQ] == blocks[block, NQ]:
+            _release(k, block, state)
+        else:
+            cells[k, ET] = location - 1
+
+
+@kernel
+def free_middle(k: int, begin: int, end: int, state: State) -> None:
+    """Drop zones whose panes all lie in [begin, end); single tuples of others stay until their zone goes."""
+    cells, _, registers, blocks, slots, _ = state
+    rows = registers[BLOCK_ROWS]
+    block = cells[k, HEAD]
+    while block >= 0:
+        following = blocks[block, NEXT]
+        first, last = block * rows + blocks[block, DQ], block * rows + blocks[block, NQ] - 1
+        if slots[first, PANE] >= end:
+            return
+        if slots[first, PANE] >= begin and slots[last, PANE] < end:
+            for location in range(first, last + 1):
+                _forget(k, location, state)
+            _release(k, block, state)
+        block = following
+
+
+@kernel
+def successor(location: int, state: State) -> int:
+    """Return the location of the key's next tuple; NONE behind the last."""
+    _, _, registers, blocks, _, _ = state
+    rows = registers[BLOCK_ROWS]
+    block = location // rows
+    if location + 1 < block * rows + blocks[block, NQ]:
+        return location + 1
+    block = blocks[block, NEXT]
+    return block * rows + blocks[block, DQ] if block >= 0 else NONE
+
+
+@kernel
+def count_slots(
+    ids: Integers, begins: Integers, ends: Integers, fresh: bool, bounds: Integers, state: State
+) -> None:
+    """Count of each key the panes in [begin, end), only `fresh` ones if asked; sum up in `bounds`."""
+    cells, _, registers, blocks, slots, _ = state
+    rows = registers[BLOCK_ROWS]
+    for i in range(ids.shape[0]):
+        count = 0
+        block = cells[ids[i], HEAD]
+        while block >= 0 and slots[block * rows + blocks[block, DQ], PANE] < ends[i]:
+            for location in range(block * rows + blocks[block, DQ], block * rows + blocks[block, NQ]):
+                pane = slots[location, PANE]
+                if begins[i] <= pane < ends[i] and (not fresh or slots[location, FRESH]):
+                    count += 1
+            block = blocks[block, NEXT]
+        bounds[i + 1] = bounds[i] + count
+
+
+@kernel
+def list_slots(
+    ids: Integers,
+    begins: Integers,
+    ends: Integers,
+    fresh: bool,
+    bounds: Integers,
+    out: Integers,
+    state: State,
+) -> None:
+    """Write the locations that `count_slots` counted."""
+    cells, _, registers, blocks, slots, _ = state
+    rows = registers[BLOCK_ROWS]
+    for i in range(ids.shape[0]):
+        at = bounds[i]
+        block = cells[ids[i], HEAD]
+        while block >= 0 and slots[block * rows + blocks[block, DQ], PANE] < ends[i]:
+            for location in range(block * rows + blocks[block, DQ], block * rows + blocks[block, NQ]):
+                pane = slots[location, PANE]
+                if begins[i] <= pane < ends[i] and (not fresh or slots[location, FRESH]):
+                    out[at] = location
+                    at += 1
+            block = blocks[block, NEXT]

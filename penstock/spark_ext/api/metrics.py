@@ -1,0 +1,185 @@
+"""The metrics of update queues, from the progress of the Spark queries that run them.
+
+Every bucket's task hands its metrics on with its rows, as one JSON value; ``observe`` gathers them in
+the query's progress. They are exactly those of the attempts that Spark committed.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock.operators.scheduling.metrics import BatchMetrics
+
+if TYPE_CHECKING:
+    from penstock.spark_ext.graph.handle import RunningGraph
+
+__all__ = [
+    "OBSERVATION_PREFIX",
+    "MetricsFile",
+    "ProgressReader",
+    "batch_metrics",
+    "had_input",
+    "is_last",
+    "metrics",
+]
+
+OBSERVATION_PREFIX = "penstock."
+"""An update queue's metrics are observed under this prefix and its name."""
+
+
+def metrics(query: StreamingQuery | RunningGraph) -> list[dict[str, Any]]:
+    """Return the metrics of the recent micro-batches of a query, or of a graph's queries, oldest first.
+
+    One entry for each batch and update queue (Spark keeps as many batches as
+    ``spark.sql.streaming.numRecentProgressUpdates`` says): ``query``, ``query_id``, ``batch_id``,
+    ``timestamp``, ``operator``, ``batch_ms``, and the fields of
+    `penstock.operators.scheduling.metrics.BatchMetrics`, with ``queue_staleness_ms`` and
+    ``application_staleness_ms`` as ``{"avg", "p95", "max"}``.
+
+    Parameters
+    ----------
+    query : StreamingQuery or RunningGraph
+        A query with an operator of Penstock's, or what `penstock.start` returned; it may have ended.
+    """
+    queries = [query] if isinstance(query, StreamingQuery) else list(query.queries.values())
+    reports = [progress for one in queries for progress in one.recentProgress]
+    reports.sort(key=lambda progress: str(progress.timestamp))
+    return [entry for progress in reports for entry in batch_metrics(progress)]
+
+
+def batch_metrics(progress: StreamingQueryProgress) -> list[dict[str, Any]]:
+    """Return the metrics of every update queue in one progress report."""
+    entries = []
+    for observation, row in (progress.observedMetrics or {}).items():
+        if not observation.startswith(OBSERVATION_PREFIX) or row["metrics"] is None:
+            continue
+        parts = [BatchMetrics.from_json(json.loads(line)) for line in row["metrics"].splitlines()]
+        entries.append(
+            {
+                "query": progress.name,
+                "query_id": str(progress.id),
+                "batch_id": progress.batchId,
+                "timestamp": progress.timestamp,
+                "operator": observation.removeprefix(OBSERVATION_PREFIX),
+                "batch_ms": progress.durationMs.get("triggerExecution", 0),
+                **BatchMetrics.merge(parts).summary(),
+            }
+        )
+    return entries
+
+
+def had_input(progress: StreamingQueryProgress) -> bool:
+    """Whether any source had something new for a batch; one without only serves what waits."""
+    return any(source.startOffset != source.endOffset for source in progress.sources)
+
+
+def is_last(*, new_input: bool, waits: bool, drain: bool, first: bool) -> bool:
+    """Whether a query with the trigger available_now has done what it should.
+
+    Spark does not end such a query by itself when keys may be held back: that asks for timeouts, and as long
+    as a query may have timeouts Spark runs batches without input.
+
+    Parameters
+    ----------
+    new_input, waits : bool
+        Whether any source had something new for the batch that ended, and whether keys wait after it.
+    drain : bool
+        Whether the query goes on until nothing waits.
+    first : bool
+        Whether it is the first batch of a start. Without input it is one that an earlier start planned, which
+        says nothing of what is there now; another one follows.
+    """
+    return not first and not new_input and not (drain and waits)
+
+
+class ProgressReader:
+    """Reads each progress report of a query once.
+
+    Spark hands over all recent reports at once, which takes time where many buckets report; so that is
+    asked for only when there is more than one new batch.
+    """
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query
+        self._last = -1
+
+    def new(self) -> list[StreamingQueryProgress]:
+        """Return the reports of micro-batches that ended since the last call, oldest first."""
+        last = self._query.lastProgress
+        if last is None or last.batchId <= self._last:
+            return []
+        reports = [last] if last.batchId == self._last + 1 else self._query.recentProgress
+        # A trigger that found nothing to do reports progress too, but runs no batch.
+        new = [
+            report for report in reports if report.batchId > self._last and "addBatch" in report.durationMs
+        ]
+        if new:
+            self._last = new[-1].batchId
+        return new
+
+
+class MetricsFile(StreamingQueryListener):
+    """Appends the metrics of every micro-batch to a file, one JSON object a line.
+
+    Parameters
+    ----------
+    path : str
+        The file; made if missing, private to the user.
+    query : str, optional
+        The name of the query to write; by default all of the session are.
+    """
+
+    def __init__(self, path: str, query: str | None = None) -> None:
+        self._path = Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.touch(mode=0o600)
+        self._query = query
+        self._started: set[str] = set()
+        self._ended: set[str] = set()
+        self._one_ended = threading.Condition()
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Note a run whose last line will come. Spark calls this before ``start()`` returns."""
+        self._started.add(str(event.runId))
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Append the batch's metrics."""
+        if self._query is not None and event.progress.name != self._query:
+            return
+        lines = [json.dumps(entry) + "\n" for entry in batch_metrics(event.progress)]
+        if lines:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.writelines(lines)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing is written for a query without data."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Tell those who wait for the run's last line."""
+        with self._one_ended:
+            self._ended.add(str(event.runId))
+            self._one_ended.notify_all()
+
+    def wait(self, run: str, timeout_s: float) -> bool:
+        """Wait until Spark has told of all batches of a run of a query that has ended; return whether it has.
+
+        A run of another session is not waited for. Spark tells listeners of a batch some time after its end,
+        and maybe after that of the query.
+        """
+        if run not in self._started:
+            return True
+        with self._one_ended:
+            return self._one_ended.wait_for(lambda: run in self._ended, timeout_s)

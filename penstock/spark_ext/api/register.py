@@ -1,0 +1,68 @@
+"""`register`: make Penstock's parts known to a Spark session."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from itertools import product
+from weakref import WeakKeyDictionary
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock._clock import monotonic_s
+from penstock.spark_ext.api.metrics import MetricsFile
+from penstock.spark_ext.sources.market import MarketDataSource
+from penstock.spark_ext.sources.p_stream_source import p_stream_source
+from penstock.spark_ext.worker.python_workers import prepare_workers
+
+__all__ = ["register", "wait_for_metrics"]
+
+_LOGGER = logging.getLogger(__name__)
+_LAST_LINE_S = 10.0
+"""How long after a query's end its last metrics may come."""
+
+_files: WeakKeyDictionary[SparkSession, dict[tuple[str, str | None], MetricsFile]] = WeakKeyDictionary()
+
+
+def register(
+    spark: SparkSession, *, metrics_file: str | None = None, metrics_query: str | None = None
+) -> None:
+    """Register Penstock's data sources with `spark` and, if asked, write metrics to a file.
+
+    `update_queue` works without it; the formats ``pstream`` and ``market`` do not.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        The session; registering twice is harmless.
+    metrics_file : str, optional
+        A file to which the metrics of every micro-batch of the session's queries are appended, one
+        JSON object a line (see `penstock.metrics`). Calls with other files add them.
+    metrics_query : str, optional
+        The name of the query whose metrics the file gets; by default those of all.
+
+    Raises
+    ------
+    InvalidUsageError
+        If workers on a cluster run a Python that has not what Penstock needs.
+    """
+    prepare_workers(spark)
+    spark.dataSource.register(MarketDataSource)
+    spark.dataSource.register(p_stream_source(spark.sparkContext.defaultParallelism))
+    known = _files.setdefault(spark, {})
+    if metrics_file is not None and (metrics_file, metrics_query) not in known:
+        file = known[metrics_file, metrics_query] = MetricsFile(metrics_file, metrics_query)
+        spark.streams.addListener(file)
+
+
+def wait_for_metrics(queries: Iterable[StreamingQuery]) -> None:
+    """Wait until the files of metrics have those of queries that have ended.
+
+    Spark tells of batches in its own time; if it has not within ten seconds, that is logged.
+    """
+    deadline = monotonic_s() + _LAST_LINE_S
+    files = [known for of_session in _files.values() for known in of_session.items()]
+    for query, ((path, _), file) in product(queries, files):
+        if not file.wait(query.runId, max(0.0, deadline - monotonic_s())):
+            _LOGGER.warning("%s: the last metrics may be missing: Spark has not told of them yet", path)

@@ -1,0 +1,229 @@
+"""`update_join`: the newest match of each key of two update streams."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from penstock._clock import Clock
+from penstock.errors import InvalidUsageError
+from penstock.operators.joins.join import UpdateJoin
+from penstock.operators.joins.spec import JoinedStream
+from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.operators.sql.evaluate import needs_ansi
+from penstock.operators.sql.expression import Expression
+from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.steps import steps_of
+from penstock.operators.update_stream.stream import UpdateStream
+from penstock.spark_ext.api.update_queue import NULLS
+from penstock.spark_ext.border.collations import refuse_collations
+from penstock.spark_ext.border.packing import Packer, side_of
+from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
+from penstock.spark_ext.worker.bucket_task import Parcel, Turn
+from penstock.spark_ext.worker.stateful import (
+    Stateful,
+    arrow_schema,
+    check_streaming,
+    columns_of,
+    findable,
+    key_columns,
+)
+from penstock.state_store.bucket_store import RETAIN_VERSIONS
+
+__all__ = ["update_join"]
+
+_LEFT, _RIGHT = "left", "right"
+
+
+def update_join(
+    left: DataFrame,
+    right: DataFrame,
+    key: str | Iterable[str],
+    time: str,
+    within: str | timedelta,
+    condition: str | None = None,
+    *,
+    delay: str | timedelta | None = None,
+    unit: str | None = None,
+    buckets: int | None = None,
+    nulls: str = "error",
+    state_location: str | os.PathLike[str] | None = None,
+    retain_versions: int = RETAIN_VERSIONS,
+    name: str = "update_join",
+) -> DataFrame:
+    """Join two update streams by their key, within an interval of time: of each key the newest match.
+
+    Two tuples of equal key match if their times differ by at most `within`, both ends included, and the
+    condition is true. After each micro-batch the newest match of each key is delivered, if it is newer than
+    the one delivered before; older ones never are (UpStream §3.2). The newer of two matches is the one with
+    the greater of both its times; then that with the newer left tuple, then that with the newer right one.
+
+    Parameters
+    ----------
+    left, right : DataFrame
+        Streaming DataFrames that both have `key` and `time`, of the same types, and no other column of the
+        same name.
+    key : str or iterable of str
+        The update key's columns.
+    time : str
+        The column that orders the updates of a key: a timestamp, a date, or an integer with a `unit`.
+    within : str or timedelta
+        Such as ``"10 s"``.
+    condition : str, optional
+        What else must be true of a match: SQL over the columns of the result.
+    delay : str or timedelta, optional
+        How late a tuple may come: one whose time is more than `delay` before the newest of earlier
+        micro-batches, of both sides and in its bucket, is dropped and counted. By default as `within`. It
+        should cover how far one side runs ahead of the other.
+    unit : str, optional
+        Of a time of integers: ``s``, ``ms``, ``us`` or ``ns``.
+    buckets, state_location, retain_versions, name
+        As of `penstock.update_queue`.
+    nulls : {"error", "drop"}
+        What happens to rows with a null key or time: the query fails, or they are dropped and counted.
+
+    Returns
+    -------
+    DataFrame
+        A streaming DataFrame with the columns of `left`, in which the time is the greater of both, and those
+        of `right` without key and time.
+
+    Raises
+    ------
+    InvalidUsageError
+        If an argument is wrong, the sides do not fit together, both have another column of one name, or
+        the condition is none that Penstock can evaluate.
+
+    Examples
+    --------
+    >>> spread = penstock.update_join(
+    ...     bids, asks, key="symbol", time="time", within="1 s", condition="ask >= bid",
+    ...     state_location="/var/lib/penstock",
+    ... )  # doctest: +SKIP
+    """
+    check_streaming(left)
+    place = Stateful.of(
+        left.sparkSession,
+        name=name,
+        buckets=buckets,
+        state_location=state_location,
+        retain_versions=retain_versions,
+    )
+    if not right.isStreaming:
+        raise InvalidUsageError(
+            "the right side of a join of update streams is not streaming",
+            hint="use spark.readStream; a static table is joined with DataFrame.join",
+        )
+    if nulls not in NULLS:
+        raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=NULLS)
+    large = left.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
+    columns = key_columns(key, left.schema, right.schema)
+    sides = [UpdateStream(arrow_schema(df.schema, large=large), columns, time) for df in (left, right)]
+    kind = sides[0].schema.field(time).type
+    steps = steps_of("within", within, kind, unit)
+    joined = JoinedStream(
+        sides[0],
+        sides[1],
+        steps,
+        steps if delay is None else steps_of("delay", delay, kind, unit),
+        None if condition is None else Expression.parse(condition),
+    )
+    _check_alike(joined, left, right)
+    shared = {*columns, time}
+    output = StructType([*left.schema, *(one for one in right.schema if one.name not in shared)])
+    packed = [
+        findable(df).mapInArrow(Packer(stream, place.buckets, nulls, False, name, side), PARCEL_SCHEMA)
+        for df, stream, side in zip((left, right), sides, (_LEFT, _RIGHT), strict=True)
+    ]
+    operator = JoinOperator(joined, columns_of(left.schema), columns_of(right.schema))
+    return place.run(packed[0].union(packed[1]), operator, output, joined.schema, waits=False)
+
+
+def _check_alike(joined: JoinedStream, left: DataFrame, right: DataFrame) -> None:
+    """Refuse a condition that Spark would evaluate to something else in this session."""
+    if joined.condition is None:
+        return
+    for df in (left, right):
+        refuse_collations(df.schema, joined.condition.columns)
+    ansi = left.sparkSession.conf.get("spark.sql.ansi.enabled") == "true"
+    if not ansi and needs_ansi(joined.condition, joined.schema):
+        raise InvalidUsageError(
+            "the condition of a join is evaluated as Spark does in ANSI mode",
+            hint="set spark.sql.ansi.enabled to true",
+            expression=joined.condition.text,
+        )
+
+
+@dataclass(frozen=True)
+class JoinOperator:
+    """A join of update streams as an `Operator`.
+
+    Parameters
+    ----------
+    joined : JoinedStream
+        What is joined.
+    left, right : tuple of str
+        Names and Spark types of the inputs' columns, for the check at a restart.
+    """
+
+    joined: JoinedStream
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+
+    def specification(self) -> dict[str, Any]:
+        """Return what must not change; see `Operator.specification`."""
+        condition = self.joined.condition
+        return {
+            "key": list(self.joined.left.key),
+            "time": self.joined.left.time,
+            "within": self.joined.within,
+            "condition": None if condition is None else condition.text,
+            "left": list(self.left),
+            "right": list(self.right),
+        }
+
+    @property
+    def follows_clock(self) -> bool:
+        """See `Operator.follows_clock`."""
+        return False
+
+    def new_state(self) -> UpdateJoin:
+        """Return a join that holds nothing."""
+        return UpdateJoin(self.joined)
+
+    def run(
+        self, state: UpdateJoin, parcels: Iterable[Parcel], turn: Turn, clock: Clock
+    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        """Let tuples in and match them; see `Operator.run`."""
+        begin = clock()
+        dropped = 0
+        found: dict[str, list[Arrivals]] = {_LEFT: [], _RIGHT: []}
+        streams = {_LEFT: self.joined.left, _RIGHT: self.joined.right}
+        for parcel in parcels:
+            dropped += parcel.dropped
+            if parcel.batch is not None:
+                side = side_of(parcel.batch)
+                found[side].append(Arrivals.from_batch(parcel.batch, streams[side].schema))
+        left, right = (Arrivals.concat(parts) if parts else None for parts in found.values())
+        matched = state.join(left, right)
+        emitted = matched.rows.num_rows
+        metrics = BatchMetrics(
+            rows_in=matched.rows_in + dropped,
+            late=matched.late,
+            duplicates=matched.duplicates,
+            dropped=dropped,
+            emitted=emitted,
+            rows_out=emitted,
+            keys=state.keys,
+            held=state.held,
+            freed=matched.freed,
+            duration_ms={"join": (clock() - begin) / 1000},
+        )
+        return ([matched.rows] if emitted else []), metrics

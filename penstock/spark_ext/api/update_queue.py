@@ -1,0 +1,254 @@
+"""`update_queue`: an update queue over any streaming DataFrame."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import DataType, DoubleType, StructField, StructType
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.queues.adaptive_queue import Semantics
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.serve import STALENESS_COLUMN, Apply, Budget, Query
+from penstock.operators.scheduling.weights import KeyWeights
+from penstock.operators.update_stream.options import budget_of, cost_of, one_of, weight_of
+from penstock.operators.update_stream.stream import UpdateStream
+from penstock.spark_ext.border.packing import Packer
+from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
+from penstock.spark_ext.worker.queue_operator import QueueOperator
+from penstock.spark_ext.worker.stateful import (
+    STATE_LOCATION_SETTING,
+    Stateful,
+    arrow_schema,
+    check_streaming,
+    columns_of,
+    findable,
+    key_columns,
+)
+from penstock.state_store.bucket_store import RETAIN_VERSIONS
+from penstock.state_store.tables.working_copy import WorkingCopy
+
+__all__ = ["NULLS", "STATE_LOCATION_SETTING", "queue_over", "update_queue"]
+
+NULLS = ("error", "drop")
+"""What may be done with rows that have a null in key or time."""
+
+_COMBINE: dict[Any, bool | None] = {"auto": None, True: True, False: False}
+
+
+def update_queue(
+    df: DataFrame,
+    key: str | Iterable[str],
+    time: str,
+    policy: str = "in_place",
+    budget: int | str | None = None,
+    apply: Apply | None = None,
+    output_schema: StructType | str | None = None,
+    buckets: int | None = None,
+    *,
+    arrival: str | None = None,
+    cost: str | None = None,
+    weight: str | Mapping[Any, float] | None = None,
+    nulls: str = "error",
+    combine: bool | str = "auto",
+    staleness_column: bool = False,
+    semantics: str = "update",
+    working_copy: str = "memory",
+    state_location: str | os.PathLike[str] | None = None,
+    retain_versions: int = RETAIN_VERSIONS,
+    name: str = "update_queue",
+) -> DataFrame:
+    """Keep only the newest tuple of each key, and serve as many keys a trigger as the budget allows.
+
+    Each micro-batch puts its tuples into the queue, where a newer tuple of a key takes the place of
+    an older one; then up to `budget` keys leave it in the order of `policy`. What still waits is
+    served in later triggers, also without new input. The result is for ``outputMode("append")``.
+
+    Parameters
+    ----------
+    df : DataFrame
+        A streaming DataFrame. All its columns and types are kept.
+    key : str or iterable of str
+        The update key's columns.
+    time : str
+        The column that orders the updates of a key; the later arrival wins a tie.
+    policy : {"in_place", "fifo", "linecutting"}
+        Which waiting key is served next (UpStream §5.2, §5.3).
+    budget : int, str or None
+        What a trigger may serve: so many rows; or, with `apply`, so much time such as ``"800ms"``,
+        in each of Spark's parallel tasks; or all that waits.
+    apply : callable, optional
+        The query, run inside the operator: from a ``pyarrow.Table`` of newest tuples to one of
+        results. It may drop or multiply rows but not lose or change their key.
+    output_schema : StructType or str, optional
+        Schema of the results of `apply` (a DDL string will do); needed with `apply`, must have the key.
+    buckets : int, optional
+        Into how many parts the keys are divided; a multiple of the shuffle partitions spreads evenly.
+        Fixed for the life of a checkpoint. By default the number of shuffle partitions.
+    arrival : str, optional
+        A timestamp column that says when a tuple arrived; staleness counts from it. By default a tuple
+        arrives when its micro-batch does.
+    cost : str, optional
+        The time that one tuple costs, such as ``"2ms"``, for linecutting; measured by default.
+    weight : str or mapping, optional
+        How much each key matters, as positive, finite numbers: a numeric column, of which the newest tuple's
+        counts, or a mapping from values of the key (of one column) to weights; others have 1. Services are
+        shared out by the square roots of the weights; where all are equal the order is that without.
+    nulls : {"error", "drop"}
+        What happens to rows with a null key, time or arrival (or a NaN time), or with a weight that is not
+        positive and finite: the query fails, or they are dropped and counted.
+    combine : bool or "auto"
+        Whether the map side conflates before the shuffle; ``"auto"`` does where that pays.
+    semantics : {"update", "append", "adaptive"}
+        What a newer tuple does to an older one of its key that waits: takes its place; or waits behind it, so
+        that every tuple is served, in the order of arrival; or the second while the queue keeps up and the
+        first under overload. See "Semantics" in ``docs/concepts/update-queue.md``.
+    working_copy : {"memory", "rocksdb"}
+        Where workers hold the keys that do not wait: in memory, or on local disk, for more keys than fit
+        there (``pip install 'penstock[rocksdb]'``). What waits is in memory. State on disk is the same, so
+        it may change at a restart.
+    staleness_column : bool
+        Add ``queue_staleness_ms``, how long the key had waited when it was served. `apply` sees it.
+    state_location : str or path, optional
+        The directory for state: a path, or a URI of a file system that pyarrow knows (``s3://``, ``gs://``,
+        ``abfss://``, ``hdfs://``); by default the Spark setting ``spark.penstock.stateLocation``.
+    retain_versions : int
+        How many versions of each bucket's state stay loadable.
+    name : str
+        The operator's name in metrics and state, unique within a query and the same at a restart.
+
+    Returns
+    -------
+    DataFrame
+        A streaming DataFrame.
+
+    Raises
+    ------
+    InvalidUsageError
+        If an argument is wrong. What can only be seen later (null keys, an `apply` that misbehaves,
+        a restart with other settings, damaged state) fails the query with an error of `penstock.errors`.
+
+    Examples
+    --------
+    >>> newest = penstock.update_queue(
+    ...     quotes, key="symbol", time="time", policy="linecutting", budget=1000,
+    ...     state_location="/var/lib/penstock",
+    ... )  # doctest: +SKIP
+    """
+    return queue_over(
+        df, key, time, policy, budget, apply, output_schema, buckets,
+        arrival=arrival, cost=cost, weight=weight, nulls=nulls, combine=combine,
+        staleness_column=staleness_column, state_location=state_location, retain_versions=retain_versions,
+        name=name, semantics=semantics, working_copy=working_copy,
+    )  # fmt: skip
+
+
+def queue_over(
+    df: DataFrame,
+    key: str | Iterable[str],
+    time: str,
+    policy: str,
+    budget: int | str | None,
+    apply: Apply | None,
+    output_schema: StructType | str | None,
+    buckets: int | None,
+    *,
+    arrival: str | None,
+    cost: str | None,
+    weight: str | Mapping[Any, float] | None,
+    nulls: str,
+    combine: bool | str,
+    staleness_column: bool,
+    state_location: str | os.PathLike[str] | None,
+    retain_versions: int,
+    name: str,
+    source: str | None = None,
+    semantics: str = "update",
+    working_copy: str = "memory",
+) -> DataFrame:
+    """Return what leaves an update queue; the arguments are those of `update_queue`.
+
+    Parameters
+    ----------
+    source : str, optional
+        The column of a union that decides ties (`penstock.operators.update_stream.stream.UpdateStream`); it
+        does not leave the queue.
+    """
+    check_streaming(df)
+    place = Stateful.of(
+        df.sparkSession,
+        name=name,
+        buckets=buckets,
+        state_location=state_location,
+        retain_versions=retain_versions,
+    )
+    large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
+
+    def arrow(schema: StructType) -> pa.Schema:
+        return arrow_schema(schema, large=large)
+
+    column, by_key = weight_of(weight)
+    stream = UpdateStream(arrow(df.schema), key_columns(key, df.schema), time, arrival, source, column)
+    columns = StructType([one for one in df.schema if one.name != source])
+    output = _output_schema(columns, apply, output_schema, staleness_column=staleness_column)
+    limit = budget_of(budget, timed=apply is not None)
+    copy = one_of("working_copy", working_copy, WorkingCopy)
+    copy.check()
+    operator = QueueOperator(
+        stream=stream,
+        policy=one_of("policy", policy, Policy),
+        cost_us=cost_of(cost),
+        query=Query(apply, arrow(output), stream.key, staleness_column),
+        budget=limit,
+        columns=columns_of(df.schema),
+        weights=None if by_key is None else KeyWeights(stream, by_key),
+        semantics=one_of("semantics", semantics, Semantics),
+        working_copy=copy,
+    )
+    if nulls not in NULLS:
+        raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=NULLS)
+    if combine not in _COMBINE:
+        raise InvalidUsageError(
+            "there is no such option", option="combine", got=combine, known=list(_COMBINE)
+        )
+    combines = _COMBINE[combine]
+    if operator.semantics is not Semantics.UPDATE:
+        if combines:
+            raise InvalidUsageError(
+                "combine conflates tuples that the queue must see", semantics=str(operator.semantics)
+            )
+        combines = False
+    packer = Packer(stream, place.buckets, nulls, combines, name)
+    parcels = findable(df).mapInArrow(packer, PARCEL_SCHEMA)
+    return place.run(parcels, operator, output, arrow(output), waits=limit != Budget())
+
+
+def _output_schema(
+    schema: StructType,
+    apply: Apply | None,
+    given: StructType | str | None,
+    *,
+    staleness_column: bool,
+) -> StructType:
+    if staleness_column and STALENESS_COLUMN in schema.names:
+        raise InvalidUsageError("the stream has this column already", column=STALENESS_COLUMN)
+    if apply is None:
+        if given is not None:
+            raise InvalidUsageError("output_schema is for the results of apply, which is missing")
+        added = [StructField(STALENESS_COLUMN, DoubleType())] if staleness_column else []
+        return StructType([*schema.fields, *added])
+    if not callable(apply):
+        raise InvalidUsageError("apply is not callable", got=type(apply).__name__)
+    if given is None:
+        raise InvalidUsageError("apply needs output_schema, the schema of its results")
+    parsed = DataType.fromDDL(given) if isinstance(given, str) else given
+    if not isinstance(parsed, StructType):
+        raise InvalidUsageError("output_schema is no list of columns", output_schema=given)
+    repeated = sorted({name for name in parsed.names if parsed.names.count(name) > 1})
+    if repeated:
+        raise InvalidUsageError("column names of output_schema repeat", columns=repeated)
+    return parsed

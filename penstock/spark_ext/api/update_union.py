@@ -1,0 +1,166 @@
+"""`update_union`: one update stream of several."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.scheduling.serve import Apply
+from penstock.operators.sql.expression import did_you_mean
+from penstock.operators.update_stream.stream import SOURCE_COLUMN
+from penstock.spark_ext.api.update_queue import queue_over
+from penstock.state_store.bucket_store import RETAIN_VERSIONS
+
+__all__ = ["update_union"]
+
+
+def update_union(
+    *dfs: DataFrame | Mapping[str, DataFrame],
+    key: str | Iterable[str],
+    time: str,
+    prefer: int | str | None = None,
+    policy: str = "in_place",
+    budget: int | str | None = None,
+    apply: Apply | None = None,
+    output_schema: StructType | str | None = None,
+    buckets: int | None = None,
+    arrival: str | None = None,
+    cost: str | None = None,
+    weight: str | Mapping[Any, float] | None = None,
+    nulls: str = "error",
+    combine: bool | str = "auto",
+    staleness_column: bool = False,
+    working_copy: str = "memory",
+    state_location: str | os.PathLike[str] | None = None,
+    retain_versions: int = RETAIN_VERSIONS,
+    name: str = "update_union",
+) -> DataFrame:
+    """Make one update stream of several, in the order of time for each key, without waiting for any.
+
+    Of each key the youngest tuple that is there is delivered, whichever input it comes from. One that comes
+    later and is older is *late*, one of the same time a *duplicate*; both are dropped and counted. So the
+    times of a key strictly increase, and there is one tuple for each (UpStream §3.2).
+
+    So that one stateful operator does both, the union is an update queue, too.
+
+    Parameters
+    ----------
+    *dfs : DataFrame
+        Two or more streaming DataFrames with the same columns, in any order; or one mapping of names to
+        DataFrames.
+    key : str or iterable of str
+        The update key's columns.
+    time : str
+        The column that orders the updates of a key.
+    prefer : int or str, optional
+        The input whose truth wins, by its position (from 0) or its name, where tuples of one key and time are
+        there together: in one micro-batch, or while the other one waits. What was delivered is not taken
+        back. By default the one that arrives first is kept, in one micro-batch that of the earlier input.
+    policy, budget, apply, output_schema, buckets, arrival, cost, weight, nulls, combine,
+    staleness_column, working_copy
+        As of `penstock.update_queue`.
+    state_location, retain_versions, name
+        As of `penstock.update_queue`.
+
+    Returns
+    -------
+    DataFrame
+        A streaming DataFrame with the columns of the first input.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the inputs differ in their columns, there is no such input to prefer, or as of
+        `penstock.update_queue`.
+
+    Examples
+    --------
+    >>> quotes = penstock.update_union(
+    ...     {"fast": fast, "sure": sure}, key="symbol", time="time", prefer="sure",
+    ...     state_location="/var/lib/penstock",
+    ... )  # doctest: +SKIP
+    """
+    inputs = _inputs(dfs)
+    winner = _position(prefer, inputs)
+    first_name, first = next(iter(inputs.items()))
+    for other_name, other in inputs.items():
+        if not other.isStreaming:
+            raise InvalidUsageError(
+                "the DataFrame is not streaming", input=other_name, hint="use spark.readStream"
+            )
+        _check_same_columns(first_name, first.schema, other_name, other.schema)
+    marked = [
+        df.withColumn(SOURCE_COLUMN, sf.lit(int(winner is not None and place != winner)).cast("tinyint"))
+        for place, df in enumerate(inputs.values())
+    ]
+    return queue_over(
+        reduce(DataFrame.unionByName, marked), key, time, policy, budget, apply, output_schema, buckets,
+        arrival=arrival, cost=cost, weight=weight, nulls=nulls, combine=combine,
+        staleness_column=staleness_column, state_location=state_location, retain_versions=retain_versions,
+        name=name, source=SOURCE_COLUMN, working_copy=working_copy,
+    )  # fmt: skip
+
+
+def _inputs(dfs: tuple[DataFrame | Mapping[str, DataFrame], ...]) -> dict[str, DataFrame]:
+    """Return the inputs by name, or by number."""
+    if len(dfs) == 1 and isinstance(dfs[0], Mapping):
+        inputs: dict[str, Any] = dict(dfs[0])
+    else:
+        inputs = {str(place): df for place, df in enumerate(dfs)}
+    wrong = [name for name, df in inputs.items() if not isinstance(df, DataFrame)]
+    if wrong:
+        raise InvalidUsageError(
+            "an input is no DataFrame",
+            input=wrong[0],
+            hint="pass DataFrames, or one mapping of names to them",
+        )
+    if len(inputs) < 2:
+        raise InvalidUsageError("a union has two or more inputs", inputs=len(inputs))
+    return inputs
+
+
+def _position(prefer: Any, inputs: Mapping[str, DataFrame]) -> int | None:
+    names = list(inputs)
+    if prefer is None:
+        return None
+    if isinstance(prefer, str):
+        if prefer in names:
+            return names.index(prefer)
+        raise InvalidUsageError(
+            "there is no such input to prefer", prefer=prefer, hint=did_you_mean(prefer, names, "inputs")
+        )
+    if isinstance(prefer, bool) or not isinstance(prefer, int) or not 0 <= prefer < len(names):
+        raise InvalidUsageError(
+            "there is no such input to prefer",
+            prefer=repr(prefer),
+            hint=f"the inputs are 0 to {len(names) - 1}",
+        )
+    return prefer
+
+
+def _check_same_columns(first: str, ours: StructType, other: str, theirs: StructType) -> None:
+    types = {column.name: column.dataType for column in theirs}
+    missing = [name for name in ours.names if name not in types]
+    more = [name for name in theirs.names if name not in ours.names]
+    differ = [
+        f"{column.name} is {types[column.name].simpleString()}, not {column.dataType.simpleString()}"
+        for column in ours
+        if column.name in types and types[column.name] != column.dataType
+    ]
+    if missing or more or differ:
+        raise InvalidUsageError(
+            "the inputs of a union differ in their columns",
+            first=first,
+            other=other,
+            missing=", ".join(missing) or "none",
+            additional=", ".join(more) or "none",
+            types="; ".join(differ) or "same",
+            hint="make the same columns with select",
+        )

@@ -1,0 +1,1 @@
+"""The border between JVM and Python: types, buckets, and rows in whole Arrow batches."""

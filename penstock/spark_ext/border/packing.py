@@ -1,0 +1,196 @@
+"""How rows cross the border between JVM and Python: once in, once out, in whole Arrow batches.
+
+Between the two, rows travel as *parcels*: binary values, each an Arrow IPC stream. Spark shuffles and
+groups a handful of parcels in place of millions of rows, and no type is lost on the way through pandas.
+
+The packer runs on the map side of the shuffle. It drops or refuses unusable rows, conflates (newest per
+key, with counts and first arrival) where that pays, and makes one parcel per bucket and batch of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+
+from penstock.operators.update_stream.arrivals import Arrivals, conflate
+from penstock.operators.update_stream.cast import conform
+from penstock.operators.update_stream.stream import UpdateStream
+from penstock.spark_ext.border.buckets import bucket_labels
+from penstock.spark_ext.border.parcels import to_parcels
+
+__all__ = ["Packer", "parcel_row", "side_of"]
+
+_SIDE = b"penstock.side"
+"""Where the metadata of a parcel's schema says which side of a join its rows are of."""
+
+_CHUNK_ROWS = 1_000_000
+_CHUNK_BYTES = 64 << 20
+_HELD_BYTES = 256 << 20
+_REMEMBERED_ROWS = 100_000
+_REMEMBERED_PARTITIONS = 16
+
+_ARROW_PARCEL_SCHEMA = pa.schema(
+    [
+        pa.field("bucket", pa.int32()),
+        pa.field("dropped", pa.int64()),
+        pa.field("payload", pa.binary()),
+    ]
+)
+
+
+@dataclass(slots=True)
+class _Choice:
+    """Whether conflating paid for an operator, as this worker measured it last.
+
+    The answer holds for the next `_REMEMBERED_PARTITIONS` partitions that the worker packs.
+
+    Measuring costs a conflation of one chunk, which is wasted where keys hardly repeat.
+    """
+
+    combine: bool | None = None
+    uses_left: int = 0
+
+    def remembered(self) -> bool | None:
+        """Return the answer of a recent batch, None if it is time to measure."""
+        if self.uses_left == 0:
+            return None
+        self.uses_left -= 1
+        return self.combine
+
+    def remember(self, *, combine: bool) -> None:
+        """Keep an answer for the next partitions."""
+        self.combine, self.uses_left = combine, _REMEMBERED_PARTITIONS
+
+
+_CHOICES: dict[tuple[str, str], _Choice] = {}
+
+
+@dataclass(slots=True)
+class _Drops:
+    """Counts the unusable rows of one partition."""
+
+    rows: int = 0
+
+
+def parcel_row(label: int, dropped: int, payload: bytes | None) -> pa.RecordBatch:
+    """Return one parcel as Spark takes it."""
+    values = (label, dropped, payload)
+    arrays = [
+        pa.array([value], column.type) for value, column in zip(values, _ARROW_PARCEL_SCHEMA, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_PARCEL_SCHEMA)
+
+
+def side_of(batch: pa.RecordBatch) -> str:
+    """Return which side of a join the rows of a parcel are of; empty for other operators."""
+    found: bytes = (batch.schema.metadata or {}).get(_SIDE, b"")
+    return found.decode()
+
+
+@dataclass(frozen=True)
+class Packer:
+    """The map side of an update queue, for ``mapInArrow``. Called once per partition, in a worker.
+
+    Parameters
+    ----------
+    stream : UpdateStream
+        Schema, key and time of the rows.
+    buckets : int
+        Number of buckets.
+    nulls : str
+        ``"error"`` or ``"drop"``: what is done with rows that have no key or time.
+    combine : bool or None
+        Whether to conflate before the shuffle; None decides by what it does to the first chunk.
+    name : str
+        The operator's name, under which a worker remembers that decision.
+    side : str
+        Which side of a join the rows are of, which `side_of` finds in a parcel.
+    most_left : float
+        With `combine` None, conflating goes on only if it leaves at most this share of the rows.
+    """
+
+    stream: UpdateStream
+    buckets: int
+    nulls: str
+    combine: bool | None
+    name: str = ""
+    side: str = ""
+    most_left: float = 0.4
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return the parcels of one partition's rows; the last one says how many were dropped."""
+        context = TaskContext.get()
+        part = context.partitionId() if context else 0
+        drops = _Drops()
+        query_id = (context.getLocalProperty("sql.streaming.queryId") if context else None) or ""
+        choice = _CHOICES.setdefault((query_id, self.name), _Choice())
+        for arrivals in self._conflated(self._chunks(batches, part, drops), choice):
+            for label, payload in self._by_bucket(arrivals):
+                yield parcel_row(label, 0, payload)
+        if drops.rows:
+            yield parcel_row(bucket_labels(self.buckets)[0], drops.rows, None)
+
+    def _chunks(self, batches: Iterable[pa.RecordBatch], part: int, drops: _Drops) -> Iterator[Arrivals]:
+        """Gather batches to chunks, without unusable rows."""
+        position = size_bytes = 0
+        gathered: list[Arrivals] = []
+        for batch in batches:
+            rows, dropped = self.stream.without_unusable(conform(batch, self.stream.schema), self.nulls)
+            drops.rows += dropped
+            if not rows.num_rows:
+                continue
+            gathered.append(Arrivals.of(self.stream, rows, position, part))
+            position += rows.num_rows
+            size_bytes += rows.nbytes
+            if size_bytes >= _CHUNK_BYTES or sum(map(len, gathered)) >= _CHUNK_ROWS:
+                yield Arrivals.concat(gathered)
+                gathered, size_bytes = [], 0
+        if gathered:
+            yield Arrivals.concat(gathered)
+
+    def _conflated(self, chunks: Iterable[Arrivals], choice: _Choice) -> Iterator[Arrivals]:
+        """Conflate chunks, alone and with each other, as long as that pays."""
+        combine = self.combine if self.combine is not None else choice.remembered()
+        held: list[Arrivals] = []
+        size_bytes = 0
+        for chunk in chunks:
+            if combine is False:
+                yield chunk
+                continue
+            left = conflate(self.stream, chunk)
+            if combine is None:
+                combine = len(left) <= self.most_left * len(chunk)
+                if len(chunk) >= _REMEMBERED_ROWS:
+                    choice.remember(combine=combine)
+            if not combine:
+                yield left
+                continue
+            held.append(left)
+            size_bytes += left.rows.nbytes
+            if size_bytes > _HELD_BYTES:
+                merged = conflate(self.stream, Arrivals.concat(held))
+                held, size_bytes = [merged], merged.rows.nbytes
+                if size_bytes > _HELD_BYTES // 2:
+                    yield merged
+                    held, size_bytes = [], 0
+        if held:
+            yield conflate(self.stream, Arrivals.concat(held))
+
+    def _by_bucket(self, arrivals: Arrivals) -> Iterator[tuple[int, bytes]]:
+        """Cut arrivals into parcels, each for one bucket's label."""
+        number = self.stream.keys(arrivals.rows).bucket(self.buckets)
+        order = np.argsort(number, kind="stable")
+        bounds = np.searchsorted(number[order], np.arange(self.buckets + 1))
+        whole = arrivals.take(order).to_batch()
+        if self.side:
+            whole = whole.replace_schema_metadata({_SIDE: self.side})
+        for bucket, label in enumerate(bucket_labels(self.buckets)):
+            begin, end = int(bounds[bucket]), int(bounds[bucket + 1])
+            if begin == end:
+                continue
+            for parcel in to_parcels([whole.slice(begin, end - begin)]):
+                yield label, parcel

@@ -1,0 +1,1 @@
+"""Persistent operator graphs as streaming queries of Spark."""

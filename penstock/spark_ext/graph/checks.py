@@ -1,0 +1,178 @@
+"""What a plan must be like for Spark to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.graph.nodes import (
+    Aggregate,
+    Assemble,
+    Fused,
+    Join,
+    Node,
+    PStream,
+    Select,
+    Sink,
+    Source,
+    StreamTableJoin,
+    Union,
+    UpdateQueue,
+    UpdateUnion,
+    Where,
+    Window,
+    WindowJoin,
+    topological,
+    window_by_key,
+)
+from penstock.operators.graph.types import scan_schema
+from penstock.operators.sql.evaluate import needs_ansi
+from penstock.operators.sql.expression import Expression
+
+__all__ = ["check_runnable", "holds_back", "needing_ansi", "with_state"]
+
+
+def check_runnable(root: Node) -> None:
+    """Check that a plan can run.
+
+    Raises
+    ------
+    InvalidUsageError
+        If an operator cannot run where it is.
+    """
+    nodes = list(topological(root))
+    for node in nodes:
+        _refuse(node, nodes)
+    for end in (root, *(node.inputs[0] for node in nodes if isinstance(node, PStream))):
+        _refuse_two_states(end)
+
+
+def holds_back(end: Node) -> bool:
+    """Whether the query that makes a node's output may leave something for later triggers.
+
+    Such a query asks for timeouts, and Spark never sees the end of one that may have any.
+    """
+    budget = None
+    match end:
+        case PStream():
+            return False
+        case UpdateQueue() | Window():
+            budget = end.budget
+        case Assemble():
+            budget = end.window.budget
+        case UpdateUnion():
+            budget = dict(end.options).get("budget")
+    return budget is not None or any(map(holds_back, end.inputs))
+
+
+def _refuse(node: Node, nodes: list[Node]) -> None:
+    alone = _alone(node)
+    if alone is not None and _times_made(node, nodes) > 1:
+        raise InvalidUsageError(
+            f"{alone} of its own",
+            hint=f"persist its output: persist={{{node.name!r}: 'always'}}",
+            node=node.name,
+        )
+    if isinstance(node, Join) and not node.key:
+        raise InvalidUsageError(
+            "join: only update streams can be joined in a graph that runs",
+            hint="say what its streams are with source(key=..., time=...) or update_queue",
+            node=node.name,
+        )
+    if isinstance(node, Aggregate) and not isinstance(node.inputs[0], Window):
+        _refuse_stateful(node)
+    known = (
+        Aggregate
+        | Assemble
+        | UpdateQueue
+        | Fused
+        | PStream
+        | Select
+        | Sink
+        | Source
+        | StreamTableJoin
+        | Union
+        | Where
+        | Window
+        | WindowJoin
+    )
+    if not isinstance(node, known | Join):
+        raise InvalidUsageError(f"{node.label}: this operator cannot run yet", node=node.name)
+
+
+def _alone(node: Node) -> str | None:
+    """Say what would be wrong with several readers of an operator; None where nothing would."""
+    if isinstance(node, UpdateQueue | UpdateUnion):
+        return f"an {node.label} has several readers, each of which would have one"
+    if isinstance(node, Join):
+        return "a join has several readers, each of which would have one"
+    if isinstance(node, Aggregate | Assemble) and window_by_key(node) is not None:
+        served = "an aggregate over windows that are served by key"
+        return f"{served} has several readers, each of which would have one"
+    return None
+
+
+def _times_made(node: Node, nodes: list[Node]) -> int:
+    """Return how often a node is made: for each reader of it, or of what follows it without state."""
+    readers = [one for one in nodes for above in one.inputs if above is node]
+    through = Where | Select | StreamTableJoin | Union
+    return max(1, sum(_times_made(one, nodes) if isinstance(one, through) else 1 for one in readers))
+
+
+def _refuse_stateful(node: Aggregate) -> None:
+    """Refuse what would part the rows of a window before they are aggregated by it."""
+    at = node.inputs[0]
+    while isinstance(at, Where | Select | StreamTableJoin):
+        at = at.inputs[0]
+    if not isinstance(at, Aggregate | Assemble | WindowJoin):
+        raise InvalidUsageError(
+            "windows are aggregated where they are made, with no queue, union or p-stream between",
+            node=node.name,
+            after=at.name,
+        )
+
+
+def _refuse_two_states(end: Node) -> None:
+    """Refuse what Spark would: one query has room for one operator with Penstock's state."""
+    found = with_state(end)
+    if len(found) > 1:
+        below, above = found[0], found[1]
+        raise InvalidUsageError(
+            "one query of Spark has room for one window, update queue, union or join of update streams",
+            hint=f"persist the output of the first: persist={{{above.name!r}: 'always'}}; or say that a "
+            "source is an update stream with source(key=..., time=...), if it needs no queue",
+            first=above.name,
+            second=below.name,
+        )
+
+
+def with_state(end: Node) -> list[Node]:
+    """Return the operators with Penstock's state in the query that makes a node's output."""
+    found: list[Node] = []
+    waiting = [end]
+    while waiting:
+        node = waiting.pop()
+        windows = isinstance(node, Aggregate) and isinstance(node.inputs[0], Window)
+        if windows or isinstance(node, Assemble | UpdateQueue | UpdateUnion | Join | WindowJoin):
+            found.append(node)
+        if isinstance(node, WindowJoin):
+            # The windows of both sides are its own.
+            waiting += [above for side in node.inputs for above in node.aggregate_of(side).inputs]
+        elif not isinstance(node, PStream):
+            waiting += node.inputs
+    return found
+
+
+def needing_ansi(node: Fused) -> Iterator[Expression]:
+    """Yield the expressions of a reader that Spark may compute otherwise where it is not in ANSI mode."""
+    scan, read = node.scan, node.inputs[0].schema
+    texts = [] if scan.where is None else [scan.where]
+    made = scan_schema(replace(scan, fragments=None, latest_by=None), read)
+    over = [(text, read) for text in [*texts, *(scan.select or {}).values()]]
+    if scan.fragments is not None:
+        over += [(one.expression, made) for one in scan.fragments.partials if one.expression != "*"]
+    for text, schema in over:
+        expression = Expression.parse(text)
+        if needs_ansi(expression, schema):
+            yield expression

@@ -1,0 +1,508 @@
+"""A plan's operators as DataFrames of Spark."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from penstock.checkpointing.p_stream import PStream as Stream
+from penstock.ddl import quoted
+from penstock.errors import InternalError, InvalidUsageError
+from penstock.operators.graph.nodes import (
+    Aggregate,
+    Assemble,
+    Fused,
+    Join,
+    Node,
+    PStream,
+    Select,
+    Sink,
+    Source,
+    StreamTableJoin,
+    Union,
+    UpdateQueue,
+    UpdateUnion,
+    Where,
+    Window,
+    WindowJoin,
+)
+from penstock.operators.scan.spec import Scan
+from penstock.operators.sql.expression import Expression, column
+from penstock.operators.windows.finish import Step
+from penstock.spark_ext.api.update_join import update_join
+from penstock.spark_ext.api.update_queue import update_queue
+from penstock.spark_ext.api.update_union import update_union
+from penstock.spark_ext.border.types import check_same, same_types, spark_schema
+from penstock.spark_ext.graph.checks import needing_ansi, with_state
+from penstock.spark_ext.graph.lookup_tables import joined, lookup_in
+from penstock.spark_ext.graph.state import StatePlace
+from penstock.spark_ext.graph.window_join import Side, joined_windows
+from penstock.spark_ext.graph.windows import (
+    assembled,
+    fold_of,
+    of_folded,
+    of_rows,
+    of_windows,
+    packed,
+)
+from penstock.spark_ext.sources.p_stream_options import WriteOptions
+from penstock.spark_ext.sources.p_stream_rows import OperatorRows
+from penstock.spark_ext.sources.parquet_reader import parquet_files, read_parquet
+from penstock.spark_ext.sources.pushed import Columns, Pushed
+from penstock.spark_ext.worker.stateful import Stateful
+from penstock.spark_ext.worker.window_plan import Windowed
+
+__all__ = ["Frames", "Reading", "Written", "checked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One subscription of a graph to a p-stream.
+
+    Parameters
+    ----------
+    stream : str
+        The p-stream's name in the graph.
+    location : str
+        Where it is.
+    reader : str
+        The name that is subscribed.
+    """
+
+    stream: str
+    location: str
+    reader: str
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a p-stream's sink takes.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Results, or descriptors of them.
+    schema : StructType
+        The columns of the results.
+    readings : tuple of Reading
+        What is read of p-streams for it.
+    direct : bool
+        Whether the operator writes the results, so that `rows` are descriptors.
+    """
+
+    rows: DataFrame
+    schema: StructType
+    readings: tuple[Reading, ...]
+    direct: bool
+
+
+class Frames:
+    """Makes DataFrames of a plan's nodes. Used on the driver, for one start of a graph.
+
+    A node with several readers is made for each of them, so that each has subscriptions of its own: Spark
+    would not read two equal ones in step.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        With Penstock registered.
+    name : str
+        The graph's name, under which its readers subscribe.
+    sources, tables : mapping of str to DataFrame
+        The DataFrames of sources that are no p-streams, and of static tables.
+    streams, paths : mapping of str to str
+        Where p-streams are, by their names: those of the graph, and those that are sources.
+    state : str
+        Where the states of update queues go.
+    max_rows : int, optional
+        The most rows that a reader takes in a micro-batch.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        name: str,
+        *,
+        sources: Mapping[str, DataFrame],
+        tables: Mapping[str, DataFrame],
+        streams: Mapping[str, str],
+        paths: Mapping[str, str],
+        state: str,
+        max_rows: int | None = None,
+    ) -> None:
+        self._spark = spark
+        self._name = name
+        self._sources = sources
+        self._tables = tables
+        self._streams = streams
+        self._paths = paths
+        self._state = state
+        self._max_rows = max_rows
+        self._ansi = spark.conf.get("spark.sql.ansi.enabled") == "true"
+        self._readers: Counter[str] = Counter()
+        self._readings: list[Reading] = []
+
+    def of(self, node: Node) -> tuple[DataFrame, tuple[Reading, ...]]:
+        """Return what leaves a node, and what is read of p-streams for it.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a source or table is not given, or has other columns.
+        CorruptDataError, UnavailableError
+            If a p-stream is damaged, or the file system refuses.
+        """
+        before = len(self._readings)
+        return self._of(node), tuple(self._readings[before:])
+
+    def into(self, node: Node, options: Mapping[str, str]) -> Written:
+        """Return what a p-stream's sink takes of what leaves a node.
+
+        Where the last operator makes windows and all that follows can be computed without Spark, it writes
+        the results itself, and the sink takes descriptors.
+
+        Parameters
+        ----------
+        node : Node
+            Whose output is written.
+        options : mapping of str to str
+            Of the data source ``pstream``, with the path.
+
+        Raises
+        ------
+        InvalidUsageError, CorruptDataError, UnavailableError
+            As `of`, and if an option is wrong or the rows do not fit the p-stream.
+        """
+        before = len(self._readings)
+        at, steps = _without_steps(node)
+        if not isinstance(at, Assemble):
+            rows, readings = self.of(node)
+            return Written(rows, rows.schema, readings, direct=False)
+        place = self._place(at)
+        windows = self._windowed(at, place.buckets)
+        rows, seen = _after(steps, windows.results(place))
+        readings = tuple(self._readings[before:])
+        finish = windows.plan.finish([_texts(step) for step in steps]) if self._ansi else None
+        if finish is None or not same_types(finish.schemas(), seen):
+            return Written(rows, rows.schema, readings, direct=False)
+        chosen = any(name.lower() == "goal" for name in options)
+        into = OperatorRows.into(WriteOptions.parse(options), rows.schema, chosen=chosen)
+        return Written(windows.written(place, finish, into), rows.schema, readings, direct=True)
+
+    def state_of(self, end: Node) -> StatePlace | None:
+        """Return where the state is of the query that makes a node's output; None if it has none.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it has its state where no file system is known.
+        """
+        for node in with_state(end):
+            options = dict(node.options) if isinstance(node, UpdateQueue | UpdateUnion | Join) else {}
+            place = self._place(node, options.get("state_location"))
+            return StatePlace(place.state_location, place.name)
+        return None
+
+    def _of(self, node: Node) -> DataFrame:
+        match node:
+            case Source(kind="p-stream") | PStream():
+                return self._read(node, None, list(node.schema.names))
+            case Source(kind="parquet"):
+                return parquet_files(self._spark, node)
+            case Source():
+                return self._source(node)
+            case Fused():
+                return self._fused(node)
+            case StreamTableJoin():
+                return self._lookup(node)
+            case UpdateUnion():
+                return self._united(node)
+            case Join():
+                return self._joined(node)
+            case Assemble() | Aggregate() if _makes_windows(node):
+                place = self._place(node)
+                return self._windowed(node, place.buckets).results(place)
+            case Aggregate():
+                return self._by_window(node)
+            case WindowJoin():
+                return self._window_join(node)
+            case Union():
+                first, *others = (self._of(above) for above in node.inputs)
+                for other in others:
+                    first = first.unionByName(other)
+                return first
+        rows = self._of(node.inputs[0])
+        match node:
+            case Where() | Select():
+                return _stepped(node, rows)
+            case UpdateQueue():
+                return self._queue(node, rows)
+            case Window():
+                return rows
+            case Sink():
+                return rows
+        raise InvalidUsageError(f"{node.label}: this operator cannot run yet", node=node.name)
+
+    def _source(self, node: Source) -> DataFrame:
+        if node.name not in self._sources:
+            raise InvalidUsageError(
+                "a source is not given",
+                hint=f"such as sources={{{node.name!r}: spark.readStream...}}",
+                source=node.name,
+            )
+        return checked(self._sources[node.name], spark_schema(node.columns), node.name, streaming=True)
+
+    def _lookup(self, node: StreamTableJoin) -> DataFrame:
+        rows, table = self._of(node.inputs[0]), self._table(node)
+        if node.key:
+            _check_one_row_each(table, node)
+        return joined(rows, table, node.on)
+
+    def _table(self, node: StreamTableJoin) -> DataFrame:
+        """Return the table that a node looks up in."""
+        if node.table not in self._tables:
+            raise InvalidUsageError(
+                "a table is not given", hint=f"such as tables={{{node.table!r}: df}}", table=node.table
+            )
+        return checked(self._tables[node.table], spark_schema(node.columns), node.table, streaming=False)
+
+    def _queue(self, node: UpdateQueue, rows: DataFrame) -> DataFrame:
+        options: dict[str, Any] = {"state_location": self._state, **dict(node.options)}
+        return update_queue(
+            rows,
+            node.update_key,
+            node.time,
+            policy=node.policy,
+            budget=node.budget,
+            combine="auto" if node.combine else False,
+            name=_plain(node.name),
+            **options,
+        )
+
+    def _united(self, node: UpdateUnion) -> DataFrame:
+        options: dict[str, Any] = {"state_location": self._state, **dict(node.options)}
+        rows = [self._of(above) for above in node.inputs]
+        return update_union(
+            *rows, key=node.key, time=node.time, prefer=node.prefer, name=_plain(node.name), **options
+        )
+
+    def _joined(self, node: Join) -> DataFrame:
+        options: dict[str, Any] = {"state_location": self._state, **dict(node.options)}
+        left, right = (self._of(above) for above in node.inputs)
+        return update_join(
+            left,
+            right,
+            node.key,
+            node.time,
+            timedelta(milliseconds=node.within_ms),
+            None if node.condition is None else node.condition.text,
+            unit=node.unit,
+            name=_plain(node.name),
+            **options,
+        )
+
+    def _place(self, node: Node, location: str | None = None) -> Stateful:
+        """Return the place of a stateful operator."""
+        where = location or self._state
+        return Stateful.of(self._spark, name=_plain(node.name), buckets=None, state_location=where)
+
+    def _windowed(self, node: Node, buckets: int) -> Windowed:
+        """Return the windows of an aggregate, before they are made."""
+        above = node.inputs[0]
+        if isinstance(node, Aggregate):
+            return of_rows(node, self._of(above), buckets)
+        if not isinstance(node, Assemble):
+            raise InternalError("windows are of an aggregate", node=node.name)
+        if isinstance(above, Fused):
+            return assembled(node, self._scanned(above, buckets))
+        if isinstance(above, StreamTableJoin) and isinstance(above.inputs[0], Fused):
+            lookup = lookup_in(self._table(above), above, node.aggregate.group_by)
+            if lookup is not None:
+                return assembled(node, self._scanned(above.inputs[0], buckets, lookup))
+        return assembled(node, packed(node, self._of(above), buckets))
+
+    def _by_window(self, node: Aggregate) -> DataFrame:
+        """Return windows aggregated by window: by the buckets that make them, where these can."""
+        at, steps = _without_steps(node.inputs[0])
+        if not _makes_windows(at):
+            return of_windows(node, self._of(node.inputs[0]))
+        place = self._place(at)
+        windows = self._windowed(at, place.buckets)
+        rows, seen = _after(steps, windows.results(place))
+        texts = [_texts(step) for step in steps]
+        fold = fold_of(node, windows.plan, rows, texts, seen) if self._ansi else None
+        return of_windows(node, rows) if fold is None else of_folded(node, windows.folded(place, fold), fold)
+
+    def _fused(self, node: Fused) -> DataFrame:
+        """Return what a reader makes; Spark makes it, where the reader would calculate otherwise."""
+        names = list(node.scan.columns)
+        if self._calculates_alike(node):
+            return self._read(node.inputs[0], node.scan, names)
+        rows = self._read(node.inputs[0], None, names)
+        rows = rows if node.scan.where is None else rows.where(node.scan.where)
+        select = node.scan.select or {}
+        made = [_item(name, Expression.parse(text)) for name, text in select.items()]
+        return rows.selectExpr(*made) if made else rows
+
+    def _calculates_alike(self, node: Fused) -> bool:
+        """Say whether a reader calculates as Spark does in this session.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it does not, and Spark cannot do what it does.
+        """
+        other = None if self._ansi else next(needing_ansi(node), None)
+        if other is not None and (node.scan.fragments or node.scan.latest_by):
+            raise InvalidUsageError(
+                "readers calculate as Spark does in ANSI mode",
+                hint="set spark.sql.ansi.enabled to true",
+                expression=other.text,
+                node=node.name,
+            )
+        return other is None
+
+    def _scanned(self, node: Fused, buckets: int, lookup: str | None = None) -> DataFrame:
+        """Return the parcels of a reader's fragments, which it looks up if it is told where."""
+        self._calculates_alike(node)
+        return self._read(node.inputs[0], node.scan, list(node.scan.columns), buckets, lookup)
+
+    def _window_join(self, node: WindowJoin) -> DataFrame:
+        place = self._place(node)
+        made: dict[int, Windowed] = {}
+        sides: list[Side] = []
+        for above in node.inputs:
+            at, steps = above, list[Where | Select | Aggregate]()
+            while at is not node.aggregate_of(above) and isinstance(at, Where | Select | Aggregate):
+                steps.append(at)
+                at = at.inputs[0]
+            if id(at) not in made:
+                made[id(at)] = self._windowed(at, place.buckets)
+            sides.append(Side(made[id(at)], tuple(reversed(steps))))
+        return joined_windows(node, sides, place)
+
+    def _read(
+        self,
+        base: Node,
+        scan: Scan | None,
+        names: list[str],
+        buckets: int | None = None,
+        lookup: str | None = None,
+    ) -> DataFrame:
+        """Return a p-stream as a streaming DataFrame that subscribes under a name of its own; or files."""
+        if isinstance(base, Source) and base.kind == "parquet" and scan is not None:
+            return read_parquet(self._spark, base, scan, buckets, lookup)
+        places = self._streams if isinstance(base, PStream) else self._paths
+        if base.name not in places:
+            raise InvalidUsageError(
+                "where a p-stream is is not given",
+                hint=f"such as sources={{{base.name!r}: PATH}}",
+                source=base.name,
+            )
+        location = places[base.name]
+        stream = Stream(location)
+        what = Columns.of(stream.schema, names) if scan is None else Pushed.of(stream.schema, scan, buckets)
+        self._readers[location] += 1
+        number = self._readers[location]
+        reader = self._name if number == 1 else f"{self._name}-{number}"
+        self._readings.append(Reading(base.name, location, reader))
+        options = {"reader": reader}
+        options |= {"columns": json.dumps(names)} if scan is None else {"scan": scan.to_json()}
+        if buckets is not None:
+            options["buckets"] = str(buckets)
+        if lookup is not None:
+            options["lookup"] = lookup
+        if self._max_rows is not None:
+            options["maxRows"] = str(self._max_rows)
+        return self._spark.readStream.format("pstream").schema(what.spark).options(**options).load(location)
+
+
+def checked(df: DataFrame, wanted: StructType, name: str, *, streaming: bool) -> DataFrame:
+    """Return those columns of a DataFrame that are wanted.
+
+    Raises
+    ------
+    InvalidUsageError
+        If one is missing or of another type, or the DataFrame is streaming and should not be, or the reverse.
+    """
+    if df.isStreaming != streaming:
+        raise InvalidUsageError(
+            "a source is a streaming DataFrame, and a table is not", name=name, is_streaming=df.isStreaming
+        )
+    there = df.select(*(quoted(one) for one in wanted.names if one in df.columns))
+    try:
+        check_same(there.schema, wanted, name)
+    except InvalidUsageError as error:
+        raise InvalidUsageError(
+            "a DataFrame has not the columns that the graph says",
+            name=name,
+            missing=error.context["missing"],
+            types=error.context["types"],
+        ) from None
+    return there
+
+
+def _check_one_row_each(table: DataFrame, node: StreamTableJoin) -> None:
+    """Refuse a table that would make several tuples of one update (UpStream §3.2)."""
+    keys = [quoted(name) for name in node.on]
+    # A null is nobody's key.
+    table = table.where(" AND ".join(f"{name} IS NOT NULL" for name in keys))
+    if table.groupBy(*keys).count().where("count > 1").limit(1).count():
+        raise InvalidUsageError(
+            "a table has several rows for one update, which would be several of the same key and time",
+            hint="look up by columns that are unique in it, or aggregate it first",
+            table=node.table,
+            columns=", ".join(node.on),
+        )
+
+
+def _plain(name: str) -> str:
+    """Return the name of an operator's state."""
+    return "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in name)
+
+
+def _makes_windows(node: Node) -> bool:
+    return isinstance(node, Assemble) or (isinstance(node, Aggregate) and isinstance(node.inputs[0], Window))
+
+
+def _without_steps(node: Node) -> tuple[Node, list[Where | Select]]:
+    """Return what is before selections and projections, and these in order."""
+    steps: list[Where | Select] = []
+    while isinstance(node, Where | Select | Sink):
+        if not isinstance(node, Sink):
+            steps.insert(0, node)
+        node = node.inputs[0]
+    return node, steps
+
+
+def _after(steps: Sequence[Where | Select], rows: DataFrame) -> tuple[DataFrame, list[StructType]]:
+    """Return rows after steps, and their columns before and after each projection."""
+    seen = [rows.schema]
+    for step in steps:
+        rows = _stepped(step, rows)
+        if isinstance(step, Select):
+            seen.append(rows.schema)
+    return rows, seen
+
+
+def _stepped(node: Where | Select, rows: DataFrame) -> DataFrame:
+    if isinstance(node, Where):
+        return rows.where(node.predicate.text)
+    return rows.selectExpr(*(_item(name, one) for name, one in node.columns))
+
+
+def _texts(node: Where | Select) -> Step:
+    if isinstance(node, Where):
+        return node.predicate.text
+    return {name: one.text for name, one in node.columns}
+
+
+def _item(name: str, expression: Expression) -> str:
+    return f"{expression.text} AS {column(name).text}"

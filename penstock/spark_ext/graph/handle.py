@@ -1,0 +1,435 @@
+"""`RunningGraph`: one handle for all queries of a graph."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import StructType
+
+from penstock.checkpointing.graph.directory import GraphDirectory
+from penstock.checkpointing.graph.facts import Markers, StreamFacts, facts_of
+from penstock.checkpointing.protocol import RecoveryReport
+from penstock.errors import PenstockError
+from penstock.operators.graph import PhysicalPlan
+from penstock.spark_ext.api.failure import failure_of, is_without_answer
+from penstock.spark_ext.api.metrics import ProgressReader, batch_metrics, had_input, is_last
+from penstock.spark_ext.api.stopping import stop_between_batches
+from penstock.spark_ext.graph.recovery import GraphRecovery
+from penstock.spark_ext.worker.restart import check_restart
+
+__all__ = ["RESULTS", "GraphMetrics", "GraphState", "QueryMetrics", "RunningGraph", "Stage"]
+
+_LOGGER = logging.getLogger(__name__)
+
+RESULTS = "results"
+"""The name of the query that makes a graph's results."""
+
+_POLL_S = 0.1
+_STOP_S = 60.0
+
+GraphState = Literal["running", "finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One query of a graph, ready to start.
+
+    Parameters
+    ----------
+    name : str
+        Its name in the graph, its checkpoint and errors.
+    writer : DataStreamWriter
+        What starts it.
+    after : tuple of str
+        The queries that write what it reads.
+    direct : bool
+        Whether its operator writes the results, and only descriptors of them go through Spark.
+    holds_back : bool
+        Whether it may leave something for later triggers, so that Spark never sees its end.
+    """
+
+    name: str
+    writer: DataStreamWriter
+    after: tuple[str, ...]
+    direct: bool = False
+    holds_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueryMetrics:
+    """What a query did since this start of the graph.
+
+    Parameters
+    ----------
+    batches : int
+        Micro-batches that it committed.
+    rows : int
+        Rows that came into Spark: what a p-stream's reader left out did not.
+    batch_ms : tuple of int
+        How long its newest micro-batches took, oldest first, a hundred at the most.
+    """
+
+    batches: int = 0
+    rows: int = 0
+    batch_ms: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GraphMetrics:
+    """What a graph did.
+
+    Parameters
+    ----------
+    queries : mapping of str to QueryMetrics
+        By name, since this start.
+    streams : tuple of StreamFacts
+        The p-streams, as they are now.
+    markers : Markers
+        Since the first start.
+    recovery : RecoveryReport, optional
+        Of this start, when it has ended.
+    """
+
+    queries: Mapping[str, QueryMetrics]
+    streams: tuple[StreamFacts, ...]
+    markers: Markers
+    recovery: RecoveryReport | None
+
+
+@dataclass(slots=True)
+class _Run:
+    """A query that was started."""
+
+    query: StreamingQuery
+    reader: ProgressReader
+    holds_back: bool
+    metrics: QueryMetrics = field(default_factory=QueryMetrics)
+
+    def read(self) -> StreamingQueryProgress | None:
+        """Take note of what the query did since the last call; return its newest micro-batch's report."""
+        new = self.reader.new()
+        if not new:
+            return None
+        old = self.metrics
+        times = (*old.batch_ms, *(one.durationMs.get("triggerExecution", 0) for one in new))
+        rows = old.rows + sum(max(one.numInputRows, 0) for one in new)
+        self.metrics = QueryMetrics(old.batches + len(new), rows, times[-100:])
+        return new[-1]
+
+
+class RunningGraph:
+    """The queries of a graph that was started, as one.
+
+    Made by `penstock.start`. A thread of its own watches the queries: where one fails, it stops the others,
+    and with ``available_now`` it starts a query when those before it have ended, and ends those that Spark
+    does not, because they may have timeouts. All methods may be called from any thread::
+
+        state      ends when
+        ---------  -------------------------------------------------
+        running    all queries have ended: finished
+                   `stop` was called: stopped
+                   a query failed, and the others are stopped: failed
+
+    Leaving a ``with`` block stops it. Nothing is lost by stopping: a start with the same checkpoint goes on.
+
+    Attributes
+    ----------
+    name : str
+        The graph's name.
+    plan : PhysicalPlan
+        What runs.
+    schema : StructType
+        The columns of the results.
+    checkpoint : str
+        The graph's directory.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        plan: PhysicalPlan,
+        directory: GraphDirectory,
+        stages: Sequence[Stage],
+        schema: StructType,
+        *,
+        in_turn: bool,
+        drain: bool,
+        recovery: GraphRecovery | None,
+    ) -> None:
+        self.name = plan.name
+        self.plan = plan
+        self.schema = schema
+        self.checkpoint = directory.location
+        self._spark = spark
+        self._directory = directory
+        self._recovery = recovery
+        self._waiting = list(stages)
+        self._names = [stage.name for stage in stages]
+        self._writes = {stage.name: "directly" if stage.direct else "through Spark" for stage in stages}
+        self._in_turn = in_turn
+        self._drain = drain
+        self._runs: dict[str, _Run] = {}
+        self._state: GraphState = "running"
+        self._error: PenstockError | None = None
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+        try:
+            self._start_ready()
+        except BaseException:
+            self._try_to_stop_queries()
+            raise
+        self._thread = threading.Thread(target=self._watch, name=f"penstock-{self.name}", daemon=True)
+        self._thread.start()
+
+    # -------------------------------------------------------------------------------- the watcher
+
+    def _watch(self) -> None:
+        try:
+            # Spark finds Python data sources by the session that is active in a thread; this makes it so.
+            self._spark.createDataFrame([], "nothing int")
+            while not self._ended.wait(_POLL_S):
+                with self._lock:
+                    self._look()
+        except Exception as error:
+            told = error if isinstance(error, PenstockError) else self._told("the graph cannot go on", error)
+            with self._lock:
+                self._fail(told)
+
+    def _look(self) -> None:
+        """Take note of what the queries did, and do what follows from it."""
+        if self._ended.is_set():
+            return
+        # Asked once: a query that ends meanwhile may have failed, which the next look tells.
+        ended = {name for name, run in self._runs.items() if not run.query.isActive}
+        for name, run in self._runs.items():
+            last = run.read()
+            if last is not None and self._recovery is not None and name == self._names[-1]:
+                self._recovery.committed(last.batchId)
+            error = run.query.exception() if name in ended else None
+            if error is not None:
+                self._fail(self._told("a query of the graph failed", error, query=name))
+                return
+            if last is None or not self._in_turn or not run.holds_back:
+                continue
+            waits = any(served["waiting_keys"] for served in batch_metrics(last))
+            first = run.metrics.batches == 1
+            if is_last(new_input=had_input(last), waits=waits, drain=self._drain, first=first):
+                # The next batch may have begun, and ends before the query stops.
+                stop_between_batches(run.query, self._spark)
+        self._start_ready(ended)
+        if not self._waiting and ended >= self._runs.keys():
+            self._end("finished")
+
+    def _start_ready(self, ended: Collection[str] = ()) -> None:
+        """Start the queries that need not wait for others, or whose others have ended."""
+        for stage in list(self._waiting):
+            if self._in_turn and not set(stage.after) <= set(ended):
+                continue
+            try:
+                query = stage.writer.start()
+            except Exception as error:
+                raise self._told("a query of the graph cannot start", error, query=stage.name) from None
+            self._waiting.remove(stage)
+            self._runs[stage.name] = _Run(query, ProgressReader(query), stage.holds_back)
+            with self._asking():
+                for note in check_restart(query):
+                    _LOGGER.warning("%s [graph=%s query=%s]", note, self.name, stage.name)
+            _LOGGER.info("query started [graph=%s query=%s id=%s]", self.name, stage.name, query.id)
+
+    def _told(self, fact: str, error: Exception, **context: str) -> PenstockError:
+        """Return the error that tells of another one."""
+        hint = "start the graph again with the same checkpoint" if is_without_answer(error) else None
+        told = failure_of(error, fact, hint=hint, graph=self.name, **context)
+        told.__cause__ = error
+        return told
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Tell in our words that Spark does not answer."""
+        try:
+            yield
+        except Exception as error:
+            if not is_without_answer(error):
+                raise
+            raise self._told("the graph cannot be asked", error) from error
+
+    def _fail(self, error: PenstockError) -> None:
+        self._error = error
+        _LOGGER.error("%s [graph=%s query=%s]", error.fact, self.name, error.context.get("query"))
+        try:
+            self._try_to_stop_queries()
+        finally:
+            self._end("failed")
+
+    def _try_to_stop_queries(self) -> None:
+        try:
+            self._stop_queries()
+        except Exception:
+            _LOGGER.warning("a query could not be stopped [graph=%s]", self.name, exc_info=True)
+
+    def _end(self, state: GraphState) -> None:
+        self._state = state
+        try:
+            for run in self._runs.values():
+                run.read()
+        except Exception:
+            _LOGGER.warning("the last metrics are missing [graph=%s]", self.name, exc_info=True)
+        finally:
+            self._ended.set()
+        _LOGGER.info("graph %s [graph=%s]", state, self.name)
+
+    def _stop_queries(self) -> None:
+        """Stop all queries, upstream ones first, so that what they made durable last may still be read."""
+        with ExitStack() as each:
+            for run in reversed(self._runs.values()):
+                # One that cannot be stopped keeps none of the others running.
+                each.callback(stop_between_batches, run.query, self._spark)
+
+    # ---------------------------------------------------------------------------------- the caller
+
+    @property
+    def queries(self) -> dict[str, StreamingQuery]:
+        """Spark's queries that were started, by name; the last one to come makes the results."""
+        with self._lock:
+            return {name: run.query for name, run in self._runs.items()}
+
+    @property
+    def state(self) -> GraphState:
+        """In which state it is."""
+        return self._state
+
+    @property
+    def recovery(self) -> RecoveryReport | None:
+        """How the recovery of this start went; None if there was none, or it has not ended."""
+        return None if self._recovery is None else self._recovery.report
+
+    def status(self) -> dict[str, Any]:
+        """Return the graph's state, and of each query whether it runs and what it does.
+
+        Returns
+        -------
+        dict
+            ``graph``, ``state``, ``recovering``, and ``queries``: by name ``active``, ``message``,
+            ``micro_batch``, the newest one or None, and ``writes``: ``"through Spark"``, or ``"directly"``
+            where the operator writes its results into a p-stream.
+
+        Raises
+        ------
+        UnavailableError
+            If Spark's driver has ended.
+        """
+        with self._lock, self._asking():
+            queries: dict[str, Any] = {
+                name: {"active": False, "message": "Waits for the queries before it", "micro_batch": None}
+                for name in self._names
+            }
+            for name, run in self._runs.items():
+                last = run.query.lastProgress
+                queries[name] = {
+                    "active": run.query.isActive,
+                    "message": run.query.status["message"],
+                    "micro_batch": None if last is None else last.batchId,
+                }
+            for name, query in queries.items():
+                query["writes"] = self._writes[name]
+            recovering = self._recovery is not None and self._recovery.report is None
+            return {"graph": self.name, "state": self._state, "recovering": recovering, "queries": queries}
+
+    def metrics(self) -> GraphMetrics:
+        """Return what the graph did.
+
+        Raises
+        ------
+        CorruptDataError
+            If its checkpoint is damaged.
+        UnavailableError
+            If the file system refuses, or Spark's driver has ended.
+        """
+        with self._lock, self._asking():
+            if not self._ended.is_set():
+                self._look()
+            queries = {name: QueryMetrics() for name in self._names}
+            queries |= {name: run.metrics for name, run in self._runs.items()}
+        facts = facts_of(self._directory)
+        return GraphMetrics(queries, facts.streams, facts.markers, self.recovery)
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Wait until the graph has ended, or so many seconds; say whether it has.
+
+        Raises
+        ------
+        PenstockError
+            If a query failed: the text names it and tells the cause. The class is that of the cause where
+            that is one of Penstock's own errors.
+        """
+        ended = self._ended.wait(timeout)
+        self._raise()
+        return ended
+
+    def process_all_available(self) -> None:
+        """Wait until all that is in the sources now is processed and committed. For tests.
+
+        Raises
+        ------
+        PenstockError
+            If a query failed; see `await_termination`.
+        """
+        for name in self._names:
+            while name not in self._runs and not self._ended.wait(_POLL_S):
+                pass
+            run = self._runs.get(name)
+            try:
+                if run is not None and not self._ended.is_set() and run.query.isActive:
+                    run.query.processAllAvailable()
+            except (PySparkException, Py4JError, ConnectionError):
+                self._ended.wait(_STOP_S)  # the watcher tells
+            self._raise()
+        with self._lock, self._asking():
+            self._look()
+        self._raise()
+
+    def stop(self) -> None:
+        """Stop all queries between two micro-batches, those of the results last; idempotent.
+
+        Raises
+        ------
+        PySparkException
+            If Spark cannot stop one.
+        UnavailableError
+            If Spark's driver has ended.
+        """
+        with self._lock, self._asking():
+            if self._ended.is_set():
+                return
+            self._waiting.clear()
+            self._stop_queries()
+            self._end("stopped")
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def __enter__(self) -> RunningGraph:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

@@ -1,0 +1,134 @@
+"""Lookups in static tables: Spark's join, and which tables go to the readers, instead of rows to the tables.
+
+Spark joins rows with a table in the JVM. Where only fragments of windows leave a reader, each would cross to
+the JVM and back to be looked up, which takes more than all else that is done for them. A small table goes to
+the readers instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+from penstock.compression.kinds import is_text
+from penstock.ddl import quoted
+from penstock.operators.graph.nodes import StreamTableJoin
+from penstock.operators.scan.lookup import Lookup, can_be_looked_up
+from penstock.operators.update_stream.stream import RESERVED_PREFIX
+from penstock.spark_ext.border.types import as_arrow_of_spark, converted, spark_schema
+
+__all__ = ["MOST_BYTES", "MOST_ROWS", "joined", "lookup_in"]
+
+_LOGGER = logging.getLogger(__name__)
+
+MOST_ROWS = 1 << 16
+MOST_BYTES = 1 << 20
+"""Of a table's keys and groups: they go to the workers with each micro-batch."""
+
+_IN_PROGRAM = {"LocalRelation", "OneRowRelation", "Range"}
+_ANEW = ("CURRENT_LIKE", "PLAN_EXPRESSION", "PYTHON_UDF", "SCALA_UDF")
+"""Expressions that may be others in the next micro-batch: of its time, of other tables, and of programs."""
+
+
+def joined(rows: DataFrame, table: DataFrame, on: Sequence[str]) -> DataFrame:
+    """Return rows with the other columns of a table, by Spark's inner join.
+
+    Parameters
+    ----------
+    rows, table : DataFrame
+        Of columns of any name; they share those in `on`, and no others.
+    on : sequence of str
+        By what rows are looked up.
+    """
+    others = [quoted(name) for name in table.columns if name not in on]
+    keys = {quoted(name): f"{RESERVED_PREFIX}key_{number}" for number, name in enumerate(on)}
+    # Spark takes a name to join by as an expression, in which not each name can be.
+    renamed = table.select(*(sf.col(name).alias(key) for name, key in keys.items()), *others)
+    same = [sf.col(name) == sf.col(key) for name, key in keys.items()]
+    return rows.join(renamed, same).select(*map(quoted, rows.columns), *others)
+
+
+def lookup_in(table: DataFrame, node: StreamTableJoin, group_by: tuple[str, ...]) -> str | None:
+    """Return the text of a `Lookup` for readers of fragments; None where Spark is to join these.
+
+    That is so where the table is large, has several rows for one fragment, is looked up by columns that Spark
+    compares in a way of its own, or may be another one in the next micro-batch.
+
+    Parameters
+    ----------
+    table : DataFrame
+        With the columns that the node says.
+    node : StreamTableJoin
+        What is looked up.
+    group_by : tuple of str
+        What the windows behind are grouped by.
+    """
+    text, why = _text(table, node, group_by)
+    _LOGGER.info("a lookup is made by %s [table=%s]", "the readers" if text else f"Spark: {why}", node.table)
+    return text
+
+
+def _text(table: DataFrame, node: StreamTableJoin, group_by: tuple[str, ...]) -> tuple[str | None, str]:
+    """Return the text of a lookup, or None and why there is none."""
+    schema = as_arrow_of_spark(table.schema)
+    stream = pa.schema([node.inputs[0].schema.field(name) for name in node.on])
+    for field in as_arrow_of_spark(spark_schema(stream)):
+        if schema.field(field.name).type != field.type:
+            return None, "a key is of another type than the stream's"
+        if not can_be_looked_up(field.type):
+            return None, "a key is of floats, or nested"
+    if not _is_constant(table):
+        return None, "the table may be another one in each micro-batch"
+    others = (name for name in group_by if name in schema.names and name not in node.on)
+    made = pa.schema([schema.field(name) for name in (*node.on, *others)])
+    if any(pa.types.is_nested(field.type) for field in made):
+        return None, "a group is nested"
+    rows = table.select(*map(quoted, made.names)).limit(MOST_ROWS + 1)
+    if not _is_small(rows, made):
+        return None, f"the table has more than {MOST_ROWS} rows, or {MOST_BYTES} bytes"
+    found = rows.toArrow()
+    keys = found.select(list(node.on)).drop_null()
+    if keys.group_by(list(node.on)).aggregate([]).num_rows < keys.num_rows:
+        return None, "several rows of the table have the same key"
+    try:
+        found.validate(full=True)
+    except pa.ArrowInvalid:
+        return None, "a text is not UTF-8"
+    whole = pa.Table.from_batches([converted(batch, made) for batch in found.to_batches()], made)
+    return Lookup(whole, node.on, group_by).to_text(), ""
+
+
+def _is_small(rows: DataFrame, schema: pa.Schema) -> bool:
+    """Say whether rows are few, and have few bytes, without collecting them."""
+    texts = [sf.col(quoted(one.name)) for one in schema if is_text(one.type)]
+    fixed = sum(max(one.type.bit_width // 8, 1) for one in schema if not is_text(one.type))
+    size = sum((sf.coalesce(sf.octet_length(text), sf.lit(0)) for text in texts), sf.lit(fixed))
+    (counted,) = rows.select(sf.count(sf.lit(1)), sf.coalesce(sf.sum(size), sf.lit(0))).collect()
+    return counted[0] <= MOST_ROWS and counted[1] <= MOST_BYTES
+
+
+def _is_constant(table: DataFrame) -> bool:
+    """Say whether a table is the same each time that Spark reads it: made in a program, or of known files."""
+    plan = table._jdf.queryExecution().analyzed()
+    jvm: Any = table.sparkSession._jvm
+    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    if not plan.deterministic() or any(plan.containsPattern(getattr(patterns, name)()) for name in _ANEW):
+        return False
+    leaves = plan.collectLeaves()
+    return all(_is_constant_leaf(leaves.apply(number)) for number in range(leaves.size()))
+
+
+def _is_constant_leaf(leaf: Any) -> bool:
+    kind = leaf.getClass().getSimpleName()
+    if kind != "LogicalRelation":
+        return kind in _IN_PROGRAM
+    # Spark finds the files once, when the DataFrame is made; not those of a catalog's table, and no database.
+    relation = leaf.relation()
+    if relation.getClass().getSimpleName() != "HadoopFsRelation" or leaf.catalogTable().isDefined():
+        return False
+    return bool(relation.location().getClass().getSimpleName() == "InMemoryFileIndex")

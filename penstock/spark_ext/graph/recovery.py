@@ -1,0 +1,210 @@
+"""Recovery of a graph over an existing checkpoint, in the paper's four phases (Scabbard §3.2).
+
+1. **Progress recovery**: how far each query has planned and committed, by Spark's logs, from which torn files
+   that a power cut has left are dropped, and what the p-streams' logs hold.
+2. **Upstream requesting**: from which row each query needs its p-streams again; nothing of that may be
+   released.
+3. **Data recovery**: the p-units from there on are there, and so are the files of the state that each query's
+   last commit points to, of every bucket (`penstock.spark_ext.graph.state`): by name and length. What is in
+   them is checked by the tasks that load them.
+4. **Upstream replay**: until the query of the results has committed its first micro-batch; at once where
+   nothing is to be replayed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock._clock import monotonic_s, now_us
+from penstock.checkpointing.graph.directory import GraphDirectory, QueryProgress
+from penstock.checkpointing.p_stream import Piece, PStream
+from penstock.checkpointing.protocol import RecoveryReport
+from penstock.checkpointing.spark_checkpoint import repair_checkpoint
+from penstock.errors import CorruptDataError
+from penstock.spark_ext.graph.state import FoundState, HeldBySpark, StatePlace, find_state
+
+__all__ = ["GraphRecovery", "QueryStreams"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_PHASES = ("progress recovery", "upstream requesting", "data recovery", "upstream replay")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryStreams:
+    """A query, where the p-streams are that it reads, and its state; the last one makes the results."""
+
+    name: str
+    reads: tuple[str, ...]
+    state: StatePlace | None = None
+
+
+class GraphRecovery:
+    """One recovery of a graph: the first three phases when it is made, the fourth by `committed`.
+
+    Used on the driver, before the queries start and while they run. A crash in it is followed by another one.
+
+    Parameters
+    ----------
+    name : str
+        The graph's name.
+    directory : GraphDirectory
+        Its checkpoint.
+    queries : sequence of QueryStreams
+        Its queries.
+    clock : callable
+        Returns seconds on a clock that never goes back.
+    held_by_spark : callable, optional
+        As for `penstock.spark_ext.graph.state.find_state`.
+
+    Raises
+    ------
+    CorruptDataError
+        If rows that a query needs were released, or a file is damaged or missing.
+    InvalidUsageError
+        If a p-stream is gone.
+    UnavailableError
+        If the file system refuses.
+
+    Attributes
+    ----------
+    report : RecoveryReport or None
+        What was done; None until the replay has ended.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        directory: GraphDirectory,
+        queries: Sequence[QueryStreams],
+        clock: Callable[[], float] = monotonic_s,
+        held_by_spark: HeldBySpark | None = None,
+    ) -> None:
+        self._name = name
+        self._directory = directory
+        self._queries = queries
+        self._clock = clock
+        self._held_by_spark = held_by_spark
+        self._times = [clock()]
+        self._progress: dict[str, QueryProgress] = {}
+        self._streams: dict[str, PStream] = {}
+        self._begins: dict[str, int] = {}
+        self._rows = self._units = 0
+        self._state = FoundState()
+        self.report: RecoveryReport | None = None
+        self._progress_recovery()
+        self._upstream_requesting()
+        self._data_recovery()
+        results = self._progress[queries[-1].name]
+        if not self._rows and all(one.planned == one.committed for one in self._progress.values()):
+            self.committed(results.committed + 1)
+
+    def _ended(self, **facts: Any) -> None:
+        self._times.append(self._clock())
+        phase = _PHASES[len(self._times) - 2]
+        said = " ".join(f"{name}={value}" for name, value in facts.items())
+        seconds = self._times[-1] - self._times[-2]
+        _LOGGER.info("%s [graph=%s %s seconds=%.3f]", phase, self._name, said, seconds)
+
+    def _progress_recovery(self) -> None:
+        for query in self._queries:
+            repair_checkpoint(self._directory.query(query.name), dry_run=False)
+            self._progress[query.name] = self._directory.progress(query.name)
+            for location in query.reads:
+                if location not in self._streams:
+                    self._streams[location] = PStream(location)
+        self._ended(checkpoint=self._checkpoint)
+
+    @property
+    def _checkpoint(self) -> int | None:
+        """The newest micro-batch of the results that is committed."""
+        committed = self._progress[self._queries[-1].name].committed
+        return None if committed < 0 else committed
+
+    def _upstream_requesting(self) -> None:
+        for query in self._queries:
+            for location in query.reads:
+                stream = self._streams[location]
+                row = self._progress[query.name].rows.get(stream.identity)
+                if row is None:
+                    continue
+                if row < stream.start:
+                    raise CorruptDataError(
+                        "rows of a p-stream are released that the checkpoint needs",
+                        hint="the checkpoint may be an old copy; start with a new one",
+                        file=stream.files.location,
+                        query=query.name,
+                        needed=row,
+                        start=stream.start,
+                    )
+                self._begins[location] = min(row, self._begins.get(location, row))
+        for location, stream in self._streams.items():
+            self._begins.setdefault(location, stream.start)
+            self._rows += stream.end - self._begins[location]
+        self._ended(rows=self._rows)
+
+    def _data_recovery(self) -> None:
+        for location, stream in self._streams.items():
+            found = {fact.name: fact.size_bytes for fact in stream.segments.list()}
+            pieces = stream.pieces(self._begins[location], stream.end) if self._rows else []
+            for piece in pieces:
+                if found.get(piece.segment, 0) < _end_of(piece):
+                    raise CorruptDataError(
+                        "a segment of a p-stream is missing or cut",
+                        file=stream.segments.path_of(piece.segment),
+                    )
+            self._units += len(pieces)
+        states = [
+            find_state(self._directory, one.name, self._progress[one.name], one.state, self._held_by_spark)
+            for one in self._queries
+            if one.state is not None
+        ]
+        self._state = FoundState(
+            sum(one.buckets for one in states),
+            sum(one.files for one in states),
+            sum(one.size_bytes for one in states),
+        )
+        self._ended(units=self._units, **self._counts)
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        """What the report says of the state."""
+        state = self._state
+        return {"buckets": state.buckets, "state_files": state.files, "state_bytes": state.size_bytes}
+
+    def committed(self, batch: int) -> None:
+        """Tell that the query of the results has committed a micro-batch, which ends the replay.
+
+        Raises
+        ------
+        ConflictError, UnavailableError
+            If the report cannot be stored.
+        """
+        if self.report is not None:
+            return
+        self._ended(batch=batch)
+        phases = [after - before for before, after in zip(self._times, self._times[1:], strict=False)]
+        self.report = RecoveryReport(self._checkpoint, self._units, *phases, **self._counts)
+        self._directory.put("recovery", self._document(self.report))
+
+    def _document(self, report: RecoveryReport) -> dict[str, Any]:
+        return {
+            "time_us": now_us(),
+            "checkpoint": report.checkpoint,
+            "rows_replayed": self._rows,
+            "units_replayed": report.units_loaded,
+            **self._counts,
+            "phases_s": {
+                "progress recovery": report.progress_recovery_s,
+                "upstream requesting": report.upstream_requesting_s,
+                "data recovery": report.data_recovery_s,
+                "upstream replay": report.upstream_replay_s,
+            },
+        }
+
+
+def _end_of(piece: Piece) -> int:
+    return piece.at + piece.size_bytes

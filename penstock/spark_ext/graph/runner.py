@@ -1,0 +1,346 @@
+"""`start`: run a persistent operator graph as streaming queries of Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from itertools import chain, zip_longest
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock.checkpointing.graph.directory import GraphDirectory
+from penstock.checkpointing.p_stream import EARLIEST
+from penstock.checkpointing.p_stream import PStream as Stream
+from penstock.errors import InvalidUsageError
+from penstock.operators.graph import Graph, Persist, PhysicalPlan, Statistics, as_json, explain
+from penstock.operators.graph.nodes import Node, PStream, Sink, Source, rebuild, topological
+from penstock.operators.graph.shape import shape
+from penstock.spark_ext.api.register import register
+from penstock.spark_ext.border.types import check_same, spark_schema, stored_schema
+from penstock.spark_ext.graph.checks import check_runnable, holds_back
+from penstock.spark_ext.graph.frames import Frames, Reading, Written
+from penstock.spark_ext.graph.handle import RESULTS, RunningGraph, Stage
+from penstock.spark_ext.graph.recovery import GraphRecovery, QueryStreams
+from penstock.spark_ext.graph.state import StatePlace
+from penstock.spark_ext.state_reader.committed import held_pointers
+from penstock.units import parse_duration_us
+
+__all__ = ["start"]
+
+_INGEST = "ingest-"
+
+
+def start(
+    graph: Graph,
+    spark: SparkSession,
+    checkpoint: str | os.PathLike[str],
+    *,
+    sources: Mapping[str, DataFrame | str | os.PathLike[str]] | None = None,
+    tables: Mapping[str, DataFrame] | None = None,
+    sink: Callable[[DataFrame], DataStreamWriter] | None = None,
+    statistics: Statistics | None = None,
+    persist: Persist = "auto",
+    retain_interval: str | timedelta | None = None,
+    checkpoint_interval: str | timedelta | None = None,
+    available_now: bool = False,
+    drain: bool = True,
+    max_rows: int | None = None,
+) -> RunningGraph:
+    """Run a graph: a streaming query for each p-stream that it writes, and one for its results.
+
+    Called on the driver. Returns when the queries run; their first micro-batches may be at work still. Over a
+    checkpoint that there is already, it recovers what was done and goes on, exactly once.
+
+    Parameters
+    ----------
+    graph : Graph
+        What is to run, with a `Graph.sink` at its end.
+    spark : SparkSession
+        Where it is to run; Penstock is registered with it.
+    checkpoint : str or path
+        The graph's directory, which need not exist: its plan, its p-streams, state, and Spark's checkpoints.
+    sources : mapping of str to DataFrame or path, optional
+        For each of the graph's sources its streaming DataFrame; or, of the kind ``parquet``, where its files
+        are; or, of any other kind, where a p-stream is, which is read as it is. What has its path in the
+        graph need not be named.
+    tables : mapping of str to DataFrame, optional
+        The static tables of its lookups.
+    sink : callable, optional
+        From the DataFrame of the results to its writer, such as
+        ``lambda rows: rows.writeStream.foreachBatch(keep)``; by default what the graph's sink says:
+        Spark's name of a format, and its options.
+    statistics : Statistics, optional
+        Of `Graph.measure`, for the plan.
+    persist : str or mapping, optional
+        As for `Graph.plan`.
+    retain_interval : str or timedelta, optional
+        Between two retain markers: how often what came is made durable. As often as can be unless given.
+    checkpoint_interval : str or timedelta, optional
+        Between two checkpoint markers: how often results are committed. As often as can be unless given.
+    available_now : bool
+        Whether to end when all that is there now is processed; then one query follows the other.
+    drain : bool
+        With `available_now`, whether queries whose queue or windows have a budget go on until nothing waits
+        in them, or end with their input. What waits then is served by the next start.
+    max_rows : int, optional
+        The most rows that a micro-batch takes of a p-stream.
+
+    Returns
+    -------
+    RunningGraph
+
+    Raises
+    ------
+    InvalidUsageError
+        If a source, table or sink is missing or wrong, an operator cannot run, a setting is wrong, or the
+        checkpoint is of another graph.
+    CorruptDataError
+        If the checkpoint is damaged.
+    UnavailableError
+        If the file system refuses.
+
+    Examples
+    --------
+    >>> running = penstock.start(mean, spark, "loads-checkpoint", sources={"readings": df})  # doctest: +SKIP
+    """
+    located, paths = _located(graph, sources or {})
+    plan = located.plan(statistics, persist)
+    check_runnable(plan.root)
+    results = plan.root
+    directory = GraphDirectory(checkpoint)
+    old = directory.newest("graph")
+    if old is not None:
+        _check_same_graph(plan, old, directory)
+    register(spark)
+    places = _places(results)
+    frames = Frames(
+        spark,
+        _safe(graph.name),
+        sources={name: one for name, one in (sources or {}).items() if isinstance(one, DataFrame)},
+        tables=tables or {},
+        streams={name: directory.place("p-streams", safe) for name, safe in places.items()},
+        paths=paths,
+        state=directory.place("state"),
+        max_rows=max_rows,
+    )
+    retain, commit = (
+        {"availableNow": True} if available_now else _trigger(interval)
+        for interval in (retain_interval, checkpoint_interval)
+    )
+    stages: list[Stage] = []
+    readings: dict[str, tuple[Reading, ...]] = {}
+    states: dict[str, StatePlace | None] = {}
+    writers: dict[str, str] = {}
+    for node in topological(results):
+        if isinstance(node, PStream):
+            location, query = directory.place("p-streams", places[node.name]), _INGEST + places[node.name]
+            made = frames.into(node.inputs[0], {"path": location})
+            Stream(location, stored_schema(made.schema))
+            writer = _written(made, {"path": location})
+            readings[query], states[query] = made.readings, frames.state_of(node.inputs[0])
+            writer = _named(writer, f"{graph.name}.{node.name}", directory.query(query), retain)
+            after = _after(made.readings, writers)
+            stages.append(Stage(query, writer, after, made.direct, holds_back(node.inputs[0])))
+            writers[location] = query
+    if sink is None and isinstance(results, Sink) and _format(results) == "pstream":
+        options = _options(results)
+        made = frames.into(results, options)
+        writer = _written(made, options)
+    else:
+        rows, read = frames.of(results)
+        made = Written(rows, rows.schema, read, direct=False)
+        writer = _sink(made.rows, results, sink)
+    readings[RESULTS], states[RESULTS] = made.readings, frames.state_of(results)
+    writer = _named(writer, graph.name, directory.query(RESULTS), commit)
+    after = _after(made.readings, writers)
+    stages.append(Stage(RESULTS, writer, after, made.direct, holds_back(results)))
+    recovery = None
+    if old is None:
+        _check_readers_are_free(readings, writers)
+    else:
+        queries = [
+            QueryStreams(query, tuple(one.location for one in some), states[query])
+            for query, some in readings.items()
+        ]
+        by_spark = partial(held_pointers, spark)
+        recovery = GraphRecovery(graph.name, directory, queries, held_by_spark=by_spark)
+    directory.put("graph", _document(plan, readings, writers))
+    for one in chain.from_iterable(readings.values()):
+        Stream(one.location).subscribe(one.reader, EARLIEST)
+    return RunningGraph(
+        spark,
+        plan,
+        directory,
+        stages,
+        made.schema,
+        in_turn=available_now,
+        drain=drain,
+        recovery=recovery,
+    )
+
+
+def _located(
+    graph: Graph, sources: Mapping[str, DataFrame | str | os.PathLike[str]]
+) -> tuple[Graph, dict[str, str]]:
+    """Return the graph in which sources that are p-streams are of that kind, and where these are."""
+    known = {node.name: node for node in topological(graph.root) if isinstance(node, Source)}
+    unknown = sorted(sources.keys() - known.keys())
+    if unknown:
+        raise InvalidUsageError("the graph has no such source", source=unknown[0], known=", ".join(known))
+    places: dict[str, Any] = {
+        name: dict(node.options)["path"]
+        for name, node in known.items()
+        if node.kind == "p-stream" and "path" in dict(node.options)
+    }
+    given = {name: one for name, one in sources.items() if not isinstance(one, DataFrame)}
+    files = {name for name, node in known.items() if node.kind == "parquet"}
+    places |= {name: one for name, one in given.items() if name not in files}
+    paths = {
+        name: GraphDirectory(one).location for name, one in places.items() if name not in _frames(sources)
+    }
+
+    def change(node: Node) -> Node:
+        if isinstance(node, Source) and node.name in files:
+            if node.name in _frames(sources):
+                return replace(node, kind="files")
+            where = {"path": os.fspath(given[node.name])} if node.name in given else {}
+            return replace(node, options=tuple((dict(node.options) | where).items()))
+        if not isinstance(node, Source) or node.name not in paths:
+            return node
+        check_same(
+            spark_schema(_wanted(node, paths[node.name])), spark_schema(node.columns), paths[node.name]
+        )
+        return replace(node, kind="p-stream")
+
+    return replace(graph, root=rebuild(graph.root, change)), paths
+
+
+def _frames(sources: Mapping[str, Any]) -> set[str]:
+    return {name for name, one in sources.items() if isinstance(one, DataFrame)}
+
+
+def _wanted(node: Source, location: str) -> pa.Schema:
+    """Return those columns of a p-stream that a source has."""
+    stored = Stream(location).schema
+    return pa.schema([one for one in stored if one.name in node.columns.names], stored.metadata)
+
+
+def _check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: GraphDirectory) -> None:
+    new = shape(plan)
+    if new == old["shape"]:
+        return
+    pairs = zip_longest(old["shape"], new, fillvalue="nothing")
+    was, now = next((one, other) for one, other in pairs if one != other)
+    raise InvalidUsageError(
+        "the checkpoint is of another graph, or of the same one planned otherwise",
+        hint="start with the graph, the statistics and the persist that it was started with, or with a new "
+        "checkpoint; only what has no state behind the last p-stream, and the sink, may change",
+        checkpoint=directory.location,
+        was=was,
+        now=now,
+    )
+
+
+def _check_readers_are_free(readings: Mapping[str, Sequence[Reading]], writers: Mapping[str, str]) -> None:
+    """Refuse to read under a name that another checkpoint may have: its rows would be released."""
+    for one in chain.from_iterable(readings.values()):
+        if one.location not in writers and one.reader in Stream(one.location).log.readers:
+            raise InvalidUsageError(
+                "a reader of the graph's name is subscribed to the p-stream already",
+                hint="give the graph another name; if no checkpoint of that reader is left, "
+                f"penstock gc {one.location} --drop-reader {one.reader}",
+                p_stream=one.location,
+                reader=one.reader,
+            )
+
+
+def _places(results: Node) -> dict[str, str]:
+    """Return the names of directories of the p-streams that are written, by their names."""
+    made: dict[str, str] = {}
+    for node in topological(results):
+        if isinstance(node, PStream):
+            plain = _safe(node.name)
+            taken = set(made.values())
+            made[node.name] = plain if plain not in taken else f"{plain}-{len(made)}"
+    return made
+
+
+def _safe(name: str) -> str:
+    """Return a name that a directory and a reader can have."""
+    safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:80]
+    return safe if safe[0] not in ".-" else f"_{safe}"
+
+
+def _trigger(interval: str | timedelta | None) -> dict[str, Any]:
+    if interval is None:
+        return {}
+    return {"processingTime": f"{parse_duration_us(interval) // 1000} milliseconds"}
+
+
+def _named(
+    writer: DataStreamWriter, name: str, checkpoint: str, trigger: Mapping[str, Any]
+) -> DataStreamWriter:
+    writer = writer.queryName(name).option("checkpointLocation", checkpoint)
+    return writer.trigger(**trigger) if trigger else writer
+
+
+def _after(readings: Sequence[Reading], writers: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(writers[one.location] for one in readings if one.location in writers))
+
+
+def _sink(
+    rows: DataFrame, root: Node, sink: Callable[[DataFrame], DataStreamWriter] | None
+) -> DataStreamWriter:
+    if sink is not None:
+        return sink(rows)
+    if not isinstance(root, Sink):
+        raise InvalidUsageError("the graph has no sink", hint="end it with sink(...), or give sink=")
+    return rows.writeStream.format(_format(root)).options(**_options(root))
+
+
+def _format(root: Sink) -> str:
+    return "pstream" if root.kind == "p-stream" else root.kind
+
+
+def _options(root: Sink) -> dict[str, str]:
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in root.options}
+
+
+def _written(made: Written, options: Mapping[str, str]) -> DataStreamWriter:
+    """Return what writes into a p-stream."""
+    writer = made.rows.writeStream.format("pstream").options(**options)
+    return writer.option("descriptors", "true") if made.direct else writer
+
+
+def _document(
+    plan: PhysicalPlan,
+    readings: Mapping[str, Sequence[Reading]],
+    writers: Mapping[str, str],
+) -> dict[str, Any]:
+    streams: dict[str, dict[str, Any]] = {}
+    for query, some in readings.items():
+        for one in some:
+            entry = {
+                "name": one.stream,
+                "location": one.location,
+                "own": one.location in writers,
+                "readers": [],
+            }
+            streams.setdefault(one.location, entry)["readers"].append({"name": one.reader, "query": query})
+    written = {query: location for location, query in writers.items()}
+    return {
+        "name": plan.name,
+        "shape": shape(plan),
+        "queries": [{"name": query, "writes": written.get(query)} for query in readings],
+        "streams": list(streams.values()),
+        "explanation": explain(plan),
+        "plan": as_json(plan),
+    }

@@ -1,0 +1,345 @@
+"""The join of windows that end together, in a running graph.
+
+Spark reads the sides' sources at its own pace for each, so one side may be ahead of the other. Both sides'
+fragments go to one operator, which closes windows of both by the watermark of the side that is behind
+(`SeveralPanes`). So the windows of one end come in one micro-batch, and what follows needs no state.
+
+On their way behind the operator, rows of a side are a struct in the column of that side::
+
+    side        int                     which side a row is of
+    end         long                    where its window ends, in microseconds
+    side_0      struct of the left      null in rows of the right
+    side_1      struct of the right     null in rows of the left
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import IntegerType, LongType, StructField, StructType
+
+from penstock._clock import Clock
+from penstock.ddl import quoted
+from penstock.operators.graph.nodes import Aggregate, Select, Where, WindowJoin
+from penstock.operators.scan.spec import PANE
+from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.operators.update_stream.cast import conform
+from penstock.operators.update_stream.stream import RESERVED_PREFIX
+from penstock.operators.windows.layout import WindowLayout
+from penstock.operators.windows.shared_watermark import SeveralPanes
+from penstock.spark_ext.border.parcels import SIDE as PARCEL_SIDE
+from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
+from penstock.spark_ext.border.window_packing import add_rows, row_fragmenter
+from penstock.spark_ext.graph.windows import ByWindow
+from penstock.spark_ext.worker.bucket_task import Parcel, Turn
+from penstock.spark_ext.worker.stateful import Stateful
+from penstock.spark_ext.worker.window_operator import Gathered
+from penstock.spark_ext.worker.window_plan import (
+    WINDOW,
+    Windowed,
+    has_own_workers,
+    spark_windows,
+    typed,
+    wraps_around,
+)
+
+__all__ = ["Side", "SidesOperator", "joined_windows"]
+
+_SIDE = f"{RESERVED_PREFIX}side"
+_STRUCTS = (f"{_SIDE}_0", f"{_SIDE}_1")
+_END = f"{RESERVED_PREFIX}end"
+_ROW = f"{RESERVED_PREFIX}row"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of the join.
+
+    Parameters
+    ----------
+    windows : Windowed
+        Its windows, before they are made.
+    steps : tuple of Where, Select or Aggregate
+        What follows these before the join; aggregates are of windows.
+    """
+
+    windows: Windowed
+    steps: tuple[Where | Select | Aggregate, ...]
+
+
+@dataclass(frozen=True)
+class SidesOperator:
+    """Windows of several sides as an `Operator`.
+
+    Parameters
+    ----------
+    layouts : tuple of WindowLayout
+        What the windows of each side are made of.
+    delays : tuple of int
+        How many panes the watermark of each side is behind its newest one.
+    output : pyarrow.Schema
+        Of what is emitted: the side's number, and a struct for each side.
+    settings : dict
+        What must not change while a checkpoint lives, as JSON values.
+    """
+
+    layouts: tuple[WindowLayout, ...]
+    delays: tuple[int, ...]
+    output: pa.Schema
+    settings: dict[str, Any]
+
+    def specification(self) -> dict[str, Any]:
+        """Return what must not change; see `Operator.specification`."""
+        return self.settings
+
+    @property
+    def follows_clock(self) -> bool:
+        """See `Operator.follows_clock`."""
+        return False
+
+    def new_state(self) -> SeveralPanes:
+        """Return panes without entries."""
+        return SeveralPanes(self.layouts)
+
+    def run(
+        self, state: SeveralPanes, parcels: Iterable[Parcel], turn: Turn, clock: Clock
+    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        """Let entries in and close windows; see `Operator.run`."""
+        started = clock()
+        numbers = range(len(self.layouts))
+        gathered = Gathered(len(self.layouts)).add(parcels)
+        done = state.run(
+            [gathered.arriving(number) for number in numbers],
+            [gathered.watermark(number, self.delays[number]) for number in numbers],
+        )
+        made = [self._row(number, batch) for number in numbers for batch in done[number].windows]
+        windows = sum(batch.num_rows for batch in made)
+        metrics = BatchMetrics(
+            rows_in=sum(one.rows_in for one in done) + gathered.dropped,
+            late=sum(one.late for one in done),
+            dropped=gathered.dropped,
+            emitted=windows,
+            rows_out=windows,
+            keys=sum(one.groups for one in done),
+        )
+        metrics.duration_ms = {"assemble": (clock() - started) / 1000}
+        return made, metrics
+
+    def _row(self, side: int, windows: pa.RecordBatch) -> pa.RecordBatch:
+        rows = windows.num_rows
+        columns: list[pa.Array[Any]] = [pa.array(np.full(rows, side, np.int32))]
+        for number, field in enumerate(list(self.output)[1:]):
+            if number != side:
+                columns.append(pa.nulls(rows, field.type))
+                continue
+            kind = pa.schema([field.type.field(place) for place in range(field.type.num_fields)])
+            columns.append(pa.StructArray.from_arrays(conform(windows, kind).columns, fields=list(kind)))
+        return pa.RecordBatch.from_arrays(columns, schema=self.output)
+
+
+def joined_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> DataFrame:
+    """Return the windows of two sides that end together.
+
+    Parameters
+    ----------
+    node : WindowJoin
+        What is joined.
+    sides : sequence of Side
+        Its sides; they may have the same windows, which are then made once.
+    place : Stateful
+        The place of the operator that makes the windows of both.
+    """
+    one, other = (side.windows for side in sides)
+    rows = _shared(one.results(place)) if one is other else _made(sides, place)
+    ends = [sf.unix_micros(sf.col(f"{name}.{WINDOW}.end")) for name in _STRUCTS]
+    there = rows.select(_SIDE, sf.coalesce(*ends).alias(_END), *_STRUCTS).repartition(sf.col(_END))
+    for number, side in enumerate(sides):
+        for step in side.steps:
+            if isinstance(step, Where):
+                there = _where(there, number, step)
+            elif isinstance(step, Select):
+                columns = [sf.expr(one.text).alias(name) for name, one in step.columns]
+                there = _with(there, number, columns)
+            else:
+                there = _folded(there, number, step)
+    left, right = (_fields(there, name) for name in _STRUCTS)
+    kept = [[one for one in left if one.name != WINDOW]]
+    kept.append([one for one in right if one.name not in (WINDOW, *node.on)])
+    output = StructType([StructField(_END, LongType()), *kept[0], *kept[1]])
+    match = _Match(
+        as_arrow_of_spark(there.schema),
+        tuple(tuple(one.name for one in some) for some in kept),
+        node.on,
+        as_arrow_of_spark(output),
+    )
+    matched = there.mapInArrow(match, output)
+    window = sf.struct(
+        sf.timestamp_micros(sf.col(_END) - 1000 * node.slide_ms).alias("start"),
+        sf.timestamp_micros(_END).alias("end"),
+    )
+    made = matched.select(
+        *(
+            typed(window if field.name == WINDOW else sf.col(quoted(field.name)), field)
+            for field in spark_schema(node.schema)
+        )
+    )
+    return made if node.condition is None else made.where(node.condition.text)
+
+
+def _shared(windows: DataFrame) -> DataFrame:
+    """Return windows that both sides have, in the struct of each."""
+    columns = sf.struct(*(sf.col(quoted(name)) for name in windows.columns))
+    twice = windows.select(
+        sf.explode(sf.array(*(sf.lit(number) for number in range(len(_STRUCTS))))).alias(_SIDE),
+        columns.alias(_STRUCTS[0]),
+    )
+    structs = (
+        sf.when(sf.col(_SIDE) == number, sf.col(_STRUCTS[0])).alias(name)
+        for number, name in enumerate(_STRUCTS)
+    )
+    return twice.select(_SIDE, *structs)
+
+
+def _made(sides: Sequence[Side], place: Stateful) -> DataFrame:
+    """Return the windows of both sides, each in its struct."""
+    layouts = tuple(side.windows.plan.layout for side in sides)
+    structs = [StructField(name, spark_windows(one)) for name, one in zip(_STRUCTS, layouts, strict=True)]
+    made = StructType([StructField(_SIDE, IntegerType()), *structs])
+    output = as_arrow_of_spark(made)
+    operator = SidesOperator(
+        layouts,
+        tuple(side.windows.plan.delay_panes for side in sides),
+        output,
+        {"sides": [side.windows.plan.settings(side.windows.columns) for side in sides]},
+    )
+    parcels = reduce(
+        DataFrame.union,
+        [side.windows.parcels.withColumn(PARCEL_SIDE, sf.lit(number)) for number, side in enumerate(sides)],
+    )
+    own = any(map(has_own_workers, layouts))
+    rows = place.run(parcels, operator, made, output, waits=False, own_workers=own)
+    for number, side in enumerate(sides):
+        rows = _with(rows, number, side.windows.plan.computed())
+    return rows
+
+
+def _opened(rows: DataFrame, side: int) -> DataFrame:
+    """Return rows with the columns of a side beside the others."""
+    return rows.select("*", f"{_STRUCTS[side]}.*")
+
+
+def _with(rows: DataFrame, side: int, columns: Sequence[Column]) -> DataFrame:
+    """Return rows of which those of a side have other columns."""
+    made = sf.when(sf.col(_SIDE) == side, sf.struct(*columns)).alias(_STRUCTS[side])
+    names = [made if name == _STRUCTS[side] else sf.col(name) for name in rows.columns]
+    return _opened(rows, side).select(*names)
+
+
+def _where(rows: DataFrame, side: int, step: Where) -> DataFrame:
+    """Return rows without those of a side for which a condition is not true."""
+    kept = (sf.col(_SIDE) != side) | sf.expr(step.predicate.text)
+    return _opened(rows, side).where(kept).select(*rows.columns)
+
+
+def _folded(rows: DataFrame, side: int, step: Aggregate) -> DataFrame:
+    """Return rows of which those of a side are aggregated by window; a window's are in one partition."""
+    by_window = ByWindow.of(step, wraps=wraps_around(rows.sparkSession))
+    rows = _with(rows, side, by_window.values)
+    values = as_arrow_of_spark(StructType(_fields(rows, _STRUCTS[side])))
+    made = by_window.folded(values)
+    output = StructType(
+        [StructField(one.name, made) if one.name == _STRUCTS[side] else one for one in rows.schema]
+    )
+    fold = _Fold(side, as_arrow_of_spark(rows.schema), values, by_window, as_arrow_of_spark(output))
+    return _with(rows.mapInArrow(fold, output), side, by_window.computed(step))
+
+
+def _fields(rows: DataFrame, name: str) -> list[StructField]:
+    kind = rows.schema[name].dataType
+    return list(kind.fields) if isinstance(kind, StructType) else []
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """Folds the rows of a side in a partition and hands on the others, for ``mapInArrow``."""
+
+    side: int
+    rows: pa.Schema
+    values: pa.Schema
+    by_window: ByWindow
+    output: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return one row for each window and group of the side, and the rows of the other."""
+        place = self.output.get_field_index(_STRUCTS[self.side])
+        fragments = self.by_window.fragments
+        fragmenter = row_fragmenter(self.values, fragments)
+        for batch in batches:
+            rows = conform(batch, self.rows)
+            own = pc.equal(rows[_SIDE], self.side)
+            columns = pa.StructArray.flatten(rows.filter(own).column(place))
+            values = pa.RecordBatch.from_arrays(columns, schema=self.values)
+            add_rows(fragmenter, fragments, values)
+            others = rows.filter(pc.invert(own))
+            nulls = pa.nulls(others.num_rows, self.output.field(place).type)
+            kept = [nulls if at == place else column for at, column in enumerate(others.columns)]
+            yield pa.RecordBatch.from_arrays(kept, schema=self.output)
+        made = self.by_window.finished(fragmenter.finish())
+        kind = self.output.field(place).type
+        fields = pa.schema([kind.field(number) for number in range(kind.num_fields)])
+        struct = pa.StructArray.from_arrays(conform(made, fields).columns, fields=list(fields))
+        start, size = (made[name].cast(pa.int64()) for name in (PANE, fragments.group_by[0]))
+        found = {_SIDE: pa.array(np.full(made.num_rows, self.side, np.int32)), _END: pc.add(start, size)}
+        whole = [
+            struct if at == place else found.get(field.name, pa.nulls(made.num_rows, field.type))
+            for at, field in enumerate(self.output)
+        ]
+        yield pa.RecordBatch.from_arrays(whole, schema=self.output)
+
+
+@dataclass(frozen=True)
+class _Match:
+    """Joins the rows of a partition, for ``mapInArrow``; it holds what closed in a micro-batch there."""
+
+    rows: pa.Schema
+    kept: tuple[tuple[str, ...], ...]
+    on: tuple[str, ...]
+    output: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return what matches."""
+        whole = pa.Table.from_batches([conform(batch, self.rows) for batch in batches], self.rows)
+        sides = [self._side(whole, number) for number in range(len(_STRUCTS))]
+        if not all(side.num_rows for side in sides):
+            return
+        keys = [_END, *self.on]
+        numbered = [
+            side.select(keys).append_column(f"{_ROW}_{number}", pa.array(np.arange(side.num_rows)))
+            for number, side in enumerate(sides)
+        ]
+        found = numbered[0].join(numbered[1], keys, join_type="inner", use_threads=False)
+        one, other = (
+            side.take(found[f"{_ROW}_{number}"].combine_chunks()) for number, side in enumerate(sides)
+        )
+        columns = [
+            one[_END],
+            *(one[name] for name in self.kept[0]),
+            *(other[name] for name in self.kept[1]),
+        ]
+        made = pa.Table.from_arrays(columns, names=self.output.names)
+        for batch in made.combine_chunks().to_batches():
+            yield conform(batch, self.output)
+
+    def _side(self, whole: pa.Table, number: int) -> pa.Table:
+        rows = whole.filter(pc.equal(whole[_SIDE], number))
+        columns = rows.select([_STRUCTS[number]]).flatten()
+        names = [name.removeprefix(f"{_STRUCTS[number]}.") for name in columns.column_names]
+        return columns.rename_columns(names).append_column(_END, rows[_END])

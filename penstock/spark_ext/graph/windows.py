@@ -1,0 +1,330 @@
+"""The windows of a running graph: assembly of fragments, aggregates of rows, and aggregates of windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import NullType, StructType
+
+from penstock.ddl import quoted
+from penstock.errors import InternalError
+from penstock.operators.aggregates.assembly import Assembly
+from penstock.operators.aggregates.wide import WIDE
+from penstock.operators.graph.nodes import Aggregate, Assemble, Fused, Node, Window
+from penstock.operators.graph.types import scan_schema
+from penstock.operators.scan.spec import PANE, Fragments, Partial
+from penstock.operators.update_stream.cast import conform
+from penstock.operators.update_stream.stream import RESERVED_PREFIX
+from penstock.operators.windows.append.sliding import in_windows
+from penstock.operators.windows.by_window import FOLDED, WindowFold
+from penstock.operators.windows.finish import Step
+from penstock.spark_ext.api.update_window import service_of, windowed
+from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
+from penstock.spark_ext.border.types import as_arrow_of_spark, same_types, spark_schema
+from penstock.spark_ext.border.window_packing import EntryPacker, add_rows, row_fragmenter
+from penstock.spark_ext.sources.pushed import behind_lookup
+from penstock.spark_ext.worker.window_plan import (
+    WINDOW,
+    Windowed,
+    WindowPlan,
+    of_values,
+    typed,
+    value_names,
+    wraps_around,
+)
+
+__all__ = [
+    "START_COLUMN",
+    "ByWindow",
+    "assembled",
+    "fold_of",
+    "of_folded",
+    "of_rows",
+    "of_windows",
+    "packed",
+]
+
+START_COLUMN = f"{RESERVED_PREFIX}start"
+"""Where a window starts, in microseconds, while it is aggregated."""
+
+
+def assembled(node: Assemble, parcels: DataFrame) -> Windowed:
+    """Return windows of fragments, before they are made.
+
+    Parameters
+    ----------
+    node : Assemble
+        Which windows.
+    parcels : DataFrame
+        Of the fragments, looked up where there is a lookup between.
+    """
+    fused = _fused(node)
+    fragments, schema = _fragments(node)
+    plan = WindowPlan(
+        fragments=fragments,
+        decomposition=node.decomposition,
+        schema=schema,
+        output=spark_schema(node.schema),
+        size_ms=node.window.size_ms,
+        slide_ms=node.window.slide_ms,
+        delay_ms=node.window.delay_ms,
+        wraps=wraps_around(parcels.sparkSession),
+        local=False,
+        extreme=node.aggregate.extreme,
+    )
+    columns = [f"{field.name} {field.type}" for field in fused.inputs[0].schema]
+    return Windowed(_served(plan, node.window), parcels, tuple(columns))
+
+
+def packed(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:
+    """Return parcels of fragments that Spark has looked up.
+
+    Parameters
+    ----------
+    node : Assemble
+        Of which windows.
+    rows : DataFrame
+        The fragments.
+    buckets : int
+        Into how many parts the groups are divided.
+    """
+    fragments, schema = _fragments(node)
+    packer = _FragmentPacker(schema, EntryPacker.of(fragments, schema, buckets))
+    return rows.select(*map(quoted, schema.names)).mapInArrow(packer, PARCEL_SCHEMA)
+
+
+def _fragments(node: Assemble) -> tuple[Fragments, pa.Schema]:
+    """Return what windows are assembled of, and its columns; in Spark's types behind a lookup."""
+    fused, above = _fused(node), node.inputs[0]
+    fragments = fused.scan.fragments
+    if fragments is None:
+        raise InternalError("windows are assembled of fragments")
+    if above is fused:
+        return fragments, scan_schema(fused.scan, fused.inputs[0].schema)
+    groups = node.aggregate.group_by
+    names = (PANE, *groups, *(one.name for one in fragments.partials))
+    # A null is a group of its own, also where the table's column was said to have none.
+    fields = [above.schema.field(name).with_nullable(True) for name in names]
+    schema = as_arrow_of_spark(spark_schema(pa.schema(fields)))
+    return behind_lookup(fragments, schema, groups), schema
+
+
+def _fused(node: Assemble) -> Fused:
+    at: Node = node.inputs[0]
+    while not isinstance(at, Fused):
+        at = at.inputs[0]
+    return at
+
+
+def _widened(schema: pa.Schema, partials: Sequence[Partial]) -> pa.Schema:
+    """Return the columns of partials with room for sums of two words."""
+    sums = {one.name for one in partials if one.kind == "sum"}
+    fields = [
+        field.with_type(WIDE) if field.name in sums and field.type == pa.int64() else field
+        for field in schema
+    ]
+    return pa.schema(fields)
+
+
+@dataclass(frozen=True)
+class _FragmentPacker:
+    """Makes parcels of fragments that crossed to the JVM, for ``mapInArrow``."""
+
+    schema: pa.Schema
+    packer: EntryPacker
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return the parcels of one partition."""
+        return self.packer.pack(conform(batch, self.schema) for batch in batches)
+
+
+def of_rows(node: Aggregate, rows: DataFrame, buckets: int) -> Windowed:
+    """Return windows of rows, where no reader makes fragments, before they are made."""
+    window = node.inputs[0]
+    if not isinstance(window, Window):
+        raise InternalError("rows are put into windows")
+    made = windowed(
+        rows,
+        node.group_by,
+        window.time,
+        *window.lengths,
+        {name: expression.text for name, expression in node.aggregates},
+        delay=f"{window.delay_ms} ms",
+        unit=None if pa.types.is_timestamp(window.schema.field(window.time).type) else window.time_unit,
+        buckets=buckets,
+        nulls="drop",
+    )
+    plan = _served(made.plan, window)
+    # A time without zone is one of UTC, as in a reader's fragments.
+    output = [
+        theirs if isinstance(ours.dataType, NullType) else ours
+        for ours, theirs in zip(spark_schema(node.schema), plan.output, strict=True)
+    ]
+    plan = replace(plan, output=StructType(output), local=False, extreme=node.extreme)
+    return replace(made, plan=plan)
+
+
+def _served(plan: WindowPlan, window: Window) -> WindowPlan:
+    """Return windows that are emitted as a graph says."""
+    service = service_of(window.mode, window.budget, window.policy, window.cost, window.weight)
+    return plan.served(service, window.weight)
+
+
+def of_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
+    """Return aggregates of windows, without state.
+
+    All groups of a window close in the same micro-batch, because all buckets know the same watermark. So what
+    is aggregated by window is complete in it.
+    """
+    by_window = ByWindow.of(node, wraps=wraps_around(windows.sparkSession))
+    rows = windows.select(*by_window.values)
+    schema = as_arrow_of_spark(rows.schema)
+    made = by_window.folded(schema)
+    fold = _Fold(schema, by_window, as_arrow_of_spark(made))
+    folded = rows.repartition(sf.col(START_COLUMN)).mapInArrow(fold, made)
+    return folded.select(*by_window.computed(node))
+
+
+def fold_of(
+    node: Aggregate, windows: WindowPlan, rows: DataFrame, steps: Sequence[Step], seen: Sequence[StructType]
+) -> WindowFold | None:
+    """Return what folds windows in the buckets that make them; None where only Spark can.
+
+    Parameters
+    ----------
+    node : Aggregate
+        By window, after the steps.
+    windows : WindowPlan
+        The windows.
+    rows : DataFrame
+        These after the steps, as Spark makes them.
+    steps : sequence of Step
+        What is between.
+    seen : sequence of StructType
+        Of the windows, and after each projection.
+    """
+    by_window = ByWindow.of(node, wraps=wraps_around(rows.sparkSession))
+    if not {one.kind for one in by_window.fragments.partials} <= FOLDED:
+        return None
+    read = rows.select(*by_window.read)
+    finish = windows.finish([*steps, by_window.projection])
+    if finish is None or not same_types(finish.schemas(), [*seen, read.schema]):
+        return None
+    schema = as_arrow_of_spark(rows.select(*by_window.values).schema)
+    folded = spark_schema(row_fragmenter(schema, by_window.fragments).schema)
+    return WindowFold(
+        finish, by_window.fragments, _widened(as_arrow_of_spark(folded), by_window.fragments.partials)
+    )
+
+
+def of_folded(node: Aggregate, folded: DataFrame, fold: WindowFold) -> DataFrame:
+    """Return aggregates of windows that each bucket has folded."""
+    by_window = ByWindow.of(node, wraps=wraps_around(folded.sparkSession))
+    empty = pa.RecordBatch.from_pylist([], fold.made)
+    made = by_window.finished(empty).schema
+    merge = _Merge(fold, by_window, made)
+    merged = folded.repartition(sf.col(PANE)).mapInArrow(merge, spark_schema(made))
+    return merged.select(*by_window.computed(node))
+
+
+@dataclass(frozen=True)
+class ByWindow:
+    """An aggregate of windows, in three steps: values, which are folded in Python, and what comes of that.
+
+    Parameters
+    ----------
+    projection : mapping of str to str
+        Groups, and the values of partials: Spark SQL over windows with their aggregates.
+    fragments : Fragments
+        How these are folded, with `START_COLUMN` and the windows' length; windows are of a pane each.
+    assembly : Assembly
+        How aggregates are computed of the partials.
+    """
+
+    projection: Mapping[str, str]
+    fragments: Fragments
+    assembly: Assembly
+
+    @classmethod
+    def of(cls, node: Aggregate, *, wraps: bool) -> ByWindow:
+        """Return the steps of an aggregate."""
+        split = node.decomposition.counted(node.group_by)
+        groups = tuple(name for name in node.group_by if name != WINDOW)
+        names, partials = value_names(split.partials), of_values(split.partials)
+        projection = {name: quoted(name) for name in groups} | {name: text for text, name in names.items()}
+        fragments = Fragments(1, START_COLUMN, "us", (_SIZE, *groups), partials)
+        return cls(projection, fragments, Assembly.of(split, wraps=wraps))
+
+    @property
+    def read(self) -> list[Column]:
+        """The projection's columns."""
+        return [sf.expr(text).alias(name) for name, text in self.projection.items()]
+
+    @property
+    def values(self) -> list[Column]:
+        """What is folded: `START_COLUMN`, the window's length, and what is read."""
+        start = sf.unix_micros(sf.col(f"{WINDOW}.start"))
+        size = sf.unix_micros(sf.col(f"{WINDOW}.end")) - start
+        return [start.alias(START_COLUMN), size.alias(_SIZE), *self.read]
+
+    def folded(self, schema: pa.Schema) -> StructType:
+        """Return the columns of what is folded of values of a schema."""
+        return spark_schema(self.finished(row_fragmenter(schema, self.fragments).finish()).schema)
+
+    def finished(self, folded: pa.RecordBatch) -> pa.RecordBatch:
+        """Return what was folded as Spark sees it.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a sum overflows.
+        """
+        made = in_windows(self.fragments.partials, folded)
+        kept = {PANE, *self.fragments.group_by, *self.assembly.read}
+        return self.assembly.finish(made, [name for name in made.schema.names if name in kept])
+
+    def computed(self, node: Aggregate) -> list[Column]:
+        """Return groups, window and aggregates as Spark computes them of what was folded."""
+        end = sf.col(PANE) + sf.col(_SIZE)
+        window = sf.struct(sf.timestamp_micros(PANE).alias("start"), sf.timestamp_micros(end).alias("end"))
+        columns = {name: sf.col(quoted(name)) for name in self.fragments.group_by} | {WINDOW: window}
+        columns |= {name: sf.expr(text) for name, text in self.assembly.aggregates.items()}
+        return [typed(columns[field.name], field) for field in spark_schema(node.schema)]
+
+
+_SIZE = f"{RESERVED_PREFIX}size"
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """Folds all rows of a partition, for ``mapInArrow``."""
+
+    rows: pa.Schema
+    by_window: ByWindow
+    made: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return one row for each start and group."""
+        fragments = self.by_window.fragments
+        fragmenter = row_fragmenter(self.rows, fragments)
+        for batch in batches:
+            add_rows(fragmenter, fragments, conform(batch, self.rows))
+        yield conform(self.by_window.finished(fragmenter.finish()), self.made)
+
+
+@dataclass(frozen=True)
+class _Merge:
+    """Adds up what several buckets have folded of a window, for ``mapInArrow``."""
+
+    fold: WindowFold
+    by_window: ByWindow
+    made: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return one row for each start and group."""
+        for folded in self.fold.added(conform(batch, self.fold.made) for batch in batches):
+            yield conform(self.by_window.finished(folded), self.made)

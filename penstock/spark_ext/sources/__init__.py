@@ -1,0 +1,1 @@
+"""Data sources and sinks of Spark."""

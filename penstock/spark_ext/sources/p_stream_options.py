@@ -1,0 +1,241 @@
+"""The options of the data source ``pstream``, checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from penstock.checkpointing.p_stream import EARLIEST, LATEST, PStream
+from penstock.checkpointing.p_stream.segments import UNIT_ROWS
+from penstock.checkpointing.p_stream.stream import checked_name
+from penstock.compression.goals import goal_of
+from penstock.errors import InvalidUsageError
+from penstock.operators.scan.spec import Scan
+
+__all__ = ["ReadOptions", "WriteOptions"]
+
+_READ = ("buckets", "columns", "lookup", "maxBytes", "maxRows", "partitions", "reader", "scan", "start")
+_WRITE = ("batch", "descriptors", "directIo", "goal", "unitRows", "writer")
+_OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
+
+
+def _known(options: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    """Return the options, named in lower case, without those of Spark."""
+    given = {name.lower(): text for name, text in options.items()}
+    unknown = sorted(given.keys() - {name.lower() for name in names} - _OF_SPARK)
+    if unknown:
+        raise InvalidUsageError(
+            "the data source pstream has no such options here",
+            options=", ".join(unknown),
+            hint=f"the options are {', '.join(names)}",
+        )
+    return given
+
+
+def path_in(options: Mapping[str, str]) -> str:
+    """Return the p-stream's location.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is not given.
+    """
+    path = {name.lower(): text for name, text in options.items()}.get("path")
+    if not path:
+        raise InvalidUsageError(
+            "the data source pstream needs a path", hint="load(PATH) or option('path', PATH)"
+        )
+    return path
+
+
+def _count(given: Mapping[str, str], name: str, *, least: int = 1) -> int | None:
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise InvalidUsageError(
+            "an option is no whole number, or too small", option=name, got=text, least=least
+        )
+    return value
+
+
+def _flag(given: Mapping[str, str], name: str) -> bool | None:
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    if text.lower() not in ("true", "false"):
+        raise InvalidUsageError("an option is neither true nor false", option=name, got=text)
+    return text.lower() == "true"
+
+
+def _name(given: Mapping[str, str], name: str) -> str | None:
+    text = given.get(name)
+    return None if text is None else checked_name(text)
+
+
+def _columns(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    if not text.lstrip().startswith("["):
+        return tuple(name.strip() for name in text.split(","))
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InvalidUsageError("the option columns is no JSON list of names", got=text)
+    return tuple(names)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How a p-stream is read.
+
+    Parameters
+    ----------
+    path : str
+        Where it is.
+    reader : str or None
+        The name to subscribe under.
+    start : str or int or datetime
+        Where a new reader begins.
+    columns : tuple of str or None
+        What is read; None for all.
+    max_rows, max_bytes : int or None
+        The most of a micro-batch.
+    partitions : int or None
+        Into how many tasks a batch is divided at the most.
+    scan : Scan or None
+        What the readers do; then `columns` is None.
+    buckets : int or None
+        For how many buckets of an operator behind the readers make parcels of a scan's fragments.
+    lookup : str or None
+        The text of a `Lookup`, in which the fragments are looked up before.
+    """
+
+    path: str
+    reader: str | None
+    start: str | int | datetime
+    columns: tuple[str, ...] | None
+    max_rows: int | None
+    max_bytes: int | None
+    partitions: int | None
+    scan: Scan | None
+    buckets: int | None
+    lookup: str | None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        """Return the checked options.
+
+        Raises
+        ------
+        InvalidUsageError
+            If one is unknown or wrong.
+        """
+        given = _known(options, _READ)
+        if "scan" in given and "columns" in given:
+            raise InvalidUsageError("a scan names its columns", hint="leave out the option columns")
+        scan = Scan.from_json(given["scan"]) if "scan" in given else None
+        if "buckets" in given and (scan is None or scan.fragments is None):
+            raise InvalidUsageError("the option buckets is for a scan's fragments only")
+        if "lookup" in given and "buckets" not in given:
+            raise InvalidUsageError("the option lookup is for fragments that become parcels only")
+        return cls(
+            path=path_in(options),
+            reader=_name(given, "reader"),
+            start=_start(given.get("start", EARLIEST)),
+            columns=_columns(given.get("columns")),
+            max_rows=_count(given, "maxRows"),
+            max_bytes=_count(given, "maxBytes"),
+            partitions=_count(given, "partitions"),
+            scan=scan,
+            buckets=_count(given, "buckets"),
+            lookup=given.get("lookup"),
+        )
+
+    def start_in(self, stream: PStream) -> int | str:
+        """Return the start as `PStream` takes it."""
+        if not isinstance(self.start, datetime):
+            return self.start
+        stream.refresh()
+        return stream.offset_at(round(self.start.timestamp() * 1e6))
+
+
+def _start(text: str) -> str | int | datetime:
+    if text.lower() in {EARLIEST, LATEST}:
+        return text.lower()
+    if text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidUsageError(
+            "no such start",
+            start=text,
+            hint="earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z",
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How a p-stream is written.
+
+    Parameters
+    ----------
+    path : str
+        Where it is.
+    writer : str or None
+        Who writes.
+    batch : int or None
+        The writer's number of what a batch job writes.
+    goal : str
+        What the compression minimises; see `penstock.compression.goals.goal_of`.
+    unit_rows : int
+        The most rows of a p-unit.
+    descriptors : bool
+        Whether what comes are descriptors of rows that an operator has written.
+    direct_io : bool or None
+        Whether in a p-stream that is made rows bypass the page cache when they are written and read.
+    checkpoint : str or None
+        The query's checkpoint, where Spark says it.
+    """
+
+    path: str
+    writer: str | None
+    batch: int | None
+    goal: str
+    unit_rows: int
+    descriptors: bool = False
+    direct_io: bool | None = None
+    checkpoint: str | None = None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
+        """Return the checked options.
+
+        Raises
+        ------
+        InvalidUsageError
+            If one is unknown or wrong.
+        """
+        given = _known(options, _WRITE)
+        goal = given.get("goal", "balanced")
+        goal_of(goal)  # one that cannot be is refused here
+        return cls(
+            path=path_in(options),
+            writer=_name(given, "writer"),
+            batch=_count(given, "batch", least=0),
+            goal=goal,
+            unit_rows=_count(given, "unitRows") or UNIT_ROWS,
+            descriptors=_flag(given, "descriptors") or False,
+            direct_io=_flag(given, "directIo"),
+            checkpoint=given.get("checkpointlocation"),
+        )

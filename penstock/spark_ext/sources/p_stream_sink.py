@@ -1,0 +1,216 @@
+"""The writers of the data source ``pstream``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from penstock._clock import new_id
+from penstock._failpoints import failpoint
+from penstock.checkpointing.p_stream import PStream, Segment
+from penstock.checkpointing.p_stream.log_record import WriterState
+from penstock.checkpointing.spark_checkpoint import make_durable, plan_of
+from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
+from penstock.spark_ext.border.types import check_same
+from penstock.spark_ext.sources.p_stream_options import WriteOptions
+from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, SegmentRows, opened, segments_in
+
+__all__ = ["BatchWriter", "StreamWriter"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_SWEEP_BATCHES = 64
+"""Micro-batches after which the files of attempts that failed are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Written(WriterCommitMessage):
+    """What one task made durable: `segments` are the rows of `partition`, in their order."""
+
+    writer: str
+    query: str
+    batch: int
+    partition: int
+    segments: tuple[Segment, ...]
+
+
+def _in_order(messages: Sequence[WriterCommitMessage | None]) -> list[_Written]:
+    """Return what tasks wrote, in the order of their partitions."""
+    written = [message for message in messages if isinstance(message, _Written)]
+    if len({(message.writer, message.query, message.batch) for message in written}) > 1:
+        raise InternalError("the tasks of one batch wrote for several")
+    return sorted(written, key=lambda message: message.partition)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Appends each micro-batch as one commit.
+
+    Spark makes it on the driver for every micro-batch, and again in the process that commits: it holds
+    nothing between batches.
+
+    The writer of the commits is the query, and their number the micro-batch's: one that Spark runs again,
+    because the driver died between the two commits, is in the log already and is dropped. Before a commit all
+    that Spark has written to its checkpoint is made durable, so that after a power cut, too, Spark runs the
+    same rows again under that number. What attempts wrote that Spark did not choose is never seen, and is
+    deleted some batches later.
+
+    With the option ``descriptors`` the rows are durable before they come: an operator has written them, and
+    what comes says where they are (`penstock.spark_ext.sources.p_stream_rows`). They are committed all the
+    same.
+
+    Parameters
+    ----------
+    options : WriteOptions
+        Where and how.
+    schema : StructType
+        The DataFrame's columns.
+    overwrite : bool
+        Whether Spark asks to replace the rows; refused.
+
+    Raises
+    ------
+    InvalidUsageError
+        If an option is wrong, or the columns are not those of the p-stream.
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+        if options.batch is not None:
+            raise InvalidUsageError("a stream's batches have their own numbers", option="batch")
+        self._options = options
+        self._rows: SegmentRows | None = None
+        if options.descriptors:
+            check_same(schema, DESCRIPTORS, options.path)
+        else:
+            self._rows = SegmentRows(options, opened(options, schema, overwrite=overwrite))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Make the rows of a task durable, which nobody sees before the commit; or take descriptors."""
+        task = TaskContext.get()
+        query, batch = (
+            (task.getLocalProperty("sql.streaming.queryId"), task.getLocalProperty("streaming.sql.batchId"))
+            if task
+            else (None, None)
+        )
+        if task is None or query is None or batch is None:
+            raise InvalidUsageError("the stream does not run in micro-batches", hint="use another trigger")
+        writer = self._options.writer or query
+        partition = task.partitionId()
+        segments = (
+            segments_in(iterator, writer, int(batch))
+            if self._rows is None
+            else self._rows.write(iterator, writer, int(batch), partition)
+        )
+        return _Written(writer, query, int(batch), partition, segments)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Make a micro-batch visible, unless it is already."""
+        written = _in_order(messages)
+        if not any(message.segments for message in written):
+            return
+        writer, query = written[0].writer, written[0].query
+        stream = PStream(self._options.path)
+        known = stream.log.writers.get(writer)
+        if known is None or batchId > known.batch:
+            make_durable(self._options.checkpoint)
+        known = known or stream.log.begin(writer, query)
+        if known.session != query:
+            raise InvalidUsageError(
+                "another query wrote under this name, so that its batches' numbers are taken",
+                writer=writer,
+                was=known.session,
+                now=query,
+                hint="give each checkpoint a writer of its own",
+            )
+        segments = list(chain.from_iterable(message.segments for message in written))
+        plan = plan_of(self._options.checkpoint, batchId)
+        failpoint("sink.before_commit")
+        if not stream.log.commit(writer, batchId, segments, session=query, plan=plan):
+            _check_same_batch(stream.log.writers[writer], batchId, plan, self._options)
+            _LOGGER.info("the batch is there already [writer=%s batch=%d]", writer, batchId)
+        failpoint("sink.after_commit")
+        stream.log.compact()
+        if batchId % _SWEEP_BATCHES == 0:
+            stream.cut_back(writer)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Leave what was written: the batch may run again, and a later sweep finds it."""
+
+
+def _check_same_batch(newest: WriterState, batch: int, plan: int | None, options: WriteOptions) -> None:
+    """Refuse a micro-batch whose number is taken by other rows, which Spark planned before its log went back.
+
+    Of what Spark runs again, only the newest micro-batch can be in the log, with the same plan.
+
+    Raises
+    ------
+    CorruptDataError
+        If it is another.
+    """
+    is_known = batch == newest.batch and (plan is None or newest.plan in (None, plan))
+    if not is_known:
+        raise CorruptDataError(
+            "the checkpoint is older than what the query has written to the p-stream",
+            p_stream=options.path,
+            checkpoint=options.checkpoint,
+            batch=batch,
+            newest_batch=newest.batch,
+            hint="restore the checkpoint as it was, or start with a new checkpoint and a new p-stream",
+        )
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Appends the rows of a batch job as one commit.
+
+    Parameters
+    ----------
+    options, schema, overwrite
+        As for `StreamWriter`.
+
+    Raises
+    ------
+    InvalidUsageError
+        If an option is wrong, or the columns are not those of the p-stream.
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+        if (options.writer is None) != (options.batch is None):
+            raise InvalidUsageError("the options writer and batch go together", hint="give both or neither")
+        if options.descriptors:
+            raise InvalidUsageError("only streams have operators that write", option="descriptors")
+        self._options = options
+        self._writer = options.writer or new_id()
+        self._batch = options.batch or 0
+        self._rows = SegmentRows(options, opened(options, schema, overwrite=overwrite))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Make the rows of a task durable, which nobody sees before the commit."""
+        task = TaskContext.get()
+        partition = task.partitionId() if task else 0
+        segments = self._rows.write(iterator, self._writer, self._batch, partition)
+        return _Written(self._writer, "", self._batch, partition, segments)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Make the rows visible."""
+        self._end(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Commit no rows, so that what was written is garbage from now on."""
+        if self._options.batch is None:
+            self._end([])
+
+    def _end(self, messages: list[WriterCommitMessage | None]) -> None:
+        stream = PStream(self._options.path)
+        segments = chain.from_iterable(message.segments for message in _in_order(messages))
+        if self._options.batch is not None:
+            # It may be a micro-batch's, whose plan is not durable yet.
+            make_durable(None)
+        stream.log.commit(self._writer, self._batch, list(segments))
+        stream.log.compact()
+        stream.cut_back(self._writer)

@@ -1,0 +1,351 @@
+"""The data source ``pstream``: p-streams as streams and batches of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from penstock.checkpointing.files import Files
+from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
+from penstock.checkpointing.releases import Releases
+from penstock.errors import InternalError, InvalidUsageError
+from penstock.spark_ext.border.types import check_same
+from penstock.spark_ext.sources.p_stream_options import ReadOptions, WriteOptions
+from penstock.spark_ext.sources.p_stream_sink import BatchWriter, StreamWriter
+from penstock.spark_ext.sources.pushed import Columns, Pushed, bounded
+
+__all__ = ["PStreamDataSource", "p_stream_source"]
+
+_RELEASE_BATCHES, _RELEASE_BYTES = 16, 16 << 20
+"""Micro-batches, or bytes of what they read, that are released at once: each release syncs all disks."""
+
+_MOST_BATCHES = 64
+"""Micro-batches after which disks are synced even if it takes long: Spark deletes logs after a hundred."""
+
+
+class PStreamDataSource(DataSource):
+    """Spark's view of a p-stream, registered under the name ``pstream``.
+
+    Options for reading
+    -------------------
+    path
+        Where the p-stream is.
+    reader
+        A name to subscribe under (streams only). What the query has not committed is kept for it,
+        whoever else reads. Without it nothing is kept. One name belongs to one query.
+    start : earliest
+        Where a query with a new checkpoint begins: ``earliest``, ``latest``, an offset, or an ISO 8601
+        time (of UTC where it has no zone), which is the first commit at or after it. A reader that is
+        subscribed already goes on where it was.
+    columns
+        What is read: names with commas between them, or a JSON list. All columns unless given.
+    scan
+        What the readers do before a row crosses to the JVM, as JSON of `penstock.operators.scan.spec.Scan`;
+        the planner of a graph sets it, in place of `columns`.
+    buckets
+        With a scan's fragments: they cross as parcels for so many buckets of the operator behind.
+    lookup
+        With buckets: what the fragments are looked up in before, as text; a graph sets it.
+    maxRows, maxBytes
+        The most rows of a micro-batch, and the most bytes as they are stored, but at least one p-unit.
+    partitions
+        The most tasks of a micro-batch. Spark's default parallelism unless given.
+
+    Options for writing
+    -------------------
+    path
+        Where the p-stream is; it is created where there is none.
+    writer
+        The writer's name in the commit log: the query's id, or a new one for each batch job, unless
+        given.
+    batch
+        With `writer`, and for batch jobs only, as in ``foreachBatch``: the writer's number of the rows; what
+        is not larger than its last was written already, and is dropped.
+    goal : balanced
+        What compression minimises: see `penstock.compression.Chooser`.
+    unitRows : 65536
+        The most rows of a p-unit.
+    directIo
+        Whether in a p-stream that is made rows bypass the page cache when they are written and read; one that
+        exists says of itself.
+
+    Notes
+    -----
+    An offset is the number of rows before it, and the identity of the p-stream, so that a checkpoint is not
+    continued on another one at the same path. Spark tells a source that a micro-batch is done when it has
+    planned the next: that releases its rows, several micro-batches at once, after a sync of the disks.
+    """
+
+    parallelism = 1
+    """Tasks of a micro-batch, where the option is not given; see `p_stream_source`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name to pass to ``format()``."""
+        return "pstream"
+
+    def schema(self) -> StructType:
+        """Return the columns that are read."""
+        options = ReadOptions.parse(self.options)
+        stored = PStream(options.path).schema
+        return _scan_of(options, stored, options.columns).spark
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of a batch."""
+        return _Reader(self._plan(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return the reader of a stream."""
+        return _StreamReader(self._plan(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer of a batch."""
+        return BatchWriter(WriteOptions.parse(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Return the writer of a stream."""
+        return StreamWriter(WriteOptions.parse(self.options), schema, overwrite=overwrite)
+
+    def _plan(self, schema: StructType) -> _Plan:
+        options = ReadOptions.parse(self.options)
+        stream = PStream(options.path)
+        return _Plan(
+            options, options.partitions or self.parallelism, stream, _planned(options, stream, schema)
+        )
+
+
+def p_stream_source(parallelism: int) -> type[PStreamDataSource]:
+    """Return the data source for a session of this default parallelism.
+
+    Spark makes its Python objects in processes that have no session to ask.
+    """
+    return type("PStreamDataSource", (PStreamDataSource,), {"parallelism": parallelism})
+
+
+def _scan_of(options: ReadOptions, stored: pa.Schema, columns: Sequence[str] | None) -> Columns | Pushed:
+    if options.scan:
+        return Pushed.of(stored, options.scan, options.buckets, options.lookup)
+    return Columns.of(stored, columns)
+
+
+def _planned(options: ReadOptions, stream: PStream, schema: StructType) -> Columns | Pushed:
+    """Return what the readers do, whose rows Spark takes for those of `schema`."""
+    if options.scan:
+        # What runs scans takes long to load and made this schema in `PStreamDataSource.schema`.
+        return Pushed(options.scan, stream.schema, schema, options.buckets, options.lookup)
+    scan = Columns.of(stream.schema, options.columns or tuple(schema.names))
+    check_same(schema, scan.spark, stream.files.location)
+    # A schema that was given to Spark may say otherwise what can be null.
+    return replace(scan, spark=schema)
+
+
+class _Pieces(InputPartition):
+    """Where the rows of one task are."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__(None)
+        self.pieces = tuple(pieces)
+
+
+def balanced(pieces: Sequence[Piece], parts: int) -> list[_Pieces]:
+    """Divide pieces, in their order, into at most `parts` of about the same number of rows."""
+    total = sum(piece.stop - piece.first for piece in pieces)
+    groups: list[list[Piece]] = [[] for _ in range(parts)]
+    before = 0
+    for piece in pieces:
+        rows = piece.stop - piece.first
+        groups[(2 * before + rows) * parts // (2 * total)].append(piece)
+        before += rows
+    return [_Pieces(group) for group in groups if group]
+
+
+class _Plan:
+    """What both readers share. Of its parts only those for reading go to the workers."""
+
+    def __init__(
+        self, options: ReadOptions, partitions: int, stream: PStream, scan: Columns | Pushed
+    ) -> None:
+        self.options = options
+        self.partitions = partitions
+        self.scan = scan
+        self._segments: Files = stream.segments
+        self._schema = stream.schema
+        self._stream: PStream | None = stream
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what the driver knows of the log."""
+        return self.__dict__ | {"_stream": None}
+
+    @property
+    def stream(self) -> PStream:
+        """The driver's view of the p-stream."""
+        if self._stream is None:
+            raise InternalError("a worker has no view of the commit log")
+        return self._stream
+
+    def split(self, start: int, stop: int) -> list[_Pieces]:
+        """Return the tasks that read the rows from `start` to before `stop`."""
+        return balanced(self.stream.pieces(start, stop), self.partitions) if start < stop else []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return a task's rows, a p-unit at a time, or less where that is large."""
+        # Spark makes a partition of its own where a batch has none.
+        pieces = partition.pieces if isinstance(partition, _Pieces) else ()
+        for rows in self.scan.run(read_blocks(self._segments, pieces, self._schema)):
+            yield from bounded(rows)
+
+
+class _Reader(DataSourceReader):
+    """Reads the rows that are there once."""
+
+    def __init__(self, plan: _Plan) -> None:
+        for name in ("reader", "max_rows", "max_bytes"):
+            if getattr(plan.options, name) is not None:
+                raise InvalidUsageError("an option is for streams only", option=name.replace("_", ""))
+        self._plan = plan
+
+    def partitions(self) -> Sequence[InputPartition]:
+        stream = self._plan.stream
+        start = stream.offset_of(self._plan.options.start_in(stream))
+        return self._plan.split(start, stream.end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._plan.read(partition)
+
+
+class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
+    """Plans micro-batches on the driver, in one process for the life of a query; workers read them."""
+
+    def __init__(self, plan: _Plan) -> None:
+        self._plan = plan
+        self._options = plan.options
+        self._target: int | None = None  # where an AvailableNow run ends
+        self._is_known = False
+        self._releases = Releases()
+        self._released = 0
+        self._pending_batches = _RELEASE_BATCHES  # the first one of a start is released
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what only the driver's process does."""
+        return self.__dict__ | {"_releases": None}
+
+    def _offset(self, offset: int) -> dict[str, Any]:
+        return {"offset": offset, "identity": self._plan.stream.identity}
+
+    def _row(self, offset: Mapping[str, Any]) -> int:
+        """Return the row of an offset.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it is of another p-stream.
+        """
+        stream = self._plan.stream
+        if offset.get("identity") != stream.identity:
+            raise InvalidUsageError(
+                "the checkpoint is of another p-stream than the one that is at this path now",
+                location=stream.files.location,
+                was=offset.get("identity"),
+                now=stream.identity,
+                hint="start with a new checkpoint",
+            )
+        return int(offset["offset"])
+
+    def _subscribe(self, start: str | int) -> int:
+        self._is_known = True
+        stream = self._plan.stream
+        if self._options.reader is None:
+            return stream.offset_of(start)
+        return stream.subscribe(self._options.reader, start)
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._offset(self._subscribe(self._options.start_in(self._plan.stream)))
+
+    def _begin(self, row: int) -> None:
+        """Once a start: see that what comes next is kept, from here on for a reader."""
+        if not self._is_known:
+            stream = self._plan.stream
+            stream.offset_of(row)
+            self._subscribe(row)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._plan.stream.refresh()
+        self._target = self._plan.stream.end
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.max_rows is not None:
+            return ReadMaxRows(self._options.max_rows)
+        if self._options.max_bytes is not None:
+            return ReadMaxBytes(self._options.max_bytes)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        row = self._row(start)
+        self._begin(row)
+        stream = self._plan.stream
+        if self._target is None:
+            stream.refresh()
+        end = stream.end if self._target is None else self._target
+        if isinstance(limit, ReadMaxRows):
+            end = min(end, row + limit.max_rows)
+        max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        if limit == self.getDefaultReadLimit():
+            max_bytes = self._options.max_bytes
+        if max_bytes is not None and row < end:
+            end = _end_within(stream.pieces(row, end), row, max_bytes)
+        return self._offset(max(row, end))
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return self._offset(self._plan.stream.end)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        first, stop = self._row(start), self._row(end)
+        self._begin(first)
+        return self._plan.split(first, stop)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._plan.read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if self._options.reader is None:
+            return
+        stream, row = self._plan.stream, self._row(end)
+        self._pending_batches += 1
+        self._releases.add(self._options.reader, partial(stream.trim_from, self._options.reader, row))
+        many = self._pending_batches >= _RELEASE_BATCHES
+        if not many:
+            done = (commit for commit in stream.log.since(self._released) if commit.end <= row)
+            many = sum(commit.size_bytes for commit in done) >= _RELEASE_BYTES
+        if many and self._releases.run(now=self._pending_batches >= _MOST_BATCHES):
+            self._released, self._pending_batches = row, 0
+
+
+def _end_within(pieces: Sequence[Piece], row: int, max_bytes: int) -> int:
+    """Return the row before which p-units of at most `max_bytes` end, and at least one p-unit."""
+    size = 0
+    for number, piece in enumerate(pieces):
+        size += piece.size_bytes
+        if number and size > max_bytes:
+            break
+        row += piece.stop - piece.first
+    return row

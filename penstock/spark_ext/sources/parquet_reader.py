@@ -1,0 +1,306 @@
+"""Parquet files of which Penstock reads what a scan is made of, and Spark finds them and commits.
+
+Spark's own reader is quick, but the rows that it makes cross to Python one value at a time. So where only
+fragments of windows, or the newest tuples of keys, are made of a source's rows, no row crosses: Spark's
+stream of files says which files a micro-batch has and divides them into tasks, and each task tells Python
+which rows are its own. Python decodes the columns that the scan needs and runs the scan on them, as a
+p-stream's reader does.
+
+Rows are told by *ranges* of a fixed length: of range ``k`` of a file the first row is ``k * RANGE``, which
+exactly one task has, however Spark divides a file. That task reads the whole range::
+
+    row groups   |     0     |     1     |     2     |
+    tasks        |        A              |     B     |
+    ranges       |   0   |   1   |   2   |   3   |  4|
+                         A: 0, 1, 2      B: 3, 4
+
+So Spark reads no column, only how many rows there are, and its log of files, its limits by file and its
+exactly-once are as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.checkpointing.files.locations import file_system, refusals
+from penstock.ddl import quoted
+from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.operators.graph.nodes import Source
+from penstock.operators.scan.spec import Scan
+from penstock.operators.update_stream.cast import cast, fits
+from penstock.spark_ext.border.arrow_settings import skip_size_of_each_row
+from penstock.spark_ext.border.types import spark_schema
+from penstock.spark_ext.sources.pushed import Pushed
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
+__all__ = ["RANGE", "parquet_files", "ranges_of", "read_parquet", "rows_in"]
+
+RANGE = 1 << 16
+"""Rows of a range, a power of two."""
+
+_MOST_ROWS = 1 << 20
+_MOST_BYTES = 1 << 27
+"""Rows, and bytes about, that are decoded at once."""
+
+_LENGTH_BYTES = 4
+"""What the length of a text takes where it is stored beside it."""
+
+
+def parquet_files(spark: SparkSession, source: Source) -> DataFrame:
+    """Return the rows of a source's files, as Spark reads them.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the source has no path.
+    """
+    # Spark adds columns of what directories are named.
+    return _files(spark, source).select(*map(quoted, source.columns.names))
+
+
+def _files(spark: SparkSession, source: Source) -> DataFrame:
+    options = dict(source.options)
+    path = options.pop("path", None)
+    if not path:
+        raise InvalidUsageError(
+            "where the files are is not given",
+            hint=f"options={{'path': ...}}, or sources={{{source.name!r}: PATH}}",
+            source=source.name,
+        )
+    reader = spark.readStream.schema(spark_schema(source.columns)).options(**options)
+    return reader.parquet(path)
+
+
+def read_parquet(
+    spark: SparkSession, source: Source, scan: Scan, buckets: int | None, lookup: str | None = None
+) -> DataFrame:
+    """Return what a scan makes of the rows of a source's files, as a p-stream's reader would.
+
+    Parameters
+    ----------
+    source : Source
+        Of the kind ``parquet``.
+    scan : Scan
+        What is done with the rows.
+    buckets : int, optional
+        For how many buckets parcels are made of the scan's fragments.
+    lookup : str, optional
+        The text of a `Lookup`, in which fragments are looked up before.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the source has no path, or the scan does not fit its columns.
+    """
+    pushed = Pushed.of(source.columns, scan, buckets, lookup)
+    skip_size_of_each_row(spark)
+    files = _files(spark, source)
+    # What is left to Spark is a look at the number of each row: a remainder would cost a fifth more.
+    ranges = files.select("_metadata.file_path", "_metadata.row_index").where(f"row_index & {RANGE - 1} = 0")
+    return ranges.mapInArrow(_ReadRanges(pushed), pushed.spark)
+
+
+@dataclass(frozen=True)
+class _ReadRanges:
+    """Reads a task's ranges, for ``mapInArrow``."""
+
+    pushed: Pushed
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.pushed.over(self._rows(batches))
+
+    def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        columns = pa.schema([self.pushed.stored.field(name) for name in self.pushed.scan.columns])
+        for file, ranges in ranges_of(batches):
+            yield from rows_in(file, ranges, columns)
+
+
+def ranges_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+    """Return of each file the rows that a task reads, in order, those that follow each other as one range.
+
+    Parameters
+    ----------
+    batches : iterable of RecordBatch
+        Files, and the first rows of ranges.
+    """
+    found: dict[str, list[int]] = {}
+    for batch in batches:
+        for file, first in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            found.setdefault(file, []).append(first)
+    for file, firsts in found.items():
+        begins = sorted(firsts)
+        breaks = [at for at, (one, other) in enumerate(pairwise(begins), 1) if other - one != RANGE]
+        yield (
+            file,
+            [(begins[low], begins[high - 1] + RANGE) for low, high in pairwise([0, *breaks, len(begins)])],
+        )
+
+
+def rows_in(file: str, ranges: Iterable[tuple[int, int]], columns: pa.Schema) -> Iterator[pa.Table]:
+    """Return rows of a Parquet file, up to a million at a time; texts that it keeps once are dictionaries.
+
+    Parameters
+    ----------
+    file : str
+        Its URI as Spark has it.
+    ranges : iterable of pair of int
+        The first row, and that after the last; rows that the file does not have are not missed.
+    columns : pyarrow.Schema
+        What is read, with the types that it is to have.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the file has not these columns, or a value has no counterpart in their types.
+    CorruptDataError
+        If the file is damaged.
+    UnavailableError
+        If the file system refuses.
+    """
+    with _reading(file):
+        opened = _opened(file, columns)
+    for first, stop in ranges:
+        for batch in _decoded(opened, file, first, stop, columns.names):
+            yield _typed(batch, file, columns, opened)
+
+
+def _opened(file: str, columns: pa.Schema) -> ParquetFile:
+    """Open a file; what it keeps once of a column's texts is read as a dictionary."""
+    from pyarrow.parquet import ParquetFile
+
+    system, path = _place(file)
+    handle = system.open_input_file(path)
+    plain = ParquetFile(handle)
+    missing = [name for name in columns.names if name not in plain.schema_arrow.names]
+    if missing:
+        raise InvalidUsageError(
+            "a Parquet file has not the columns that the source has",
+            file=file,
+            missing=", ".join(missing),
+            known=", ".join(plain.schema_arrow.names),
+        )
+    # Arrow finds damage of what a file says of itself when it reads; to look at it then ends the process.
+    next(plain.iter_batches(1, columns=columns.names, use_threads=False), None)
+    texts = [field.name for field in columns if pa.types.is_string(field.type)]
+    coded = [name for name in texts if _is_coded(plain, name)]
+    return ParquetFile(
+        handle, metadata=plain.metadata, read_dictionary=coded, coerce_int96_timestamp_unit="us"
+    )
+
+
+def _is_coded(file: ParquetFile, column: str) -> bool:
+    """Say whether a file has the values of a column once, and numbers: else each has its length with it."""
+    if not file.metadata.num_row_groups:
+        return False
+    group = file.metadata.row_group(0)
+    for number in range(group.num_columns):
+        chunk = group.column(number)
+        if chunk.path_in_schema == column:
+            return bool(chunk.total_uncompressed_size < _LENGTH_BYTES * chunk.num_values)
+    return False
+
+
+def _decoded(
+    opened: ParquetFile, file: str, first: int, stop: int, names: list[str]
+) -> Iterator[pa.RecordBatch]:
+    """Return rows, as the file has them."""
+    begin = 0
+    for group in range(opened.metadata.num_row_groups):
+        end = begin + opened.metadata.row_group(group).num_rows
+        low, high = max(first, begin), min(stop, end)
+        if low < high:
+            at, size = begin, min(high - begin, _rows_at_once(opened, group))
+            with _reading(file):
+                batches = opened.iter_batches(size, row_groups=[group], columns=names, use_threads=False)
+            while at < high:
+                with _reading(file):
+                    batch = next(batches, None)
+                if batch is None:
+                    raise CorruptDataError("a Parquet file has fewer rows than it says", file=file)
+                rows = batch.num_rows
+                if at + rows > low:
+                    skipped = max(0, low - at)
+                    yield batch.slice(skipped, min(high - at, rows) - skipped)
+                at += rows
+        begin = end
+
+
+def _rows_at_once(opened: ParquetFile, group: int) -> int:
+    """Return how many rows of a row group have `_MOST_BYTES`, of all columns."""
+    known = opened.metadata.row_group(group)
+    return max(1, min(_MOST_ROWS, _MOST_BYTES * known.num_rows // max(1, known.total_byte_size)))
+
+
+def _typed(batch: pa.RecordBatch, file: str, columns: pa.Schema, opened: ParquetFile) -> pa.Table:
+    """Return rows in the types that the source has; dictionaries of texts stay."""
+    made = []
+    for field in columns:
+        column = batch.column(field.name)
+        kind = column.type
+        if kind == field.type or (pa.types.is_dictionary(kind) and kind.value_type == field.type):
+            made.append(column)
+            continue
+        if _is_int96(opened, field.name):
+            # Spark's old form of an instant, which Arrow takes for a local time.
+            column = column.cast(pa.timestamp("us", "UTC"))
+        if not fits(column.type, field.type):
+            raise _unlike(file, field, kind)
+        try:
+            made.append(cast(column, field.type))
+        except pa.ArrowInvalid:
+            raise _unlike(file, field, kind) from None
+    return pa.Table.from_arrays(made, names=columns.names)
+
+
+def _is_int96(opened: ParquetFile, column: str) -> bool:
+    at = opened.schema_arrow.get_field_index(column)
+    return pa.types.is_timestamp(opened.schema_arrow.field(at).type) and any(
+        one.path == column and one.physical_type == "INT96"
+        for one in map(opened.schema.column, range(len(opened.schema)))
+    )
+
+
+def _unlike(file: str, field: pa.Field, kind: pa.DataType) -> InvalidUsageError:
+    return InvalidUsageError(
+        "a column of a Parquet file is not of the type that the source has, or a value does not fit it",
+        file=file,
+        column=field.name,
+        stored=str(kind),
+        wanted=str(field.type),
+    )
+
+
+@contextlib.contextmanager
+def _reading(file: str) -> Iterator[None]:
+    """Say what a file system or a decoder has to say in errors of ours."""
+    with refusals("a file of a source cannot be read", file, file):
+        try:
+            yield
+        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+            raise CorruptDataError("a Parquet file is damaged", file=file, reason=str(error)) from None
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise CorruptDataError("a Parquet file is damaged", file=file, reason=str(error)) from None
+
+
+def _place(file: str) -> tuple[Any, str]:
+    """Return the file system of a file, and where it is there."""
+    parts = urlsplit(file)
+    path = unquote(parts.path)
+    if parts.scheme in ("", "file"):
+        system, _ = file_system("file:///")
+        return system, path
+    scheme = "s3" if parts.scheme in ("s3a", "s3n") else parts.scheme
+    system, base = file_system(f"{scheme}://{parts.netloc}/", delayed=False)
+    return system, base + path

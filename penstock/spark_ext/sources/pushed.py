@@ -1,0 +1,209 @@
+"""What becomes of a task's rows before they cross to the JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from penstock.checkpointing.p_stream import Piece
+from penstock.errors import InternalError, InvalidUsageError
+from penstock.operators.scan.spec import PANE, Fragments, Scan
+from penstock.operators.sql.expression import Expression
+from penstock.spark_ext.border.collations import refuse_collations
+from penstock.spark_ext.border.parcels import PARCELS
+from penstock.spark_ext.border.types import as_arrow_of_spark, converted, spark_schema
+
+if TYPE_CHECKING:
+    from penstock.compression import TableBlock
+    from penstock.operators.scan.scanner import Scanner
+
+__all__ = ["Columns", "Pushed", "behind_lookup", "bounded"]
+
+_BATCH_BYTES = 32 << 20
+"""What crosses to the JVM at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What becomes of a p-unit's rows before they cross to the JVM: some columns, in Spark's types.
+
+    Parameters
+    ----------
+    names : tuple of str
+        Which columns.
+    spark : StructType
+        What Spark is told that they are.
+    """
+
+    names: tuple[str, ...]
+    spark: StructType
+
+    @classmethod
+    def of(cls, stored: pa.Schema, names: Sequence[str] | None) -> Columns:
+        """Return what reads columns, by name, of a p-stream; all where no names are given.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is no such column, it is named twice, or it has a type that Spark has not.
+        """
+        chosen = stored.names if names is None else list(names)
+        unknown = [name for name in chosen if name not in stored.names]
+        if unknown or len(set(chosen)) < len(chosen):
+            raise InvalidUsageError(
+                "the p-stream has no such columns, or one is named twice",
+                columns=", ".join(unknown or chosen),
+                known=", ".join(stored.names),
+            )
+        fields = pa.schema([stored.field(name) for name in chosen], stored.metadata)
+        return cls(tuple(chosen), spark_schema(fields))
+
+    def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
+        """Return the rows of p-units as they cross to the JVM.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a value has no counterpart in Spark.
+        CorruptDataError
+            If a p-unit is damaged.
+        """
+        wanted = as_arrow_of_spark(self.spark)
+        for piece, block in blocks:
+            yield converted(block.read(self.names, piece.first, piece.stop), wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What becomes of a task's rows where a graph's planner set a `Scan`.
+
+    Parameters
+    ----------
+    scan : Scan
+        What the reader does.
+    stored : pyarrow.Schema
+        The columns of the p-stream, or of Parquet files.
+    spark : StructType
+        What Spark is told.
+    buckets : int, optional
+        For how many buckets parcels are made of fragments.
+    lookup : str, optional
+        The text of a `Lookup`, in which fragments are looked up before they become parcels.
+    """
+
+    scan: Scan
+    stored: pa.Schema
+    spark: StructType
+    buckets: int | None = None
+    lookup: str | None = None
+
+    @classmethod
+    def of(
+        cls, stored: pa.Schema, scan: Scan, buckets: int | None = None, lookup: str | None = None
+    ) -> Pushed:
+        """Return what runs a scan on a p-stream.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the scan does not fit the stream, compares text that has a collation, or makes a type that
+            Spark has not.
+        """
+        from penstock.operators.scan.scanner import Scanner
+
+        refuse_collations(spark_schema(stored), _compared(scan))
+        made = spark_schema(Scanner(scan, stored).schema)
+        return cls(scan, stored, made if buckets is None else PARCELS, buckets, lookup)
+
+    def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
+        """Return what the rows of p-units become, as it crosses to the JVM.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a value has no counterpart in Spark, or an integer overflows.
+        CorruptDataError
+            If a p-unit is damaged.
+        """
+        from penstock.operators.scan.scanner import Scanner
+
+        scanner = Scanner(self.scan, self.stored)
+        return self._crossing(scanner, scanner.run(blocks))
+
+    def over(self, tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
+        """Return what rows with the scan's columns become, as `run` does."""
+        from penstock.operators.scan.scanner import Scanner
+        from penstock.spark_ext.border.window_packing import MOST_FRAGMENTS
+
+        scanner = Scanner(self.scan, self.stored)
+        return self._crossing(scanner, scanner.over(tables, MOST_FRAGMENTS))
+
+    def _crossing(self, scanner: Scanner, found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if self.buckets is not None:
+            return self._parcels(scanner, found, self.buckets)
+        wanted = as_arrow_of_spark(self.spark)
+        return (part for rows in found for part in bounded(converted(rows, wanted)))
+
+    def _parcels(
+        self, scanner: Scanner, fragments: Iterable[pa.RecordBatch], buckets: int
+    ) -> Iterator[pa.RecordBatch]:
+        from penstock.operators.aggregates.wide import schema_like
+        from penstock.operators.scan.lookup import Lookup
+        from penstock.spark_ext.border.window_packing import EntryPacker, looked_up
+
+        made, schema = self.scan.fragments, scanner.schema
+        if made is None:
+            raise InternalError("parcels are made of fragments")
+        if self.lookup is not None:
+            lookup = Lookup.from_text(self.lookup)
+            crossing = as_arrow_of_spark(spark_schema(schema))
+            made, schema = behind_lookup(made, crossing, lookup.group_by), lookup.schema(crossing)
+            typed = (converted(batch, schema_like(crossing, batch.schema)) for batch in fragments)
+            fragments = looked_up(made, lookup, typed)
+        packer = EntryPacker.of(made, schema, buckets)
+        yield from packer.pack(fragments, lambda: scanner.without_time)
+
+
+def _compared(scan: Scan) -> Iterator[str]:
+    """Yield the columns of which a scan may compare values."""
+    if scan.where is not None:
+        yield from Expression.parse(scan.where).columns
+    keys: tuple[str, ...] = () if scan.latest_by is None else scan.latest_by.key
+    if scan.fragments is not None:
+        keys = scan.fragments.group_by
+        keys += tuple(one.expression for one in scan.fragments.partials if one.kind == "distinct")
+    for name, text in (scan.select or {}).items():
+        expression = Expression.parse(text)
+        if name in keys or not expression.is_column:
+            yield from expression.columns
+    if scan.select is None:
+        yield from keys
+
+
+def behind_lookup(fragments: Fragments, schema: pa.Schema, group_by: tuple[str, ...]) -> Fragments:
+    """Return what fragments are when they have been looked up.
+
+    Parameters
+    ----------
+    fragments : Fragments
+        What they were.
+    schema : pyarrow.Schema
+        Their columns, in Spark's types.
+    group_by : tuple of str
+        Their groups now.
+    """
+    unit = "us" if pa.types.is_timestamp(schema.field(PANE).type) else fragments.time_unit
+    return replace(fragments, time=PANE, time_unit=unit, group_by=group_by)
+
+
+def bounded(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Return rows as they cross to the JVM: in several parts where they are large."""
+    parts = min(rows.num_rows, 1 + rows.nbytes // _BATCH_BYTES)
+    edges = [rows.num_rows * part // parts for part in range(parts + 1)] if parts else []
+    for low, high in pairwise(edges):
+        yield rows.slice(low, high - low)

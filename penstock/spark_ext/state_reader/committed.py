@@ -1,0 +1,169 @@
+"""The pointers in a checkpoint: which version of each bucket the newest micro-batch committed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
+
+from penstock.checkpointing import decode
+from penstock.checkpointing.fields import Fields
+from penstock.checkpointing.files import Files
+from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.spark_ext.border.buckets import bucket_labels
+from penstock.spark_ext.state_reader.spark_state import POINTER_FIELDS, SPARK_OPERATOR, Held
+from penstock.spark_ext.worker.bucket_task import SPECIFICATION_FILE
+from penstock.state_store.bucket_store import FileId, Pointer, Version
+
+__all__ = ["committed_pointers", "held_pointers", "of_operator", "query_of", "specification_of"]
+
+_NOTHING_COMMITTED = "STDS_COMMITTED_BATCH_UNAVAILABLE"
+"""Spark's name for a checkpoint without a committed micro-batch."""
+
+
+def specification_of(files: Files) -> Mapping[str, Any]:
+    """Return what must not change of the operator whose directory is `files`.
+
+    Raises
+    ------
+    CorruptDataError
+        If it is missing or damaged.
+    InvalidUsageError
+        If it is not that of an operator with buckets.
+    UnavailableError
+        If the file system refuses.
+    """
+    path = files.path_of(SPECIFICATION_FILE)
+    try:
+        content = files.read(SPECIFICATION_FILE)
+    except FileNotFoundError:
+        raise CorruptDataError(
+            "what describes the operator is missing", file=path, hint="restore the file"
+        ) from None
+    meta = decode(content, path).meta
+    if "buckets" not in meta:
+        raise InvalidUsageError("the state is not that of an operator with buckets", file=path)
+    Fields(meta, path).number("buckets", least=1)
+    return meta
+
+
+def query_of(spark: SparkSession, checkpoint: str) -> str:
+    """Return the id of the query to which a checkpoint belongs.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is none.
+    """
+    try:
+        lines = spark.read.text(f"{checkpoint}/metadata").collect()
+        return str(json.loads(lines[0][0])["id"])
+    except (PySparkException, ValueError, LookupError) as error:
+        raise InvalidUsageError(
+            "this is no checkpoint of a streaming query",
+            checkpoint=checkpoint,
+            hint="give the directory that the query has as its checkpointLocation",
+        ) from error
+
+
+def committed_pointers(spark: SparkSession, checkpoint: str, files: Files) -> dict[int, Pointer]:
+    """Return the pointers of the newest committed micro-batch, by bucket; none of a bucket that is empty.
+
+    Called on the driver; they are read now, while the query may run. Spark numbers its stateful operators
+    and knows no names of ours; whose pointers they are shows in whose directory the files are.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        The session.
+    checkpoint : str
+        The checkpoint of the query, as Spark is given it.
+    files : Files
+        The operator's directory.
+
+    Raises
+    ------
+    CorruptDataError
+        If no pointer is to a file of this operator, or what describes the operator is damaged.
+    InvalidUsageError
+        If the operator has no buckets.
+    UnavailableError
+        If the file system refuses.
+    """
+    held = held_pointers(spark, checkpoint)
+    found = of_operator(held, files, int(specification_of(files)["buckets"]))
+    if found is not None:
+        return found
+    if not any(held.values()):
+        return {}
+    raise CorruptDataError(
+        "the checkpoint points to no file of this operator",
+        checkpoint=checkpoint,
+        file=files.location,
+        hint="give the state location that the query has; if the query runs, read again",
+    )
+
+
+def held_pointers(spark: SparkSession, checkpoint: str) -> Held:
+    """Return the pointers in Spark's state at the newest committed micro-batch, as Spark reads them.
+
+    Raises
+    ------
+    pyspark.errors.PySparkException
+        If Spark cannot.
+    """
+    metadata = spark.read.format("state-metadata").load(checkpoint)
+    rows = metadata.where(sf.col("operatorName") == SPARK_OPERATOR).select("operatorId").distinct().collect()
+    found = {row[0]: _pointers_of(spark, checkpoint, row[0]) for row in sorted(rows)}
+    return {number: pointers for number, pointers in found.items() if pointers is not None}
+
+
+def of_operator(held: Held, files: Files, buckets: int) -> dict[int, Pointer] | None:
+    """Return the pointers of the operator whose directory is `files`, by bucket; None if there is none.
+
+    Its are those of which one at least is to a file in its directory.
+
+    Raises
+    ------
+    UnavailableError
+        If the file system refuses.
+    """
+    labels = {label: bucket for bucket, label in enumerate(bucket_labels(buckets))}
+    for pointers in held.values():
+        by_bucket = {labels[label]: pointer for label, pointer in pointers.items() if label in labels}
+        if len(by_bucket) == len(pointers) and any(
+            _has(files.child(f"{bucket:05d}"), pointer) for bucket, pointer in by_bucket.items()
+        ):
+            return by_bucket
+    return None
+
+
+def _pointers_of(spark: SparkSession, checkpoint: str, number: int) -> dict[int, Pointer] | None:
+    """Return the pointers that one of Spark's operators holds, by label; None if it holds something else."""
+    try:
+        states = spark.read.format("statestore").option("operatorId", number).load(checkpoint)
+    except PySparkException as error:
+        if error.getCondition() != _NOTHING_COMMITTED:
+            raise
+        return {}
+    value = states.schema["value"].dataType
+    group = (
+        value["groupState"].dataType
+        if isinstance(value, StructType) and "groupState" in value.names
+        else None
+    )
+    if not isinstance(group, StructType) or set(group.names) != set(POINTER_FIELDS):
+        return None
+    held = states.where("value.groupState is not null").select(
+        "key.bucket", "value.groupState.version", "value.groupState.file_id"
+    )
+    return {row[0]: Pointer(Version(row[1]), FileId(row[2])) for row in held.collect()}
+
+
+def _has(files: Files, pointer: Pointer) -> bool:
+    return any(facts.name == pointer.file_name for facts in files.list())

@@ -1,0 +1,101 @@
+"""The state of joins of update streams as rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import StringType, StructType
+
+from penstock.checkpointing import PUnit
+from penstock.operators.joins.join import UpdateJoin
+from penstock.operators.joins.spec import JoinedStream
+from penstock.operators.sql.expression import Expression
+from penstock.operators.update_stream.stream import RESERVED_PREFIX, UpdateStream
+from penstock.spark_ext.state_reader.state_view import Ours, Stored, of_type, one_of_tables, shown
+
+__all__ = ["JoinView", "join_view"]
+
+_KEYS, _HELD = "keys", "held"
+_SIDES = ("left", "right")
+_NO_DELAY_STORED = (1 << 63) - 1
+"""The first files did not say the delay: of these nothing is taken for freed."""
+
+
+@dataclass(frozen=True)
+class JoinView:
+    """One row for each key with state, or for each tuple that a side holds; a `StateView`.
+
+    Parameters
+    ----------
+    joined : JoinedStream
+        What is joined.
+    held : bool
+        Which of the two is shown.
+    schema : StructType
+        The columns.
+    """
+
+    joined: JoinedStream
+    held: bool
+    schema: StructType
+
+    def new_state(self) -> UpdateJoin:
+        """See `StateView.new_state`."""
+        return UpdateJoin(self.joined)
+
+    def rows(self, state: UpdateJoin, unit: PUnit) -> list[pa.Array[Any]] | None:
+        """See `StateView.rows`."""
+        cells, left = unit.blocks["cells"], self.joined.left
+        keys = [cells.column(name) for name in left.key]
+        if not self.held:
+            kind = left.schema.field(left.time).type
+            matched = (cells.column(f"{RESERVED_PREFIX}{side}").to_numpy() for side in _SIDES)
+            return [*keys, *(of_type(times, kind) for times in matched)]
+        parts = [self._held(keys, side, unit.blocks[side]) for side in _SIDES]
+        return list(pa.concat_batches(parts).columns)
+
+    def _held(self, keys: list[pa.Array[Any]], side: str, block: pa.RecordBatch) -> pa.RecordBatch:
+        """Return what a side holds, with nulls in the columns of the other."""
+        rows = block.num_rows
+        of = block.column(f"{RESERVED_PREFIX}cell")
+        known = dict(zip(self.joined.left.key, (key.take(of) for key in keys), strict=True))
+        known |= {name: block.column(name) for name in block.schema.names}
+        columns = [pa.repeat(pa.scalar(side), rows)]
+        fields = [pa.field("side", pa.string())]
+        for field in self.joined.schema:
+            columns.append(known.get(field.name, pa.nulls(rows, field.type)))
+            fields.append(field.with_nullable(True))
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def join_view(stored: Stored, table: str | None) -> JoinView:
+    """Return the view of a join.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it has no such table.
+    """
+    specification = stored.specification
+    held = one_of_tables((_KEYS, _HELD), table, of="a join") == _HELD
+    sides = [stored.columns(specification[side], "cells", side) for side in _SIDES]
+    key, time = tuple(specification["key"]), specification["time"]
+    left, right = (UpdateStream(stored.arrow(columns), key, time) for columns in sides)
+    condition = specification["condition"]
+    joined = JoinedStream(
+        left,
+        right,
+        specification["within"],
+        _NO_DELAY_STORED,
+        None if condition is None else Expression.parse(condition),
+    )
+    both = StructType([*sides[0], *(one for one in sides[1] if one.name not in {*key, time})])
+    if held:
+        schema = shown([Ours("side", StringType()), *both])
+    else:
+        kind = both[time].dataType
+        matched = [Ours(f"matched_{side}", kind) for side in _SIDES]
+        schema = shown([*(both[name] for name in key), *matched])
+    return JoinView(joined, held, schema)

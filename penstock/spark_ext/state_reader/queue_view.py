@@ -1,0 +1,131 @@
+"""The state of update queues, and of queues of other semantics, as rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import BooleanType, DoubleType, LongType, StructType
+
+from penstock.checkpointing import PUnit
+from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.weights import KeyWeights
+from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN, UpdateStream
+from penstock.spark_ext.state_reader.state_view import Ours, Stored, numbers, of_type, one_of_tables, shown
+
+__all__ = ["QueueView", "queue_view"]
+
+_KEYS, _APPENDED = "keys", "appended"
+
+_STORED = {
+    "arrived_us": LongType(),
+    "rank": LongType(),
+    "seen_us": LongType(),
+    "interval_us": DoubleType(),
+    "dequeued_us": LongType(),
+    "delivered_us": LongType(),
+}
+"""What is stored beside a tuple, and its type; the first two only while the key waits."""
+
+_UNKNOWN = {"seen_us": np.iinfo(np.int64).min, "interval_us": 0, "dequeued_us": 0, "delivered_us": 0}
+"""What stands for nothing."""
+
+
+@dataclass(frozen=True)
+class QueueView:
+    """One row for each key ever seen, or for each tuple that was appended and waits; a `StateView`.
+
+    Parameters
+    ----------
+    stream, policy, semantics
+        See `UpdateQueue` and `AdaptiveQueue`.
+    by_key : bool
+        Whether the queue has weights by key.
+    appended : bool
+        Which of the two is shown.
+    schema : StructType
+        The columns.
+    """
+
+    stream: UpdateStream
+    policy: Policy
+    semantics: Semantics
+    by_key: bool
+    appended: bool
+    schema: StructType
+
+    def new_state(self) -> UpdateQueue:
+        """See `StateView.new_state`."""
+        # Places are stored with their shares; which weights they came from does not matter.
+        weights = KeyWeights(self.stream, {}) if self.by_key else None
+        if self.semantics is Semantics.UPDATE:
+            return UpdateQueue(self.stream, self.policy, weights=weights)
+        return AdaptiveQueue(self.stream, self.policy, self.semantics, weights=weights)
+
+    def rows(self, state: UpdateQueue, unit: PUnit) -> list[pa.Array[Any]] | None:
+        """See `StateView.rows`."""
+        if self.appended:
+            block = unit.blocks["appended"]
+            place = np.arange(unit.meta["first"], unit.meta["first"] + block.num_rows)
+            return [pa.array(place), *block.columns]
+        cells, rows = unit.blocks["cells"], unit.blocks["rows"]
+        names = ("emitted", *_stored_beside(self.stream, self.policy))
+        stored = {name: cells.column(f"{RESERVED_PREFIX}{name}").to_numpy() for name in names}
+        place = np.full(cells.num_rows, -1, np.int64)
+        place[rows.column(f"{RESERVED_PREFIX}cell").to_numpy()] = np.arange(rows.num_rows)
+        waiting = rows.take(pa.array(place, mask=place < 0))
+        return [
+            *(cells.column(name) for name in self.stream.key),
+            of_type(stored.pop("emitted"), self.stream.schema.field(self.stream.time).type),
+            pa.array(place >= 0),
+            *(waiting.column(name) for name in self.stream.payload),
+            *(waiting.column(f"{RESERVED_PREFIX}{name}") for name in ("arrived", "rank")),
+            *(numbers(values, _UNKNOWN[name]) for name, values in stored.items()),
+        ]
+
+
+def queue_view(stored: Stored, table: str | None) -> QueueView:
+    """Return the view of a queue.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it has no such table.
+    """
+    specification = stored.specification
+    semantics = Semantics(specification.get("semantics") or Semantics.UPDATE)
+    tables = (_KEYS,) if semantics is Semantics.UPDATE else (_KEYS, _APPENDED)
+    chosen = one_of_tables(tables, table, of=f"a queue of {semantics} semantics")
+    columns = stored.columns(specification["schema"], "cells", "rows")
+    weight = specification.get("weight")
+    stream = UpdateStream(
+        stored.arrow(columns),
+        tuple(specification["key"]),
+        specification["time"],
+        specification["arrival"],
+        SOURCE_COLUMN if SOURCE_COLUMN in columns.names else None,
+        weight if isinstance(weight, str) else None,
+    )
+    policy = Policy(specification["policy"])
+    if chosen == _APPENDED:
+        schema = shown([Ours("place", LongType()), *columns, Ours("arrived_us", LongType())])
+    else:
+        newest = "emitted" if semantics is Semantics.UPDATE else "newest"
+        schema = shown([
+            *(columns[name] for name in stream.key),
+            Ours(newest, columns[stream.time].dataType),
+            Ours("waiting", BooleanType()),
+            *(columns[name] for name in stream.payload),
+            *(Ours(name, _STORED[name]) for name in ("arrived_us", "rank", *_stored_beside(stream, policy))),
+        ])  # fmt: skip
+    return QueueView(stream, policy, semantics, weight == 1, chosen == _APPENDED, schema)
+
+
+def _stored_beside(stream: UpdateStream, policy: Policy) -> list[str]:
+    """Return what an update queue stores of each key, waiting or not, as `UpdateQueue` names it."""
+    names = ["seen_us", "interval_us"] if policy is Policy.LINECUTTING else []
+    return [*names, "dequeued_us", "delivered_us"] if stream.arrival else names

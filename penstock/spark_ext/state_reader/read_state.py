@@ -1,0 +1,244 @@
+"""`read_state`: the state of a stateful operator as a batch DataFrame."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructField, StructType
+
+from penstock.checkpointing import PUnit
+from penstock.checkpointing.files import Files, open_files
+from penstock.errors import CorruptDataError, InternalError, InvalidUsageError, PenstockError
+from penstock.operators.update_stream.cast import conform
+from penstock.spark_ext.state_reader.committed import committed_pointers, query_of, specification_of
+from penstock.spark_ext.state_reader.join_view import join_view
+from penstock.spark_ext.state_reader.queue_view import queue_view
+from penstock.spark_ext.state_reader.state_view import StateView, Stored
+from penstock.spark_ext.state_reader.window_view import sides_view, window_view
+from penstock.spark_ext.worker.bucket_task import SPECIFICATION_FILE
+from penstock.spark_ext.worker.python_workers import prepare_workers
+from penstock.state_store.bucket_store import BucketStore, Pointer, State
+from penstock.state_store.location import Operator, find_operators
+from penstock.state_store.survey import likely_pointer
+
+__all__ = ["read_state"]
+
+_OUTPUT_BYTES = 16 << 20
+_TRIES = 5
+
+_VIEWS: tuple[tuple[set[str], Callable[[Stored, str | None], StateView]], ...] = (
+    ({"sides"}, sides_view),
+    ({"mode", "window", "aggregates"}, window_view),
+    ({"key", "time", "within", "left", "right"}, join_view),
+    ({"key", "time", "arrival", "policy", "schema"}, queue_view),
+)
+"""What an operator of each kind has in its specification, and how its state is shown."""
+
+
+def read_state(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    operator: str | None = None,
+    query: str | None = None,
+    table: str | None = None,
+) -> DataFrame:
+    """Return the state of a stateful operator as a batch DataFrame.
+
+    The driver reads names and pointers; states are loaded in the workers, one task for each bucket.
+
+    The first columns are ``bucket`` and ``version``. Those of an update queue, one row for each key ever
+    seen, are then the key; ``emitted``, the time of the newest tuple of the key that was emitted, null if
+    none was; ``waiting``, whether a newer one waits; the other columns of the waiting tuple, null if none
+    waits; and what is stored beside: ``arrived_us``, when the oldest pending update arrived, and ``rank``,
+    the place in the queue (with weights, the order in which keys came), both null if none waits; with
+    linecutting ``seen_us`` and ``interval_us``, with an arrival column ``dequeued_us`` and ``delivered_us``,
+    null while unknown. Of a union there is also ``__penstock_source``: 0 if the waiting tuple's truth wins,
+    else 1.
+
+    Other operators have several tables, of which one is chosen; ``docs/how-to/inspect.md`` has their columns.
+    Where a stream has a column with a name of ours, ours begins with ``__penstock_``.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        The session.
+    path : str or path
+        The state location, or the directory of a query or an operator in it.
+    checkpoint : str or path, optional
+        The checkpoint of the query, as Spark is given it. With it, what the newest committed micro-batch
+        left is read exactly: the pointers come from Spark's own state, now. Without it, each task chooses:
+        the file of the bucket's highest version if only one attempt wrote it, committed or not, else the
+        newest version that files prove to be committed (`penstock.state_store.survey`). While the query
+        runs, buckets may then be of different micro-batches, and each action reads anew.
+    operator : str, optional
+        The `name` of the operator; needed if there are several.
+    query : str, optional
+        The id of the query; needed if there are several and no checkpoint is given.
+    table : str, optional
+        Which table of the operator; needed if it has several. Queues of append or adaptive semantics have
+        ``keys`` and ``appended``; windows ``panes``, in lazy or eager mode also ``keys`` and ``settled``, and
+        those of rows also ``rows`` and ``counts``; joins ``keys`` and ``held``; joins of windows ``left``
+        and ``right``.
+
+    Returns
+    -------
+    DataFrame
+        A batch DataFrame.
+
+    Raises
+    ------
+    InvalidUsageError
+        If no state, or more than one, fits the arguments; if a table has to be chosen, or there is no such;
+        or if nothing is stored yet and only that would tell the types of the columns.
+    CorruptDataError
+        If what describes the operator is damaged, or the checkpoint names files that are not there; what a
+        task finds damaged fails the action. A query that runs may have deleted what a checkpoint named a
+        while ago: read again.
+    UnavailableError
+        If the file system refuses.
+
+    Examples
+    --------
+    >>> state = penstock.read_state(spark, "/var/lib/penstock", checkpoint="/ck")  # doctest: +SKIP
+    >>> state.where("waiting").orderBy("rank").show()  # doctest: +SKIP
+    """
+    prepare_workers(spark)
+    if checkpoint is not None:
+        committed = query_of(spark, os.fspath(checkpoint))
+        if query not in {None, committed}:
+            raise InvalidUsageError(
+                "the checkpoint is of another query", query=query, checkpoint_of=committed
+            )
+        query = committed
+    place = _chosen(find_operators(open_files(path)), query, operator)
+    if place.files is None:
+        raise InvalidUsageError(
+            "the path is that of one bucket", path=place.location, hint="give the operator's directory"
+        )
+    specification = specification_of(place.files)
+    if checkpoint is None:
+        chosen: list[tuple[Files, Pointer | None]] = [(bucket, None) for bucket in place.buckets]
+    else:
+        found = committed_pointers(spark, os.fspath(checkpoint), place.files)
+        chosen = [(place.files.child(f"{bucket:05d}"), found[bucket]) for bucket in sorted(found)]
+    large = spark.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
+    stored = Stored(specification, functools.partial(_newest_unit, chosen), large)
+    try:
+        view = _view(stored, table, place.location)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, PenstockError):
+            raise
+        # What each kind of operator says of itself is nested; it is taken apart by many functions.
+        file = place.files.path_of(SPECIFICATION_FILE)
+        raise CorruptDataError("the file describes no operator", file=file) from error
+    numbered = _numbered(view.schema)
+    arrow = to_arrow_schema(numbered, timezone="UTC", prefers_large_types=large)
+    # Each number is a partition of its own: one bucket a task.
+    numbers = spark.range(0, len(chosen), 1, max(len(chosen), 1))
+    return numbers.mapInArrow(_Reader(chosen, view, arrow), numbered).toDF(*view.schema.names)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """The function of ``mapInArrow``: from numbers of buckets to the rows of their states, in a worker.
+
+    Parameters
+    ----------
+    buckets : list of (Files, Pointer or None)
+        The buckets' directories, and what to load of each; None where that is for the task to choose.
+    view : StateView
+        How a state is shown.
+    schema : pyarrow.Schema
+        The types of the rows, by position.
+    """
+
+    buckets: list[tuple[Files, Pointer | None]]
+    view: StateView
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return the rows."""
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self._rows(*self.buckets[number])
+
+    def _rows(self, files: Files, given: Pointer | None) -> Iterator[pa.RecordBatch]:
+        pointer, state = self._loaded(files, given)
+        if pointer is None:
+            return
+        bucket = int(files.location.partition("?")[0].rpartition("/")[2])
+        for unit in state.snapshot():
+            columns = self.view.rows(state, unit)
+            if columns is None:
+                continue
+            rows = self._placed(bucket, pointer.version, columns)
+            pieces = max(-(-rows.nbytes // _OUTPUT_BYTES), 1)
+            step = max(-(-rows.num_rows // pieces), 1)
+            for begin in range(0, rows.num_rows, step):
+                yield rows.slice(begin, step)
+
+    def _placed(self, bucket: int, version: int, columns: list[pa.Array[Any]]) -> pa.RecordBatch:
+        count = len(columns[0])
+        placed = [pa.array(np.full(count, number, np.int64)) for number in (bucket, version)]
+        names = [str(number) for number in range(len(columns) + len(placed))]
+        return conform(pa.RecordBatch.from_arrays([*placed, *columns], names), self.schema)
+
+    def _loaded(self, files: Files, given: Pointer | None) -> tuple[Pointer | None, State]:
+        """Return the state at the pointer; without one that of the likely one, chosen anew if it is gone."""
+        for attempt in range(1, _TRIES + 1):
+            pointer = given or likely_pointer(files)
+            state = self.view.new_state()
+            if pointer is None:
+                return None, state
+            try:
+                BucketStore(files).load(pointer, state)
+            except CorruptDataError:
+                if given is not None or attempt == _TRIES or likely_pointer(files) == pointer:
+                    raise
+            else:
+                return pointer, state
+        raise InternalError("a bucket was neither loaded nor refused", file=files.location)
+
+
+def _view(stored: Stored, table: str | None, location: str) -> StateView:
+    for known, view in _VIEWS:
+        if known <= stored.specification.keys():
+            return view(stored, table)
+    raise InvalidUsageError("the state is of no known kind of operator", location=location)
+
+
+def _newest_unit(buckets: list[tuple[Files, Pointer | None]]) -> PUnit | None:
+    """Return the newest unit of the first bucket that has one."""
+    for files, given in buckets:
+        pointer = given or likely_pointer(files)
+        if pointer is not None:
+            return BucketStore(files).look(pointer)[1]
+    return None
+
+
+def _chosen(found: list[Operator], query: str | None, name: str | None) -> Operator:
+    fitting = [one for one in found if query in {None, one.query} and name in {None, one.name}]
+    if len(fitting) == 1:
+        return fitting[0]
+    raise InvalidUsageError(
+        "more than one operator fits" if fitting else "no operator fits",
+        query=query,
+        operator=name,
+        found=[f"{one.query}/{one.name}" for one in (fitting or found)],
+        hint="choose one with query= and operator=",
+    )
+
+
+def _numbered(schema: StructType) -> StructType:
+    """Return `schema` with names that Spark's Arrow functions find: names with dots they do not."""
+    return StructType([StructField(f"c{i}", field.dataType) for i, field in enumerate(schema)])

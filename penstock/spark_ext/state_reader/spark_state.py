@@ -1,0 +1,233 @@
+"""Pointers in Spark's own state, read from its files without a task of Spark's.
+
+Spark can read its state (`penstock.spark_ext.state_reader.committed`), but its first query of a process takes
+seconds, and a recovery has less. Read here is what Spark's default provider writes for
+``applyInPandasWithState``::
+
+    CHECKPOINT/state/<operator>/_metadata/metadata             what operator it is, and its partitions
+    CHECKPOINT/state/<operator>/0/_metadata/schema             keys and values: a bucket's label, a pointer
+    CHECKPOINT/state/<operator>/<partition>/<version>.delta    what a micro-batch put or removed
+    CHECKPOINT/state/<operator>/<partition>/<version>.snapshot all keys and values
+
+Micro-batch ``b`` leaves version ``b + 1``. A file is blocks of LZ4, each with the length and the checksum of
+what is in it; in them are pairs of rows (Spark's ``UnsafeRow``), each behind its length, big-endian. What is
+written otherwise (another provider, codec or format, checksums of rows) is not guessed at.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from penstock.checkpointing.files import Content, Files
+from penstock.spark_ext.border.buckets import spark_hash
+from penstock.state_store.bucket_store import FileId, Pointer, Version
+
+__all__ = ["POINTER_FIELDS", "SPARK_OPERATOR", "Held", "held_in_files"]
+
+Held = dict[int, dict[int, Pointer]]
+"""Of each of Spark's operators that holds pointers, by its number, the pointers by their labels."""
+
+SPARK_OPERATOR = "applyInPandasWithState"
+"""What Spark calls an operator of ours."""
+
+POINTER_FIELDS = ("version", "file_id")
+"""The columns of a pointer in its state."""
+
+_BLOCK = struct.Struct("<8sBiiI")
+_MAGIC = b"LZ4Block"
+_RAW, _COMPRESSED = 0x10, 0x20
+_SEED, _CHECKSUM_BITS = 0x9747B28C, 0x0FFFFFFF
+_VALUES = (["groupState"], ["groupState", "timeoutTimestamp"])
+_END = -1
+_WORD_BYTES, _KEY_BYTES = 8, 16
+"""A row is of words; with checksums of rows, which Spark may be told to write, 4 bytes are before it."""
+_MOST_BLOCK_BYTES = 1 << 25
+"""LZ4 in Java has no larger blocks."""
+
+Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
+"""As `map`, perhaps several at once."""
+
+
+class _UnknownError(Exception):
+    """Something is not written as this module knows it."""
+
+
+_UNKNOWN = (
+    _UnknownError, OSError, ValueError, LookupError, TypeError, struct.error, pa.ArrowException
+)  # fmt: skip
+"""What comes of reading what is written otherwise."""
+
+
+def held_in_files(state: Files, batch: int, labels: Iterable[int], run: Run = map) -> Held | None:
+    """Return the pointers that a committed micro-batch left; None where only Spark can tell.
+
+    Called on the driver.
+
+    Parameters
+    ----------
+    state : Files
+        The directory ``state`` of a query's checkpoint.
+    batch : int
+        The micro-batch.
+    labels : iterable of int
+        Those of all buckets that there can be. Where each has been seen, no older file is read.
+    run : callable, optional
+        As `map`, to look at several partitions at once.
+
+    Raises
+    ------
+    UnavailableError
+        If the file system refuses.
+    """
+    known = list(labels)
+    held: Held = {}
+    try:
+        for facts in state.list():
+            if facts.is_directory and facts.name.isdecimal():
+                operator = state.child(facts.name)
+                partitions = _partitions(operator)
+                if partitions:
+                    held[int(facts.name)] = _held_by(operator, partitions, batch + 1, known, run)
+    except _UNKNOWN:
+        return None
+    return held
+
+
+def _partitions(operator: Files) -> int:
+    """Return how many partitions an operator has; 0 if it holds no pointers."""
+    version, _, text = bytes(operator.child("_metadata").read("metadata")).partition(b"\n")
+    document = json.loads(text)
+    if version != b"v1":
+        raise _UnknownError
+    if document["operatorInfo"]["operatorName"] != SPARK_OPERATOR:
+        return 0
+    (store,) = document["stateStoreInfo"]
+    if store["storeName"] != "default":
+        raise _UnknownError
+    key, value = _schemas(bytes(operator.child("0").child("_metadata").read("schema")))
+    group = value[0]["type"]
+    names = [field["name"] for field in value]
+    if [(field["name"], field["type"]) for field in key] != [("bucket", "integer")] or names not in _VALUES:
+        return 0
+    fields = group["fields"] if isinstance(group, dict) else []
+    if tuple((field["name"], field["type"]) for field in fields) != tuple(
+        zip(POINTER_FIELDS, ("long", "string"), strict=True)
+    ):
+        return 0
+    return int(store["numPartitions"])
+
+
+def _schemas(content: bytes) -> list[list[dict[str, Any]]]:
+    """Return the fields of keys and of values, from a file of texts as Java writes them, in pieces."""
+    at = 0
+
+    def text() -> bytes:
+        nonlocal at
+        (size,) = struct.unpack_from(">H", content, at)
+        at += 2 + size
+        return content[at - size : at]
+
+    if text() != b"v2":
+        raise _UnknownError
+    found = []
+    for _ in range(2):
+        (pieces,) = struct.unpack_from(">i", content, at)
+        at += 4
+        found.append(json.loads(b"".join(text() for _ in range(pieces)))["fields"])
+    return found
+
+
+def _held_by(
+    operator: Files, partitions: int, version: int, labels: list[int], run: Run
+) -> dict[int, Pointer]:
+    places = (spark_hash(np.array(labels, np.int64)) % partitions).tolist()
+    wanted: list[tuple[Files, set[int]]] = [(operator.child(str(n)), set()) for n in range(partitions)]
+    for label, place in zip(labels, places, strict=True):
+        wanted[place][1].add(label)
+    held: dict[int, Pointer] = {}
+    for found in run(partial(_newest, version), wanted):
+        held |= {label: pointer for label, pointer in found.items() if pointer is not None}
+    return held
+
+
+def _newest(version: int, wanted: tuple[Files, set[int]]) -> dict[int, Pointer | None]:
+    """Return what a partition holds in a version; None of what was removed."""
+    files, labels = wanted
+    found: dict[int, Pointer | None] = {}
+    names: set[str] | None = None
+    for number in range(version, 0, -1):
+        whole = names is not None and f"{number}.snapshot" in names
+        try:
+            content = files.read(f"{number}.snapshot" if whole else f"{number}.delta")
+        except FileNotFoundError:
+            if names is not None:
+                raise
+            content, whole = files.read(f"{number}.snapshot"), True
+        # Within a version the last one counts, of versions the newest.
+        found = dict(_pairs(_decompressed(content))) | found
+        # Nearly always each bucket has a new pointer in each version.
+        if whole or (labels and labels <= found.keys()):
+            break
+        if names is None:
+            names = {facts.name for facts in files.list()}
+    return found
+
+
+def _decompressed(content: Content) -> bytes:
+    view, at, parts = memoryview(content), 0, []
+    codec = pa.Codec("lz4_raw")
+    while at < len(view):
+        magic, token, size, plain_size, checksum = _BLOCK.unpack_from(view, at)
+        at += _BLOCK.size
+        kind = token & 0xF0
+        known = magic == _MAGIC and kind in {_RAW, _COMPRESSED} and 0 <= plain_size <= _MOST_BLOCK_BYTES
+        if not known or not 0 <= size <= len(view) - at:
+            raise _UnknownError
+        block: Any = view[at : at + size]
+        if kind == _COMPRESSED:
+            block = codec.decompress(pa.py_buffer(block), plain_size)
+        part = bytes(block)
+        if size and xxhash.xxh32_intdigest(part, _SEED) & _CHECKSUM_BITS != checksum:
+            raise _UnknownError
+        parts.append(part)
+        at += size
+    return b"".join(parts)
+
+
+def _pairs(content: bytes) -> Iterator[tuple[int, Pointer | None]]:
+    at = 0
+    while True:
+        (size,) = struct.unpack_from(">i", content, at)
+        at += 4
+        if size == _END:
+            return
+        if size != _KEY_BYTES:
+            raise _UnknownError
+        (label,) = struct.unpack_from("<i", content, at + 8)
+        at += size
+        (size,) = struct.unpack_from(">i", content, at)
+        at += 4
+        if size > 0 and size % _WORD_BYTES:
+            raise _UnknownError
+        yield label, None if size < 0 else _pointer(content[at : at + size])
+        at += max(size, 0)
+
+
+def _pointer(row: bytes) -> Pointer | None:
+    """Return the pointer in a row: bits of nulls, then 8 bytes of each column, or where it lies in it."""
+    nulls, place = struct.unpack_from("<QQ", row)
+    if nulls & 1:
+        return None
+    group = row[place >> 32 :][: place & 0xFFFFFFFF]
+    nulls, version, place = struct.unpack_from("<QqQ", group)
+    if nulls:
+        raise _UnknownError
+    return Pointer(Version(version), FileId(group[place >> 32 :][: place & 0xFFFFFFFF].decode()))

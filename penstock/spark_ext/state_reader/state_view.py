@@ -1,0 +1,197 @@
+"""Base of the views of all kinds of stored state; see `penstock.spark_ext.state_reader.read_state`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import DataType, IntegerType, LongType, StructField, StructType
+
+from penstock.checkpointing import PUnit
+from penstock.errors import InvalidUsageError
+from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN, Integers
+from penstock.state_store.bucket_store import State
+
+__all__ = ["NEVER", "Ours", "StateView", "Stored", "numbers", "of_type", "one_of_tables", "shown"]
+
+NEVER = np.iinfo(np.int64).min
+"""The time that stands for none."""
+
+_SIGN = np.int64(np.iinfo(np.int64).max)
+
+
+class StateView(Protocol):
+    """How the state of one operator is shown as rows. Made on the driver, sent to the workers.
+
+    Attributes
+    ----------
+    schema : StructType
+        The columns of the rows, of which the first two are the bucket and its version.
+    """
+
+    @property
+    def schema(self) -> StructType:
+        """The columns of the rows, of which the first two are the bucket and its version."""
+
+    def new_state(self) -> State:
+        """Return the state of a bucket that has none, to be restored."""
+
+    def rows(self, state: Any, unit: PUnit) -> list[pa.Array[Any]] | None:
+        """Return the columns from the third on of what a unit of the `state`'s snapshot has; None if nothing.
+
+        Their types may differ from `schema` in what Arrow casts safely.
+        """
+
+
+class Ours(NamedTuple):
+    """A column that Penstock adds. Where the stream has one of its name, in any case, it is renamed."""
+
+    name: str
+    kind: DataType
+
+
+def shown(columns: Sequence[StructField | Ours]) -> StructType:
+    """Return the columns of a view, those of bucket and version before them."""
+    taken = {one.name.lower() for one in columns if isinstance(one, StructField)}
+    fields = []
+    for one in (Ours("bucket", IntegerType()), Ours("version", LongType()), *columns):
+        if isinstance(one, Ours):
+            name = f"{RESERVED_PREFIX}{one.name}" if one.name.lower() in taken else one.name
+            fields.append(StructField(name, one.kind))
+        else:
+            fields.append(StructField(one.name, one.dataType))
+    return StructType(fields)
+
+
+def one_of_tables(tables: Sequence[str], table: str | None, *, of: str) -> str:
+    """Return which of an operator's tables is shown.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such table, or none is named and there are several.
+    """
+    if table is None and len(tables) == 1:
+        return tables[0]
+    if table in tables:
+        return str(table)
+    raise InvalidUsageError(
+        "the state has several tables" if table is None else "the state has no such table",
+        operator=of,
+        table=table,
+        tables=list(tables),
+        hint="choose one with table=",
+    )
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What is known of a stored operator on the driver.
+
+    Parameters
+    ----------
+    specification : mapping
+        What must not change of it.
+    look : callable
+        Returns the newest unit of some bucket, without its chain; None if nothing is stored yet.
+    large : bool
+        Whether Spark takes text with wide offsets.
+    """
+
+    specification: Mapping[str, Any]
+    look: Callable[[], PUnit | None]
+    large: bool
+
+    @cached_property
+    def unit(self) -> PUnit:
+        """The newest unit of some bucket.
+
+        Raises
+        ------
+        InvalidUsageError
+            If nothing is stored yet.
+        """
+        unit = self.look()
+        if unit is None:
+            raise InvalidUsageError("nothing is stored yet that tells the types of the columns")
+        return unit
+
+    def columns(self, texts: Sequence[str], *blocks: str) -> StructType:
+        """Return the columns in `texts`, of "name type" in Spark's words, with their types.
+
+        Parameters
+        ----------
+        texts : sequence of str
+            As `penstock.spark_ext.worker.stateful.columns_of` gives them.
+        *blocks : str
+            The blocks that have these columns.
+        """
+        fields = [_column(text) for text in texts]
+        if None not in fields:
+            return StructType([field for field in fields if field is not None])
+        # Some texts cannot be parsed: names within structs are not quoted. The blocks know the types as well.
+        stored = [
+            field
+            for name in blocks
+            for field in from_arrow_schema(self.unit.blocks[name].schema)
+            if field.name == SOURCE_COLUMN or not field.name.startswith(RESERVED_PREFIX)
+        ]
+
+        placed: dict[int, StructField] = {}
+        # Names may have spaces, so that a text may seem to be of a shorter name, too.
+        for field in sorted(stored, key=lambda field: -len(field.name)):
+            fitting = (i for i, text in enumerate(texts) if text.startswith(f"{field.name} "))
+            placed[next(i for i in fitting if i not in placed)] = field
+        return StructType([placed[i] for i in sorted(placed)])
+
+    def arrow(self, columns: StructType) -> pa.Schema:
+        """Return the types of columns as Spark hands them to Arrow."""
+        return to_arrow_schema(columns, timezone="UTC", prefers_large_types=self.large)
+
+
+def _column(text: str) -> StructField | None:
+    """Return the column in "name type"; None if the type cannot be parsed. Names may have spaces."""
+    for name, rest in _cuts(text):
+        try:
+            kind = DataType.fromDDL(rest)
+        except PySparkException:
+            continue
+        # Two words are taken for a column of a table.
+        if not isinstance(kind, StructType) or rest.startswith("struct<"):
+            return StructField(name, kind)
+    return None
+
+
+def _cuts(text: str) -> Iterator[tuple[str, str]]:
+    at = text.find(" ")
+    while at >= 0:
+        yield text[:at], text[at + 1 :]
+        at = text.find(" ", at + 1)
+
+
+def numbers(values: npt.NDArray[Any], nothing: float = NEVER) -> pa.Array[Any]:
+    """Return numbers, null where they are what stands for `nothing`."""
+    return pa.array(values, mask=values == nothing)
+
+
+def of_type(times: Integers, kind: pa.DataType) -> pa.Array[Any]:
+    """Return integers that `as_int64` made of times, with their type again.
+
+    `NEVER` is null.
+    """
+    never = times == NEVER
+    if pa.types.is_floating(kind):
+        bits = np.where(times < 0, times ^ _SIGN, times)
+        return pa.array(bits.view(np.float64), mask=never).cast(kind)
+    if pa.types.is_integer(kind):
+        return pa.array(times, mask=never).cast(kind)
+    if kind.bit_width == 32:
+        times = times.astype(np.int32)
+    return pa.array(times, mask=never).view(kind)

@@ -1,0 +1,312 @@
+"""The state of windows as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from penstock.checkpointing import PUnit
+from penstock.operators.aggregates.decomposition import pane_ms
+from penstock.operators.scan.spec import Partial, PartialKind
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.windows.append.panes import Panes
+from penstock.operators.windows.counted.panes import panes_of
+from penstock.operators.windows.layout import ENTRY_PANE, RowLayout, WindowLayout
+from penstock.operators.windows.shared_watermark import SeveralPanes
+from penstock.operators.windows.spec import WindowSpec
+from penstock.operators.windows.update.results import WindowMode
+from penstock.operators.windows.update.transitions import FREE, READY
+from penstock.operators.windows.update.windows import UpdateWindows
+from penstock.spark_ext.api.update_window import TIME
+from penstock.spark_ext.border.types import spark_schema
+from penstock.spark_ext.state_reader.state_view import NEVER, Ours, Stored, numbers, one_of_tables, shown
+from penstock.spark_ext.worker.count_windows import FIRST_TIME, LAST_TIME
+from penstock.spark_ext.worker.window_plan import value_names
+
+__all__ = ["SidesView", "WindowView", "sides_view", "window_view"]
+
+_PANES, _ROWS, _COUNTS, _KEYS, _SETTLED = "panes", "rows", "counts", "keys", "settled"
+_BLOCKS = {_PANES: "entries", _ROWS: "waiting", _COUNTS: "numbered", _KEYS: "cells", _SETTLED: "rows"}
+_SIDES = ("left", "right")
+
+
+@dataclass(frozen=True)
+class _Places:
+    """What a pane's number means: a time, or the number of a row of its group.
+
+    Parameters
+    ----------
+    step : int
+        The length of a pane, in microseconds or rows.
+    kind : DataType
+        Of the column.
+    """
+
+    step: int
+    kind: DataType
+
+    @property
+    def column(self) -> str:
+        """What the column is called where it says where a pane begins."""
+        return "pane_row" if isinstance(self.kind, LongType) else "pane_start"
+
+    def of(self, panes: npt.NDArray[np.int64]) -> pa.Array[Any]:
+        """Return where panes begin; null of `NEVER`."""
+        there = panes != NEVER
+        begins = pa.array(np.where(there, panes, 0) * self.step, mask=~there)
+        if isinstance(self.kind, LongType):
+            return begins
+        return begins.view(pa.timestamp("us", "UTC" if isinstance(self.kind, TimestampType) else None))
+
+
+@dataclass(frozen=True)
+class WindowView:
+    """One row for each entry, row or group that windows hold; a `StateView`.
+
+    Parameters
+    ----------
+    layout : WindowLayout
+        What the windows are made of.
+    mode, policy, weighted
+        See `UpdateWindows`; the last says whether there are weights.
+    places : _Places
+        What panes' numbers mean.
+    table : str
+        Which of the tables is shown.
+    schema : StructType
+        The columns.
+    """
+
+    layout: WindowLayout
+    mode: WindowMode
+    policy: Policy
+    weighted: bool
+    places: _Places
+    table: str
+    schema: StructType
+
+    def new_state(self) -> Panes | UpdateWindows:
+        """See `StateView.new_state`."""
+        if self.mode is WindowMode.APPEND:
+            return panes_of(self.layout)
+        # Which weights shares came from does not matter.
+        return UpdateWindows(self.layout, self.mode, self.policy, "" if self.weighted else None)
+
+    def rows(self, state: Panes | UpdateWindows, unit: PUnit) -> list[pa.Array[Any]] | None:
+        """See `StateView.rows`."""
+        block = unit.blocks.get(_BLOCKS[self.table])
+        if block is None:
+            return None
+        if self.table == _PANES:
+            return _entries(block, self.layout, self.places)
+        if not isinstance(state, UpdateWindows) or self.table in (_ROWS, _COUNTS):
+            return list(block.columns)
+        cells = unit.blocks["cells"]
+        ids = cells.column("key").to_numpy()
+        if self.table == _KEYS:
+            return [*state.groups_of(ids), *self._cells(cells)]
+        owner, pane, _, *values = block.columns
+        return [*state.groups_of(ids[owner.to_numpy()]), self.places.of(pane.to_numpy()), *values]
+
+    def _cells(self, cells: pa.RecordBatch) -> list[pa.Array[Any]]:
+        """Return what is stored of groups in a window queue, as `_cell_columns` names it."""
+        slide = self.layout.spec.slide
+        of = {name: cells.column(name).to_numpy() for name in cells.schema.names}
+        waits, busy = of["candidate"] != NEVER, of["service"] != FREE
+
+        def starts(name: str, there: npt.NDArray[np.bool_]) -> pa.Array[Any]:
+            return self.places.of(np.where(there, np.where(there, of[name], 0) * slide, NEVER))
+
+        under = np.where(of["service"] == READY, "ready", "idle")
+        made = [
+            self.places.of(of["newest"]),
+            pa.array(waits),
+            starts("candidate", waits),
+            pa.array(of["rank"], mask=~waits),
+            numbers(of["since_us"]),
+            pa.array(under, mask=~busy),
+            starts("committed", busy),
+            numbers(of["pending_us"]),
+        ]
+        if self.policy is Policy.LINECUTTING:
+            made += [numbers(of["seen_us"]), numbers(of["interval_us"], 0)]
+        return made
+
+
+@dataclass(frozen=True)
+class SidesView:
+    """One row for each entry that the windows of one side of a join hold; a `StateView`.
+
+    Parameters
+    ----------
+    layouts : tuple of WindowLayout
+        What the windows of the sides are made of.
+    side : int
+        Which of them is shown.
+    places : _Places
+        What panes' numbers mean.
+    schema : StructType
+        The columns.
+    """
+
+    layouts: tuple[WindowLayout, ...]
+    side: int
+    places: _Places
+    schema: StructType
+
+    def new_state(self) -> SeveralPanes:
+        """See `StateView.new_state`."""
+        return SeveralPanes(self.layouts)
+
+    def rows(self, state: SeveralPanes, unit: PUnit) -> list[pa.Array[Any]] | None:
+        """See `StateView.rows`."""
+        if unit.meta["side"] != self.side:
+            return None
+        return _entries(unit.blocks["entries"], self.layouts[self.side], self.places)
+
+
+def window_view(stored: Stored, table: str | None) -> WindowView:
+    """Return the view of windows.
+
+    Raises
+    ------
+    InvalidUsageError
+        If they have no such table, or nothing is stored yet.
+    """
+    settings = stored.specification
+    mode, policy = WindowMode(settings["mode"]), Policy(settings.get("policy", Policy.IN_PLACE))
+    by_rows = isinstance(settings["window"][0], str)
+    tables = [_PANES] if mode is WindowMode.APPEND else [_KEYS, _SETTLED, _PANES]
+    tables += [_ROWS, _COUNTS] if by_rows else []
+    chosen = one_of_tables(tables, table, of=f"windows of {mode} mode")
+    blocks = stored.unit.blocks
+    layout = _layout(settings, blocks["entries"].schema, blocks["waiting"].schema if by_rows else None)
+    places = _places(settings, layout)
+    groups, entry = spark_schema(layout.groups), _entry_columns(layout, places)
+    columns: list[StructField | Ours] = entry
+    if chosen == _KEYS:
+        columns = [*groups, *_cell_columns(places, policy)]
+    elif chosen == _COUNTS:
+        columns = [*groups, Ours("numbered", LongType())]
+    elif chosen == _ROWS and isinstance(layout, RowLayout):
+        values = spark_schema(pa.schema(list(layout.arriving)[len(groups) + 1 :]))
+        texts = {name: text for text, name in value_names(_partials(settings)).items()}
+        made = [Ours(texts[one.name], one.dataType) for one in values]
+        columns = [*groups, Ours("time", _time_type(settings) or LongType()), *made]
+    return WindowView(
+        layout, mode, policy, settings.get("weight") is not None, places, chosen, shown(columns)
+    )
+
+
+def sides_view(stored: Stored, table: str | None) -> SidesView:
+    """Return the view of the windows of one side of a join.
+
+    Raises
+    ------
+    InvalidUsageError
+        If no side is chosen, or nothing is stored yet.
+    """
+    side = _SIDES.index(one_of_tables(_SIDES, table, of="a join of windows"))
+    sides, blocks = stored.specification["sides"], stored.unit.blocks
+    layouts = tuple(
+        _layout(settings, blocks[f"entries_{number}"].schema, None) for number, settings in enumerate(sides)
+    )
+    places = _places(sides[side], layouts[side])
+    return SidesView(layouts, side, places, shown(_entry_columns(layouts[side], places)))
+
+
+def _entries(block: pa.RecordBatch, layout: WindowLayout, places: _Places) -> list[pa.Array[Any]]:
+    width = len(layout.groups)
+    groups, panes, values = block.columns[:width], block.column(width), block.columns[width + 1 :]
+    return [*groups, places.of(panes.to_numpy()), *values]
+
+
+def _entry_columns(layout: WindowLayout, places: _Places) -> list[StructField | Ours]:
+    return [*spark_schema(layout.groups), Ours(places.column, places.kind), *spark_schema(layout.values)]
+
+
+def _cell_columns(places: _Places, policy: Policy) -> list[Ours]:
+    rows = isinstance(places.kind, LongType)
+    columns = [
+        Ours(f"newest_{places.column}", places.kind),
+        Ours("waiting", BooleanType()),
+        Ours("waiting_row" if rows else "waiting_start", places.kind),
+        Ours("rank", LongType()),
+        Ours("waiting_since_us", LongType()),
+        Ours("service", StringType()),
+        Ours("committed_row" if rows else "committed_start", places.kind),
+        Ours("pending_since_us", LongType()),
+    ]
+    if policy is Policy.LINECUTTING:
+        columns += [Ours("seen_us", LongType()), Ours("interval_us", DoubleType())]
+    return columns
+
+
+def _partials(settings: Mapping[str, Any]) -> list[Partial]:
+    return [Partial(*aggregate) for aggregate in settings["aggregates"]]
+
+
+def _layout(settings: Mapping[str, Any], entry: pa.Schema, arriving: pa.Schema | None) -> WindowLayout:
+    """Return what windows are made of, as far as restoring them asks: by settings and stored columns."""
+    at = entry.get_field_index(ENTRY_PANE)
+    groups, values = pa.schema(list(entry)[:at]), list(entry)[at + 1 :]
+    named = {one.name: one for one in _partials(settings)}
+    size, slide, _ = settings["window"]
+    types = tuple(field.type for field in values)
+    # Which time a first or last value has matters only where entries are combined.
+    if arriving is None:
+        pane = pane_ms(size, slide)
+        made = tuple(named[field.name] for field in values)
+        return WindowLayout(WindowSpec(size // pane, slide // pane), groups, made, types, {}, made[0].name)
+    names = value_names(named.values())
+    bounds: dict[str, PartialKind] = {FIRST_TIME: "min", LAST_TIME: "max"}
+    made = tuple(
+        Partial(bounds[field.name], ENTRY_PANE, field.name)
+        if field.name in bounds
+        else _renamed(named[field.name], names)
+        for field in values
+    )
+    size, slide = (int(text.split()[0]) for text in (size, slide))
+    pane = gcd(size, slide)
+    spec = WindowSpec(size // pane, slide // pane)
+    return RowLayout(spec, groups, made, types, {}, made[0].name, pane, arriving, LAST_TIME)
+
+
+def _renamed(partial: Partial, names: Mapping[str, str]) -> Partial:
+    return Partial(
+        partial.kind, names.get(partial.expression, partial.expression), partial.name, partial.log2_size
+    )
+
+
+def _places(settings: Mapping[str, Any], layout: WindowLayout) -> _Places:
+    if isinstance(layout, RowLayout):
+        return _Places(layout.pane_rows, LongType())
+    size, slide, _ = settings["window"]
+    return _Places(1000 * pane_ms(size, slide), _time_type(settings) or TimestampType())
+
+
+def _time_type(settings: Mapping[str, Any]) -> DataType | None:
+    """Return the type of the column of the time, if it is one of Spark's timestamps."""
+    # The settings of windows of rows name what the time becomes.
+    for name in (settings["time"], TIME):
+        for kind in (TimestampType(), TimestampNTZType()):
+            if f"{name} {kind.simpleString()}" in settings["schema"]:
+                return kind
+    return None

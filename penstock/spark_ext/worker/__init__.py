@@ -1,0 +1,1 @@
+"""Stateful operators on Spark, and their tasks in Python workers."""

@@ -1,0 +1,311 @@
+"""What a Python worker does for one bucket in one micro-batch: state in, operator, state out.
+
+The pointer protocol. Spark's ``GroupState`` of a bucket holds only a pointer to the newest file of
+Penstock's own state. A task 1. takes the state at the pointer, 2. has released, once it is durable that the
+pointer arrived, what that proves unnecessary, 3. runs the operator, 4. commits a new immutable version under
+an id that no other attempt has, and 5. hands the new pointer to Spark, which commits it with the batch.
+Whichever attempt Spark commits wins; the files of others are orphans that no pointer reaches. Where an
+operator follows the clock, all attempts hear the times of the first that came to the end of step 3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import pyarrow as pa
+
+from penstock._clock import Clock, monotonic_s
+from penstock._failpoints import failpoint
+from penstock.checkpointing import PUnit, decode, encode
+from penstock.checkpointing.files import Files, open_files
+from penstock.checkpointing.releases import Releases
+from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError, PenstockError
+from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Handle, Pointer
+from penstock.state_store.cache import CachedState, Found, StateCache
+from penstock.state_store.clock_record import ClockRecord, RecordedClock
+
+__all__ = [
+    "SPECIFICATION_FILE",
+    "BucketTask",
+    "Operator",
+    "Parcel",
+    "Turn",
+    "missing_state",
+    "specification_in",
+]
+
+_LOGGER = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=CachedState)
+
+_CACHE_BYTES = 1 << 30
+_CACHE: StateCache[Any] = StateCache(_CACHE_BYTES)
+_RELEASES = Releases()
+_SWEEP_BATCHES = 16
+SPECIFICATION_FILE = "operator.punit"
+"""The file of an operator that says what must not change while its checkpoint lives."""
+
+_CHECKED: set[tuple[str, str]] = set()
+
+
+@functools.cache
+def _background() -> Executor:
+    """Return the thread that writes snapshots and sweeps: one a worker, made by the first task."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-state")
+
+
+def _release(store: BucketStore, held: Handle) -> None:
+    """Delete what `held` proves unnecessary, once it is durable that it arrived; called in the background."""
+
+    def delete() -> None:
+        if not store.release(held):
+            store.sweep_later(held)
+
+    _RELEASES.add(store.files.location, delete)
+    try:
+        _RELEASES.run()
+    except PenstockError as error:
+        _LOGGER.warning("garbage stays [location=%s error=%s]", store.files.location, error)
+
+
+def specification_in(files: Files) -> Mapping[str, Any] | None:
+    """Return what an operator's state was made with, None if there is no state."""
+    try:
+        content = files.read(SPECIFICATION_FILE)
+    except FileNotFoundError:
+        return None
+    return decode(content, files.path_of(SPECIFICATION_FILE)).meta
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Rows of one bucket, as one task of the map side packed them.
+
+    Attributes
+    ----------
+    dropped : int
+        Unusable rows that this parcel stands for.
+    batch : pyarrow.RecordBatch or None
+        What the operator understands, if there are any: of an update queue arrivals
+        (`penstock.operators.update_stream.arrivals`), of windows entries (`penstock.operators.windows`).
+    side : int
+        Which of an operator's inputs it is of, where there are several.
+    """
+
+    dropped: int
+    batch: pa.RecordBatch | None
+    side: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Which part of which micro-batch is run.
+
+    Attributes
+    ----------
+    bucket, buckets : int
+        The bucket, and how many there are.
+    batch_id : int
+        The micro-batch.
+    parallel : int
+        How many buckets are served at the same time: Spark's shuffle partitions.
+    """
+
+    bucket: int
+    buckets: int
+    batch_id: int
+    parallel: int
+
+    @property
+    def turns(self) -> int:
+        """How many buckets share one of Spark's parallel tasks."""
+        return -(-self.buckets // min(self.parallel, self.buckets))
+
+
+class Operator(Protocol[S]):
+    """What a bucket's task runs. Made on the driver, sent to the workers."""
+
+    def specification(self) -> dict[str, Any]:
+        """Return what must not change while a checkpoint lives, as JSON values."""
+
+    @property
+    def follows_clock(self) -> bool:
+        """Whether what leaves it depends on the clock, too."""
+
+    def new_state(self) -> S:
+        """Return the state of a bucket that has none."""
+
+    def run(
+        self, state: S, parcels: Iterable[Parcel], turn: Turn, clock: Clock
+    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        """Change the state by what arrives; return the rows to emit, and metrics without those of state."""
+
+
+@dataclass(frozen=True)
+class BucketTask(Generic[S]):
+    """A stateful operator as its buckets' tasks see it. Made on the driver, sent to the workers.
+
+    Parameters
+    ----------
+    name : str
+        The operator's name, the same at every restart.
+    state_location : str
+        The directory that holds the state of all queries: an absolute path or a URI.
+    operator : Operator
+        What is run.
+    buckets : int
+        Number of buckets.
+    parallel : int
+        How many buckets are served at the same time: Spark's shuffle partitions.
+    retain_versions : int
+        How many versions of the state stay loadable.
+    """
+
+    name: str
+    state_location: str
+    operator: Operator[S]
+    buckets: int
+    parallel: int
+    retain_versions: int = RETAIN_VERSIONS
+
+    def run(
+        self,
+        query_id: str,
+        batch_id: int,
+        bucket: int,
+        pointer: Pointer | None,
+        parcels: Iterable[Parcel],
+        clock: Clock,
+    ) -> tuple[Pointer | None, list[pa.RecordBatch], BatchMetrics]:
+        """Run one bucket of one micro-batch; return its new pointer, the rows to emit and metrics.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the checkpoint was made with other settings, or the operator's user code misbehaves.
+        CorruptDataError
+            If the state is damaged or missing.
+        UnavailableError
+            If the state cannot be read or written.
+        """
+        begin = monotonic_s()
+        files = open_files(self.state_location).child(query_id).child(self.name)
+        self._check_specification(files, pointer)
+        store = BucketStore(
+            files.child(f"{bucket:05d}"),
+            retain_versions=self.retain_versions,
+            background=_background(),
+        )
+        found = _CACHE.take(store, pointer, self.operator.new_state)
+        try:
+            # Whoever had the bucket before may have died and left something.
+            if found.loads or found.handle.releasable(self.retain_versions) or self._sweeps(bucket, batch_id):
+                _background().submit(_release, store, found.handle)
+            loaded = monotonic_s()
+            turn = Turn(bucket, self.buckets, batch_id, self.parallel)
+            if self.operator.follows_clock:
+                batches, metrics = self._on_record(store, found, parcels, turn, clock)
+            else:
+                batches, metrics = self.operator.run(found.state, parcels, turn, clock)
+            served = monotonic_s()
+            handle = store.commit(found.state, found.handle)
+            failpoint("operator.after_commit")
+            metrics.state_bytes = found.state.size_bytes
+        except BaseException:
+            # What an attempt that failed made of it is nothing to keep.
+            found.state.close()
+            raise
+        _CACHE.put(store, found.state, handle)
+        metrics.duration_ms["load"] = 1000 * (loaded - begin)
+        metrics.duration_ms["commit"] = 1000 * (monotonic_s() - served)
+        metrics.state_bytes_written = handle.written_since(found.handle)
+        metrics.hits, metrics.catch_ups, metrics.loads = found.hits, found.catch_ups, found.loads
+        return handle.pointer, batches, metrics
+
+    def _sweeps(self, bucket: int, batch_id: int) -> bool:
+        """Say whether it is time to sync and sweep, because of records of the clock, or of Spark's log.
+
+        Spark deletes older files of its log before the newer ones are durable: some of them have to be.
+        """
+        if self.operator.follows_clock:
+            return (batch_id + bucket) % _SWEEP_BATCHES == 0
+        return bucket == 0 and batch_id % _SWEEP_BATCHES == 0
+
+    def _on_record(
+        self, store: BucketStore, found: Found[S], parcels: Iterable[Parcel], turn: Turn, clock: Clock
+    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        """Run an operator that follows the clock, as the attempt did that is on record, if one is."""
+        record = ClockRecord(store.files, found.handle)
+        parcels = list(parcels)  # for a second run
+        recorded = record.read()
+        heard = RecordedClock(clock, recorded or [])
+        batches, metrics = self.operator.run(found.state, parcels, turn, heard)
+        if recorded is None:
+            try:
+                record.publish(heard.readings)
+            except ConflictError:
+                # Another attempt was faster, and what it served may have been seen.
+                found.state.close()
+                found.become(_CACHE.take(store, found.handle.pointer, self.operator.new_state))
+                heard = RecordedClock(clock, record.read() or [])
+                batches, metrics = self.operator.run(found.state, parcels, turn, heard)
+        return batches, metrics
+
+    def specification(self) -> dict[str, Any]:
+        """Return what must not change while a checkpoint lives."""
+        return {"buckets": self.buckets, **self.operator.specification()}
+
+    def _check_specification(self, files: Files, pointer: Pointer | None) -> None:
+        """Compare these settings with those that the checkpoint was made with, once per process."""
+        ours = json.dumps(self.specification(), sort_keys=True)
+        mark = (files.location, hashlib.sha256(ours.encode()).hexdigest())
+        if mark in _CHECKED:
+            return
+        path = files.path_of(SPECIFICATION_FILE)
+        theirs = specification_in(files)
+        if theirs is None and pointer is None:
+            # If another task was faster, we compare with what it wrote.
+            with contextlib.suppress(ConflictError):
+                files.publish(SPECIFICATION_FILE, encode(PUnit("operator", self.specification())))
+            theirs = specification_in(files)
+        if theirs is None:
+            raise missing_state(path)
+        self.check_same(theirs, path)
+        _CHECKED.add(mark)
+
+    def check_same(self, theirs: Mapping[str, Any], path: str) -> None:
+        """Check what a checkpoint was made with.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it is something else.
+        """
+        for name, value in self.specification().items():
+            if theirs.get(name) != value:
+                raise InvalidUsageError(
+                    f"the checkpoint was made with another {name}",
+                    operator=self.name,
+                    was=json.dumps(theirs.get(name)),
+                    now=json.dumps(value),
+                    file=path,
+                    hint="set it back, or start with a new checkpoint",
+                )
+
+
+def missing_state(path: str) -> CorruptDataError:
+    """Return the error for a checkpoint that has pointers, where what describes their operator is gone."""
+    return CorruptDataError(
+        "the state of this checkpoint is missing",
+        file=path,
+        hint="restore the state location, or start with a new checkpoint",
+    )

@@ -1,0 +1,158 @@
+"""Windows of so many rows as Spark's operators: rows cross the shuffle, and buckets make panes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as sf
+
+from penstock.ddl import quoted
+from penstock.operators.scan.fragments.keys import bare_values
+from penstock.operators.scan.spec import PANE, Fragments, Partial, TimeUnit
+from penstock.operators.update_stream.cast import conform
+from penstock.operators.update_stream.stream import RESERVED_PREFIX
+from penstock.operators.windows.layout import ENTRY_PANE, RowLayout
+from penstock.operators.windows.spec import WindowSpec
+from penstock.spark_ext.border.window_packing import EntryPacker, without_time
+from penstock.spark_ext.worker.window_plan import WindowPlan
+
+__all__ = ["FIRST_TIME", "LAST_TIME", "RowOrderPacker", "RowWindowPlan", "arriving_rows", "row_fragments"]
+
+FIRST_TIME, LAST_TIME = f"{RESERVED_PREFIX}first_time", f"{RESERVED_PREFIX}last_time"
+"""The partials of a pane of rows that are the times of its first and its last row."""
+
+_CHUNK_ROWS = 1 << 20
+
+
+def arriving_rows(rows: pa.Schema, time: str, keys: tuple[str, ...]) -> pa.Schema:
+    """Return what arrives at a bucket of rows that have the time, groups and values."""
+    values = [column for column in rows if column.name not in (time, *keys)]
+    return pa.schema([*map(rows.field, keys), pa.field(ENTRY_PANE, pa.int64()), *values])
+
+
+def row_fragments(unit: TimeUnit, keys: tuple[str, ...], partials: Iterable[Partial]) -> Fragments:
+    """Return how panes of rows are made, which know their first and last time."""
+    bounds = (Partial("min", ENTRY_PANE, FIRST_TIME), Partial("max", ENTRY_PANE, LAST_TIME))
+    pane_ms = 1000 if unit == "s" else 1
+    return Fragments(pane_ms, ENTRY_PANE, unit, keys, (*partials, *bounds))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowWindowPlan(WindowPlan):
+    """Windows of so many rows; what `WindowPlan` has of windows of time is without use here.
+
+    Parameters
+    ----------
+    size_rows, slide_rows : int
+        Of the windows.
+    arriving : pyarrow.Schema
+        As of `RowLayout`.
+    """
+
+    size_ms: int = field(default=0, init=False)
+    slide_ms: int = field(default=0, init=False)
+    size_rows: int
+    slide_rows: int
+    arriving: pa.Schema
+
+    @property
+    def layout(self) -> RowLayout:
+        """What the windows are made of."""
+        rows = self.decomposition.rows
+        assert rows is not None  # noqa: S101  # the planner has counted them
+        pane = gcd(self.size_rows, self.slide_rows)
+        partials = self.fragments.partials
+        return RowLayout(
+            WindowSpec(self.size_rows // pane, self.slide_rows // pane),
+            pa.schema([self.schema.field(name) for name in self.fragments.group_by]),
+            partials,
+            tuple(self.schema.field(partial.name).type for partial in partials),
+            dict(self.decomposition.times),
+            rows,
+            pane,
+            self.arriving,
+            LAST_TIME,
+            (FIRST_TIME, LAST_TIME),
+            assembly=self.assembly,
+        )
+
+    def packer(self, buckets: int) -> EntryPacker:
+        """Return what makes parcels of rows."""
+        return EntryPacker(1, self.arriving, buckets)
+
+    @property
+    def delay_panes(self) -> int:
+        """How many steps of the time the watermark is behind the newest row."""
+        return -(-self.delay_ms * _STEPS[self.fragments.time_unit] // 1000)
+
+    def settings(self, columns: Iterable[str]) -> dict[str, Any]:
+        """Return what may not change while a checkpoint lives, as JSON values."""
+        window = {"window": [f"{self.size_rows} rows", f"{self.slide_rows} rows", self.delay_ms]}
+        return super().settings(columns) | window
+
+    def _bounds(self) -> tuple[Column, Column]:
+        first, last = (_micros(name, self.fragments.time_unit) for name in (FIRST_TIME, LAST_TIME))
+        return first, last
+
+
+_STEPS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+
+
+def _micros(name: str, unit: TimeUnit) -> Column:
+    if unit == "ns":
+        return sf.expr(f"({name} - pmod({name}, 1000)) div 1000")
+    return sf.col(quoted(name)) * sf.lit(1_000_000 // _STEPS[unit])
+
+
+@dataclass(frozen=True)
+class RowOrderPacker:
+    """Makes parcels of rows that are put in order later, for ``mapInArrow``. Called once per partition.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        Of the rows: the time, the groups, and the values of partials under their expressions' names.
+    time : str
+        The column of the time.
+    packer : EntryPacker
+        What makes parcels.
+    nulls : str
+        ``"error"`` or ``"drop"``: what is done with rows without a time.
+    """
+
+    schema: pa.Schema
+    time: str
+    packer: EntryPacker
+    nulls: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return the parcels of one partition's rows."""
+        dropped = np.zeros(1, np.int64)
+        yield from self.packer.pack(self._chunks(batches, dropped), lambda: int(dropped[0]))
+
+    def _chunks(self, batches: Iterable[pa.RecordBatch], dropped: Any) -> Iterator[pa.RecordBatch]:
+        held: list[pa.RecordBatch] = []
+        for batch in batches:
+            rows = conform(batch, self.schema)
+            missing = rows.column(self.time).null_count
+            if missing and self.nulls == "error":
+                raise without_time(missing)
+            dropped += missing
+            held.append(rows.filter(rows.column(self.time).is_valid()) if missing else rows)
+            if sum(one.num_rows for one in held) >= _CHUNK_ROWS:
+                yield self._timed(held)
+                held = []
+        if held:
+            yield self._timed(held)
+
+    def _timed(self, held: list[pa.RecordBatch]) -> pa.RecordBatch:
+        rows = pa.concat_batches(held)
+        named = {name: rows.column(name) for name in self.schema.names if name != self.time}
+        time = pa.array(bare_values(rows.column(self.time)).astype(np.int64, copy=False))
+        return pa.RecordBatch.from_arrays([time, *named.values()], [PANE, *named])

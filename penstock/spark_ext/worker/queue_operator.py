@@ -1,0 +1,158 @@
+"""What a bucket's task does for an update queue."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from penstock._clock import Clock
+from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.operators.scheduling.serve import Budget, Query, serve
+from penstock.operators.scheduling.weights import KeyWeights
+from penstock.operators.update_stream.arrivals import Arrivals, conflate
+from penstock.operators.update_stream.stream import UpdateStream
+from penstock.spark_ext.worker.bucket_task import Parcel, Turn
+from penstock.state_store.tables.working_copy import WorkingCopy, table_maker
+
+__all__ = ["QueueOperator", "follows_clock", "local_directory", "share"]
+
+_HELD_BYTES = 256 << 20
+_LOCAL_DIRECTORIES = "SPARK_LOCAL_DIRS"
+"""The variable in which Spark names its local directories to Python workers."""
+
+
+@dataclass(frozen=True)
+class QueueOperator:
+    """An update queue as an `Operator`.
+
+    Parameters
+    ----------
+    stream, policy, cost_us, query, budget
+        See `UpdateQueue` and `serve`; the budget is that of all buckets together.
+    columns : tuple of str
+        Names and Spark types of the input's columns, for the check at a restart.
+    weights : KeyWeights, optional
+        See `UpdateQueue`.
+    semantics : Semantics
+        See `AdaptiveQueue`.
+    working_copy : WorkingCopy
+        Where keys are that do not wait. Files do not depend on it, so it is not in the specification.
+    """
+
+    stream: UpdateStream
+    policy: Policy
+    cost_us: float | None
+    query: Query
+    budget: Budget
+    columns: tuple[str, ...]
+    weights: KeyWeights | None = None
+    semantics: Semantics = Semantics.UPDATE
+    working_copy: WorkingCopy = WorkingCopy.MEMORY
+
+    def specification(self) -> dict[str, Any]:
+        """Return what must not change; see `Operator.specification`."""
+        return {
+            "key": list(self.stream.key),
+            "time": self.stream.time,
+            "arrival": self.stream.arrival,
+            "policy": str(self.policy),
+            "schema": list(self.columns),
+            # By key is a number, which no column's name is; weights by key may change.
+            "weight": self.stream.weight if self.weights is None else 1,
+            "semantics": None if self.semantics is Semantics.UPDATE else str(self.semantics),
+            # Spark's own state has another schema with timeouts, which a budget needs.
+            "budget": "some" if self.budget != Budget() else "none",
+        }
+
+    @property
+    def follows_clock(self) -> bool:
+        """See `Operator.follows_clock`."""
+        return follows_clock(self.policy, self.budget)
+
+    def new_state(self) -> UpdateQueue:
+        """Return an empty queue."""
+        table = table_maker(self.working_copy, local_directory())
+        if self.semantics is Semantics.UPDATE:
+            return UpdateQueue(self.stream, self.policy, weights=self.weights, table=table)
+        return AdaptiveQueue(self.stream, self.policy, self.semantics, weights=self.weights, table=table)
+
+    def run(
+        self, state: UpdateQueue, parcels: Iterable[Parcel], turn: Turn, clock: Clock
+    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        """Enqueue and serve; see `Operator.run`."""
+        # A tuple waits for the turns of other buckets, too.
+        state.given_cost_us = None if self.cost_us is None else self.cost_us * turn.turns
+        state.weights = self.weights
+        arrivals, dropped = self._arrivals(parcels)
+        budget = share(self.budget, turn)
+        switches = 0
+        if isinstance(state, AdaptiveQueue):
+            state.capacity = self._capacity(state, budget, turn)
+            switches = state.switches
+        batches, metrics = serve(
+            state, arrivals, query=self.query, budget=budget, clock=clock, turns=turn.turns
+        )
+        if isinstance(state, AdaptiveQueue):
+            metrics.append_buckets = int(state.appending)
+            metrics.switches = state.switches - switches
+        metrics.dropped = dropped
+        metrics.rows_in += dropped
+        return batches, metrics
+
+    def _capacity(self, state: UpdateQueue, budget: Budget, turn: Turn) -> float | None:
+        """Return how many tuples a trigger can serve of a bucket, on average; None if there is no bound."""
+        if self.budget.rows is not None:
+            return self.budget.rows / turn.buckets
+        if budget.duration_us is None or state.measured_cost_us is None:
+            return None
+        return budget.duration_us * turn.turns / state.measured_cost_us
+
+    def _arrivals(self, parcels: Iterable[Parcel]) -> tuple[Arrivals | None, int]:
+        """Return what arrives, conflated as far as memory asks for it, and how many rows were dropped.
+
+        Parcels come in any order: their rows carry their positions.
+        """
+        dropped = size_bytes = 0
+        held: list[Arrivals] = []
+        for parcel in parcels:
+            dropped += parcel.dropped
+            if parcel.batch is None:
+                continue
+            held.append(Arrivals.from_batch(parcel.batch, self.stream.schema))
+            size_bytes += parcel.batch.nbytes
+            if size_bytes > _HELD_BYTES and self.semantics is Semantics.UPDATE:
+                held, size_bytes = [conflate(self.stream, Arrivals.concat(held))], 0
+        return (Arrivals.concat(held) if held else None), dropped
+
+
+def local_directory() -> Path | None:
+    """Return where Spark lets a worker keep files; it removes them with the application."""
+    directories = os.environ.get(_LOCAL_DIRECTORIES, "")
+    return Path(directories.split(",")[0]) if directories else None
+
+
+def follows_clock(policy: Policy, budget: Budget) -> bool:
+    """Say whether the clock has a part in which tuples a micro-batch serves."""
+    return budget.duration_us is not None or (policy is Policy.LINECUTTING and budget.rows is not None)
+
+
+def share(budget: Budget, turn: Turn) -> Budget:
+    """Return a bucket's share of a budget.
+
+    Rows are dealt out so that the shares add up to the budget; who gets one more rotates with the
+    batch. Buckets of one partition are served one after the other, so they divide its time.
+    """
+    rows, duration = budget.rows, budget.duration_us
+    if rows is not None:
+        rows = (rows + (turn.bucket + turn.batch_id) % turn.buckets) // turn.buckets
+    if duration is not None:
+        duration = max(duration * min(turn.parallel, turn.buckets) // turn.buckets, 1)
+    return Budget(rows, duration)

@@ -1,0 +1,371 @@
+"""What every stateful operator on Spark shares: its checks, its way through Spark, its state's location."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.errors import PySparkTypeError, UnsupportedOperationException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+from pyspark.sql.types import StructType
+
+from penstock._clock import monotonic_s, now_us
+from penstock.checkpointing.files import open_files
+from penstock.errors import InternalError, InvalidUsageError, PenstockError
+from penstock.spark_ext.api.metrics import OBSERVATION_PREFIX
+from penstock.spark_ext.border.arrow_settings import skip_size_of_each_row
+from penstock.spark_ext.border.buckets import bucket_labels
+from penstock.spark_ext.border.collations import refuse_collations
+from penstock.spark_ext.border.parcels import SIDE, Unpacker, from_parcel, to_parcels
+from penstock.spark_ext.sources.wake import with_wake
+from penstock.spark_ext.worker.bucket_task import BucketTask, Operator, Parcel
+from penstock.spark_ext.worker.python_workers import prepare_workers
+from penstock.spark_ext.worker.restart import plan_task
+from penstock.state_store.bucket_store import RETAIN_VERSIONS, FileId, Pointer, Version
+
+if TYPE_CHECKING:
+    # What codes p-units is loaded where something is written only.
+    from penstock.spark_ext.sources.p_stream_rows import OperatorRows
+
+__all__ = [
+    "STATE_LOCATION_SETTING",
+    "Stateful",
+    "arrow_schema",
+    "check_streaming",
+    "columns_of",
+    "findable",
+    "key_columns",
+    "result_frames",
+]
+
+STATE_LOCATION_SETTING = "spark.penstock.stateLocation"
+"""The Spark setting that says where state lives when no `state_location` is given."""
+
+_RESULT_SCHEMA = "payload binary, metrics string"
+_POINTER_SCHEMA = "version long, file_id string"
+_SCHEME = re.compile("[a-z0-9+.-]+:", re.IGNORECASE)
+
+_WORKERS = "PENSTOCK_WORKERS"
+"""The environment variable that tells workers of such operators from others, and nothing reads."""
+
+_CHECKS_OPERATORS = "spark.sql.streaming.unsupportedOperationCheck"
+_SPARK_OPERATOR = "FlatMapGroupsInPandasWithState"
+_HELD_BYTES = 32 << 20
+"""How much of a bucket's output Spark may gather before it passes it on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stateful:
+    """A stateful operator's place in a query. Made on the driver.
+
+    Parameters
+    ----------
+    name : str
+        The operator's name in metrics and state.
+    buckets : int
+        Into how many parts the keys are divided.
+    parallel : int
+        Spark's shuffle partitions.
+    state_location : str
+        Where state lives: an absolute path or a URI.
+    retain_versions : int
+        How many versions of the state stay loadable.
+    """
+
+    name: str
+    buckets: int
+    parallel: int
+    state_location: str
+    retain_versions: int
+
+    @staticmethod
+    def of(
+        spark: SparkSession,
+        *,
+        name: str,
+        buckets: int | None,
+        state_location: str | os.PathLike[str] | None,
+        retain_versions: int = RETAIN_VERSIONS,
+    ) -> Stateful:
+        """Return the place of an operator in a query of a session.
+
+        Raises
+        ------
+        InvalidUsageError
+            If an argument is wrong, or workers on a cluster run a Python that has not what Penstock needs.
+        """
+        prepare_workers(spark)
+        if not _is_name(name):
+            raise InvalidUsageError(
+                "the name is not usable", name=repr(name), hint="use letters, digits, _ and -"
+            )
+        partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
+        if buckets is not None and not _is_positive(buckets):
+            raise InvalidUsageError("the number of buckets is no positive integer", buckets=repr(buckets))
+        if not _is_positive(retain_versions):
+            raise InvalidUsageError(
+                "the number of retained versions is no positive integer",
+                retain_versions=repr(retain_versions),
+            )
+        location = _state_location(spark, state_location)
+        return Stateful(name, buckets or partitions, partitions, location, retain_versions)
+
+    def run(
+        self,
+        parcels: DataFrame,
+        operator: Operator[Any],
+        output: StructType,
+        rows: pa.Schema,
+        *,
+        waits: bool,
+        own_workers: bool = False,
+        into: OperatorRows | None = None,
+    ) -> DataFrame:
+        """Return what leaves an operator.
+
+        Parameters
+        ----------
+        parcels : DataFrame
+            Of `PARCEL_SCHEMA`; with `SIDE`, if there are several inputs.
+        operator : Operator
+            What is run for each bucket.
+        output : StructType
+            The columns of what leaves it.
+        rows : pyarrow.Schema
+            The same for Arrow.
+        waits : bool
+            Whether something may be left for later triggers, which then come without new input.
+        own_workers : bool
+            Whether it runs in workers in which only such operators do, for state that takes long to read
+            again. Spark hands idle workers out in turns: among those that read and unpack, too, a bucket
+            seldom finds the one that has its state. Others take more than a second to start.
+        into : OperatorRows, optional
+            Writes what leaves the operator; then descriptors leave it in place of rows.
+        """
+        skip_size_of_each_row(parcels.sparkSession)
+        task = BucketTask(
+            self.name, self.state_location, operator, self.buckets, self.parallel, self.retain_versions
+        )
+        timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
+        if waits:
+            parcels = with_wake(parcels)
+        function = _BucketFunction(plan_task(task), task, waits, _rows_of_a_batch(parcels.sparkSession), into)
+        with _workers_of_their_own(parcels.sparkSession) if own_workers else nullcontext():
+            results = parcels.groupBy("bucket").applyInPandasWithState(
+                function, _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout
+            )
+        observed = results.observe(
+            OBSERVATION_PREFIX + self.name, sf.listagg("metrics", sf.lit("\n")).alias("metrics")
+        )
+        return observed.mapInArrow(Unpacker(rows), output)
+
+
+@contextmanager
+def _workers_of_their_own(spark: SparkSession) -> Iterator[None]:
+    """Let the functions that are made meanwhile run in workers in which no others do.
+
+    Spark has workers, and a daemon that forks them, for each environment of a function.
+    """
+    environment = spark.sparkContext.environment
+    environment[_WORKERS] = "stateful"
+    try:
+        yield
+    finally:
+        environment.pop(_WORKERS, None)
+
+
+@dataclass(frozen=True)
+class _BucketFunction:
+    """The function of ``applyInPandasWithState``: called once per bucket and micro-batch, in a worker."""
+
+    plan_name: str
+    task: BucketTask[Any]
+    waits: bool
+    batch_rows: int
+    into: OperatorRows | None = None
+
+    def __post_init__(self) -> None:
+        # Spark's plans and errors call a function so.
+        object.__setattr__(self, "__name__", self.plan_name)
+
+    def __call__(
+        self, key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
+    ) -> Iterator[pd.DataFrame]:
+        context = TaskContext.get()
+        query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
+        batch_id = context.getLocalProperty("streaming.sql.batchId") if context else None
+        if not query_id or batch_id is None:
+            raise InternalError("Spark did not say which query and batch this task belongs to")
+        bucket = bucket_labels(self.task.buckets).index(int(key[0]))
+        pointer = None
+        if state.exists:
+            version, file_id = state.get
+            pointer = Pointer(Version(int(version)), FileId(str(file_id)))
+        parcels = (
+            Parcel(int(dropped), from_parcel(payload) if payload else None, int(side))
+            for frame in frames
+            for dropped, payload, side in zip(
+                frame["dropped"],
+                frame["payload"],
+                frame[SIDE] if SIDE in frame else [0] * len(frame),
+                strict=True,
+            )
+        )
+        try:
+            pointer, batches, metrics = self.task.run(
+                query_id, int(batch_id), bucket, pointer, parcels, now_us
+            )
+            if self.into is not None:
+                begin = monotonic_s()
+                descriptors = self.into.write(batches, query_id, int(batch_id), bucket)
+                batches = [] if descriptors is None else [descriptors]
+                metrics.duration_ms["write"] = 1000 * (monotonic_s() - begin)
+        except PenstockError as error:
+            # Spark shows an exception without its cause, but with its notes.
+            if error.__cause__ is not None:
+                error.add_note("Caused by: " + "".join(traceback.format_exception(error.__cause__)).rstrip())
+            raise
+        if pointer is None:
+            raise InternalError("a commit gave no pointer")
+        state.update((pointer.version, pointer.file_id))
+        if self.waits and metrics.waiting_keys:
+            state.setTimeoutDuration(1)
+        yield from result_frames(to_parcels(batches), self.batch_rows)
+        yield pd.DataFrame({"payload": [None], "metrics": [json.dumps(metrics.to_json())]}, dtype=object)
+
+
+def result_frames(
+    parcels: Iterable[bytes], batch_rows: int, held_bytes: int = _HELD_BYTES
+) -> Iterator[pd.DataFrame]:
+    """Return parcels as rows of `_RESULT_SCHEMA`, in frames that Spark does not gather without bound.
+
+    It passes on what it has gathered of a task's output when that has more than `batch_rows` rows, whatever
+    their size, and so it holds all windows of a large micro-batch at once, four times over. Rows without a
+    parcel, which are free beside so much, make up the number.
+    """
+    held = 0
+    for parcel in parcels:
+        yield pd.DataFrame({"payload": [parcel], "metrics": [None]}, dtype=object)
+        held += len(parcel)
+        if held >= held_bytes and batch_rows > 0:
+            nothing = np.full(batch_rows, None, object)
+            yield pd.DataFrame({"payload": nothing, "metrics": nothing})
+            held = 0
+
+
+def _rows_of_a_batch(spark: SparkSession) -> int:
+    """Return how many rows Spark gathers, 0 if no number of them is enough."""
+    return max(int(spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0), 0)
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name != "" and all(c.isalnum() or c in "_-" for c in name)
+
+
+def _is_positive(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number > 0
+
+
+def key_columns(key: str | Iterable[str], *schemas: StructType) -> tuple[str, ...]:
+    """Return the columns that a user's `key` names.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is neither a name nor several, or a column of `schemas` has a collation.
+    """
+    if not isinstance(key, str | Iterable):
+        raise InvalidUsageError("the update key is no column name, nor several of them", key=repr(key))
+    names = (key,) if isinstance(key, str) else tuple(key)
+    for schema in schemas:
+        refuse_collations(schema, names)
+    return names
+
+
+def arrow_schema(schema: StructType, *, large: bool) -> pa.Schema:
+    """Return a schema as Spark hands it to Arrow.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a column's type has no counterpart in Arrow.
+    """
+    fields: list[Any] = []
+    for column in schema:
+        try:
+            one = to_arrow_schema(StructType([column]), timezone="UTC", prefers_large_types=large)
+        except (PySparkTypeError, UnsupportedOperationException) as error:
+            raise InvalidUsageError(
+                "a column of this type cannot go through an update queue",
+                column=column.name,
+                type=column.dataType.simpleString(),
+                hint="cast it or drop it first",
+            ) from error
+        fields += one
+    return pa.schema(fields)
+
+
+def findable(df: DataFrame) -> DataFrame:
+    """Return `df` with columns that mapInArrow, which looks them up by name, finds.
+
+    It does not find names with dots, nor tell apart those that differ only in case. Other names stay, for
+    new ones cost a copy of each row.
+    """
+    names = df.columns
+    if len({name.lower() for name in names}) == len(names) and all(name.isidentifier() for name in names):
+        return df
+    return df.toDF(*(f"c{place}" for place in range(len(names))))
+
+
+def _state_location(spark: SparkSession, given: str | os.PathLike[str] | None) -> str:
+    location = given or spark.conf.get(STATE_LOCATION_SETTING, None)
+    if not location:
+        raise InvalidUsageError(
+            "nothing says where state lives",
+            hint=f"pass state_location= or set {STATE_LOCATION_SETTING}; it must survive restarts, "
+            "as the checkpoint does",
+        )
+    if not _SCHEME.match(os.fspath(location)):
+        # Workers, and the next start, may have other working directories.
+        location = Path(location).absolute()
+    open_files(location)
+    return os.fspath(location)
+
+
+def columns_of(schema: StructType) -> tuple[str, ...]:
+    """Return names and Spark types of columns, for the check at a restart."""
+    return tuple(f"{column.name} {column.dataType.simpleString()}" for column in schema)
+
+
+def check_streaming(df: DataFrame) -> None:
+    """Check that a DataFrame is streaming, and that its query has room for an operator with state.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is not, or has one already.
+    """
+    if not df.isStreaming:
+        raise InvalidUsageError("the DataFrame is not streaming", hint="use spark.readStream")
+    if df.sparkSession.conf.get(_CHECKS_OPERATORS, "true") == "true" and _SPARK_OPERATOR in str(
+        df._jdf.queryExecution().analyzed().toString()
+    ):
+        raise InvalidUsageError(
+            "one query of Spark has room for one window, update queue, union or join of update streams",
+            hint="write what leaves the first into a p-stream, which another query reads; or build a graph, "
+            "with persist= after the first",
+        )

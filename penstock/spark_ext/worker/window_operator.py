@@ -1,0 +1,163 @@
+"""What a bucket's task does for windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock._clock import Clock
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.operators.scheduling.serve import Budget, Query, serve
+from penstock.operators.scheduling.weights import KeyWeights
+from penstock.operators.windows.append.panes import Panes
+from penstock.operators.windows.counted.panes import panes_of
+from penstock.operators.windows.layout import WindowLayout
+from penstock.operators.windows.update.results import WindowMode
+from penstock.operators.windows.update.windows import Entering, UpdateWindows
+from penstock.spark_ext.border.window_packing import facts_of
+from penstock.spark_ext.worker.bucket_task import Parcel, Turn
+from penstock.spark_ext.worker.queue_operator import follows_clock, share
+
+if TYPE_CHECKING:
+    from penstock.operators.windows.emitters import Closing
+
+__all__ = ["Gathered", "WindowOperator"]
+
+
+@dataclass
+class Gathered:
+    """What parcels hold, by the operator's inputs.
+
+    Parameters
+    ----------
+    sides : int
+        How many inputs there are.
+    """
+
+    sides: int
+
+    def __post_init__(self) -> None:
+        self.dropped = 0
+        self.newest: list[int | None] = [None] * self.sides
+        self._arriving: list[list[tuple[int, pa.RecordBatch]]] = [[] for _ in range(self.sides)]
+
+    def add(self, parcels: Iterable[Parcel]) -> Gathered:
+        """Take parcels in, in any order."""
+        for parcel in parcels:
+            self.dropped += parcel.dropped
+            if parcel.batch is None:
+                continue
+            theirs, part = facts_of(parcel.batch)
+            before = self.newest[parcel.side]
+            self.newest[parcel.side] = theirs if before is None else max(before, theirs)
+            self._arriving[parcel.side].append((part, parcel.batch))
+        return self
+
+    def arriving(self, side: int) -> list[pa.RecordBatch]:
+        """Return the entries of an input, in order of arrival."""
+        # Parcels come in any order, rows do not.
+        return [batch for _, batch in sorted(self._arriving[side], key=lambda one: one[0])]
+
+    def watermark(self, side: int, delay: int) -> int | None:
+        """Return before which pane all of an input has arrived, if that is told."""
+        newest = self.newest[side]
+        return None if newest is None else newest - delay
+
+
+@dataclass(frozen=True)
+class WindowOperator:
+    """Windows as an `Operator`.
+
+    Parameters
+    ----------
+    layout : WindowLayout
+        What windows are made of.
+    delay : int
+        How many panes the watermark is behind the newest one.
+    settings : dict
+        What must not change while a checkpoint lives, as JSON values.
+    mode : WindowMode
+        Which windows are emitted.
+    policy : Policy
+        Of which group the window is emitted next; for update semantics only, as what follows.
+    budget : Budget
+        How many a micro-batch may emit, all buckets together.
+    cost_us : float, optional
+        The time that one window costs, for linecutting; measured unless given.
+    weights : str or KeyWeights, optional
+        See `UpdateWindows`.
+    closing : Closing, optional
+        What is done with windows before they leave; in append mode.
+    """
+
+    layout: WindowLayout
+    delay: int
+    settings: dict[str, Any]
+    mode: WindowMode = WindowMode.APPEND
+    policy: Policy = Policy.IN_PLACE
+    budget: Budget = field(default_factory=Budget)
+    cost_us: float | None = None
+    weights: str | KeyWeights | None = None
+    closing: Closing | None = None
+
+    def specification(self) -> dict[str, Any]:
+        """Return what must not change; see `Operator.specification`."""
+        if self.mode is WindowMode.APPEND:
+            return {"mode": str(self.mode)} | self.settings
+        # A column of weights is an aggregate, too; what is told of a change is the weight.
+        return {
+            "mode": str(self.mode),
+            "policy": str(self.policy),
+            "budget": "some" if self.budget != Budget() else "none",
+            # By key is a number, which no column's name is; weights by key may change.
+            "weight": 1 if isinstance(self.weights, KeyWeights) else self.weights,
+        } | self.settings
+
+    @property
+    def follows_clock(self) -> bool:
+        """See `Operator.follows_clock`."""
+        return follows_clock(self.policy, self.budget)
+
+    def new_state(self) -> Panes | UpdateWindows:
+        """Return the state of a bucket without entries."""
+        if self.mode is WindowMode.APPEND:
+            return panes_of(self.layout)
+        return UpdateWindows(self.layout, self.mode, self.policy, self.weights)
+
+    def run(
+        self, state: Panes | UpdateWindows, parcels: Iterable[Parcel], turn: Turn, clock: Clock
+    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        """Let entries in and close windows; see `Operator.run`."""
+        started = clock()
+        gathered = Gathered(1).add(parcels)
+        entering = Entering(gathered.arriving(0), gathered.watermark(0, self.delay))
+        if isinstance(state, UpdateWindows):
+            return self._serve(state, entering, gathered.dropped, turn, clock)
+        done = state.run(entering.entries, entering.watermark, self.closing)
+        metrics = BatchMetrics(
+            rows_in=done.rows_in + gathered.dropped,
+            late=done.late,
+            dropped=gathered.dropped,
+            emitted=done.closed,
+            rows_out=sum(batch.num_rows for batch in done.windows),
+            keys=done.groups,
+        )
+        metrics.duration_ms = {"assemble": (clock() - started) / 1000}
+        return done.windows, metrics
+
+    def _serve(
+        self, state: UpdateWindows, entering: Entering, dropped: int, turn: Turn, clock: Clock
+    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        state.weights = self.weights
+        state.given_cost_us = None if self.cost_us is None else self.cost_us * turn.turns
+        query = Query(None, self.layout.window, ())
+        batches, metrics = serve(
+            state, entering, query=query, budget=share(self.budget, turn), clock=clock, turns=turn.turns
+        )
+        metrics.dropped = dropped
+        metrics.rows_in += dropped
+        return batches, metrics

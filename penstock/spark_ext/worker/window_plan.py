@@ -1,0 +1,348 @@
+"""How windows become Spark's operators: what both `update_window` and running graphs are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.types import LongType, NullType, StructField, StructType
+
+from penstock.ddl import quoted
+from penstock.operators.aggregates.assembly import Assembly
+from penstock.operators.aggregates.decomposition import Decomposition
+from penstock.operators.graph.nodes import Extreme
+from penstock.operators.scan.spec import WEIGHT, Fragments, Partial
+from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.serve import Budget
+from penstock.operators.scheduling.weights import GroupKey, KeyWeights
+from penstock.operators.sql.expression import Expression
+from penstock.operators.update_stream.options import check_weight
+from penstock.operators.update_stream.stream import RESERVED_PREFIX
+from penstock.operators.windows.by_window import Extremes, WindowFold
+from penstock.operators.windows.finish import Finish, Step
+from penstock.operators.windows.layout import START, WindowLayout
+from penstock.operators.windows.spec import WindowSpec
+from penstock.operators.windows.update.results import WindowMode
+from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
+from penstock.spark_ext.border.window_packing import EntryPacker
+from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, OperatorRows
+from penstock.spark_ext.worker.stateful import Stateful
+from penstock.spark_ext.worker.window_operator import WindowOperator
+
+__all__ = [
+    "WINDOW",
+    "Service",
+    "WindowPlan",
+    "Windowed",
+    "has_own_workers",
+    "of_values",
+    "spark_windows",
+    "typed",
+    "value_columns",
+    "value_names",
+    "wraps_around",
+]
+
+_MANY_WINDOWS = 60
+"""A pane is in so many windows, or more, where these have workers of their own."""
+
+WINDOW = "window"
+"""The column that says of which window a result is: a struct of ``start`` and ``end``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Which windows are emitted, and when; see `WindowOperator`."""
+
+    mode: WindowMode = WindowMode.APPEND
+    policy: Policy = Policy.IN_PLACE
+    budget: Budget = field(default_factory=Budget)
+    cost_us: float | None = None
+    weights: str | KeyWeights | None = None
+
+
+@dataclass(frozen=True)
+class WindowPlan:
+    """Windows of fragments.
+
+    Parameters
+    ----------
+    fragments : Fragments
+        What the map side makes; with a partial that counts all rows.
+    decomposition : Decomposition
+        The aggregates.
+    schema : pyarrow.Schema
+        Of the fragments, as `Fragmenter.schema` has it.
+    output : StructType
+        What is emitted: groups, `WINDOW`, aggregates.
+    size_ms, slide_ms, delay_ms : int
+        Of the windows, and how far the watermark is behind the newest tuple.
+    local : bool
+        Whether times have no zone.
+    service : Service
+        Which windows are emitted.
+    extreme : Extreme, optional
+        Which of them are wanted, where that is not all.
+    wraps : bool
+        As of `Assembly`.
+    """
+
+    fragments: Fragments
+    decomposition: Decomposition
+    schema: pa.Schema
+    output: StructType
+    size_ms: int
+    slide_ms: int
+    delay_ms: int
+    local: bool
+    service: Service = field(default_factory=Service)
+    extreme: Extreme | None = None
+    wraps: bool = False
+
+    def served(self, service: Service, weight: str | Mapping[Any, float] | None = None) -> WindowPlan:
+        """Return the same windows, served in another way.
+
+        Parameters
+        ----------
+        weight : str or mapping, optional
+            How much each group matters: by the value of the group; or the name of a column, of which the
+            aggregate `WEIGHT` has the newest value.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it is no number, or values cannot be those of the group.
+        """
+        if weight is None:
+            return replace(self, service=service)
+        if not isinstance(weight, str):
+            groups = pa.schema([self.schema.field(name) for name in self.fragments.group_by])
+            return replace(self, service=replace(service, weights=KeyWeights(GroupKey(groups), weight)))
+        (newest,) = Expression.parse(self.decomposition.assembly[WEIGHT]).columns
+        check_weight(pa.field(weight, self.schema.field(newest).type))
+        output = StructType([one for one in self.output if one.name != WEIGHT])
+        return replace(self, service=replace(service, weights=newest), output=output)
+
+    @property
+    def layout(self) -> WindowLayout:
+        """What the windows are made of."""
+        rows = self.decomposition.rows
+        assert rows is not None  # noqa: S101  # the planner has counted them
+        pane = self.fragments.pane_ms
+        partials = self.fragments.plain.partials
+        return WindowLayout(
+            WindowSpec(self.size_ms // pane, self.slide_ms // pane),
+            pa.schema([self.schema.field(name) for name in self.fragments.group_by]),
+            partials,
+            tuple(self.schema.field(partial.name).type for partial in partials),
+            dict(self.decomposition.times),
+            rows,
+            assembly=self.assembly,
+        )
+
+    @property
+    def assembly(self) -> Assembly:
+        """How aggregates are computed of windows."""
+        return Assembly.of(self.decomposition, wraps=self.wraps)
+
+    def packer(self, buckets: int) -> EntryPacker:
+        """Return what makes parcels of fragments."""
+        return EntryPacker.of(self.fragments, self.schema, buckets)
+
+    def results(self, place: Stateful, parcels: DataFrame, columns: Iterable[str]) -> DataFrame:
+        """Return the windows that parcels make.
+
+        Parameters
+        ----------
+        place : Stateful
+            The operator's place.
+        parcels : DataFrame
+            Of `EntryPacker.pack`.
+        columns : iterable of str
+            Names and types of what the fragments are made of, which may not change while a checkpoint lives.
+        """
+        made = spark_windows(self.layout)
+        waits = self.service.budget != Budget()
+        operator = self._operator(columns)
+        own = has_own_workers(self.layout)
+        windows = place.run(parcels, operator, made, as_arrow_of_spark(made), waits=waits, own_workers=own)
+        return windows.select(*self.computed())
+
+    def written(
+        self,
+        place: Stateful,
+        parcels: DataFrame,
+        columns: Iterable[str],
+        finish: Finish,
+        into: OperatorRows,
+    ) -> DataFrame:
+        """Return descriptors of what the operator makes of windows and writes itself; see `results`."""
+        operator = replace(self._operator(columns), closing=finish)
+        made = as_arrow_of_spark(DESCRIPTORS)
+        own = has_own_workers(self.layout)
+        return place.run(parcels, operator, DESCRIPTORS, made, waits=False, own_workers=own, into=into)
+
+    def folded(
+        self, place: Stateful, parcels: DataFrame, columns: Iterable[str], fold: WindowFold
+    ) -> DataFrame:
+        """Return what the operator folds windows to; see `results`."""
+        operator = replace(self._operator(columns), closing=fold)
+        own = has_own_workers(self.layout)
+        made = spark_schema(fold.made)
+        return place.run(parcels, operator, made, fold.made, waits=False, own_workers=own)
+
+    def finish(self, steps: Sequence[Step]) -> Finish | None:
+        """Return what makes results of windows without Spark; None where only Spark can.
+
+        Parameters
+        ----------
+        steps : sequence of Step
+            What follows the aggregates.
+        """
+        if self.local or self.service != Service():
+            return None
+        return Finish(
+            as_arrow_of_spark(spark_windows(self.layout)),
+            as_arrow_of_spark(self.output),
+            WINDOW,
+            self.fragments.pane_ms,
+            self.size_ms,
+            self.assembly,
+            tuple(steps),
+        )
+
+    def _operator(self, columns: Iterable[str]) -> WindowOperator:
+        service = self.service
+        return WindowOperator(
+            self.layout,
+            self.delay_panes,
+            self.settings(columns),
+            service.mode,
+            service.policy,
+            service.budget,
+            service.cost_us,
+            service.weights,
+            self._extremes,
+        )
+
+    @property
+    def _extremes(self) -> Extremes | None:
+        """What leaves out windows that are not wanted."""
+        if self.extreme is None:
+            return None
+        (partial,) = Expression.parse(self.assembly.aggregates[self.extreme.value]).columns
+        return Extremes(self.layout, partial, self.extreme.greatest, self.extreme.by)
+
+    @property
+    def delay_panes(self) -> int:
+        """How many panes the watermark is behind the newest one."""
+        return -(-self.delay_ms // self.fragments.pane_ms)
+
+    def settings(self, columns: Iterable[str]) -> dict[str, Any]:
+        """Return what may not change while a checkpoint lives, as JSON values."""
+        return {
+            "key": list(self.fragments.group_by),
+            "time": self.fragments.time,
+            "window": [self.size_ms, self.slide_ms, self.delay_ms],
+            "aggregates": [
+                [one.kind, one.expression, one.name, *([one.log2_size] if one.log2_size else [])]
+                for one in self.decomposition.partials
+            ],
+            "schema": list(columns),
+        }
+
+    def computed(self) -> list[Column]:
+        """Return groups, window and aggregates as Spark computes them of windows' partials."""
+        made: dict[str, Column] = {name: sf.col(quoted(name)) for name in self.fragments.group_by}
+        start, end = self._bounds()
+        made[WINDOW] = sf.struct(self._instant(start).alias("start"), self._instant(end).alias("end"))
+        for name, text in self.assembly.aggregates.items():
+            made[name] = sf.expr(text)
+        return [typed(made[field.name], field) for field in self.output]
+
+    def _bounds(self) -> tuple[Column, Column]:
+        """Return where windows start and end, in microseconds."""
+        start = sf.col(quoted(START)) * sf.lit(1000 * self.fragments.pane_ms)
+        return start, start + 1000 * self.size_ms
+
+    def _instant(self, micros: Column) -> Column:
+        if not self.local:
+            return sf.timestamp_micros(micros)
+        zero = sf.expr("TIMESTAMP_NTZ'1970-01-01 00:00:00'")
+        return zero + sf.make_dt_interval(secs=(micros / 1_000_000).cast("decimal(18, 6)"))
+
+
+@dataclass(frozen=True)
+class Windowed:
+    """Windows before they are made.
+
+    Parameters
+    ----------
+    plan : WindowPlan
+        What they are.
+    parcels : DataFrame
+        What they are made of.
+    columns : tuple of str
+        Names and types of what the fragments are made of.
+    """
+
+    plan: WindowPlan
+    parcels: DataFrame
+    columns: tuple[str, ...]
+
+    def results(self, place: Stateful) -> DataFrame:
+        """Return the windows, made in a place of their own."""
+        return self.plan.results(place, self.parcels, self.columns)
+
+    def folded(self, place: Stateful, fold: WindowFold) -> DataFrame:
+        """Return what the operator folds the windows to."""
+        return self.plan.folded(place, self.parcels, self.columns, fold)
+
+    def written(self, place: Stateful, finish: Finish, into: OperatorRows) -> DataFrame:
+        """Return descriptors of the results, which the operator writes."""
+        return self.plan.written(place, self.parcels, self.columns, finish, into)
+
+
+def wraps_around(spark: SparkSession) -> bool:
+    """Return whether integers wrap around in a session, where ANSI mode has errors."""
+    return spark.conf.get("spark.sql.ansi.enabled") != "true"
+
+
+def typed(made: Column, field: StructField) -> Column:
+    """Return a column of a field's name and type; Spark's own type, where no other is known."""
+    return (made if isinstance(field.dataType, NullType) else made.cast(field.dataType)).alias(field.name)
+
+
+def value_columns(split: Decomposition) -> tuple[list[Column], tuple[Partial, ...]]:
+    """Return what partials are made of as columns, and the partials of these."""
+    names = value_names(split.partials)
+    return [sf.expr(text).alias(name) for text, name in names.items()], of_values(split.partials)
+
+
+def of_values(partials: Sequence[Partial]) -> tuple[Partial, ...]:
+    """Return partials of the columns that `value_names` names."""
+    names = value_names(partials)
+    return tuple(replace(one, expression=names.get(one.expression, one.expression)) for one in partials)
+
+
+def value_names(partials: Iterable[Partial]) -> dict[str, str]:
+    """Return the columns that `value_columns` makes, by what partials are made of."""
+    texts = dict.fromkeys(one.expression for one in partials if one.expression != "*")
+    return {text: f"{RESERVED_PREFIX}value_{number}" for number, text in enumerate(texts)}
+
+
+def has_own_workers(layout: WindowLayout) -> bool:
+    """Say whether windows overlap so much that what a bucket holds of them takes long to read again."""
+    return layout.spec.overlap >= _MANY_WINDOWS
+
+
+def spark_windows(layout: WindowLayout) -> StructType:
+    """Return the schema of the windows' partials as Spark has it."""
+    names = pa.schema([*layout.groups, *layout.results])
+    known = {field.name: field for field in spark_schema(names)}
+    known[START] = StructField(START, LongType())
+    return StructType([known[name] for name in layout.window.names])

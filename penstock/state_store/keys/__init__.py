@@ -1,0 +1,1 @@
+"""Keys of one bucket: as words, in an index, in a set."""

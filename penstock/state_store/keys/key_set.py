@@ -1,0 +1,191 @@
+"""Which keys there are, in a few bytes a key, for tables whose rows are not in memory.
+
+A key is known by its fingerprint. That of a key of one word is the hash of the word
+(`penstock.state_store.keys.key_words.hash_words`), which can be undone, so no two keys share one. Other keys
+have 128 bits, of which one half depends on a secret of the set: that two of a billion keys share them has a
+probability below 1e-19, and nobody can choose keys that do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock._clock import new_id
+from penstock._kernels import kernel
+from penstock.state_store.keys.key_words import Keys, Positions, Words
+
+__all__ = ["KeySet"]
+
+_LEAST_SLOTS = 64
+_LOAD = 0.75
+"""How full the table may be."""
+_GROWTH = 1.5
+
+_S32, _S29 = np.uint64(32), np.uint64(29)
+_STEP = np.uint64(0xD6E8FEB86659FD93)
+_ONE = np.uint64(1)
+
+
+@kernel
+def _second_hash(words: Words, starts: Positions, secret: int, out: Words) -> None:
+    """Hash each key in another way than its own hash does; the result is odd."""
+    for i in range(out.shape[0]):
+        h = np.uint64(secret)
+        for position in range(starts[i], starts[i + 1]):
+            h = (h + words[position]) * _STEP
+            h ^= h >> _S29
+            h += np.uint64(secret)
+        h = (h ^ (h >> _S32)) * _STEP
+        out[i] = (h ^ (h >> _S29)) | _ONE
+
+
+@kernel
+def _home(fingerprint: Any, slots: int) -> Any:
+    """Return the slot where the search for a fingerprint begins."""
+    return np.int64(((fingerprint >> _S32) * np.uint64(slots)) >> _S32)
+
+
+@kernel
+def _slot_of(first: Any, last: Any, table: Words) -> int:
+    """Return the slot that holds a fingerprint, or the empty one where it would go."""
+    slots, width = table.shape[0], table.shape[1]
+    slot = _home(first, slots)
+    while table[slot, width - 1] != 0:
+        if table[slot, 0] == first and table[slot, width - 1] == last:
+            break
+        slot += 1
+        if slot == slots:
+            slot = 0
+    return slot
+
+
+@kernel
+def _add(prints: Words, table: Words) -> int:
+    """Add fingerprints, of which those that end in 0 are none; return how many were not there."""
+    width = table.shape[1]
+    count = 0
+    for i in range(prints.shape[0]):
+        if prints[i, width - 1] == 0:
+            continue
+        slot = _slot_of(prints[i, 0], prints[i, width - 1], table)
+        if table[slot, width - 1] == 0:
+            table[slot, 0] = prints[i, 0]
+            table[slot, width - 1] = prints[i, width - 1]
+            count += 1
+    return count
+
+
+@kernel
+def _contains(prints: Words, table: Words, out: npt.NDArray[np.bool_]) -> None:
+    width = table.shape[1]
+    for i in range(prints.shape[0]):
+        slot = _slot_of(prints[i, 0], prints[i, width - 1], table)
+        out[i] = table[slot, width - 1] != 0
+
+
+@kernel
+def _remove(prints: Words, table: Words) -> int:
+    """Remove fingerprints and close the gaps; return how many were there."""
+    slots, width = table.shape[0], table.shape[1]
+    count = 0
+    for i in range(prints.shape[0]):
+        slot = _slot_of(prints[i, 0], prints[i, width - 1], table)
+        if table[slot, width - 1] == 0:
+            continue
+        count += 1
+        gap = slot
+        while True:
+            slot += 1
+            if slot == slots:
+                slot = 0
+            if table[slot, width - 1] == 0:
+                break
+            home = _home(table[slot, 0], slots)
+            # What is at `slot` may fill the gap unless its home lies behind the gap, up to `slot`.
+            behind = gap < home <= slot if gap <= slot else (home > gap or home <= slot)
+            if not behind:
+                table[gap, 0] = table[slot, 0]
+                table[gap, width - 1] = table[slot, width - 1]
+                gap = slot
+        table[gap, 0] = 0
+        table[gap, width - 1] = 0
+    return count
+
+
+class KeySet:
+    """A set of keys that knows their fingerprints only; open addressing, linear probing.
+
+    Parameters
+    ----------
+    one_word : bool
+        Whether every key has one word: then a slot takes 8 bytes, else 16.
+    """
+
+    def __init__(self, *, one_word: bool) -> None:
+        self._one_word = one_word
+        self._count = 0
+        self._zero = False
+        self._secret = int(new_id()[:15], 16)
+        self._table = np.zeros((_LEAST_SLOTS, 1 if one_word else 2), np.uint64)
+
+    def __len__(self) -> int:
+        """Return how many keys there are."""
+        return self._count
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the set holds."""
+        return self._table.nbytes
+
+    def add(self, keys: Keys) -> int:
+        """Add keys; return how many were not there."""
+        prints = self._prints(keys)
+        needed = int((self._count + len(keys)) / _LOAD) + 1
+        if needed > len(self._table):
+            slots = max(needed, int(_GROWTH * len(self._table)))
+            larger = np.zeros((slots, self._table.shape[1]), np.uint64)
+            _add(self._table, larger)
+            self._table = larger
+        new = _add(prints, self._table)
+        if self._has_zero(prints) and not self._zero:
+            self._zero = True
+            new += 1
+        self._count += new
+        return new
+
+    def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Return which keys are there."""
+        prints = self._prints(keys)
+        out = np.empty(len(prints), np.bool_)
+        _contains(prints, self._table, out)
+        if self._zero and self._has_zero(prints):
+            out |= prints[:, -1] == 0
+        return out
+
+    def remove(self, keys: Keys) -> int:
+        """Remove keys; return how many were there."""
+        prints = self._prints(keys)
+        gone = _remove(prints, self._table)
+        if self._zero and self._has_zero(prints):
+            self._zero = False
+            gone += 1
+        self._count -= gone
+        return gone
+
+    def _prints(self, keys: Keys) -> Words:
+        if self._one_word:
+            return keys.hashes.reshape(-1, 1)
+        prints = np.empty((len(keys), 2), np.uint64)
+        prints[:, 0] = keys.hashes
+        second = np.empty(len(keys), np.uint64)
+        _second_hash(keys.words, keys.starts, self._secret, second)
+        prints[:, 1] = second
+        return prints
+
+    @staticmethod
+    def _has_zero(prints: Words) -> bool:
+        # Of one-word keys exactly one has the fingerprint 0, which means "empty" in the table.
+        return not prints[:, -1].all()

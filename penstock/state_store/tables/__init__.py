@@ -1,0 +1,1 @@
+"""Keyed tables: rows of one bucket in memory or in RocksDB."""

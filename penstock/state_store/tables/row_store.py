@@ -1,0 +1,436 @@
+"""Rows by location: one array a column, written in place and read in any order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock._kernels import kernel
+from penstock.state_store.keys.key_index import grown
+from penstock.state_store.keys.key_words import Positions
+from penstock.state_store.tables.row_codec import Bytes, RowCodec, byte_ranges, from_byte_ranges, is_bytes
+
+__all__ = ["RowStore"]
+
+_DTYPES: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+_LEAST_GARBAGE_BYTES = 64 * 1024
+"""A heap with less garbage is left as it is."""
+
+_AHEAD = 64
+"""How many values are looked up before the first of them is copied."""
+
+_Where = Positions | slice
+
+
+@kernel
+def _missing_room(sizes: Positions, locations: Positions, bounds: Positions) -> int:
+    """Return how many bytes do not fit where their locations have their bytes now."""
+    missing = 0
+    for i in range(locations.shape[0]):
+        size = bounds[i + 1] - bounds[i]
+        if size > sizes[locations[i]]:
+            missing += size
+    return missing
+
+
+@kernel
+def _touch(
+    starts: Positions, sizes: Positions, heap: Bytes, locations: Positions, begin: int, end: int
+) -> int:
+    """Read where some locations have their bytes, all at once, so that the copies after it find them cached.
+
+    Each read depends on none before it, so the processor waits for many of them together. Returns a number
+    of no meaning, without which the compiler would leave the reads out.
+    """
+    read = 0
+    for i in range(begin, end):
+        if sizes[locations[i]] > 0:
+            read += heap[starts[locations[i]]]
+    return read
+
+
+@kernel
+def _write(
+    starts: Positions,
+    sizes: Positions,
+    heap: Bytes,
+    end: int,
+    locations: Positions,
+    bounds: Positions,
+    data: Bytes,
+) -> tuple[int, int]:
+    """Put range i of `data` at ``locations[i]``, in place where it fits.
+
+    Returns the heap's new end, and a number of no meaning (see `_touch`).
+    """
+    count = locations.shape[0]
+    read = 0
+    for first in range(0, count, _AHEAD):
+        last = min(first + _AHEAD, count)
+        read += _touch(starts, sizes, heap, locations, first, last)
+        for i in range(first, last):
+            location, begin = locations[i], bounds[i]
+            size = bounds[i + 1] - begin
+            if size > sizes[location]:
+                starts[location] = end
+                end += size
+            sizes[location] = size
+            start = starts[location]
+            for b in range(size):
+                heap[start + b] = data[begin + b]
+    return end, read
+
+
+@kernel
+def _gather(
+    starts: Positions, sizes: Positions, heap: Bytes, locations: Positions, bounds: Positions, out: Bytes
+) -> int:
+    """Copy the bytes at ``locations[i]`` to range i of `out`; an empty range reads nothing.
+
+    Returns a number of no meaning (see `_touch`).
+    """
+    count = locations.shape[0]
+    read = 0
+    for first in range(0, count, _AHEAD):
+        last = min(first + _AHEAD, count)
+        read += _touch(starts, sizes, heap, locations, first, last)
+        for i in range(first, last):
+            begin = bounds[i]
+            size = bounds[i + 1] - begin
+            if size > 0:
+                start = starts[locations[i]]
+                for b in range(size):
+                    out[begin + b] = heap[start + b]
+    return read
+
+
+class RowStore:
+    """Holds the columns of `schema` for numbered locations.
+
+    Values of fixed width are an array. The bytes of the others are in a heap, one for each column, and a
+    location holds where: text and binary as they are, nested values as `RowCodec` makes them. A value is
+    written over the one before it where it is no longer; the heap is rewritten when most of it is garbage.
+
+    Used by a working copy or an operator, by one thread at a time.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        The columns: of all types that columns of Spark can have.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it does not know a column's type.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._capacity = 0
+        self._columns: list[_Column] = [_column(field.type) for field in schema]
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory the columns hold."""
+        return sum(column.size_bytes for column in self._columns)
+
+    def resize(self, capacity: int) -> None:
+        """Make room for locations below `capacity` and let go of those above."""
+        self._capacity = capacity
+        for column in self._columns:
+            column.resize(capacity)
+
+    def put(self, locations: Positions, rows: pa.RecordBatch) -> None:
+        """Write row i of `rows` to ``locations[i]``; the locations differ."""
+        if not len(locations):
+            return
+        where = _run(locations)
+        for field, column in zip(self.schema, self._columns, strict=True):
+            column.put(where, rows.column(field.name))
+
+    def take(self, locations: Positions, found: npt.NDArray[np.bool_] | None = None) -> pa.RecordBatch:
+        """Return the rows at `locations`; where not `found`, a row of nulls.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is more text than one array can hold.
+        """
+        if not self._columns:
+            return _without_columns(self.schema, len(locations))
+        if found is not None and found.all():
+            found = None
+        if found is not None:
+            if not found.any():
+                arrays = [pa.nulls(len(locations), field.type) for field in self.schema]
+                return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            locations = np.where(found, locations, 0)
+        where = _run(locations)
+        arrays = [column.take(where, len(locations), found) for column in self._columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def sizes(self, locations: Positions) -> Positions:
+        """Return how many bytes the row at each location takes, roughly."""
+        out = np.zeros(len(locations), np.int64)
+        for column in self._columns:
+            out += column.sizes(locations)
+        return out
+
+    @property
+    def may_compact(self) -> bool:
+        """Whether `compact` would look for garbage; otherwise it does nothing."""
+        return any(column.may_compact for column in self._columns)
+
+    def compact(self, locations: Positions) -> None:
+        """Drop what no location in `locations`, all that are in use, refers to, if that pays."""
+        for column in self._columns:
+            column.compact(locations)
+
+    def copy(self) -> RowStore:
+        """Return a copy that later changes do not reach."""
+        other = RowStore(self.schema)
+        other._capacity = self._capacity
+        other._columns = [column.copy() for column in self._columns]
+        return other
+
+
+class _Column(ABC):
+    """One column by location, and which of its values are null once there are any."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self.type = kind
+        self._capacity = 0
+        self._null: npt.NDArray[np.bool_] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return 0 if self._null is None else self._null.nbytes
+
+    def resize(self, capacity: int) -> None:
+        self._capacity = capacity
+        if self._null is not None:
+            self._null = _fit(self._null, capacity)
+
+    @property
+    def may_compact(self) -> bool:
+        return False
+
+    @abstractmethod
+    def put(self, where: _Where, column: pa.Array[Any]) -> None: ...
+
+    @abstractmethod
+    def take(self, where: _Where, count: int, found: npt.NDArray[np.bool_] | None) -> pa.Array[Any]: ...
+
+    @abstractmethod
+    def sizes(self, locations: Positions) -> Positions | int: ...
+
+    @abstractmethod
+    def copy(self) -> _Column: ...
+
+    def compact(self, locations: Positions) -> None:  # noqa: B027 - values of one width leave no garbage
+        """Drop what `locations` do not refer to."""
+
+    def _put_nulls(self, where: _Where, column: pa.Array[Any]) -> None:
+        if column.null_count and self._null is None:
+            self._null = np.zeros(self._capacity, np.bool_)
+        if self._null is not None:
+            self._null[where] = column.is_null().to_numpy(zero_copy_only=False)
+
+    def _validity(self, where: _Where, found: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
+        valid = found
+        if self._null is not None:
+            null = self._null[where]
+            if null.any():
+                valid = ~null if found is None else found & ~null
+        return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+    def _copied_null(self) -> npt.NDArray[np.bool_] | None:
+        return None if self._null is None else self._null.copy()
+
+
+class _FixedColumn(_Column):
+    """A column of fixed width as an array of its bit patterns."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        super().__init__(kind)
+        self._words = kind.bit_width // 64 if kind.bit_width > 64 else 1
+        dtype = np.uint8 if pa.types.is_boolean(kind) else _DTYPES[min(kind.bit_width, 64)]
+        shape = (0, self._words) if self._words > 1 else (0,)
+        self._values: npt.NDArray[Any] = np.zeros(shape, dtype)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._values.nbytes + super().size_bytes
+
+    def resize(self, capacity: int) -> None:
+        super().resize(capacity)
+        self._values = _fit(self._values, capacity)
+
+    def put(self, where: _Where, column: pa.Array[Any]) -> None:
+        self._put_nulls(where, column)
+        self._values[where] = self._patterns(column)
+
+    def take(self, where: _Where, count: int, found: npt.NDArray[np.bool_] | None) -> pa.Array[Any]:
+        values = self._values[where]
+        if pa.types.is_boolean(self.type):
+            values = np.packbits(values.view(np.bool_), bitorder="little")
+        elif isinstance(where, slice):
+            values = values.copy()
+        buffers = [self._validity(where, found), pa.py_buffer(values)]
+        return pa.Array.from_buffers(self.type, count, buffers)
+
+    def sizes(self, locations: Positions) -> int:
+        return self._values.itemsize * self._words
+
+    def copy(self) -> _FixedColumn:
+        other = _FixedColumn(self.type)
+        other._capacity, other._null = self._capacity, self._copied_null()
+        other._values = self._values.copy()
+        return other
+
+    def _patterns(self, column: pa.Array[Any]) -> npt.NDArray[Any]:
+        if pa.types.is_boolean(self.type):
+            return column.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint8)
+        buffer = column.buffers()[1]
+        if buffer is None or not len(column):
+            return np.zeros((len(column), *self._values.shape[1:]), self._values.dtype)
+        begin, end = column.offset * self._words, (column.offset + len(column)) * self._words
+        flat = np.frombuffer(buffer, self._values.dtype, count=end)
+        return flat[begin:].reshape(len(column), *self._values.shape[1:])
+
+
+class _HeapColumn(_Column):
+    """A column of varying width: its bytes in a heap, and where each location's bytes are."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        super().__init__(kind)
+        self._codec = None if is_bytes(kind) else RowCodec([kind])
+        self._starts = np.zeros(0, np.int64)
+        self._sizes = np.zeros(0, np.int64)
+        self._heap: Bytes = np.zeros(0, np.uint8)
+        self._end = 0
+        self._used = 0
+        """How many bytes were in use when that was counted last."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self._heap.nbytes + self._starts.nbytes + self._sizes.nbytes + super().size_bytes
+
+    def resize(self, capacity: int) -> None:
+        super().resize(capacity)
+        self._starts = _fit(self._starts, capacity)
+        self._sizes = _fit(self._sizes, capacity)
+
+    def put(self, where: _Where, column: pa.Array[Any]) -> None:
+        if self._codec is None:
+            self._put_nulls(where, column)
+            bounds, data = byte_ranges(column)
+        else:
+            bounds, data = self._codec.encode([column])
+        if isinstance(where, slice):
+            if not self._sizes[where].any():
+                self._append(where, bounds, data)
+                return
+            where = np.arange(where.start, where.stop)
+        missing = _missing_room(self._sizes, where, bounds)
+        self._heap = grown(self._heap, self._end + missing, used=self._end)
+        self._end, _ = _write(self._starts, self._sizes, self._heap, self._end, where, bounds, data)
+
+    def take(self, where: _Where, count: int, found: npt.NDArray[np.bool_] | None) -> pa.Array[Any]:
+        bounds = np.zeros(count + 1, np.int64)
+        sizes = self._sizes[where]
+        np.cumsum(sizes if found is None else sizes * found, out=bounds[1:])
+        out = np.empty(int(bounds[-1]), np.uint8)
+        locations = np.arange(where.start, where.stop) if isinstance(where, slice) else where
+        _gather(self._starts, self._sizes, self._heap, locations, bounds, out)
+        if self._codec is None:
+            return from_byte_ranges(self.type, bounds, out, self._validity(where, found))
+        if found is None:
+            return self._codec.decode(out, bounds[:-1])[0]
+        (present,) = self._codec.decode(out, bounds[:-1][found])
+        return present.take(pa.array(np.cumsum(found) - 1, mask=~found))
+
+    def sizes(self, locations: Positions) -> Positions:
+        return self._sizes[locations]
+
+    @property
+    def may_compact(self) -> bool:
+        # Counting takes time, so only when the heap has grown by what it held when that was counted.
+        return self._end >= 2 * self._used + _LEAST_GARBAGE_BYTES
+
+    def compact(self, locations: Positions) -> None:
+        if not self.may_compact:
+            return
+        sizes = self._sizes[locations]
+        bounds = np.zeros(len(locations) + 1, np.int64)
+        np.cumsum(sizes, out=bounds[1:])
+        self._used = int(bounds[-1])
+        if not self.may_compact:
+            return
+        heap = np.empty(self._used, np.uint8)
+        _gather(self._starts, self._sizes, self._heap, locations, bounds, heap)
+        # Other locations have no bytes from now on: what is put there must not go over what moved.
+        self._starts[:] = 0
+        self._sizes[:] = 0
+        self._starts[locations] = bounds[:-1]
+        self._sizes[locations] = sizes
+        self._heap, self._end = heap, self._used
+
+    def copy(self) -> _HeapColumn:
+        other = _HeapColumn(self.type)
+        other._capacity, other._null = self._capacity, self._copied_null()
+        other._starts, other._sizes = self._starts.copy(), self._sizes.copy()
+        other._heap = self._heap[: self._end].copy()
+        other._end, other._used = self._end, self._used
+        return other
+
+    def _append(self, where: slice, bounds: Positions, data: Bytes) -> None:
+        """Put values at locations in a row that have no bytes yet."""
+        first = int(bounds[0])
+        end = self._end + int(bounds[-1]) - first
+        self._heap = grown(self._heap, end, used=self._end)
+        self._heap[self._end : end] = data[first : int(bounds[-1])]
+        self._starts[where] = bounds[:-1] + (self._end - first)
+        self._sizes[where] = np.diff(bounds)
+        self._end = end
+
+
+def _column(kind: pa.DataType) -> _Column:
+    fixed = (
+        pa.types.is_boolean(kind)
+        or pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_date(kind)
+        or pa.types.is_time(kind)
+        or pa.types.is_timestamp(kind)
+        or pa.types.is_duration(kind)
+        or pa.types.is_decimal128(kind)
+    )
+    return _FixedColumn(kind) if fixed else _HeapColumn(kind)
+
+
+def _run(locations: Positions) -> _Where:
+    """Return locations that follow each other as a slice, others as they are."""
+    count = len(locations)
+    if count > 1 and locations[-1] - locations[0] == count - 1 and bool(np.all(np.diff(locations) == 1)):
+        return slice(int(locations[0]), int(locations[-1]) + 1)
+    return locations
+
+
+def _without_columns(schema: pa.Schema, count: int) -> pa.RecordBatch:
+    """Return a batch of `count` rows and no columns, which `RecordBatch.from_arrays` cannot make."""
+    rows = pa.Array.from_buffers(pa.struct([]), count, [None])
+    return pa.RecordBatch.from_struct_array(rows).replace_schema_metadata(schema.metadata)
+
+
+def _fit(array: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
+    if capacity == len(array):
+        return array
+    fitted = np.zeros((capacity, *array.shape[1:]), array.dtype)
+    kept = min(capacity, len(array))
+    fitted[:kept] = array[:kept]
+    return fitted

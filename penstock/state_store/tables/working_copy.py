@@ -1,0 +1,67 @@
+"""Where a worker holds what it has loaded of a bucket."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.state_store.tables.table import Table
+
+__all__ = ["TableMaker", "WorkingCopy", "table_maker"]
+
+
+class WorkingCopy(StrEnum):
+    """A kind of working copy. Files do not depend on it, and it may change at any restart.
+
+    MEMORY
+        All of it in memory.
+    ROCKSDB
+        What nothing has to be done with on local disk.
+    """
+
+    MEMORY = "memory"
+    ROCKSDB = "rocksdb"
+
+    def check(self) -> None:
+        """Check that what it needs is installed.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it is not.
+        """
+        if self is WorkingCopy.ROCKSDB and importlib.util.find_spec("rocksdict") is None:
+            raise InvalidUsageError(
+                "the rocksdb working copy needs a package that is not installed",
+                package="rocksdict",
+                hint="pip install 'penstock[rocksdb]', or use the memory working copy",
+            )
+
+
+class TableMaker(Protocol):
+    """What makes a table with these columns and this key."""
+
+    def __call__(self, schema: pa.Schema, key: tuple[str, ...], /) -> Table:
+        """Return an empty table."""
+
+
+def table_maker(copy: WorkingCopy, scratch: Path | None = None) -> TableMaker | None:
+    """Return what makes the table of what is not in memory; None if all of it is.
+
+    Parameters
+    ----------
+    scratch : pathlib.Path, optional
+        Where tables make their private directories; the system's temporary one by default.
+    """
+    if copy is WorkingCopy.MEMORY:
+        return None
+    from penstock.state_store.tables.rocksdb_table import RocksdbTable
+
+    # What is stored of a queue is its own to say, so its table need not note what changes.
+    return functools.partial(RocksdbTable, scratch=scratch, notes_changes=False)
