@@ -19,13 +19,13 @@ __all__ = ["OTHER", "STEPS", "StepProfile", "step_of"]
 
 STEPS: dict[str, str] = {
     "store": r"state_store/bucket_store",
-    "results": r"spark_ext/p_stream_(rows|sink)|segments:SegmentWriter|compression/table:encode",
-    "fold": r"operators/fragments/",
-    "select": r"operators/(comparison|evaluate|lookup)",
-    "read": r"operators/scan|p_stream/(reader|segments)|parquet_reader",
-    "pack": r"spark_ext/(window_packing:EntryPacker|parcels:to_parcels)",
+    "results": r"spark_ext/sources/p_stream_(rows|sink)|segments:SegmentWriter|compression/table:encode",
+    "fold": r"operators/scan/fragments/",
+    "select": r"operators/(sql/|scan/lookup)",
+    "read": r"operators/scan/|p_stream/(reader|segments)|parquet_reader",
+    "pack": r"spark_ext/border/(window_packing:EntryPacker|parcels:to_parcels)",
     "windows": r"operators/windows/",
-    "unpack": r"spark_ext/(parcels|window|packing|stateful:)",
+    "unpack": r"spark_ext/(border/(parcels|window|packing)|worker/(window|stateful:)|graph/window)",
 }
 """Of each step of a micro-batch what its functions are known by, as ``module:function``.
 

@@ -341,7 +341,7 @@ def test_a_snapshot_is_of_its_moment_and_outlives_its_copy(tmp_path: Path) -> No
 
 def test_the_whole_state_is_never_in_memory_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("memory_table", "rocksdb_table"):
-        monkeypatch.setattr(f"penstock.state_store.{module}.UNIT_BYTES", 4000)
+        monkeypatch.setattr(f"penstock.state_store.tables.{module}.UNIT_BYTES", 4000)
     queue = made(STREAM, Policy.IN_PLACE, Semantics.UPDATE, table_maker(WorkingCopy.ROCKSDB, tmp_path))
     for begin in range(0, 5000, 1000):
         enqueue(queue, [Update(key, 1, key) for key in range(begin, begin + 1000)], begin)
