@@ -17,10 +17,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from penstock.checkpointing.protocol import OperatorSpec, SinkSpec, SourceSpec, Topology
 from penstock.errors import PenstockError
-from tests.protocol_known_bad import KNOWN_BAD
-from tests.protocol_model import Add, Join, Keep, Total, Union, Window, World
+from tests.models.known_bad import KNOWN_BAD
+from tests.models.protocol import OperatorSpec, SinkSpec, SourceSpec, Topology
+from tests.models.world import Add, Join, Keep, Total, Union, Window, World
 
 KINDS: dict[str, tuple[Any, int, bool]] = {
     "keep": (Keep(), 1, False),

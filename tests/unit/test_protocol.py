@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpointing.protocol import (
+from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
+from tests.models.protocol import (
     CheckpointMarker,
     Facts,
     FTOperator,
@@ -29,8 +30,8 @@ from penstock.checkpointing.protocol import (
     needed,
     requests,
 )
-from penstock.checkpointing.protocol.collect import run_from
-from penstock.checkpointing.protocol.tasks import (
+from tests.models.protocol.collect import run_from
+from tests.models.protocol.tasks import (
     AckTask,
     CheckpointTask,
     CommitTask,
@@ -40,8 +41,7 @@ from penstock.checkpointing.protocol.tasks import (
     QueryTask,
     TrimTask,
 )
-from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
-from tests.protocol_model import Add, Join, Keep, MemoryStorage, Row, Total, Union, Window, World
+from tests.models.world import Add, Join, Keep, MemoryStorage, Row, Total, Union, Window, World
 
 
 def unit(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.checkpointing.protocol import VectorClock
 from penstock.errors import CorruptDataError, InvalidUsageError
+from tests.models.protocol import VectorClock
 
 CLOCKS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 3)).map(VectorClock)
 

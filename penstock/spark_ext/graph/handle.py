@@ -20,13 +20,12 @@ from pyspark.sql.types import StructType
 
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.graph.facts import Markers, StreamFacts, facts_of
-from penstock.checkpointing.protocol import RecoveryReport
 from penstock.errors import PenstockError
 from penstock.operators.graph import PhysicalPlan
 from penstock.spark_ext.api.failure import failure_of, is_without_answer
 from penstock.spark_ext.api.metrics import ProgressReader, batch_metrics, had_input, is_last
 from penstock.spark_ext.api.stopping import stop_between_batches
-from penstock.spark_ext.graph.recovery import GraphRecovery
+from penstock.spark_ext.graph.recovery import GraphRecovery, RecoveryReport
 from penstock.spark_ext.worker.restart import check_restart
 
 __all__ = ["RESULTS", "GraphMetrics", "GraphState", "QueryMetrics", "RunningGraph", "Stage"]

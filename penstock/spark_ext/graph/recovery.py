@@ -15,22 +15,37 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from penstock._clock import monotonic_s, now_us
 from penstock.checkpointing.graph.directory import GraphDirectory, QueryProgress
 from penstock.checkpointing.p_stream import Piece, PStream
-from penstock.checkpointing.protocol import RecoveryReport
 from penstock.checkpointing.spark_checkpoint import repair_checkpoint
 from penstock.errors import CorruptDataError
 from penstock.spark_ext.graph.state import FoundState, HeldBySpark, StatePlace, find_state
 
-__all__ = ["GraphRecovery", "QueryStreams"]
+__all__ = ["GraphRecovery", "QueryStreams", "RecoveryReport"]
 
 _LOGGER = logging.getLogger(__name__)
 
 _PHASES = ("progress recovery", "upstream requesting", "data recovery", "upstream replay")
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """The work of a recovery, the seconds that each phase took, and the operators' state that was found."""
+
+    checkpoint: int | None
+    units_loaded: int
+    progress_recovery_s: float
+    upstream_requesting_s: float
+    data_recovery_s: float
+    upstream_replay_s: float
+    _: KW_ONLY
+    buckets: int = 0
+    state_files: int = 0
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

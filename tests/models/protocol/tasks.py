@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from penstock.checkpointing.protocol.lineage import StreamUnit
-from penstock.checkpointing.protocol.vector_clock import VectorClock
+from tests.models.protocol.lineage import StreamUnit
+from tests.models.protocol.vector_clock import VectorClock
 
 __all__ = [
     "AckTask",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.checkpointing.protocol.vector_clock import VectorClock
+from tests.models.protocol.vector_clock import VectorClock
 
 __all__ = ["CheckpointMarker", "Marker", "ReleaseMarker", "RetainMarker"]
 

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.checkpointing.protocol.vector_clock import VectorClock
 from penstock.errors import InternalError
+from tests.models.protocol.vector_clock import VectorClock
 
 __all__ = ["Extent", "Lineage", "StreamUnit", "consumed", "needed", "of_input", "passed_on"]
 

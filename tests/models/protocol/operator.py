@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from penstock.checkpointing.protocol.lineage import Lineage, StreamUnit, consumed, needed, of_input, passed_on
-from penstock.checkpointing.protocol.markers import CheckpointMarker, Marker, ReleaseMarker, RetainMarker
-from penstock.checkpointing.protocol.p_stream import PStream
-from penstock.checkpointing.protocol.tasks import CheckpointTask, DiscardTask, QueryTask, Task
-from penstock.checkpointing.protocol.vector_clock import VectorClock
 from penstock.errors import InternalError
+from tests.models.protocol.lineage import Lineage, StreamUnit, consumed, needed, of_input, passed_on
+from tests.models.protocol.markers import CheckpointMarker, Marker, ReleaseMarker, RetainMarker
+from tests.models.protocol.p_stream import PStream
+from tests.models.protocol.tasks import CheckpointTask, DiscardTask, QueryTask, Task
+from tests.models.protocol.vector_clock import VectorClock
 
 __all__ = ["FTOperator", "Function", "Pending", "Restart", "Send", "Snapshot"]
 

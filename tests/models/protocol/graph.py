@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock.checkpointing.protocol.collect import Checkpoint, Facts, requests
-from penstock.checkpointing.protocol.lineage import StreamUnit, consumed, needed
-from penstock.checkpointing.protocol.markers import CheckpointMarker, Marker, ReleaseMarker, RetainMarker
-from penstock.checkpointing.protocol.operator import FTOperator, Restart, Send
-from penstock.checkpointing.protocol.p_stream import PStream
-from penstock.checkpointing.protocol.tasks import (
+from penstock.errors import InvalidUsageError
+from tests.models.protocol.collect import Checkpoint, Facts, requests
+from tests.models.protocol.lineage import StreamUnit, consumed, needed
+from tests.models.protocol.markers import CheckpointMarker, Marker, ReleaseMarker, RetainMarker
+from tests.models.protocol.operator import FTOperator, Restart, Send
+from tests.models.protocol.p_stream import PStream
+from tests.models.protocol.tasks import (
     AckTask,
     CheckpointTask,
     CommitTask,
@@ -21,9 +22,8 @@ from penstock.checkpointing.protocol.tasks import (
     QueryTask,
     Task,
 )
-from penstock.checkpointing.protocol.topology import Topology
-from penstock.checkpointing.protocol.vector_clock import VectorClock
-from penstock.errors import InvalidUsageError
+from tests.models.protocol.topology import Topology
+from tests.models.protocol.vector_clock import VectorClock
 
 __all__ = ["PersistentOperatorGraph"]
 

@@ -9,7 +9,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from penstock.checkpointing.protocol import (
+from tests.models.protocol import (
     PersistentOperatorGraph,
     Recovery,
     StreamUnit,

@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from penstock.checkpointing.protocol.lineage import Extent, Lineage, consumed, needed
-from penstock.checkpointing.protocol.operator import Restart
-from penstock.checkpointing.protocol.topology import Topology
-from penstock.checkpointing.protocol.vector_clock import VectorClock
 from penstock.errors import InternalError
+from tests.models.protocol.lineage import Extent, Lineage, consumed, needed
+from tests.models.protocol.operator import Restart
+from tests.models.protocol.topology import Topology
+from tests.models.protocol.vector_clock import VectorClock
 
 __all__ = ["Checkpoint", "Facts", "Requests", "requests", "run_from"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpointing.protocol import FTOperator, PersistentOperatorGraph, PStream, Snapshot, StreamUnit
-from penstock.checkpointing.protocol.tasks import AckTask, CommitTask, CompleteTask, PersistTask, Task
-from tests.protocol_model import Join, MemoryStorage, Total, Window
+from tests.models.protocol import FTOperator, PersistentOperatorGraph, PStream, Snapshot, StreamUnit
+from tests.models.protocol.tasks import AckTask, CommitTask, CompleteTask, PersistTask, Task
+from tests.models.world import Join, MemoryStorage, Total, Window
 
 Patch = pytest.MonkeyPatch
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.checkpointing.protocol.lineage import consumed, needed, passed_on
-from penstock.checkpointing.protocol.operator import Function
-from penstock.checkpointing.protocol.vector_clock import VectorClock
 from penstock.errors import InvalidUsageError
+from tests.models.protocol.lineage import consumed, needed, passed_on
+from tests.models.protocol.operator import Function
+from tests.models.protocol.vector_clock import VectorClock
 
 __all__ = ["OperatorSpec", "SinkSpec", "SourceSpec", "Topology"]
 

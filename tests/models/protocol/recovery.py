@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 
-from penstock.checkpointing.protocol.collect import Checkpoint, Facts, Requests, requests
-from penstock.checkpointing.protocol.graph import PersistentOperatorGraph
-from penstock.checkpointing.protocol.lineage import StreamUnit
-from penstock.checkpointing.protocol.operator import Restart, Snapshot
-from penstock.checkpointing.protocol.tasks import Storage, Task
-from penstock.checkpointing.protocol.topology import Topology
 from penstock.errors import CorruptDataError, InvalidUsageError
+from tests.models.protocol.collect import Checkpoint, Facts, Requests, requests
+from tests.models.protocol.graph import PersistentOperatorGraph
+from tests.models.protocol.lineage import StreamUnit
+from tests.models.protocol.operator import Restart, Snapshot
+from tests.models.protocol.tasks import Storage, Task
+from tests.models.protocol.topology import Topology
 
 __all__ = ["Recovery", "RecoveryReport"]
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What a recovery did, how long each phase took, in seconds, and what it found of operators' state."""
+    """The work of a recovery and the seconds that each phase took."""
 
     checkpoint: int | None
     units_loaded: int
@@ -26,10 +26,6 @@ class RecoveryReport:
     upstream_requesting_s: float
     data_recovery_s: float
     upstream_replay_s: float
-    _: KW_ONLY
-    buckets: int = 0
-    state_files: int = 0
-    state_bytes: int = 0
 
 
 class Recovery:

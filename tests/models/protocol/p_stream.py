@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.checkpointing.protocol.lineage import StreamUnit
-from penstock.checkpointing.protocol.tasks import PersistTask, TrimTask
-from penstock.checkpointing.protocol.vector_clock import VectorClock
 from penstock.errors import InternalError, InvalidUsageError
+from tests.models.protocol.lineage import StreamUnit
+from tests.models.protocol.tasks import PersistTask, TrimTask
+from tests.models.protocol.vector_clock import VectorClock
 
 __all__ = ["PStream"]
 
