@@ -17,6 +17,7 @@ import pyspark
 
 from tests.crash.harness import ROOT, commits, kill_all, processes_of, random_moment, started, why
 from tests.crash.p_stream_kills import is_worker
+from tests.crash.slow_daemon import DOUBLE_COMMITS
 from tests.crash.workload import add_steps, steps, verify
 from tests.processes import until
 from tests.spark.queries import Place
@@ -124,10 +125,15 @@ def _command(process: int) -> bytes:
     return b""
 
 
-def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str], None] = print) -> None:
+def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str], None] = print) -> int:
     """Run the queue of `workload` on a cluster with speculation; kill or stall `kills` times; verify.
 
     The driver lives on, and its query with it: executors and workers come back by themselves.
+
+    Returns
+    -------
+    int
+        How many versions of state two attempts had committed before Spark chose one.
 
     Raises
     ------
@@ -137,16 +143,16 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
     draw = random.Random(seed)
     place = Place(directory)
     batches = steps(seed, _STEPS * (kills + 1))
-    attempts: set[Path] = set()
+    doubles = directory / "double_commits"
+    doubles.mkdir()
 
     def reaches(goal: int) -> bool:
-        attempts.update(place.state_files())
         return commits(place) >= goal or job.poll() is not None
 
-    with (
-        Cluster(directory) as cluster,
-        started(directory, "cluster_job.py", PENSTOCK_MASTER=cluster.url) as job,
-    ):
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(Cluster(directory))
+        environment = {"PENSTOCK_MASTER": cluster.url, DOUBLE_COMMITS: str(doubles)}
+        job = stack.enter_context(started(directory, "cluster_job.py", **environment))
         for kill, kind in enumerate(_kinds(draw, kills), 1):
             add_steps(place, batches[_STEPS * (kill - 1) : _STEPS * kill])
             goal = commits(place) + 1
@@ -160,9 +166,9 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
         assert until(partial(reaches, sys.maxsize), _PATIENCE_S), f"no end: {why(job, directory)}"
         assert job.returncode == 0, why(job, directory)
     verify(place, batches, drained=True)
-    versions = {(path.parent, path.name.partition("-")[0]) for path in attempts}
-    further = len(attempts) - len(versions)
-    say(f"{commits(place)} micro-batches; {further} files of further attempts at the same versions")
+    double_commits = len(list(doubles.iterdir()))
+    say(f"{commits(place)} micro-batches; {double_commits} versions that two attempts committed")
+    return double_commits
 
 
 def _kinds(draw: random.Random, kills: int) -> Iterator[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from pyspark.errors import StreamingQueryException
 
 from tests.crash.harness import ROOT
+from tests.crash.slow_daemon import DOUBLE_COMMITS
 from tests.crash.workload import query
 from tests.spark.conftest import lean_session
 from tests.spark.queries import Place, wait_until_drained
@@ -48,8 +49,9 @@ _SETTINGS = {
 def main() -> int:
     """Run the job and return its exit code."""
     place = Place(Path(sys.argv[1]))
+    doubles = {f"spark__executorEnv__{DOUBLE_COMMITS}": os.environ[DOUBLE_COMMITS]}
     spark = lean_session(
-        place.directory / "spark", master=os.environ["PENSTOCK_MASTER"], as_users=True, **_SETTINGS
+        place.directory / "spark", master=os.environ["PENSTOCK_MASTER"], as_users=True, **_SETTINGS, **doubles
     )
     running = place.start(query(spark, place))
     print("started", flush=True)

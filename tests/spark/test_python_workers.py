@@ -13,32 +13,19 @@ import penstock
 from penstock.spark_ext.worker import python_workers
 from penstock.spark_ext.worker.python_workers import prepare_workers
 from tests.spark.p_streams import append
+from tests.spark.pythons import python_without_penstock
 
 pytestmark = pytest.mark.spark
-
-_HIDES_PENSTOCK = """
-import sys
-
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "penstock":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Hidden())
-"""
 
 
 @pytest.fixture
 def other_python(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Let workers run a Python that does not find Penstock."""
-    (tmp_path / "sitecustomize.py").write_text(_HIDES_PENSTOCK)
-    program = tmp_path / "python3"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}:$PYTHONPATH exec {sys.executable} "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(program))
+    program = python_without_penstock(tmp_path)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", program)
     monkeypatch.delenv("PYSPARK_PYTHON")
     python_workers._prepared.discard(spark.sparkContext)
-    yield str(program)
+    yield program
     python_workers._prepared.discard(spark.sparkContext)
 
 

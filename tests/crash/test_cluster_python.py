@@ -1,0 +1,32 @@
+"""A cluster whose workers run a Python without Penstock."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.crash.cluster import Cluster
+from tests.crash.harness import started
+from tests.processes import until
+from tests.spark.pythons import python_without_penstock
+
+pytestmark = [pytest.mark.crash, pytest.mark.spark]
+
+
+@pytest.mark.parametrize("good", [False, True], ids=["without Penstock", "with it"])
+def test_a_cluster_is_asked_before_the_first_batch(tmp_path: Path, good: bool) -> None:
+    python = f"{Path(sys.executable).parent}/./python" if good else python_without_penstock(tmp_path)
+    with (
+        Cluster(tmp_path) as cluster,
+        started(tmp_path, "cluster_python_job.py", PENSTOCK_MASTER=cluster.url, PYSPARK_PYTHON=python) as job,
+    ):
+        assert until(lambda: job.poll() is not None, 120.0)
+        assert job.stdout is not None
+        said = job.stdout.read()
+    assert job.returncode == (0 if good else 1), said
+    if not good:
+        assert f"workers={python}" in said
+        assert "No module named 'penstock'" in said
+        assert "set PYSPARK_PYTHON before the session starts" in said
