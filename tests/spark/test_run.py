@@ -197,6 +197,25 @@ def test_what_is_wrong_with_a_start_is_told_in_our_words(
     assert "has only state of other checkpoints, of which one may" in capsys.readouterr().err
 
 
+def test_a_checkpoint_that_a_power_cut_tore_is_told_with_its_repair(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+
+    def writer(rows: int) -> DataStreamWriter:
+        stream = spark.readStream.format("market").options(rows=rows).load()
+        started = stream.writeStream.format("noop").trigger(availableNow=True)
+        return started.option("checkpointLocation", str(checkpoint))
+
+    penstock.run(writer(100))
+    newest = max(checkpoint.glob("offsets/[0-9]*"), key=lambda path: int(path.name))
+    newest.write_bytes(b"")
+    with pytest.raises(PenstockError, match=f"Hint: a power cut .*: penstock repair .*{checkpoint}"):
+        penstock.run(writer(200))
+    penstock.repair_checkpoint(checkpoint, dry_run=False)
+    penstock.run(writer(200))
+
+
 def test_a_query_of_spark_alone_is_followed_too(spark: SparkSession, tmp_path: Path) -> None:
     batches: list[Batch] = []
     rows = spark.readStream.format("market").options(rows=100).load()
