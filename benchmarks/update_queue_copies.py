@@ -35,7 +35,7 @@ from benchmarks.state_store import rss_mib
 from penstock import _durable
 from penstock.checkpointing import decode, encode
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.state_store.tables.working_copy import WorkingCopy, table_maker

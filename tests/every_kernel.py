@@ -12,7 +12,7 @@ from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scan.fragments import Fragmenter, combined
 from penstock.operators.scan.selection import selected
 from penstock.operators.scan.spec import Fragments, Partial, PartialKind
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.sql.comparisons import intervals_of, mask_of
 from penstock.operators.sql.evaluate import evaluate
 from penstock.operators.sql.expression import Expression

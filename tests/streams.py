@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.checkpointing import PUnit, decode, encode
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
 from tests.naive import Update

@@ -84,7 +84,7 @@ def _use_queues() -> None:
 
     from penstock.checkpointing import decode, encode
     from penstock.operators.queues.update_queue import UpdateQueue
-    from penstock.operators.scheduling.key_queue import Policy
+    from penstock.operators.scheduling.policy import Policy
     from penstock.operators.update_stream.arrivals import Arrivals
     from penstock.operators.update_stream.stream import UpdateStream
     from penstock.spark_ext.border.packing import Packer

@@ -17,7 +17,7 @@ import pytest
 from penstock import PStreamReader, PStreamWriter, _durable
 from penstock._clock import SimulatedClock
 from penstock.errors import UnavailableError
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.options import Budget
 from penstock.spark_ext.api.update_join import JoinOperator
 from penstock.spark_ext.border import packing

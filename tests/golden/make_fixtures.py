@@ -16,7 +16,7 @@ from penstock import compression as blocks
 from penstock.checkpointing import FORMAT_VERSION, PUnit, encode
 from penstock.checkpointing.files import LocalFiles
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.state_store.bucket_store import BucketStore, Handle
 from tests.golden import windows

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock._clock import SimulatedClock
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.windows.append.panes import Panes
 from penstock.operators.windows.counted.panes import panes_of

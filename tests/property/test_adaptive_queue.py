@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from tests.naive import Update
 from tests.streams import (
     POLICIES,

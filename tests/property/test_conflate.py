@@ -14,7 +14,7 @@ from penstock.operators.graph.nodes import Fused, topological
 from penstock.operators.graph.place import fuse, place_p_stream
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scan.newest_per_key import Latest
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border import packing, parcels

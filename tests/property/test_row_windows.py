@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock._clock import SimulatedClock
 from penstock.operators.scan.spec import Partial
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.windows.append import panes as panes_module
 from penstock.operators.windows.counted.panes import panes_of

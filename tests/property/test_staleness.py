@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.staleness import Staleness
 from penstock.operators.simulation import Queue
 from penstock.operators.simulation.append_queue import AppendQueue

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock._clock import SimulatedClock
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query, serve
 from tests.naive import NaiveQueue, Update
 from tests.streams import (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock._clock import SimulatedClock
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
 from penstock.operators.update_stream.stream import SOURCE_COLUMN, UpdateStream

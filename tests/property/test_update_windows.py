@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock._clock import SimulatedClock
 from penstock.errors import InvalidUsageError
-from penstock.operators.scheduling.key_queue import Policy
 from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.results import Served
 from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.scheduling.weights import GroupKey, KeyWeights

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import Policy
-from penstock.operators.scheduling.weighted_key_queue import WeightedKeyQueue
+from penstock.operators.scheduling.policy import Policy
+from penstock.operators.scheduling.weighted_scheduler import WeightedScheduler
 from penstock.operators.scheduling.weights import KeyWeights, shares_of
 from penstock.operators.simulation import UNIT_US, drawn_keys, simulate, update_stream
 from penstock.operators.simulation.traces import Trace
@@ -131,12 +131,12 @@ def test_no_key_starves_in_place_whatever_its_weight(
     key = one % len(weights)
     others = np.array([other for other in keys if other != key])
     shares = shares_of(np.array(weights))
-    queue = WeightedKeyQueue(Policy.IN_PLACE)
+    queue = WeightedScheduler(Policy.IN_PLACE)
     queue.reserve(len(weights))
     waits = np.zeros(len(weights), np.bool_)
 
     def arrive(ids: Any) -> None:
-        queue.arrive(ids, waits[ids], shares[ids], np.zeros(len(ids)), 1.0)
+        queue.arrive(ids, waits[ids], np.zeros(len(ids)), 1.0, shares=shares[ids])
         waits[ids] = True
 
     for _ in range(before):
@@ -166,14 +166,14 @@ def test_keys_that_are_held_are_passed_by_and_keep_their_places(
     weights: list[float], steps: list[tuple[list[int], set[int], int]]
 ) -> None:
     shares = shares_of(np.array(weights))
-    queue = WeightedKeyQueue(Policy.IN_PLACE)
+    queue = WeightedScheduler(Policy.IN_PLACE)
     queue.reserve(6)
     waiting: dict[int, tuple[float, int]] = {}
     virtual, came = 0.0, 0
     for arriving, held, limit in steps:
         ids = np.array(list(dict.fromkeys(arriving)), np.int64)
         resident = np.array([k in waiting for k in ids.tolist()], np.bool_)
-        queue.arrive(ids, resident, shares[ids], np.zeros(len(ids)), 1.0)
+        queue.arrive(ids, resident, np.zeros(len(ids)), 1.0, shares=shares[ids])
         for k in ids[~resident].tolist():
             came += 1
             waiting[k] = (virtual + 2**20 / shares[k], came)
@@ -195,14 +195,14 @@ def test_keys_that_are_held_are_passed_by_and_keep_their_places(
 @pytest.mark.parametrize("weight", [1.0, 4.0, 25.0, 100.0])
 def test_keys_that_always_wait_are_served_about_as_often_as_the_roots_of_their_weights(weight: float) -> None:
     shares = shares_of(np.array([weight, 1.0, 1.0, 1.0]))
-    queue = WeightedKeyQueue(Policy.IN_PLACE)
+    queue = WeightedScheduler(Policy.IN_PLACE)
     queue.reserve(4)
-    queue.arrive(np.arange(4), np.zeros(4, np.bool_), shares, np.zeros(4), 1.0)
+    queue.arrive(np.arange(4), np.zeros(4, np.bool_), np.zeros(4), 1.0, shares=shares)
     count = np.zeros(4, np.int64)
     for _ in range(4_000):
         ids = queue.pop(1)
         count[ids] += 1
-        queue.arrive(ids, np.zeros(1, np.bool_), shares[ids], np.zeros(1), 1.0)
+        queue.arrive(ids, np.zeros(1, np.bool_), np.zeros(1), 1.0, shares=shares[ids])
     assert count[0] / count[1:] == pytest.approx(np.full(3, weight**0.5), rel=0.2)
 
 

@@ -19,7 +19,7 @@ from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import decompose
 from penstock.operators.scan.fragments import Fragmenter, combined
 from penstock.operators.scan.spec import PANE, Fragments
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.windows.append.panes import Panes
 from penstock.operators.windows.layout import ENTRY_PANE, WindowLayout
 from penstock.operators.windows.spec import WindowSpec

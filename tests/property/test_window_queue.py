@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.weights import ONE
 from penstock.operators.windows.update.queue import WindowQueue
 from penstock.operators.windows.update.results import KeyState, ServedWindows, WindowMode

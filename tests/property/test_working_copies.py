@@ -23,8 +23,8 @@ from penstock.checkpointing.files import open_files
 from penstock.operators.queues import key_records
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import KeyQueue, Policy
-from penstock.operators.scheduling.weighted_key_queue import WeightedKeyQueue
+from penstock.operators.scheduling.policy import Policy
+from penstock.operators.scheduling.schedulers import new_scheduler
 from penstock.operators.scheduling.weights import ONE
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
@@ -282,12 +282,12 @@ def test_a_queue_of_some_of_the_keys_serves_them_as_the_whole_one_does(
     weighted: bool, policy: Policy, seed: int
 ) -> None:
     draw = np.random.default_rng(seed)
-    whole: Any = WeightedKeyQueue(policy) if weighted else KeyQueue(policy)
+    whole: Any = new_scheduler(policy, weighted=weighted)
     whole.reserve(40)
     waits = np.zeros(40, np.bool_)
 
     def arrive(queue: Any, ids: Any, resident: Any, shares: Any, interval: Any) -> None:
-        queue.arrive(ids, resident, *([shares] if weighted else []), interval, 3.0)
+        queue.arrive(ids, resident, interval, 3.0, shares=shares)
 
     for _ in range(4):
         ids = draw.permutation(40)[:20]

@@ -21,7 +21,7 @@ from penstock.errors import CorruptDataError
 from penstock.jobs.commands import common
 from penstock.jobs.inspect import block
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, FileId, Handle, Pointer, Version
 from tests.naive import Update
 from tests.s3 import SECRET, S3Server

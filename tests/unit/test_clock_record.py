@@ -17,7 +17,7 @@ from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.files import LocalFiles, open_files
 from penstock.checkpointing.releases import Releases
 from penstock.errors import CorruptDataError, UnavailableError
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Query
 from penstock.operators.update_stream.options import Budget
 from penstock.spark_ext.worker import bucket_task

@@ -26,7 +26,7 @@ from penstock.operators.joins import join_kernels
 from penstock.operators.queues import pages
 from penstock.operators.scan import selection
 from penstock.operators.scan.fragments import kernels
-from penstock.operators.scheduling import key_queue, staleness, weighted_key_queue
+from penstock.operators.scheduling import linked_scheduler, staleness, weighted_scheduler
 from penstock.operators.sql import comparison_kernels
 from penstock.operators.update_stream import arrivals
 from penstock.operators.windows.append import sliding_kernels
@@ -49,11 +49,11 @@ KERNELS = {
     "memory_table": {"_mark_last"},
     "pages": {"_elp_remove", "_elp_add", "_allocate", "_free"},
     "arrivals": {"_conflate"},
-    "key_queue": {
+    "linked_scheduler": {
         *("_unlink", "_link_tail", "_link_cut", "_pop", "_pop_except"),
         *("_arrive_fifo", "_arrive_in_place", "_arrive_linecutting"),
     },
-    "weighted_key_queue": {"_due", "_precedes", "_sift", "_arrive_weighted", "_pop_weighted"},
+    "weighted_scheduler": {"_due", "_precedes", "_sift", "_arrive_weighted", "_pop_weighted"},
     "staleness": {"_bin", "_add"},
     "zones": {
         "blocks_needed",
@@ -146,8 +146,8 @@ REFERENCES = {
     "memory_table": "test_table",
     "pages": "test_pages",
     "arrivals": "test_conflate",
-    "key_queue": "test_update_queue",
-    "weighted_key_queue": "test_weighted_queue",
+    "linked_scheduler": "test_update_queue",
+    "weighted_scheduler": "test_weighted_queue",
     "staleness": "test_staleness",
     "zones": "test_window_queue",
     "transitions": "test_window_queue",
@@ -174,8 +174,8 @@ MODULES = [
     *(
         pages,
         arrivals,
-        key_queue,
-        weighted_key_queue,
+        linked_scheduler,
+        weighted_scheduler,
         staleness,
         zones,
         transitions,

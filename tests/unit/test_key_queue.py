@@ -6,9 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock.checkpointing.fields import Fields
 from penstock.errors import InvalidUsageError
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import KeyQueue, Policy
+from penstock.operators.scheduling.linked_scheduler import LinkedScheduler
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
 
@@ -140,7 +142,7 @@ def test_a_key_that_was_served_cuts_anew() -> None:
 
 def test_linecutting_waits_for_tuples_in_service() -> None:
     for in_service, expected in ((0, [1, 0]), (1, [0, 1])):
-        queue = KeyQueue(Policy.LINECUTTING)
+        queue = LinkedScheduler(Policy.LINECUTTING)
         queue.reserve(2)
         queue.arrive(np.array([0]), np.zeros(1, np.bool_), np.zeros(1), 10.0)
         # Served, the other one and the key itself: 20 or 30 µs until all had their turn.
@@ -155,7 +157,7 @@ def test_a_cost_that_is_not_positive_is_refused(cost_us: float) -> None:
 
 
 def test_popping_takes_what_there_is() -> None:
-    queue = KeyQueue(Policy.IN_PLACE)
+    queue = LinkedScheduler(Policy.IN_PLACE)
     queue.reserve(3)
     queue.arrive(np.arange(3), np.zeros(3, np.bool_), np.zeros(3), 1.0)
     assert queue.pop(0).tolist() == []
@@ -166,7 +168,7 @@ def test_popping_takes_what_there_is() -> None:
 
 
 def test_popping_passes_by_held_keys_which_keep_their_places() -> None:
-    queue = KeyQueue(Policy.IN_PLACE)
+    queue = LinkedScheduler(Policy.IN_PLACE)
     queue.reserve(4)
     queue.arrive(np.arange(4), np.zeros(4, np.bool_), np.zeros(4), 1.0)
     held = np.array([1, 0, 1, 0])
@@ -177,11 +179,12 @@ def test_popping_passes_by_held_keys_which_keep_their_places() -> None:
 
 
 def test_a_rebuilt_queue_goes_on_at_both_ends() -> None:
-    queue = KeyQueue(Policy.LINECUTTING)
+    queue, fields = LinkedScheduler(Policy.LINECUTTING), Fields({}, "unit")
     queue.reserve(6)
-    queue.rebuild(np.array([0, 2, 4]), np.array([7, -5, 3]))
+    queue.put_back(np.array([0, 2, 4]), {"rank": np.array([7, -5, 3])})
+    queue.rebuild(np.array([0, 2, 4]), fields)
     queue.arrive(np.array([1, 3]), np.zeros(2, np.bool_), np.array([100.0, 0.0]), 1.0)
-    assert queue.ranks[[1, 3]].tolist() == [-4, 8]
+    assert queue.store(np.array([1, 3]))["rank"].tolist() == [-4, 8]
     assert queue.pop(10).tolist() == [2, 1, 4, 0, 3]
-    queue.rebuild(np.array([], np.int64), np.array([], np.int64))
+    queue.rebuild(np.array([], np.int64), fields)
     assert queue.pop(10).tolist() == []

@@ -18,7 +18,7 @@ from penstock._clock import SimulatedClock
 from penstock.errors import InvalidUsageError
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scan.spec import PANE, Fragments, Partial
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
 from penstock.operators.update_stream.cast import conform

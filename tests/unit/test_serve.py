@@ -13,7 +13,7 @@ from penstock._clock import SimulatedClock
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling import serve as serve_module
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import STALENESS_COLUMN, Budget, Query, serve
 from tests.naive import Update
 from tests.streams import ARRIVAL_STREAM, STREAM, arrivals_of, updates_of

@@ -15,7 +15,7 @@ import pytest
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.jobs.figures import simulate as job
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.simulation import (
     EXPERIMENTS,
     UNIT_US,

@@ -14,7 +14,7 @@ from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import Content, FileFacts, Files, LocalFiles, open_files
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, FileId, Handle, Pointer, Version
 from penstock.state_store.location import find_operators

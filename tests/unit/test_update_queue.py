@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream, as_int64, as_micros
 from tests.columns import KINDS, sliced

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.simulation.scale import Scale
 from penstock.operators.simulation.traces import UNIT_US, Trace
 from penstock.operators.simulation.window_experiments import figure_13, figure_14

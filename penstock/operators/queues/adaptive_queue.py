@@ -27,7 +27,7 @@ from penstock.checkpointing import PUnit
 from penstock.checkpointing.fields import Fields
 from penstock.errors import InvalidUsageError
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.results import Enqueued, Served
 from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
 from penstock.operators.scheduling.weights import KeyWeights

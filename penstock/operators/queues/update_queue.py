@@ -1,8 +1,8 @@
 """The update queue: of each key only the newest tuple waits (UpStream §4.1, §5, §7).
 
 State is three things: a *cell* per key that was ever seen (`cells`: what was emitted last, how often the key
-updates), the *queue of keys* that wait (`key_queue`), and their tuples in *paged memory* (`pages`,
-`row_store`). All methods take the time as an argument; nothing here reads a clock.
+updates), the *scheduler* of the keys that wait (`scheduling`), and their tuples in *paged memory*
+(`pages`, `row_store`). All methods take the time as an argument; nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from penstock.checkpointing.fields import Fields
 from penstock.errors import InvalidUsageError
 from penstock.operators.queues.key_records import BOOKED, cells_of
 from penstock.operators.queues.pages import PagedMemory
-from penstock.operators.scheduling.key_queue import KeyQueue, Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.rates import mean_cost, mean_interval
 from penstock.operators.scheduling.results import Enqueued, Served
+from penstock.operators.scheduling.schedulers import new_scheduler
 from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
-from penstock.operators.scheduling.weighted_key_queue import WeightedKeyQueue
 from penstock.operators.scheduling.weights import KeyWeights, column_shares
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
 from penstock.operators.update_stream.stream import (
@@ -46,10 +46,7 @@ _UNIT_KEYS = 1 << 20
 """How many keys a unit of a snapshot has at most."""
 
 _CELL = f"{RESERVED_PREFIX}cell"
-_RANK = f"{RESERVED_PREFIX}rank"
 _ARRIVED = f"{RESERVED_PREFIX}arrived"
-_START = f"{RESERVED_PREFIX}start"
-_SHARE = f"{RESERVED_PREFIX}share"
 
 
 class UpdateQueue:
@@ -94,7 +91,7 @@ class UpdateQueue:
         self.measured_cost_us: float | None = None
         self.weights = weights
         weighted = weights is not None or stream.weight is not None
-        self._queue = WeightedKeyQueue(policy) if weighted else KeyQueue(policy)
+        self._queue = new_scheduler(policy, weighted=weighted)
         self._payload = pa.schema([stream.schema.field(name) for name in stream.payload])
         self._rows = RowStore(self._payload)
         self._birth_us: int | None = None
@@ -125,10 +122,11 @@ class UpdateQueue:
         if stream.arrival:
             stored += ["dequeued_us", "delivered_us"]
         self._cells = cells_of(stream, columns, stored, table)
-        places = [_RANK, _ARRIVED, *((_START, _SHARE) if weighted else ())]
-        kinds = {_START: pa.float64()}
+        places = {f"{RESERVED_PREFIX}{name}": kind for name, kind in self._queue.columns.items()}
+        rank = next(iter(places))
+        fixed = {_CELL: pa.int64(), rank: places[rank], _ARRIVED: pa.int64(), **places}
         self._row_schema = pa.schema([
-            *(pa.field(name, kinds.get(name, pa.int64()), nullable=False) for name in (_CELL, *places)),
+            *(pa.field(name, kind, nullable=False) for name, kind in fixed.items()),
             *(field.with_nullable(field.nullable and field.name != stream.time) for field in self._payload),
         ])  # fmt: skip
 
@@ -212,11 +210,9 @@ class UpdateQueue:
         self._rows.put(cells["location"][ids], self._payload_of(arrivals.rows, chosen))
         interval = interval[newest[accepted]]
         cost = np.inf if self.cost_us is None else self.cost_us
-        if isinstance(self._queue, WeightedKeyQueue):
-            shares = self._shares(arrivals.rows, keys)[chosen]
-            self._queue.arrive(ids, resident, shares, interval, cost, self._shares_in_service(self._queue))
-        else:
-            self._queue.arrive(ids, resident, interval, cost, self._in_service)
+        shares = self._shares(arrivals.rows, keys)
+        shares = None if shares is None else shares[chosen]
+        self._queue.arrive(ids, resident, interval, cost, self._load(), shares)
         cells.dirty[ids] = True
         return Enqueued(total, conflated, late, duplicates)
 
@@ -306,11 +302,9 @@ class UpdateQueue:
         waits = cells["location"][ids] != _NOWHERE
         waiting = ids[waits]
         payload = self._rows.take(cells["location"][waiting])
-        places = {_RANK: self._queue.ranks, _ARRIVED: cells["arrived_us"]}
-        weighted = {}
-        if isinstance(self._queue, WeightedKeyQueue):
-            places |= {_START: self._queue.starts, _SHARE: self._queue.shares}
-            weighted = {"virtual_time": self._queue.virtual_time}
+        places = {f"{RESERVED_PREFIX}{name}": values for name, values in self._queue.store(waiting).items()}
+        places[_ARRIVED] = cells["arrived_us"][waiting]
+        fixed = [name for name in self._row_schema.names if name in places]
         return PUnit(
             kind=kind,
             meta={
@@ -320,17 +314,17 @@ class UpdateQueue:
                 "settled_at_us": self._settled_at,
                 "served_at_us": self._served_at,
                 "cost_us": self.measured_cost_us,
-                **weighted,
+                **self._queue.meta,
             },
             blocks={
                 "cells": cells.block(ids),
                 "rows": pa.RecordBatch.from_arrays(
                     [
                         pa.array(np.flatnonzero(waits)),
-                        *(pa.array(values[waiting]) for values in places.values()),
+                        *(pa.array(places[name]) for name in fixed),
                         *payload.columns,
                     ],
-                    [_CELL, *places, *payload.schema.names],
+                    [_CELL, *fixed, *payload.schema.names],
                 ),
             },
         )
@@ -348,10 +342,7 @@ class UpdateQueue:
         self._served_at = fields.number_or_none("served_at_us")
         self.measured_cost_us = fields.real_or_none("cost_us")
         waiting, cells = self._waiting(), self._cells
-        if isinstance(self._queue, WeightedKeyQueue):
-            self._queue.rebuild(waiting, fields.real("virtual_time"))
-        else:
-            self._queue.rebuild(waiting, self._queue.ranks[waiting].copy())
+        self._queue.rebuild(waiting, fields)
         for booked, until in BOOKED:
             cells[booked][:] = cells[until]
         self._book_waiting(waiting)
@@ -388,10 +379,8 @@ class UpdateQueue:
         cells["waiting"][waiting] = as_int64(payload.column(self.stream.time))
         if self.stream.source:
             cells["source"][waiting] = self.stream.sources(payload)
-        self._queue.ranks[waiting] = rows_block.column(_RANK).to_numpy()
-        if isinstance(self._queue, WeightedKeyQueue):
-            self._queue.starts[waiting] = rows_block.column(_START).to_numpy()
-            self._queue.shares[waiting] = rows_block.column(_SHARE).to_numpy()
+        places = {name: rows_block.column(f"{RESERVED_PREFIX}{name}") for name in self._queue.columns}
+        self._queue.put_back(waiting, {name: column.to_numpy() for name, column in places.items()})
 
     def _numbered(self, keys: Keys) -> Integers:
         """Return the numbers of keys that arrive."""
@@ -474,14 +463,16 @@ class UpdateQueue:
         cells.dirty[ids] = True
         return interval
 
-    def _shares(self, rows: pa.RecordBatch, keys: Keys) -> Integers:
-        return column_shares(self.stream, rows) if self.weights is None else self.weights.shares(keys)
+    def _shares(self, rows: pa.RecordBatch, keys: Keys) -> Integers | None:
+        """Return the shares of keys by their weights; None if they matter equally."""
+        if self.weights is not None:
+            return self.weights.shares(keys)
+        return None if self.stream.weight is None else column_shares(self.stream, rows)
 
-    def _shares_in_service(self, queue: WeightedKeyQueue) -> int:
-        if not self._in_service:
-            return 0
+    def _load(self) -> int:
+        """Return how much the tuples in service count to the scheduler."""
         known = len(self._cells)
-        return int(queue.shares[:known] @ self._cells["in_service"][:known])
+        return self._queue.load(self._cells["in_service"][:known]) if self._in_service else 0
 
     def _payload_of(self, rows: pa.RecordBatch, chosen: Integers) -> pa.RecordBatch:
         payload = rows.select(self.stream.payload)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.simulation.append_queue import AppendQueue
 from penstock.operators.simulation.scale import Runner, Scale, in_turn
 from penstock.operators.simulation.server import append_stream, simulate, update_stream

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
 from penstock.operators.simulation.draws import draws
 from penstock.operators.simulation.traces import UNIT_US, Trace

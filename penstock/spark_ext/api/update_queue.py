@@ -12,7 +12,7 @@ from pyspark.sql.types import DataType, DoubleType, StructField, StructType
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.queues.adaptive_queue import Semantics
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import STALENESS_COLUMN, Apply, Budget, Query
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.options import budget_of, cost_of, one_of, weight_of

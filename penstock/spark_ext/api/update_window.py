@@ -25,7 +25,7 @@ from penstock.ddl import quoted
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms
 from penstock.operators.scan.spec import WEIGHT, Fragments, Partial, TimeUnit
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.options import budget_of, check_column, cost_of, one_of, weight_of
 from penstock.operators.windows.update.results import WindowMode
 from penstock.spark_ext.border.collations import refuse_collations

@@ -12,7 +12,7 @@ from pyspark.sql.types import BooleanType, DoubleType, LongType, StructType
 from penstock.checkpointing import PUnit
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN, UpdateStream
 from penstock.spark_ext.state_reader.state_view import Ours, Stored, numbers, of_type, one_of_tables, shown

@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 from penstock.checkpointing import PUnit
 from penstock.operators.aggregates.decomposition import pane_ms
 from penstock.operators.scan.spec import Partial, PartialKind
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.windows.append.panes import Panes
 from penstock.operators.windows.counted.panes import panes_of
 from penstock.operators.windows.layout import ENTRY_PANE, RowLayout, WindowLayout

@@ -13,8 +13,8 @@ import pyarrow as pa
 from penstock._clock import Clock
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import Policy
 from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.arrivals import Arrivals, conflate

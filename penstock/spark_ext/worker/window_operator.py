@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock._clock import Clock
-from penstock.operators.scheduling.key_queue import Policy
 from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.windows.append.panes import Panes

@@ -16,7 +16,7 @@ from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import Decomposition
 from penstock.operators.graph.nodes import Extreme
 from penstock.operators.scan.spec import WEIGHT, Fragments, Partial
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget
 from penstock.operators.scheduling.weights import GroupKey, KeyWeights
 from penstock.operators.sql.expression import Expression

@@ -24,7 +24,7 @@ from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, 
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.windows.counted.panes import panes_of
 from penstock.operators.windows.shared_watermark import SeveralPanes
 from penstock.operators.windows.update.results import WindowMode

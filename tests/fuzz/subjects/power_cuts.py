@@ -26,7 +26,7 @@ from penstock import _durable
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter, stream
 from penstock.checkpointing.releases import Releases
 from penstock.checkpointing.spark_checkpoint import repair_checkpoint
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Query
 from penstock.operators.update_stream.options import Budget
 from penstock.spark_ext.sources import p_stream_sink, p_stream_source

@@ -8,12 +8,12 @@ from typing import Any, Final
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph.nodes.base import Node
 from penstock.operators.graph.types import UNKNOWN
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.options import budget_of, check_by_key, check_weight, cost_of, weight_of
 
 __all__ = ["POLICIES", "check_service"]
 
-POLICIES: Final = ("fifo", "in_place", "linecutting")
-"""The names of key schedulers (`penstock.operators.scheduling.key_queue.Policy`)."""
+POLICIES: Final = tuple(map(str, Policy))
 
 
 def check_service(

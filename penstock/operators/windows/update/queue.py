@@ -42,7 +42,7 @@ from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.wide import schema_like
 from penstock.operators.queues.pages import PagedMemory
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.rates import mean_cost
 from penstock.operators.scheduling.results import Served
 from penstock.operators.scheduling.staleness import Staleness, StalenessMeter

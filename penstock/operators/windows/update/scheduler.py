@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from penstock.checkpointing.fields import Fields
-from penstock.operators.scheduling.key_queue import KeyQueue, Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.rates import mean_interval
-from penstock.operators.scheduling.weighted_key_queue import WeightedKeyQueue
+from penstock.operators.scheduling.schedulers import new_scheduler
 from penstock.operators.update_stream.stream import Integers
 from penstock.state_store.keys.key_index import grown
 
@@ -34,7 +34,8 @@ class WindowScheduler:
 
     def __init__(self, policy: Policy, *, weighted: bool) -> None:
         self.policy = policy
-        self._queue = WeightedKeyQueue(policy) if weighted else KeyQueue(policy)
+        self._weighted = weighted
+        self._queue = new_scheduler(policy, weighted=weighted)
         self._shares = np.zeros(0, np.int64)
         self._seen_us = np.zeros(0, np.int64)
         self._interval_us = np.zeros(0, np.float64)
@@ -95,47 +96,38 @@ class WindowScheduler:
             interval = self._interval_us[ids] = mean_interval(self._interval_us[ids], gap, count)
             self._seen_us[ids] = now_us
         ids, waits, cost = np.ascontiguousarray(ids), resident != 0, np.inf if cost_us is None else cost_us
-        if isinstance(self._queue, WeightedKeyQueue):
-            in_service = int(self._queue.shares[: len(under_way)] @ under_way)
-            self._queue.arrive(ids, waits, self._shares[ids], interval, cost, in_service)
-        else:
-            self._queue.arrive(ids, waits, interval, cost, int(under_way.sum()))
+        self._queue.arrive(ids, waits, interval, cost, self._queue.load(under_way), self._shares[ids])
 
     def pop(self, limit: int, held: Integers) -> Integers:
         """Remove and return up to `limit` keys; those that are `held` are passed by and keep their places."""
         return self._queue.pop(limit, held)
 
     @property
-    def meta(self) -> dict[str, Any]:
-        """What is stored once."""
-        queue = self._queue
-        return {"virtual_time": queue.virtual_time} if isinstance(queue, WeightedKeyQueue) else {}
+    def meta(self) -> dict[str, float]:
+        """The state to store once for all keys."""
+        return self._queue.meta
 
     def store(self, ids: Integers) -> dict[str, Any]:
-        """Return what is stored of keys, as columns."""
-        queue = self._queue
-        cells: dict[str, Any] = {"rank": queue.ranks[ids]}
+        """Return the state to store for each of some keys, as columns."""
+        places = self._queue.store(ids)
+        columns = {"rank": places.pop("rank")}
         if self.policy is Policy.LINECUTTING:
-            cells |= {"seen_us": self._seen_us[ids], "interval_us": self._interval_us[ids]}
-        if isinstance(queue, WeightedKeyQueue):
-            cells |= {"share": self._shares[ids], "start": queue.starts[ids], "waits_by": queue.shares[ids]}
-        return cells
+            columns |= {"seen_us": self._seen_us[ids], "interval_us": self._interval_us[ids]}
+        if self._weighted:
+            # A key may have got another share since it began to wait.
+            columns |= {"share": self._shares[ids], "start": places["start"], "waits_by": places["share"]}
+        return columns
 
-    def put_back(self, ids: Integers, cells: Mapping[str, Any]) -> None:
-        """Take up what `store` gave; `rebuild` comes after it."""
-        queue = self._queue
-        queue.ranks[ids] = cells["rank"]
+    def put_back(self, ids: Integers, columns: Mapping[str, Any]) -> None:
+        """Set the state of keys to what `store` returned. `rebuild` must follow."""
         if self.policy is Policy.LINECUTTING:
-            self._seen_us[ids] = cells["seen_us"]
-            self._interval_us[ids] = cells["interval_us"]
-        if isinstance(queue, WeightedKeyQueue):
-            self._shares[ids] = cells["share"]
-            queue.starts[ids] = cells["start"]
-            queue.shares[ids] = cells["waits_by"]
+            self._seen_us[ids] = columns["seen_us"]
+            self._interval_us[ids] = columns["interval_us"]
+        if self._weighted:
+            self._shares[ids] = columns["share"]
+            columns = {**columns, "share": columns["waits_by"]}
+        self._queue.put_back(ids, columns)
 
     def rebuild(self, waiting: Integers, fields: Fields) -> None:
-        """Make `waiting` the keys that wait, in the order that was put back."""
-        if isinstance(self._queue, WeightedKeyQueue):
-            self._queue.rebuild(waiting, fields.real("virtual_time"))
-        else:
-            self._queue.rebuild(waiting, self._queue.ranks[waiting].copy())
+        """Make `waiting` the waiting keys, ordered by the state that was put back."""
+        self._queue.rebuild(waiting, fields)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from penstock.checkpointing import PUnit
 from penstock.errors import CorruptDataError, InvalidUsageError
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.results import Enqueued, Served
 from penstock.operators.scheduling.staleness import Staleness
 from penstock.operators.scheduling.weights import KeyWeights, shares_of

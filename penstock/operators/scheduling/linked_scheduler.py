@@ -1,47 +1,33 @@
-"""The queue of keys (QoK) and the three key schedulers (UpStream §5.2, §5.3, §7).
+"""The queue of keys (QoK) of the paper: keys of equal weight (UpStream §5.2, §5.3, §7).
 
 The queue is a doubly-linked list over key numbers, in arrays. Every place also has a rank: ranks grow
 from head to tail. Keys that cut the line have negative ranks and stand before all others, in the order in
-which they cut. Ranks are what is stored; the list is rebuilt from them.
+which they cut. Only ranks are stored; the list is rebuilt from them.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from penstock._kernels import kernel
+from penstock.operators.scheduling.abc import Scheduler
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.stream import Integers
 from penstock.state_store.keys.key_index import grown
 
-__all__ = ["KeyQueue", "Policy"]
+if TYPE_CHECKING:
+    from penstock.checkpointing.fields import Fields
+
+__all__ = ["LinkedScheduler"]
 
 _NONE = -1
 # Places in the array of registers that the kernels share.
 _HEAD, _TAIL, _RESIDENTS, _LAST_CUT, _CUT_RANK, _TAIL_RANK = 0, 1, 2, 3, 4, 5
 _FIRST_CUT_RANK = -(1 << 62)
-
-
-class Policy(StrEnum):
-    """A key scheduler: which key is served next.
-
-    FIFO
-        Keys in the order of their newest arrivals: an update goes to the tail (UpStream §5.2).
-    IN_PLACE
-        An update takes the place of the older one; least staleness where keys update equally often
-        (UpStream §5.2).
-    LINECUTTING
-        As IN_PLACE, but an update of a slow key, one with ``u_k < 1 / (c * n)``, goes to the front
-        (UpStream §5.3). n counts the key itself, the others that wait and those being served: so many
-        services pass until all of them had their turn. Those that cut keep their order and places among
-        themselves, so the queue is IN_PLACE where all keys are slow.
-    """
-
-    FIFO = "fifo"
-    IN_PLACE = "in_place"
-    LINECUTTING = "linecutting"
 
 
 @kernel
@@ -183,28 +169,25 @@ def _pop_except(
     return out[:count]
 
 
-class KeyQueue:
-    """The keys that wait, by number, in the order in which `policy` serves them."""
+class LinkedScheduler(Scheduler):
+    """A scheduler of keys that matter equally; see `Scheduler`."""
+
+    columns = {"rank": pa.int64()}  # noqa: RUF012  # declared as a ClassVar by the interface
 
     def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+        super().__init__(policy)
         self._registers = np.array([_NONE, _NONE, 0, _NONE, 0, 0], np.int64)
         self._before = np.zeros(0, np.int64)
         self._after = np.zeros(0, np.int64)
         self._rank = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
-        """Return how many keys wait."""
+        """Return the number of waiting keys."""
         return int(self._registers[_RESIDENTS])
 
     @property
-    def ranks(self) -> Integers:
-        """The rank of each waiting key, by number; meaningless for others."""
-        return self._rank
-
-    @property
     def size_bytes(self) -> int:
-        """How much memory the list holds."""
+        """Memory that the list holds."""
         return self._before.nbytes + self._after.nbytes + self._rank.nbytes
 
     def reserve(self, keys: int) -> None:
@@ -214,23 +197,15 @@ class KeyQueue:
         self._rank = grown(self._rank, keys)
 
     def arrive(
-        self, ids: Integers, resident: Any, interval_us: Any, cost_us: float, in_service: int = 0
+        self,
+        ids: Integers,
+        resident: Any,
+        interval_us: Any,
+        cost_us: float,
+        in_service: int = 0,
+        shares: Integers | None = None,
     ) -> None:
-        """Give each arriving key its place, one after the other.
-
-        Parameters
-        ----------
-        ids : int64 array
-            The keys, each once.
-        resident : bool array
-            Whether the key waits already.
-        interval_us : float64 array
-            ``1 / u_k``: the mean time between updates of the key; used by linecutting only.
-        cost_us : float
-            ``c``: the time that serving one tuple takes; used by linecutting only.
-        in_service : int
-            Tuples that were dequeued and are not delivered yet; used by linecutting only.
-        """
+        """Give each arriving key its place; see `Scheduler.arrive`."""
         links = (self._registers, self._before, self._after, self._rank)
         if self.policy is Policy.FIFO:
             _arrive_fifo(ids, resident, *links)
@@ -239,20 +214,35 @@ class KeyQueue:
         else:
             _arrive_linecutting(ids, resident, interval_us, cost_us, in_service, *links)
 
-    def pop(self, limit: int, held: Integers | None = None) -> Integers:
-        """Remove and return up to `limit` keys from the head.
+    def load(self, in_service: Integers) -> int:
+        """Return the number of tuples in service."""
+        return int(in_service.sum())
 
-        Parameters
-        ----------
-        held : int64 array, optional
-            By key number, not zero for keys that are passed by and keep their places.
-        """
+    def pop(self, limit: int, held: Integers | None = None) -> Integers:
+        """Remove and return up to `limit` keys from the head; see `Scheduler.pop`."""
         if held is not None:
             return _pop_except(limit, held, self._registers, self._before, self._after)
         return _pop(limit, self._registers, self._before, self._after)
 
-    def rebuild(self, ids: Integers, ranks: Integers) -> None:
-        """Make `ids` the waiting keys, in the order of their distinct `ranks`."""
+    @property
+    def meta(self) -> dict[str, float]:
+        """Nothing: ranks say all."""
+        return {}
+
+    def store(self, ids: Integers) -> dict[str, Any]:
+        """Return the ranks of keys."""
+        return {"rank": self._rank[ids]}
+
+    def put_back(self, ids: Integers, columns: Mapping[str, Any]) -> None:
+        """Set the ranks of keys."""
+        self._rank[ids] = columns["rank"]
+
+    def rebuild(self, ids: Integers, fields: Fields) -> None:
+        """Make `ids` the waiting keys, in the order of their distinct ranks."""
+        self._link(ids)
+
+    def _link(self, ids: Integers) -> None:
+        ranks = self._rank[ids]
         order = np.argsort(ranks, kind="stable")
         sorted_ids = ids[order]
         self._registers[_HEAD] = sorted_ids[0] if len(ids) else _NONE
@@ -265,17 +255,11 @@ class KeyQueue:
         if len(ids):
             self._before[sorted_ids] = np.concatenate([[_NONE], sorted_ids[:-1]])
             self._after[sorted_ids] = np.concatenate([sorted_ids[1:], [_NONE]])
-            self._rank[ids] = ranks
 
-    def subset(self, numbers: Integers, waits: Any) -> KeyQueue:
-        """Return a queue of the keys with these numbers, which differ; they become 0, 1, 2, ...
-
-        Parameters
-        ----------
-        waits : bool array
-            Which of them wait; others do not.
-        """
-        other = KeyQueue(self.policy)
+    def subset(self, numbers: Integers, waits: Any) -> LinkedScheduler:
+        """Return a scheduler of some keys; see `Scheduler.subset`."""
+        other = LinkedScheduler(self.policy)
         other.reserve(len(numbers))
-        other.rebuild(np.flatnonzero(waits), self._rank[numbers[waits]])
+        other._rank[: len(numbers)] = self._rank[numbers]
+        other._link(np.flatnonzero(waits))
         return other

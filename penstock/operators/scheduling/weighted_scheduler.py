@@ -9,8 +9,8 @@ Keys are served by virtual finish times (after self-clocked fair queueing): a ke
 virtual time V is due at ``V + 1 / s_k``. Serving it moves V on to when it was due, and by at least ``1 / S``,
 where S is the sum of the shares of those that wait: the time which a service takes. Without it keys that came
 together would be due together ever after, with nothing between them. Keys of the same due time are served in
-the order in which they came, so that keys of equal weights are served exactly as in `key_queue`: V never goes
-back, so what comes later is not due earlier.
+the order in which they came, so that keys of equal weights are served exactly as by `LinkedScheduler`: V
+never goes back, so what comes later is not due earlier.
 
 Keys that wait are in a heap, ordered by rank if one of the two has cut the line (a negative rank), else by
 due time and then rank.
@@ -18,18 +18,25 @@ due time and then rank.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from penstock._kernels import kernel
-from penstock.operators.scheduling.key_queue import Policy
+from penstock.errors import InternalError
+from penstock.operators.scheduling.abc import Scheduler
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.weights import ONE
 from penstock.operators.update_stream.stream import Integers
 from penstock.state_store.keys.key_index import grown
 
-__all__ = ["WeightedKeyQueue"]
+if TYPE_CHECKING:
+    from penstock.checkpointing.fields import Fields
+
+__all__ = ["WeightedScheduler"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -168,8 +175,8 @@ def _pop_weighted(
     return out[:count]
 
 
-class WeightedKeyQueue:
-    """The keys that wait, by number, in the order in which `policy` serves them by their weights.
+class WeightedScheduler(Scheduler):
+    """A scheduler of keys that matter by their weights; see `Scheduler`.
 
     IN_PLACE
         A key keeps when it began to wait. It waits for at most ``floor(s_j / s_k) + 1`` services of each
@@ -182,8 +189,10 @@ class WeightedKeyQueue:
         It cannot take more than its share by that. Those that cut keep their order, whatever their weights.
     """
 
+    columns = {"rank": pa.int64(), "start": pa.float64(), "share": pa.int64()}  # noqa: RUF012  # a ClassVar
+
     def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+        super().__init__(policy)
         self._registers = np.array([0, 0, _FIRST_CUT_RANK, 0], np.int64)
         self._virtual = np.zeros(1, np.float64)
         self._heap = np.zeros(0, np.int64)
@@ -193,32 +202,12 @@ class WeightedKeyQueue:
         self._share = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
-        """Return how many keys wait."""
+        """Return the number of waiting keys."""
         return int(self._registers[_RESIDENTS])
 
     @property
-    def ranks(self) -> Integers:
-        """In which order the waiting keys came, by number; meaningless for others."""
-        return self._rank
-
-    @property
-    def starts(self) -> Floats:
-        """The virtual time at which each waiting key began to wait, by number; meaningless for others."""
-        return self._start
-
-    @property
-    def shares(self) -> Integers:
-        """The share of each key as it was when it came last, by number."""
-        return self._share
-
-    @property
-    def virtual_time(self) -> float:
-        """V, which begins at 0 when the queue is empty."""
-        return float(self._virtual[0])
-
-    @property
     def size_bytes(self) -> int:
-        """How much memory the heap holds."""
+        """Memory that the heap holds."""
         return sum(array.nbytes for array in (self._heap, self._at, self._rank, self._start, self._share))
 
     def reserve(self, keys: int) -> None:
@@ -230,38 +219,54 @@ class WeightedKeyQueue:
         self,
         ids: Integers,
         resident: Any,
-        shares: Integers,
         interval_us: Any,
         cost_us: float,
         in_service: int = 0,
+        shares: Integers | None = None,
     ) -> None:
-        """Give each arriving key its place, one after the other; see `KeyQueue.arrive`.
-
-        Parameters
-        ----------
-        shares : int64 array
-            The shares of the keys (`penstock.operators.scheduling.weights`), which hold from now on.
-        in_service : int
-            The shares of the tuples that were dequeued and are not delivered yet, together.
-        """
+        """Give each arriving key its place; see `Scheduler.arrive`."""
+        if shares is None:
+            raise InternalError("a scheduler with weights was given no shares", keys=len(ids))
         _arrive_weighted(
             ids, resident, shares, interval_us, cost_us, in_service, _POLICIES[self.policy],
             self._registers, self._virtual, self._heap, self._at, self._rank, self._start, self._share,
         )  # fmt: skip
 
-    def pop(self, limit: int, held: Integers = _NO_KEYS) -> Integers:
-        """Remove and return up to `limit` keys from the head; see `KeyQueue.pop`."""
+    def load(self, in_service: Integers) -> int:
+        """Return the shares of the tuples in service, added up."""
+        return int(self._share[: len(in_service)] @ in_service)
+
+    def pop(self, limit: int, held: Integers | None = None) -> Integers:
+        """Remove and return up to `limit` keys from the head; see `Scheduler.pop`."""
         return _pop_weighted(
-            limit, held, self._registers, self._virtual,
+            limit, _NO_KEYS if held is None else held, self._registers, self._virtual,
             self._heap, self._at, self._rank, self._start, self._share,
         )  # fmt: skip
 
-    def rebuild(self, ids: Integers, virtual_time: float) -> None:
-        """Make `ids` the waiting keys, with the `ranks`, `starts` and `shares` that they have."""
+    @property
+    def meta(self) -> dict[str, float]:
+        """The virtual time V, which begins at 0 when the queue is empty."""
+        return {"virtual_time": float(self._virtual[0])}
+
+    def store(self, ids: Integers) -> dict[str, Any]:
+        """Return of each key its rank, the virtual time at which it began to wait, and its share."""
+        return {"rank": self._rank[ids], "start": self._start[ids], "share": self._share[ids]}
+
+    def put_back(self, ids: Integers, columns: Mapping[str, Any]) -> None:
+        """Set the rank, start and share of keys."""
+        self._rank[ids] = columns["rank"]
+        self._start[ids] = columns["start"]
+        self._share[ids] = columns["share"]
+
+    def rebuild(self, ids: Integers, fields: Fields) -> None:
+        """Make `ids` the waiting keys, ordered by their ranks, starts and shares."""
+        self._heapify(ids, fields.real("virtual_time"))
+
+    def _heapify(self, ids: Integers, virtual_time: float) -> None:
         rank, share = self._rank[ids], self._share[ids]
         cut = rank < 0
         due = np.where(cut, -np.inf, self._start[ids] + ONE / np.maximum(share, 1))
-        # What is sorted is a heap.
+        # A sorted array is a heap.
         self._heap[: len(ids)] = ids[np.lexsort((rank, due))]
         self._at[self._heap[: len(ids)]] = np.arange(len(ids))
         self._registers[_RESIDENTS] = len(ids)
@@ -270,11 +275,10 @@ class WeightedKeyQueue:
         self._registers[_TAIL_RANK] = max(int(rank.max()), 0) if len(ids) else 0
         self._virtual[0] = virtual_time
 
-    def subset(self, numbers: Integers, waits: Any) -> WeightedKeyQueue:
-        """Return a queue of the keys with these numbers; see `KeyQueue.subset`."""
-        other = WeightedKeyQueue(self.policy)
+    def subset(self, numbers: Integers, waits: Any) -> WeightedScheduler:
+        """Return a scheduler of some keys; see `Scheduler.subset`."""
+        other = WeightedScheduler(self.policy)
         other.reserve(len(numbers))
-        for name in ("_rank", "_start", "_share"):
-            getattr(other, name)[: len(numbers)] = getattr(self, name)[numbers]
-        other.rebuild(np.flatnonzero(waits), self.virtual_time)
+        other.put_back(np.arange(len(numbers)), self.store(numbers))
+        other._heapify(np.flatnonzero(waits), float(self._virtual[0]))
         return other

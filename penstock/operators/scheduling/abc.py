@@ -1,0 +1,129 @@
+"""The interface of a scheduler: the keys that wait, and the order in which they are served (UpStream §5)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from penstock.operators.scheduling.policy import Policy
+from penstock.operators.update_stream.stream import Integers
+
+if TYPE_CHECKING:
+    from penstock.checkpointing.fields import Fields
+
+__all__ = ["Scheduler"]
+
+
+class Scheduler(ABC):
+    """The waiting keys of a queue, by number, in the order in which they are served.
+
+    A queue calls `reserve` before it uses a new key number. Used by one task at a time; not thread-safe.
+
+    Parameters
+    ----------
+    policy : Policy
+        Which waiting key is served next.
+    """
+
+    columns: ClassVar[Mapping[str, pa.DataType]]
+    """Name and type of the values that `store` returns for each waiting key."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of waiting keys."""
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """Memory that the scheduler holds."""
+
+    @abstractmethod
+    def reserve(self, keys: int) -> None:
+        """Make room for key numbers below `keys`."""
+
+    @abstractmethod
+    def arrive(
+        self,
+        ids: Integers,
+        resident: Any,
+        interval_us: Any,
+        cost_us: float,
+        in_service: int = 0,
+        shares: Integers | None = None,
+    ) -> None:
+        """Give each arriving key its place, one after the other.
+
+        Parameters
+        ----------
+        ids : int64 array
+            The keys, each once.
+        resident : bool array
+            Whether the key waits already.
+        interval_us : float64 array
+            ``1 / u_k``, the mean time between updates of the key. Only linecutting reads it.
+        cost_us : float
+            ``c``, the time that serving one tuple takes. Only linecutting reads it.
+        in_service : int
+            The `load` of the tuples that are dequeued and not yet delivered. Only linecutting reads it.
+        shares : int64 array, optional
+            The share of each key from now on (`penstock.operators.scheduling.weights`). A scheduler without
+            weights ignores it; a scheduler with weights requires it.
+        """
+
+    @abstractmethod
+    def load(self, in_service: Integers) -> int:
+        """Return how much tuples in service count, given the number of them by key number."""
+
+    @abstractmethod
+    def pop(self, limit: int, held: Integers | None = None) -> Integers:
+        """Remove and return up to `limit` keys from the head.
+
+        Parameters
+        ----------
+        held : int64 array, optional
+            Nonzero, by key number, for keys to skip. They keep their places.
+        """
+
+    @property
+    @abstractmethod
+    def meta(self) -> dict[str, float]:
+        """The state to store once for all keys."""
+
+    @abstractmethod
+    def store(self, ids: Integers) -> dict[str, Any]:
+        """Return the state to store for each of some waiting keys, as `columns`."""
+
+    @abstractmethod
+    def put_back(self, ids: Integers, columns: Mapping[str, Any]) -> None:
+        """Set the state of waiting keys to what `store` returned. `rebuild` must follow."""
+
+    @abstractmethod
+    def rebuild(self, ids: Integers, fields: Fields) -> None:
+        """Make `ids` the waiting keys, ordered by the state that was put back.
+
+        Parameters
+        ----------
+        fields : Fields
+            The stored `meta`.
+
+        Raises
+        ------
+        CorruptDataError
+            If a field of `meta` is missing or malformed.
+        """
+
+    @abstractmethod
+    def subset(self, numbers: Integers, waits: Any) -> Scheduler:
+        """Return a scheduler of the keys with these distinct numbers, renumbered 0, 1, 2, ...
+
+        Parameters
+        ----------
+        waits : bool array
+            Which of these keys wait.
+        """

@@ -1,0 +1,15 @@
+"""The choice of a scheduler."""
+
+from __future__ import annotations
+
+from penstock.operators.scheduling.abc import Scheduler
+from penstock.operators.scheduling.linked_scheduler import LinkedScheduler
+from penstock.operators.scheduling.policy import Policy
+from penstock.operators.scheduling.weighted_scheduler import WeightedScheduler
+
+__all__ = ["new_scheduler"]
+
+
+def new_scheduler(policy: Policy, *, weighted: bool) -> Scheduler:
+    """Return an empty scheduler; one that serves keys by their weights if `weighted`."""
+    return WeightedScheduler(policy) if weighted else LinkedScheduler(policy)
