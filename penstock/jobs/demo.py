@@ -27,6 +27,7 @@ from rich.live import Live
 from rich.table import Table
 
 from penstock._clock import monotonic_s, now_us
+from penstock._extras import need_extra
 from penstock._kernels import kernel
 from penstock.errors import InternalError
 from penstock.jobs.observer import Observer, Sample
@@ -157,9 +158,12 @@ def run(*, seconds: int | None = None, fast: bool = False, out: Path = Path("pen
 
     Raises
     ------
-    penstock.errors.PenstockError
+    InvalidUsageError
+        If there is no matplotlib.
+    PenstockError
         If a query fails.
     """
+    need_extra("plot", "penstock demo")
     duration = seconds if seconds is not None else (_FAST_SECONDS if fast else _SECONDS)
     console = Console()
     out.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from penstock._extras import need_extra
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.jobs.figures import windows
 from penstock.jobs.figures.drawing import line, pivot
@@ -61,11 +62,12 @@ def run(figures: list[str], out: Path, fast: bool = False, *, workers: int | Non
     Raises
     ------
     InvalidUsageError
-        If there is no such figure.
+        If there is no such figure, or no matplotlib.
     UnavailableError
         If `out` cannot be written.
     """
     numbers = _numbers(figures)
+    need_extra("plot", "penstock simulate")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

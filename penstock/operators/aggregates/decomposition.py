@@ -10,6 +10,7 @@ from itertools import chain, count
 from types import MappingProxyType
 from typing import Final
 
+from penstock._extras import need_extra
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.sketches import log2_size_of
 from penstock.operators.scan.spec import PANE, Partial, PartialKind
@@ -231,6 +232,7 @@ class _Partials:
         deviation = float(accuracy[0].rstrip("dDfF")) if accuracy else _DEVIATION
         there = f"NOT ({value}) IS NULL" + ("" if condition is None else f" AND ({condition})")
         text = f"CASE WHEN {there} THEN XXHASH64({value}) END"
+        need_extra("sketch", "approx_count_distinct")
         return self._column("sketch", text, log2_size_of(deviation))
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock._extras import need_extra
 from penstock.errors import InvalidUsageError
 
 if TYPE_CHECKING:
@@ -128,7 +129,13 @@ def estimates(images: pa.Array[Any], low: Integers, high: Integers, log2_size: i
     images : pyarrow.BinaryArray of n
     low, high : int64 arrays of m
         Ranges, none empty. Both grow, but where a group ends, the next begins behind it.
+
+    Raises
+    ------
+    InvalidUsageError
+        If this process, maybe a worker of a cluster, has no datasketches.
     """
+    need_extra("sketch", "approx_count_distinct")
     from datasketches import compact_theta_sketch, theta_union
 
     sketches = [compact_theta_sketch.deserialize(image) for image in images.to_pylist()]
