@@ -18,6 +18,7 @@ from pyspark.sql import functions as sf
 import penstock
 from penstock._clock import pause
 from penstock.checkpointing.files import LocalFiles
+from penstock.errors import InvalidUsageError
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
 from penstock.state_store.tables.scratch import PREFIX
 from tests.naive import Update
@@ -145,10 +146,10 @@ def test_a_restart_with_another_setting_is_refused_and_nothing_is_lost(
         df = df.withColumn("at", sf.current_timestamp())
     options: dict[str, Any] = {"key": "k", "time": "t", "buckets": 2, "state_location": place.state}
     options |= {name: value for name, value in change.items() if name != "schema"}
-    error = failure(penstock.update_queue(df, **options), place)
-    assert f"penstock.errors.InvalidUsageError: the checkpoint was made with {text}" in error.replace(
-        '"', "'"
-    )
+    with pytest.raises(InvalidUsageError) as refused:
+        place.start(penstock.update_queue(df, **options))
+    assert f"the checkpoint was made with {text}" in str(refused.value).replace('"', "'")
+    assert not spark.streams.active
     place.run(queue(spark, place))
     assert place.sequence() == [("a", 1, 1.0), ("z", 9, 9.0)]
 

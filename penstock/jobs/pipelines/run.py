@@ -27,6 +27,7 @@ from penstock.spark_ext.api.failure import failure_of
 from penstock.spark_ext.api.metrics import (
     OBSERVATION_PREFIX,
     ProgressReader,
+    bad_records,
     batch_metrics,
     had_input,
     is_last,
@@ -34,7 +35,6 @@ from penstock.spark_ext.api.metrics import (
 from penstock.spark_ext.api.register import register, wait_for_metrics
 from penstock.spark_ext.api.stopping import stop_between_batches
 from penstock.spark_ext.graph.handle import RESULTS, RunningGraph
-from penstock.spark_ext.worker.restart import check_restart
 
 __all__ = ["Batch", "StopSignals", "Totals", "follow", "run", "run_pipeline", "run_to_end"]
 
@@ -107,6 +107,7 @@ def _batch(progress: StreamingQueryProgress) -> Batch:
         new_input=had_input(progress),
         staleness_ms=max((one["avg"] for one in stale), default=0.0),
         staleness_p95_ms=max((one["p95"] for one in stale), default=0.0),
+        bad_records=bad_records(progress),
         **counts,
     )
 
@@ -257,8 +258,6 @@ def run(
     with StopSignals() as signals, ExitStack() as printer:
         show = printer.enter_context(batch_printer()) if on_batch is None else on_batch
         try:
-            for note in [] if isinstance(query, RunningGraph) else check_restart(query):
-                print(note, file=sys.stderr, flush=True)
             totals = follow(query, show, signals, drain=drain)
         except BaseException:
             query.stop()

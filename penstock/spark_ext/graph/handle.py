@@ -26,7 +26,6 @@ from penstock.spark_ext.api.failure import failure_of, is_without_answer
 from penstock.spark_ext.api.metrics import ProgressReader, batch_metrics, had_input, is_last
 from penstock.spark_ext.api.stopping import stop_between_batches
 from penstock.spark_ext.graph.recovery import GraphRecovery, RecoveryReport
-from penstock.spark_ext.worker.restart import check_restart
 
 __all__ = ["RESULTS", "GraphMetrics", "GraphState", "QueryMetrics", "RunningGraph", "Stage"]
 
@@ -238,13 +237,12 @@ class RunningGraph:
                 continue
             try:
                 query = stage.writer.start()
+            except PenstockError:
+                raise
             except Exception as error:
                 raise self._told("a query of the graph cannot start", error, query=stage.name) from None
             self._waiting.remove(stage)
             self._runs[stage.name] = _Run(query, ProgressReader(query), stage.holds_back)
-            with self._asking():
-                for note in check_restart(query):
-                    _LOGGER.warning("%s [graph=%s query=%s]", note, self.name, stage.name)
             _LOGGER.info("query started [graph=%s query=%s id=%s]", self.name, stage.name, query.id)
 
     def _told(self, fact: str, error: Exception, **context: str) -> PenstockError:

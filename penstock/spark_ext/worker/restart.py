@@ -1,17 +1,29 @@
-"""Checks, when a query starts, that its checkpoint was made with the same operators."""
+"""Checks, when a query starts, of its output mode and of what its checkpoint was made with.
+
+Spark has no hook for that: it plans an operator anew at each start, and asks a function in a worker only when
+there are rows for it. So the first operator that is planned wraps ``DataStreamWriter.start`` and ``toTable``,
+once in this process. Queries without an operator of Penstock's start as before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import logging
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.checkpointing.files import open_files
+from penstock.errors import InvalidUsageError
 from penstock.spark_ext.worker.bucket_task import BucketTask, specification_in
 
-__all__ = ["check_restart", "plan_task"]
+__all__ = ["plan_task"]
+
+_LOGGER = logging.getLogger(__name__)
 
 _planned: dict[str, BucketTask[Any]] = {}
 """The operators that this driver has planned, by the name that each has in Spark's plans."""
@@ -19,35 +31,60 @@ _numbers = count(1)
 
 
 def plan_task(task: BucketTask[Any]) -> str:
-    """Remember an operator for `check_restart`; return its name in Spark's plans, unique in this driver."""
+    """Remember an operator for the checks at its start; return its name in Spark's plans, unique here."""
+    if not _planned:
+        _wrap_starts()
     name = f"{task.name}_{next(_numbers)}"
     _planned[name] = task
     return name
 
 
-def check_restart(query: StreamingQuery) -> Iterator[str]:
-    """Check the operators of a query that was started, which needs no new row.
+def _wrap_starts() -> None:
+    for name in ("start", "toTable"):
+        setattr(DataStreamWriter, name, _checked(getattr(DataStreamWriter, name)))
 
-    Parameters
-    ----------
-    query : StreamingQuery
-        The query.
 
-    Yields
-    ------
-    str
-        A note for the user, where a state location has only state of other queries.
+def _checked(start: Callable[..., StreamingQuery]) -> Callable[..., StreamingQuery]:
+    """Return a way to start a query that also checks Penstock's operators in it.
 
-    Raises
-    ------
-    InvalidUsageError
-        If the checkpoint was made with another key, policy, number of buckets or other fixed setting.
-    UnavailableError
-        If the file system refuses.
+    It raises what `start` does, and
+
+    - `InvalidUsageError` for an output mode that they have not, or a checkpoint that was made with another
+      key, policy, number of buckets or other fixed setting;
+    - `UnavailableError` if the file system of the state refuses.
     """
-    plan = str(query._jsq.streamingQuery().analyzedPlan().toString())
+
+    @functools.wraps(start)
+    def checked(writer: DataStreamWriter, *arguments: Any, **options: Any) -> StreamingQuery:
+        try:
+            query = start(writer, *arguments, **options)
+        except AnalysisException as error:
+            plan = str(writer._df._jdf.queryExecution().analyzed().toString())
+            if "output mode" not in str(error).lower() or not _tasks_in(plan):
+                raise
+            raise InvalidUsageError(
+                "results of Penstock's operators are only appended",
+                hint="leave outputMode out, or set it to 'append'",
+            ) from None
+        try:
+            for note in _restart_notes(query):
+                _LOGGER.warning("%s [query=%s]", note, query.name or query.id)
+        except BaseException:
+            query.stop()
+            raise
+        return query
+
+    return checked
+
+
+def _tasks_in(plan: str) -> list[BucketTask[Any]]:
+    return [task for name, task in _planned.items() if f" {name}(" in plan]
+
+
+def _restart_notes(query: StreamingQuery) -> Iterator[str]:
+    """Check the operators of a query that was started; yield what its user should know."""
     own = str(query.id)  # kept in the checkpoint
-    for task in [task for name, task in _planned.items() if f" {name}(" in plan]:
+    for task in _tasks_in(str(query._jsq.streamingQuery().analyzedPlan().toString())):
         place = open_files(task.state_location)
         files = place.child(own).child(task.name)
         theirs = specification_in(files)
