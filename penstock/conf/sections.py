@@ -50,6 +50,7 @@ class FilesSource(Section):
     """Files that arrive in a directory; `options` are those of Spark's reader of the format.
 
     `reader` says who reads Parquet files of a graph: Spark, or Penstock where it makes less of them.
+    `on_error` says what becomes of records of CSV and JSON that cannot be read.
     """
 
     type: Literal["files"]
@@ -57,7 +58,14 @@ class FilesSource(Section):
     path: Text
     reader: Literal["spark", "penstock"] = "spark"
     columns: Text | None = Field(default=None, alias="schema")
+    on_error: Literal["keep", "skip", "fail"] = "keep"
     options: Options = {}
+
+    @property
+    def counts_bad_records(self) -> bool:
+        """Whether records that cannot be read are counted; not where `options` say what becomes of them."""
+        theirs = {"mode", "columnnameofcorruptrecord"} & {name.lower() for name in self.options}
+        return self.format in ("csv", "json") and self.columns is not None and not theirs
 
 
 class KafkaSource(Section):
@@ -66,6 +74,7 @@ class KafkaSource(Section):
     type: Literal["kafka"]
     value_format: Literal["json", "raw"] = "raw"
     columns: Text | None = Field(default=None, alias="schema")
+    on_error: Literal["keep", "skip", "fail"] = "keep"
     options: Options = {}
 
 

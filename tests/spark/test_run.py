@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -20,6 +21,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 import penstock
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError, PenstockError
+from penstock.jobs.pipelines.batches import batch_line, summary_line
 from penstock.jobs.pipelines.build import pack_values, unpack_values
 from penstock.jobs.pipelines.run import Batch, run_pipeline, run_to_end
 from penstock.market import Market
@@ -173,9 +175,11 @@ def test_a_query_runs_to_its_end_in_a_session(
     assert summary.startswith(f"{totals.batches} batches, 30,000 rows in, {totals.emitted:,} emitted, ")
 
 
+@pytest.mark.parametrize("start", [penstock.run, lambda one: one.start()], ids=["run", "start"])
 def test_what_is_wrong_with_a_start_is_told_in_our_words(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, start: Callable[..., Any]
 ) -> None:
+    penstock.register(spark)
     rows = spark.readStream.format("market").options(rows=100).load()
 
     def writer(key: str, checkpoint: str = "checkpoint", mode: str = "append") -> DataStreamWriter:
@@ -184,17 +188,17 @@ def test_what_is_wrong_with_a_start_is_told_in_our_words(
         return started.option("checkpointLocation", str(tmp_path / checkpoint))
 
     with pytest.raises(InvalidUsageError, match=r"are only appended\. Hint: leave outputMode out"):
-        penstock.run(writer("symbol", mode="update"))
+        start(writer("symbol", mode="update"))
     assert penstock.run(writer("symbol")).rows_in == 100
     # There is no new row, so no task looks at the state.
     with pytest.raises(
         InvalidUsageError, match=r"made with another key: .* was=.\"symbol\". now=.\"volume\""
     ):
-        penstock.run(writer("volume"))
+        start(writer("volume"))
     assert not spark.streams.active
-    capsys.readouterr()
-    penstock.run(writer("symbol", "another"))
-    assert "has only state of other checkpoints, of which one may" in capsys.readouterr().err
+    caplog.clear()
+    penstock.run(writer("symbol", "another").start())
+    assert "has only state of other checkpoints, of which one may" in caplog.text
 
 
 def test_a_checkpoint_that_a_power_cut_tore_is_told_with_its_repair(
@@ -247,6 +251,54 @@ def test_files_of_each_format_are_read(spark: SparkSession, tmp_path: Path) -> N
         )
         assert run_to_end(run, spark=spark).emitted == 2
         assert sorted((row["k"], row["v"]) for row in table(spark)) == [("a", 11.5), ("b", 20.5)]
+
+
+@pytest.mark.parametrize("kind", ["json", "csv"])
+@pytest.mark.parametrize(("on_error", "emitted"), [("keep", 3), ("skip", 2)])
+def test_records_that_cannot_be_read_are_counted(
+    spark: SparkSession, tmp_path: Path, kind: str, on_error: str, emitted: int
+) -> None:
+    lines = {
+        "json": ['{"k": "a", "t": 1}', "nonsense", '{"k": "b", "t": "x"}', '{"k": "c", "t": 2}'],
+        "csv": ["a,1", "x,y,z", "b,x", "c,2"],
+    }
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1").write_text("\n".join(lines[kind]))
+    source = {"type": "files", "format": kind, "path": str(tmp_path / "in"), "schema": "k STRING, t BIGINT"}
+    batches: list[Batch] = []
+    run = pipeline(
+        tmp_path,
+        source=source | {"on_error": on_error},
+        filter="k IS NOT NULL",
+        projection=["k", "coalesce(t, 0) AS t"],
+        queue={"key": "k", "time": "t"},
+        query={"checkpoint": str(tmp_path / "checkpoint"), "metrics": str(tmp_path / "metrics")},
+    )
+    totals = run_to_end(run, batches.append, spark=spark)
+    assert totals.bad_records == sum(batch.bad_records for batch in batches) == 2
+    # Of the record with one field of another type the others are kept.
+    assert totals.emitted == emitted + (kind == "csv" and on_error == "keep")
+    assert "bad records 2" in batch_line(batches[0])
+    assert summary_line(totals).endswith("2 bad records")
+    entries = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
+    assert sum(entry["bad_records"] for entry in entries) == 2
+
+
+def test_a_record_that_cannot_be_read_ends_a_pipeline_that_says_so(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text("nonsense\n")
+    source = {"type": "files", "format": "json", "path": str(tmp_path / "in"), "schema": "k STRING, t BIGINT"}
+    run = pipeline(
+        tmp_path,
+        source=source | {"on_error": "fail"},
+        queue={"key": "k", "time": "t"},
+        query={"checkpoint": str(tmp_path / "checkpoint")},
+    )
+    with pytest.raises(PenstockError, match="a record cannot be read") as failed:
+        run_to_end(run, spark=spark)
+    assert "nonsense" not in str(failed.value)
 
 
 def test_values_of_kafka_are_unpacked_and_packed(spark: SparkSession) -> None:

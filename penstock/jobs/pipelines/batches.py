@@ -33,6 +33,8 @@ class Batch:
         Whether any source had something new. A batch without it only serves keys that wait.
     staleness_ms, staleness_p95_ms : float
         Application staleness since the batch before: average and 95th percentile over keys and time.
+    bad_records : int
+        Records of a pipeline's sources that could not be read.
     """
 
     number: int
@@ -46,11 +48,12 @@ class Batch:
     new_input: bool = True
     staleness_ms: float = 0.0
     staleness_p95_ms: float = 0.0
+    bad_records: int = 0
 
     @property
     def did_something(self) -> bool:
         """Whether rows came in or left."""
-        return bool(self.rows_in or self.emitted or self.late or self.dropped)
+        return bool(self.rows_in or self.emitted or self.late or self.dropped or self.bad_records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Totals:
 
     Attributes
     ----------
-    batches, rows_in, emitted, conflated, late, dropped : int
+    batches, rows_in, emitted, conflated, late, dropped, bad_records : int
         Sums over its batches.
     waiting_keys : int
         Keys that still wait, whose tuples are in the state.
@@ -75,6 +78,7 @@ class Totals:
     dropped: int = 0
     waiting_keys: int = 0
     signal: int | None = None
+    bad_records: int = 0
 
     def plus(self, batch: Batch) -> Totals:
         """Return the totals with one more batch."""
@@ -87,6 +91,7 @@ class Totals:
             dropped=self.dropped + batch.dropped,
             waiting_keys=batch.waiting_keys,
             signal=self.signal,
+            bad_records=self.bad_records + batch.bad_records,
         )
 
 
@@ -96,6 +101,7 @@ def batch_line(batch: Batch) -> str:
     parts += [f"conflated {batch.conflated:>9,}"] if batch.conflated else []
     parts += [f"late {batch.late:,}"] if batch.late else []
     parts += [f"dropped {batch.dropped:,}"] if batch.dropped else []
+    parts += [f"bad records {batch.bad_records:,}"] if batch.bad_records else []
     parts += [f"waiting {batch.waiting_keys:>7,}"] if batch.waiting_keys else []
     if batch.staleness_p95_ms:
         parts.append(f"stale {_time(batch.staleness_ms)}, p95 {_time(batch.staleness_p95_ms)}")
@@ -114,6 +120,7 @@ def summary_line(totals: Totals) -> str:
         "conflated": totals.conflated,
         "late": totals.late,
         "dropped": totals.dropped,
+        "bad records": totals.bad_records,
     }
     parts = [f"{totals.batches:,} {'batch' if totals.batches == 1 else 'batches'}"]
     parts += [

@@ -39,6 +39,7 @@ from penstock.conf.pipeline import (
 )
 from penstock.ddl import quoted
 from penstock.errors import InternalError, InvalidUsageError
+from penstock.jobs.pipelines.bad_records import BAD_RECORD, OnError, counted
 from penstock.jobs.pipelines.explain import OTHER, SOURCE, TABLE, graph_of, join_options, queue_options
 from penstock.jobs.session import is_local
 from penstock.operators.graph.nodes import Join, Node, UpdateQueue, UpdateUnion, rebuild
@@ -115,9 +116,13 @@ def _path(spark: SparkSession, source: FilesSource) -> str:
     return path
 
 
-def _files(spark: SparkSession, source: FilesSource) -> DataFrame:
+def _files(spark: SparkSession, source: FilesSource, place: str) -> DataFrame:
     path = _path(spark, source)
     reader = spark.readStream.format(source.format).options(**source.options)
+    if source.counts_bad_records:
+        reader = reader.schema(f"{source.columns}, {BAD_RECORD} STRING")
+        rows = reader.option("columnNameOfCorruptRecord", BAD_RECORD).load(path)
+        return counted(rows, place, source.on_error)
     if source.columns is not None:
         reader = reader.schema(source.columns)
     elif source.format != "text":
@@ -127,15 +132,19 @@ def _files(spark: SparkSession, source: FilesSource) -> DataFrame:
     return reader.load(path)
 
 
-def _kafka(spark: SparkSession, source: KafkaSource) -> DataFrame:
+def _kafka(spark: SparkSession, source: KafkaSource, place: str) -> DataFrame:
     records = spark.readStream.format("kafka").options(**source.options).load()
-    return records if source.columns is None else unpack_values(records, source.columns)
+    if source.columns is None:
+        return records
+    return unpack_values(records, source.columns, place, source.on_error)
 
 
-def unpack_values(records: DataFrame, columns: str) -> DataFrame:
+def unpack_values(
+    records: DataFrame, columns: str, place: str = SOURCE, on_error: OnError = "keep"
+) -> DataFrame:
     """Return the columns of Kafka records whose values are JSON, and ``kafka_timestamp``.
 
-    A value that is not JSON, or not of these columns, has nulls in its columns.
+    A value that is not JSON, or has a field of another type, is a bad record; one that is kept has nulls.
 
     Parameters
     ----------
@@ -143,11 +152,13 @@ def unpack_values(records: DataFrame, columns: str) -> DataFrame:
         With the columns of Spark's connector for Kafka, of which ``value`` and ``timestamp`` are read.
     columns : str
         Names and types, as DDL.
+    place, on_error
+        As of `counted`.
     """
-    value = sf.from_json(sf.col("value").cast("string"), columns).alias("value")
-    return records.select(value, sf.col("timestamp").alias("kafka_timestamp")).select(
-        "value.*", "kafka_timestamp"
-    )
+    options = {"columnNameOfCorruptRecord": BAD_RECORD}
+    parsed = sf.from_json(sf.col("value").cast("string"), f"{columns}, {BAD_RECORD} STRING", options)
+    values = records.select(parsed.alias("value"), sf.col("timestamp").alias("kafka_timestamp"))
+    return counted(values.select("value.*", "kafka_timestamp"), place, on_error)
 
 
 def pack_values(rows: DataFrame, key: tuple[str, ...]) -> DataFrame:
@@ -171,9 +182,9 @@ def _read(spark: SparkSession, source: Source, place: str = SOURCE) -> DataFrame
         if isinstance(source, MarketSource):
             return _market(spark, source)
         if isinstance(source, FilesSource):
-            return _files(spark, source)
+            return _files(spark, source, place)
         if isinstance(source, KafkaSource):
-            return _kafka(spark, source)
+            return _kafka(spark, source, place)
         return _rate(spark, source)
 
 
@@ -430,12 +441,5 @@ def start(writing: DataStreamWriter) -> StreamingQuery:
     with _section("the query cannot start"):
         try:
             return writing.start()
-        except AnalysisException as error:
-            if "output mode" not in str(error).lower():
-                raise
-            raise InvalidUsageError(
-                "results of Penstock's operators are only appended",
-                hint="leave outputMode out, or set it to 'append'",
-            ) from None
         except Py4JJavaError as error:  # a file system that refuses the checkpoint, for one
             raise failure_of(error, "the query cannot start") from None

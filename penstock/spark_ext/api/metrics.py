@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from penstock.spark_ext.graph.handle import RunningGraph
 
 __all__ = [
+    "BAD_RECORDS_PREFIX",
     "OBSERVATION_PREFIX",
     "MetricsFile",
     "ProgressReader",
+    "bad_records",
     "batch_metrics",
     "had_input",
     "is_last",
@@ -39,13 +41,16 @@ __all__ = [
 OBSERVATION_PREFIX = "penstock."
 """An update queue's metrics are observed under this prefix and its name."""
 
+BAD_RECORDS_PREFIX = "penstock_bad_records."
+"""The number of a source's records that could not be read is observed under this prefix and its name."""
+
 
 def metrics(query: StreamingQuery | RunningGraph) -> list[dict[str, Any]]:
     """Return the metrics of the recent micro-batches of a query, or of a graph's queries, oldest first.
 
     One entry for each batch and update queue (Spark keeps as many batches as
     ``spark.sql.streaming.numRecentProgressUpdates`` says): ``query``, ``query_id``, ``batch_id``,
-    ``timestamp``, ``operator``, ``batch_ms``, and the fields of
+    ``timestamp``, ``operator``, ``batch_ms``, ``bad_records`` (of a pipeline's sources), and the fields of
     `penstock.operators.scheduling.metrics.BatchMetrics`, with ``queue_staleness_ms`` and
     ``application_staleness_ms`` as ``{"avg", "p95", "max"}``.
 
@@ -75,10 +80,17 @@ def batch_metrics(progress: StreamingQueryProgress) -> list[dict[str, Any]]:
                 "timestamp": progress.timestamp,
                 "operator": observation.removeprefix(OBSERVATION_PREFIX),
                 "batch_ms": progress.durationMs.get("triggerExecution", 0),
+                "bad_records": bad_records(progress),
                 **BatchMetrics.merge(parts).summary(),
             }
         )
     return entries
+
+
+def bad_records(progress: StreamingQueryProgress) -> int:
+    """Return how many records a pipeline's sources could not read in one micro-batch."""
+    observed = progress.observedMetrics or {}
+    return sum(row["records"] for name, row in observed.items() if name.startswith(BAD_RECORDS_PREFIX))
 
 
 def had_input(progress: StreamingQueryProgress) -> bool:

@@ -1,0 +1,46 @@
+"""Records of JSON or CSV that cannot be read, or have a field of another type.
+
+They are counted, and kept, skipped or refused.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+from penstock.spark_ext.api.metrics import BAD_RECORDS_PREFIX
+
+__all__ = ["BAD_RECORD", "OnError", "counted"]
+
+OnError: TypeAlias = Literal["keep", "skip", "fail"]
+
+BAD_RECORD: Final = "__penstock_bad_record"
+"""The column in which Spark's parsers put the text of such a record, and null beside all others."""
+
+_REFUSAL: Final = (
+    "a record cannot be read, or a field of it has another type than the schema says. Hint: on_error: skip "
+    "leaves such records out, on_error: keep has nulls in their columns; the metrics count them"
+)
+
+
+def counted(rows: DataFrame, place: str, on_error: OnError) -> DataFrame:
+    """Return a source's rows without the column `BAD_RECORD`, and count those that have it.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        With that column.
+    place : str
+        Which source of the pipeline it is: the count is observed under this name.
+    on_error : {"keep", "skip", "fail"}
+        What becomes of such records.
+    """
+    is_bad = sf.col(BAD_RECORD).isNotNull()
+    rows = rows.observe(BAD_RECORDS_PREFIX + place, sf.count_if(is_bad).alias("records"))
+    if on_error == "skip":
+        rows = rows.where(~is_bad)
+    elif on_error == "fail":
+        rows = rows.where(sf.when(is_bad, sf.raise_error(sf.lit(_REFUSAL)).cast("boolean")).otherwise(True))
+    return rows.drop(BAD_RECORD)
