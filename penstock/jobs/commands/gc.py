@@ -47,6 +47,23 @@ def gc(
             show_default=False,
         ),
     ] = None,
+    orphans: Annotated[
+        bool,
+        typer.Option(
+            "--orphans",
+            help="List what no committed pointer reaches, also state of queries that are gone. PATH may be a "
+            "checkpoint, too. Deletes only with --delete.",
+        ),
+    ] = False,
+    drop_query: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID",
+            help="With --orphans: a query whose checkpoint is gone for good. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="With --orphans: delete them.")] = False,
     debug: DebugOption = False,
 ) -> None:
     """Delete files of state, or of a p-stream, that nobody needs.
@@ -59,12 +76,25 @@ def gc(
     Queries, writers and readers may run meanwhile. Ctrl-C stops it cleanly; what is left is for the next
     time.
     """
+    if orphans:
+        with errors(debug=debug):
+            sound = _orphans(
+                path, checkpoint, drop_query or [], retain_versions, delete=delete and not dry_run
+            )
+        if not sound:
+            raise typer.Exit(FAILED)
+        return
     with errors(debug=debug):
         from penstock.checkpointing.files import open_files
         from penstock.checkpointing.p_stream.survey import is_p_stream
 
         of_p_stream = is_p_stream(open_files(path))
-        _check(of_p_stream=of_p_stream, checkpoint=checkpoint, drop_reader=drop_reader)
+        _check(
+            of_p_stream=of_p_stream,
+            checkpoint=checkpoint,
+            drop_reader=drop_reader,
+            only_orphans=bool(drop_query) or delete,
+        )
     if of_p_stream:
         with errors(debug=debug):
             from penstock.jobs.inspect import p_stream as job
@@ -76,9 +106,36 @@ def gc(
         raise typer.Exit(FAILED)
 
 
-def _check(*, of_p_stream: bool, checkpoint: str | None, drop_reader: list[str] | None) -> None:
+def _orphans(
+    path: str, checkpoint: str | None, gone: list[str], retain_versions: int, *, delete: bool
+) -> bool:
+    """Tell of orphans, and delete them if asked to; say whether nothing is damaged."""
+    from penstock.jobs.inspect.orphans import delete_orphans, find_orphans
+
+    report = find_orphans(path, checkpoint, gone, retain_versions)
+    for one in report.orphans:
+        typer.echo(f"{one.location}: {amount(len(one.files), one.size_bytes)}: {one.reason}")
+    for text in report.kept:
+        typer.echo(f"kept: {text}")
+    for text in report.damage:
+        typer.secho(text, err=True, fg=typer.colors.RED)
+    if delete:
+        freed = list(delete_orphans(report))
+        typer.echo(f"freed {amount(len(freed), sum(facts.size_bytes for facts in freed))}")
+    else:
+        files = sum(len(one.files) for one in report.orphans)
+        more = "; --delete does" if files else ""
+        typer.echo(f"would free {amount(files, sum(one.size_bytes for one in report.orphans))}{more}")
+    return not report.damage
+
+
+def _check(
+    *, of_p_stream: bool, checkpoint: str | None, drop_reader: list[str] | None, only_orphans: bool
+) -> None:
     from penstock.errors import InvalidUsageError
 
+    if only_orphans:
+        raise InvalidUsageError("--drop-query and --delete are for orphans", hint="add --orphans")
     if of_p_stream and checkpoint is not None:
         raise InvalidUsageError("a p-stream needs no checkpoint", hint="leave --checkpoint out")
     if drop_reader and not of_p_stream:

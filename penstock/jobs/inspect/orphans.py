@@ -1,0 +1,198 @@
+"""``penstock gc --orphans``: files that no committed pointer reaches, in state, p-streams and checkpoints.
+
+Only what is known to be unreachable is an orphan:
+
+- state of a query whose committed pointers are known: the garbage that they prove;
+- state in a graph's directory of a query that is none of the graph's;
+- state of a query that the caller says is gone for good;
+- of a p-stream: files of attempts that are over.
+
+State of another query is kept: its checkpoint may be anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from penstock.checkpointing.files import FileFacts, Files, open_files
+from penstock.checkpointing.graph.directory import GraphDirectory
+from penstock.checkpointing.p_stream import PStream
+from penstock.checkpointing.p_stream.survey import is_p_stream
+from penstock.checkpointing.p_stream.survey import survey as survey_p_stream
+from penstock.checkpointing.spark_checkpoint import make_durable
+from penstock.errors import InvalidUsageError
+from penstock.jobs.commands.common import amount
+from penstock.state_store.bucket_store import Pointer
+from penstock.state_store.location import Operator, find_operators
+from penstock.state_store.survey import survey
+
+__all__ = ["Orphans", "Report", "delete_orphans", "find_orphans"]
+
+
+@dataclass(frozen=True, slots=True)
+class Orphans:
+    """Files of one directory, or below it, that nothing reaches, and why that is certain."""
+
+    location: str
+    reason: str
+    files: tuple[tuple[Files, FileFacts], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all of them."""
+        return sum(facts.size_bytes for _, facts in self.files)
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found; `kept` tells of what may be orphans, and `damage` of what hides whether it is."""
+
+    orphans: list[Orphans] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+
+    def add(self, location: str, reason: str, files: Collection[tuple[Files, FileFacts]]) -> None:
+        """Add files, if there are any."""
+        if files:
+            self.orphans.append(Orphans(location, reason, tuple(files)))
+
+
+def find_orphans(path: str, checkpoint: str | None, gone: Collection[str], retain_versions: int) -> Report:
+    """Look for orphans; delete nothing.
+
+    Parameters
+    ----------
+    path : str
+        A state location, a p-stream, a graph's directory, or the checkpoint of a pipeline.
+    checkpoint : str or None
+        The checkpoint of a query whose state lies there. Spark reads it.
+    gone : collection of str
+        Ids of queries whose checkpoints are gone for good.
+    retain_versions : int
+        As of the query of the checkpoint.
+
+    Raises
+    ------
+    InvalidUsageError
+        If nothing of Penstock's lies there, or a query that is gone is not in it or has a checkpoint.
+    CorruptDataError, UnavailableError
+        If a checkpoint or a log is damaged, or the file system refuses.
+    """
+    files, report = open_files(path), Report()
+    if is_p_stream(files):
+        _refuse(gone, [])
+        _in_p_stream(path, report)
+    elif (document := (directory := GraphDirectory(path)).newest("graph")) is not None:
+        _in_graph(directory, document, gone, report)
+    else:
+        names = {facts.name for facts in files.list()}
+        if {"metadata", "offsets"} <= names:
+            files, checkpoint = files.child("penstock"), checkpoint or path
+        _in_state(find_operators(files), checkpoint, gone, retain_versions, report)
+    return report
+
+
+def delete_orphans(report: Report) -> Iterator[FileFacts]:
+    """Delete what was found, and give each file once it is gone.
+
+    Raises
+    ------
+    UnavailableError
+        If the file system refuses.
+    """
+    for orphans in report.orphans:
+        for files, facts in orphans.files:
+            files.delete(facts.name)
+            yield facts
+
+
+def _refuse(gone: Collection[str], there: Collection[str], running: Collection[str] = ()) -> None:
+    for query in gone:
+        if query in running:
+            raise InvalidUsageError("the query has a checkpoint, so it is not gone", query=query)
+        if query not in there:
+            raise InvalidUsageError(
+                "no state of such a query is there", query=query, found=", ".join(sorted(there)) or "none"
+            )
+
+
+def _in_p_stream(location: str, report: Report) -> None:
+    found = survey_p_stream(PStream(location))
+    garbage = [(one.files, FileFacts(one.name, one.size_bytes)) for one in found.garbage]
+    report.add(found.location, "no commit names them, and none will", garbage)
+    report.damage += found.damage
+    if found.pending_files:
+        pending = amount(found.pending_files, found.pending_bytes)
+        report.kept.append(f"{found.location}: {pending}: a writer may still commit them")
+
+
+def _in_graph(
+    directory: GraphDirectory, document: dict[str, object], gone: Collection[str], report: Report
+) -> None:
+    queries = document.get("queries")
+    names = [str(one["name"]) for one in queries] if isinstance(queries, list) else []
+    ids = {name: directory.progress(name).id for name in names}
+    state = directory.files.child("state")
+    operators = find_operators(state) if state.list() else []
+    _refuse(gone, {operator.query for operator in operators}, [one for one in ids.values() if one])
+    unknown = [name for name, one in ids.items() if one is None]
+    for operator in operators:
+        if operator.query in ids.values():
+            _garbage(operator, {}, 1, report)
+        elif operator.query in gone:
+            report.add(operator.location, "the query is gone", list(_all_files(operator)))
+        elif unknown:
+            report.kept.append(f"{operator.location}: it may be of {unknown[0]}, whose checkpoint has no id")
+        else:
+            report.add(operator.location, "no query of the graph has this id", list(_all_files(operator)))
+    own = directory.files.child("p-streams")
+    for facts in own.list():
+        if facts.is_directory and is_p_stream(own.child(facts.name)):
+            _in_p_stream(directory.place("p-streams", facts.name), report)
+
+
+def _in_state(
+    operators: list[Operator],
+    checkpoint: str | None,
+    gone: Collection[str],
+    retain_versions: int,
+    report: Report,
+) -> None:
+    chosen: list[Operator] = []
+    committed: dict[str, Pointer] = {}
+    if checkpoint is not None:
+        from penstock.jobs.inspect.committed import committed_in
+
+        chosen, committed = committed_in(checkpoint, operators)
+        # What is an orphan by a commit that a power cut takes back would be needed again.
+        make_durable(checkpoint)
+    _refuse(gone, {operator.query for operator in operators}, {operator.query for operator in chosen})
+    for operator in operators:
+        if operator.query in gone:
+            report.add(operator.location, "the query is gone", list(_all_files(operator)))
+        elif operator in chosen:
+            _garbage(operator, committed, retain_versions, report)
+        else:
+            report.kept.append(
+                f"{operator.location}: nothing says what is committed; give --checkpoint, or --drop-query "
+                f"{operator.query} if its checkpoint is gone for good"
+            )
+
+
+def _garbage(operator: Operator, committed: dict[str, Pointer], retain_versions: int, report: Report) -> None:
+    """Add what no version reaches that can be loaded, or that may be the committed one."""
+    report.damage += [f"{one.file}: {one.fact}" for one in operator.damage]
+    for bucket in operator.buckets:
+        found = survey(bucket, committed=committed.get(bucket.location), retain_versions=retain_versions)
+        report.add(
+            found.location, "no version that may be needed reaches them", [(bucket, f) for f in found.garbage]
+        )
+        report.damage += [f"{one.file}: {one.fact}" for one in found.damage]
+        if found.withheld:
+            report.kept.append(f"{found.location}: {found.withheld}")
+
+
+def _all_files(operator: Operator) -> Iterator[tuple[Files, FileFacts]]:
+    for files in (*operator.buckets, *((operator.files,) if operator.files else ())):
+        yield from ((files, facts) for facts in files.list() if not facts.is_directory)
