@@ -83,7 +83,7 @@ def test_a_restarted_graph_goes_on_exactly_once(spark: SparkSession, tmp_path: P
     assert same(tmp_path / "out", graph, quotes=quotes(ROWS))
     assert second.schema.names == ["k", "t", "twice"]
     third = run(graph, spark, tmp_path, **options)
-    assert third.metrics().queries["results"].rows == 0
+    assert third.progress().queries["results"].rows == 0
     assert third.recovery is not None
     assert same(tmp_path / "out", graph, quotes=quotes(ROWS))
 
@@ -102,7 +102,7 @@ def test_a_graph_that_was_killed_while_its_first_offset_was_written_starts_again
     assert same(tmp_path / "out", graph, quotes=quotes(ROWS))
 
 
-def test_markers_and_offsets_are_in_the_metrics(spark: SparkSession, tmp_path: Path) -> None:
+def test_markers_and_offsets_are_in_the_progress(spark: SparkSession, tmp_path: Path) -> None:
     source = Input(tmp_path / "in")
     source.add(quotes(ROWS[:20]), quotes(ROWS[20:40]), quotes(ROWS[40:]))
     kept = sum(v > 2 for _, _, v in ROWS)
@@ -114,17 +114,18 @@ def test_markers_and_offsets_are_in_the_metrics(spark: SparkSession, tmp_path: P
         persist="always",
         max_rows=kept // 3,
     )
-    metrics = running.metrics()
-    assert metrics.queries["ingest-quotes"].batches == 3
-    assert metrics.queries["ingest-quotes"].rows == 60
-    assert metrics.queries["results"].rows == kept, "what is not selected is not in the p-stream"
-    assert len(metrics.queries["results"].batch_ms) == metrics.queries["results"].batches
-    (stream,) = metrics.streams
+    progress = running.progress()
+    assert progress.queries["ingest-quotes"].batches == 3
+    assert progress.queries["ingest-quotes"].rows == 60
+    assert progress.queries["results"].rows == kept, "what is not selected is not in the p-stream"
+    assert len(progress.queries["results"].batch_ms) == progress.queries["results"].batches
+    (stream,) = progress.streams
     assert (stream.end, stream.own) == (kept, True)
     (reader,) = stream.readers
     assert (reader.name, reader.query, reader.committed, reader.lag) == ("twice", "results", kept, 0)
-    markers = metrics.markers
-    assert (markers.retain, markers.checkpoint) == (3, metrics.queries["results"].batches)
+    assert running.metrics() == penstock.metrics(running)
+    markers = progress.markers
+    assert (markers.retain, markers.checkpoint) == (3, progress.queries["results"].batches)
     assert 1 <= markers.release <= markers.checkpoint, "several are released at once"
     assert facts_of(GraphDirectory(tmp_path / "checkpoint")).markers == markers
 
@@ -260,7 +261,7 @@ def test_two_readers_of_one_p_stream(spark: SparkSession, tmp_path: Path) -> Non
     options: dict[str, Any] = {"sources": {"quotes": source.frame(spark)}, "persist": "always"}
     running = run(graph, spark, tmp_path, **options, max_rows=20)
     assert same(tmp_path / "out", graph, quotes=quotes(ROWS))
-    (stream,) = running.metrics().streams
+    (stream,) = running.progress().streams
     assert [reader.name for reader in stream.readers] == ["both", "both-2"]
     assert [reader.committed for reader in stream.readers] == [60, 60]
 

@@ -64,7 +64,14 @@ def test_a_driver_that_ends_fails_the_graph(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    "call", [RunningGraph.status, RunningGraph.metrics, RunningGraph.process_all_available, RunningGraph.stop]
+    "call",
+    [
+        RunningGraph.status,
+        RunningGraph.metrics,
+        RunningGraph.progress,
+        RunningGraph.process_all_available,
+        RunningGraph.stop,
+    ],
 )
 def test_whoever_asks_before_the_watcher_is_told_so_too(call: Callable[[RunningGraph], object]) -> None:
     spark = _Spark()
@@ -89,5 +96,5 @@ def test_a_driver_that_ends_before_the_watcher_begins_fails_the_graph(
         return begin()
 
     monkeypatch.setattr(spark, "start", started)
-    with pytest.raises(UnavailableError, match="the graph cannot be asked"):
+    with pytest.raises(UnavailableError, match="the JVM of Spark's driver does not answer"):
         _started(spark).await_termination(60)

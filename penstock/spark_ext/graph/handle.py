@@ -23,11 +23,11 @@ from penstock.checkpointing.graph.facts import Markers, StreamFacts, facts_of
 from penstock.errors import PenstockError
 from penstock.operators.graph import PhysicalPlan
 from penstock.spark_ext.api.failure import failure_of, is_without_answer
-from penstock.spark_ext.api.metrics import ProgressReader, batch_metrics, had_input, is_last
+from penstock.spark_ext.api.metrics import ProgressReader, batch_metrics, had_input, is_last, metrics
 from penstock.spark_ext.api.stopping import stop_between_batches
 from penstock.spark_ext.graph.recovery import GraphRecovery, RecoveryReport
 
-__all__ = ["RESULTS", "GraphMetrics", "GraphState", "QueryMetrics", "RunningGraph", "Stage"]
+__all__ = ["RESULTS", "GraphProgress", "GraphState", "QueryTotals", "RunningGraph", "Stage"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class QueryMetrics:
+class QueryTotals:
     """What a query did since this start of the graph.
 
     Parameters
@@ -85,12 +85,12 @@ class QueryMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphMetrics:
-    """What a graph did.
+class GraphProgress:
+    """What a graph did, and how far its p-streams are.
 
     Parameters
     ----------
-    queries : mapping of str to QueryMetrics
+    queries : mapping of str to QueryTotals
         By name, since this start.
     streams : tuple of StreamFacts
         The p-streams, as they are now.
@@ -100,7 +100,7 @@ class GraphMetrics:
         Of this start, when it has ended.
     """
 
-    queries: Mapping[str, QueryMetrics]
+    queries: Mapping[str, QueryTotals]
     streams: tuple[StreamFacts, ...]
     markers: Markers
     recovery: RecoveryReport | None
@@ -113,17 +113,17 @@ class _Run:
     query: StreamingQuery
     reader: ProgressReader
     holds_back: bool
-    metrics: QueryMetrics = field(default_factory=QueryMetrics)
+    totals: QueryTotals = field(default_factory=QueryTotals)
 
     def read(self) -> StreamingQueryProgress | None:
         """Take note of what the query did since the last call; return its newest micro-batch's report."""
         new = self.reader.new()
         if not new:
             return None
-        old = self.metrics
+        old = self.totals
         times = (*old.batch_ms, *(one.durationMs.get("triggerExecution", 0) for one in new))
         rows = old.rows + sum(max(one.numInputRows, 0) for one in new)
-        self.metrics = QueryMetrics(old.batches + len(new), rows, times[-100:])
+        self.totals = QueryTotals(old.batches + len(new), rows, times[-100:])
         return new[-1]
 
 
@@ -222,7 +222,7 @@ class RunningGraph:
             if last is None or not self._in_turn or not run.holds_back:
                 continue
             waits = any(served["waiting_keys"] for served in batch_metrics(last))
-            first = run.metrics.batches == 1
+            first = run.totals.batches == 1
             if is_last(new_input=had_input(last), waits=waits, drain=self._drain, first=first):
                 # The next batch may have begun, and ends before the query stops.
                 stop_between_batches(run.query, self._spark)
@@ -344,8 +344,19 @@ class RunningGraph:
             recovering = self._recovery is not None and self._recovery.report is None
             return {"graph": self.name, "state": self._state, "recovering": recovering, "queries": queries}
 
-    def metrics(self) -> GraphMetrics:
-        """Return what the graph did.
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the metrics of the recent micro-batches of all queries, as `penstock.metrics` does.
+
+        Raises
+        ------
+        UnavailableError
+            If Spark's driver has ended.
+        """
+        with self._asking():
+            return metrics(self)
+
+    def progress(self) -> GraphProgress:
+        """Return what the graph did, and how far its p-streams are.
 
         Raises
         ------
@@ -357,10 +368,10 @@ class RunningGraph:
         with self._lock, self._asking():
             if not self._ended.is_set():
                 self._look()
-            queries = {name: QueryMetrics() for name in self._names}
-            queries |= {name: run.metrics for name, run in self._runs.items()}
+            queries = {name: QueryTotals() for name in self._names}
+            queries |= {name: run.totals for name, run in self._runs.items()}
         facts = facts_of(self._directory)
-        return GraphMetrics(queries, facts.streams, facts.markers, self.recovery)
+        return GraphProgress(queries, facts.streams, facts.markers, self.recovery)
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the graph has ended, or so many seconds; say whether it has.
