@@ -2,8 +2,8 @@
 
     python late_rows.py
 
-With `delay` a window stays open for rows that are up to five seconds behind the newest one. A row that comes
-after all its windows have closed is counted as late, and changes nothing.
+With `watermark_delay` a window stays open for rows that are up to five seconds behind the newest one. A row
+that comes after all its windows have closed is counted as late, and changes nothing.
 """
 
 import os
@@ -31,7 +31,7 @@ with penstock.session() as spark:
         time="second",
         unit="s",
         size="10 s",
-        delay="5 s",
+        watermark_delay="5 s",
         aggs={"mean": "avg(load)", "readings": "count(*)"},
         state_location="late_rows/state",
     )

@@ -184,7 +184,7 @@ class JoinSection(Section):
     time: Text
     within: Annotated[str, BeforeValidator(delay_of)]
     condition: Annotated[Text | None, BeforeValidator(sql)] = None
-    delay: Annotated[str | None, BeforeValidator(delay_of)] = None
+    watermark_delay: Annotated[str | None, BeforeValidator(delay_of)] = None
     unit: Literal["s", "ms", "us", "ns"] | None = None
     buckets: int | None = Field(default=None, ge=1)
     nulls: Literal["error", "drop"] = "error"
@@ -210,7 +210,7 @@ class WindowSection(Section):
     size: Annotated[str, BeforeValidator(window_length)]
     slide: Annotated[str | None, BeforeValidator(window_length)] = None
     unit: Literal["s", "ms", "us", "ns"] | None = None
-    delay: Annotated[str | None, BeforeValidator(delay_of)] = None
+    watermark_delay: Annotated[str | None, BeforeValidator(delay_of)] = None
     mode: Literal["append", "lazy", "eager"] = "append"
     budget: Annotated[int | str | None, BeforeValidator(budget_of)] = None
     policy: Literal["fifo", "in_place", "linecutting"] = "in_place"
@@ -224,7 +224,7 @@ class OtherWindow(Section):
     time: Text | None = None
     size: Annotated[str, BeforeValidator(window_duration)]
     unit: Literal["s", "ms", "us", "ns"] | None = None
-    delay: Annotated[str | None, BeforeValidator(delay_of)] = None
+    watermark_delay: Annotated[str | None, BeforeValidator(delay_of)] = None
 
 
 class ByWindowSection(Section):

@@ -108,7 +108,9 @@ class Queries:
             )
         if kind == "join":
             other = self._read(kind, "right").selectExpr("k", "t", "v AS other")
-            return penstock.update_join(rows, other, within="0 s", delay="100000 s", unit="s", **options)
+            return penstock.update_join(
+                rows, other, within="0 s", watermark_delay="100000 s", unit="s", **options
+            )
         return rows
 
     def _read(self, kind: str, name: str = "left") -> DataFrame:

@@ -346,7 +346,9 @@ def test_windows_of_rows_come_out_of_a_graph_also_after_a_restart(
 ) -> None:
     def windows(kept: str = "kinds > 1 OR k = 'key 1'", **serving: Any) -> Graph:
         read = penstock.graph("rows").source("quotes", QUOTES).where("v <> 3").select("*", w="v + 1")
-        made = read.window("t", size="4 rows", slide="2 rows", unit="s", delay="2 s", **serving).group_by("k")
+        made = read.window(
+            "t", size="4 rows", slide="2 rows", unit="s", watermark_delay="2 s", **serving
+        ).group_by("k")
         made = made.agg(first="min(t)", total="sum(v)", kinds="count(DISTINCT v % 2)", newest="last(v)")
         return made.where(kept).select("k", "first", "total", "newest").sink("pstream")
 

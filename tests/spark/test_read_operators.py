@@ -80,7 +80,7 @@ def test_the_panes_of_append_windows_are_what_no_closed_window_had_last(
 ) -> None:
     place, rows = Place(tmp_path), spread(160)
     place.input.add(*(readings(rows[begin : begin + 40]) for begin in range(0, 160, 40)))
-    query = place.run(windows(place, spark, size="12 s", slide="5 s", delay="8 s", mode="append"))
+    query = place.run(windows(place, spark, size="12 s", slide="5 s", watermark_delay="8 s", mode="append"))
     assert sum(m["late"] for m in penstock.metrics(query)) == 0
     newest = max(t for t, _, _ in rows) // 1
     # The panes of the first window that the watermark does not close, and those behind them. Windows begin
@@ -161,7 +161,14 @@ def test_windows_of_rows_have_rows_that_are_not_numbered_and_panes_that_are(
     aggs = {"rows": "count(*)", "odd": "sum(v % 2)"}
     place.run(
         windows(
-            place, spark, size="12 rows", slide="8 rows", delay="4 s", mode="append", aggs=aggs, buckets=1
+            place,
+            spark,
+            size="12 rows",
+            slide="8 rows",
+            watermark_delay="4 s",
+            mode="append",
+            aggs=aggs,
+            buckets=1,
         )
     )
     watermark = max(t for t, _, _ in rows) - 4
@@ -197,7 +204,7 @@ def test_a_join_shows_its_last_matches_and_what_each_side_holds(spark: SparkSess
     place.run(
         penstock.update_join(
             place.input.frame(spark, LEFT), second.frame(spark, RIGHT), "k", "t", "4 s", "b <> c",
-            delay="1 h", unit="s", buckets=2, state_location=place.state,
+            watermark_delay="1 h", unit="s", buckets=2, state_location=place.state,
         )
     )  # fmt: skip
     keys = state(spark, place, "keys")

@@ -78,7 +78,7 @@ def test_a_join_of_update_streams_in_a_graph(spark: SparkSession, tmp_path: Path
     inputs = {name: Input(tmp_path / name) for name in ("bids", "asks")}
     asks = source("asks").where("v < 9").select("k", "t", ask="v")
     joined = source("bids").join(
-        asks, on="k", time="t", within="3 s", unit="s", condition="ask <> v", delay="1 h", buckets=3
+        asks, on="k", time="t", within="3 s", unit="s", condition="ask <> v", watermark_delay="1 h", buckets=3
     )
     graph = joined.where("ask > 1").select("k", "t", "v", "ask").sink("pstream")
     model, expected = NaiveJoin(3, 3600, "b <> c"), list[tuple[Any, ...]]()

@@ -65,7 +65,7 @@ def test_each_key_gets_its_newest_matches_also_across_a_restart(
         with fresh_workers(spark):
             df = penstock.update_join(
                 place.input.frame(spark, LEFT), second.frame(spark, RIGHT), "k", "t", timedelta(seconds=4),
-                condition, delay=delay, unit="s", buckets=buckets, state_location=place.state,
+                condition, watermark_delay=delay, unit="s", buckets=buckets, state_location=place.state,
             )  # fmt: skip
             assert df.columns == ["k", "t", "a", "c", "b"]
             query = place.run(df)
@@ -138,7 +138,7 @@ def test_what_is_wrong_with_a_join_is_told_before_it_runs(spark: SparkSession, t
         (right.selectExpr("k", "int(t) t", "w"), {}, "other types on the sides of a join: column=t"),
         (right, {"unit": None}, "the unit of a time of integers is not known"),
         (right, {"within": "10 ms"}, "no whole number of the time's steps: option=within got=10 ms"),
-        (right, {"delay": "10 ms"}, "no whole number of the time's steps: option=delay"),
+        (right, {"watermark_delay": "10 ms"}, "no whole number of the time's steps: option=watermark_delay"),
         (right, {"condition": "x > 1"}, "there is no column 'x'"),
         (right, {"condition": "v + w"}, "condition is not boolean"),
         (right, {"condition": "sum(v) > 1"}, "has an aggregate"),

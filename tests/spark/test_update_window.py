@@ -266,7 +266,7 @@ def test_windows_of_rows_are_those_of_duckdb_also_after_a_restart(
     aggs = {"rows": "count(*)", "total": "sum(v)", "different": "count(distinct n)", "newest": "last(n)"}
 
     def windows() -> DataFrame:
-        return ours(place, frame, key="k", size="12 rows", slide="8 rows", delay="4 s", aggs=aggs)
+        return ours(place, frame, key="k", size="12 rows", slide="8 rows", watermark_delay="4 s", aggs=aggs)
 
     early, late = cut(table, 5, 2)
     end = table.slice(0, 1).set_column(0, "t", pa.array([LAST["t"]], table.schema[0].type))

@@ -42,7 +42,7 @@ def windows(time: str, delay: str, lookup: str | None) -> Graph:
     if lookup is not None:
         made = made.lookup("names", NAMES.schema, on="k")
     unit: Any = {} if UNITS[time] is None else {"unit": UNITS[time]}
-    made = made.window("t", size=f"{SIZE_S} s", delay=delay, **unit)
+    made = made.window("t", size=f"{SIZE_S} s", watermark_delay=delay, **unit)
     return made.group_by("k" if lookup is None else "name").agg(n="count(*)").sink("noop")
 
 

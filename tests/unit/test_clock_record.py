@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from penstock.checkpointing.releases import Releases
 from penstock.errors import CorruptDataError, UnavailableError
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Query
+from penstock.operators.update_stream.operator_options import QueueOptions
 from penstock.operators.update_stream.options import Budget
 from penstock.spark_ext.worker import bucket_task
 from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel
@@ -51,9 +53,17 @@ class Ticking:
         return self._now
 
 
+def options_of(policy: Policy, budget: Budget) -> QueueOptions:
+    if budget.duration_us is None:
+        return QueueOptions(policy=policy, budget=budget.rows)
+    return QueueOptions(
+        policy=policy, budget=f"{budget.duration_us} us", apply=lambda rows: rows, output_schema="k string"
+    )
+
+
 def queue_task(place: Path, policy: Policy, budget: Budget) -> BucketTask[Any]:
     query = Query(None, STREAM.schema, STREAM.key)
-    operator = QueueOperator(STREAM, policy, None, query, budget, ())
+    operator = QueueOperator(STREAM, options_of(policy, budget), query, ())
     return BucketTask("queue", str(place), operator, buckets=1, parallel=1)
 
 
@@ -141,7 +151,8 @@ def test_the_working_copy_of_an_attempt_that_fails_is_closed(
     scratch.mkdir()
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(scratch))
     task = queue_task(tmp_path / "state", Policy.FIFO, TIMED)
-    object.__setattr__(task.operator, "working_copy", WorkingCopy.ROCKSDB)
+    options = replace(task.operator.options, working_copy=WorkingCopy.ROCKSDB)
+    object.__setattr__(task.operator, "options", options)
     first, _, _ = task.run("q", 0, 0, None, parcel(UPDATES), Ticking(MS))
     assert len(list(scratch.iterdir())) == 1
 
@@ -165,7 +176,8 @@ def test_the_working_copy_of_an_attempt_that_fails_is_closed(
 def test_windows_that_are_served_by_time_are_repeated(tmp_path: Path) -> None:
     plan = of_update_window(None)
     operator = plan._operator(())
-    object.__setattr__(operator, "budget", Budget(duration_us=2 * MS))
+    timed = replace(operator.options, budget=f"{2 * MS} us")
+    operator = replace(operator, options=timed)
     task = BucketTask("windows", str(tmp_path), operator, buckets=1, parallel=1)
     _, batches, _ = task.run("q", 0, 0, None, parcels_of(plan), Ticking(MS))
     _, repeated, _ = task.run("q", 0, 0, None, parcels_of(plan), Ticking(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,17 @@ from penstock.operators.graph import Graph, Persist, graph
 from penstock.operators.graph.nodes import RowWindow, Sink, UpdateQueue, Window, topological
 from penstock.operators.graph.shape import shape
 from penstock.operators.graph.types import UNKNOWN, scan_schema
-from penstock.operators.update_stream.options import JOIN_OPTIONS, QUEUE_OPTIONS, UNION_OPTIONS
+from penstock.operators.update_stream.operator_options import (
+    JoinArguments,
+    JoinOptions,
+    QueueArguments,
+    QueueOptions,
+    StateArguments,
+    StateOptions,
+    UnionArguments,
+    WindowArguments,
+    WindowOptions,
+)
 
 READINGS = pa.schema(
     {"time": pa.timestamp("us"), "seconds": pa.int64(), "plug": pa.int32(), "load": pa.float64()}
@@ -177,7 +188,7 @@ def of_maps() -> Graph:
 
 
 def in_rows(mode: str = "append", **more: Any) -> Graph:
-    windows = READ.window("time", size="100 rows", slide="10 rows", delay="5 s", mode=mode, **more)
+    windows = READ.window("time", size="100 rows", slide="10 rows", watermark_delay="5 s", mode=mode, **more)
     return windows.group_by("plug").agg(load="avg(load)", kinds="count(DISTINCT load)")
 
 
@@ -286,7 +297,7 @@ def test_a_queue_that_may_append_sees_every_tuple() -> None:
     for semantics, combine in (("update", True), ("append", False), ("adaptive", False)):
         root = readings().update_queue("plug", "time", semantics=semantics).root
         assert isinstance(root, UpdateQueue)
-        assert root.combine is combine
+        assert root.options.may_conflate is combine
         assert (semantics in root.describe()) is not combine
 
 
@@ -317,7 +328,7 @@ def _queue() -> Graph:
         (lambda: readings().window("time", size="9 rows", slide="10 rows"), "not from 1 row to their size"),
         (lambda: readings().window("time", size=f"{2**63} rows"), "the windows are too large"),
         (
-            lambda: readings().window("time", size="9 rows", delay="5 rows"),
+            lambda: readings().window("time", size="9 rows", watermark_delay="5 rows"),
             "no duration but a number of rows",
         ),
         (lambda: readings().window("load", size="9 rows"), "a timestamp, or an integer with a unit"),
@@ -372,9 +383,15 @@ def _queue() -> Graph:
             "window is changed before the aggregate",
         ),
         (lambda: minutes().join_windows(totals(), on="window"), "window is always part of the join"),
-        (lambda: readings().update_queue("plug", "time", policy="lifo"), "no such policy"),
-        (lambda: served(mode="lasy"), r"no such mode.*known=append, lazy, eager"),
-        (lambda: served(policy="lifo"), "no such policy"),
+        (
+            lambda: readings().update_queue("plug", "time", policy="lifo"),
+            "no such option: option=policy got=lifo",
+        ),
+        (
+            lambda: served(mode="lasy"),
+            r"option=mode got=lasy known=\['lazy', 'eager', 'append'\] node=window",
+        ),
+        (lambda: served(policy="lifo"), "no such option: option=policy got=lifo"),
         (
             lambda: served(mode="append", budget=3),
             r"all emitted at once: option=budget node=window.*mode='lazy'",
@@ -430,8 +447,8 @@ def _queue() -> Graph:
             "no such option: option=budgt node=union. Hint: did you mean 'budget'",
         ),
         (
-            lambda: _queue().join(_queue(), on="plug", time="time", within="1 s", dely="1 s"),
-            "no such option: option=dely node=join. Hint: did you mean 'delay'",
+            lambda: _queue().join(_queue(), on="plug", time="time", within="1 s", watermark_dely="1 s"),
+            "no such option: option=watermark_dely node=join. Hint: did you mean 'watermark_delay'",
         ),
         (lambda: readings().sink("consol"), "no such kind of sink: .*did you mean 'console'"),
         (
@@ -464,18 +481,32 @@ def test_a_source_takes_its_columns_as_text_or_from_a_frame() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operator", "known", "written"),
+    ("operator", "options", "arguments", "written"),
     [
-        (penstock.update_queue, QUEUE_OPTIONS, {"df", "key", "time", "policy", "budget", "combine"}),
-        (penstock.update_union, UNION_OPTIONS, {"dfs", "key", "time", "prefer"}),
+        (penstock.update_queue, QueueOptions, QueueArguments, {"df", "key", "time"}),
         (
             penstock.update_join,
-            JOIN_OPTIONS,
+            JoinOptions,
+            JoinArguments,
             {"left", "right", "key", "time", "within", "condition", "unit"},
+        ),
+        (
+            penstock.update_window,
+            WindowOptions,
+            {**WindowArguments.__annotations__, **StateArguments.__annotations__},
+            {"df", "key", "time", "size", "slide", "aggs", "unit"},
         ),
     ],
 )
-def test_the_builder_knows_all_options_of_an_operator(
-    operator: Any, known: tuple[str, ...], written: set[str]
+def test_an_operator_its_options_and_the_builder_have_the_same_arguments(
+    operator: Any, options: type[StateOptions], arguments: Any, written: set[str]
 ) -> None:
-    assert {*known, *written, "name"} == inspect.signature(operator).parameters.keys()
+    given = inspect.signature(operator).parameters
+    defaults = {one.name: one.default for one in fields(options)}
+    names = getattr(arguments, "__annotations__", arguments)
+    assert defaults.keys() == set(names) == given.keys() - written - {"name"}
+    assert {name: given[name].default for name in defaults} == defaults
+
+
+def test_a_union_takes_what_a_queue_takes_but_semantics() -> None:
+    assert QueueArguments.__annotations__.keys() - UnionArguments.__annotations__.keys() == {"semantics"}

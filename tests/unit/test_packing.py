@@ -18,10 +18,10 @@ from penstock._clock import SimulatedClock
 from penstock.errors import InvalidUsageError
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scan.spec import PANE, Fragments, Partial
-from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
 from penstock.operators.update_stream.cast import conform
+from penstock.operators.update_stream.operator_options import QueueOptions
 from penstock.operators.windows import groups
 from penstock.operators.windows.groups import GroupCodec
 from penstock.spark_ext.border import packing, parcels
@@ -238,10 +238,8 @@ def task(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Task]:
         state_location=str(tmp_path),
         operator=QueueOperator(
             stream=STREAM,
-            policy=Policy.IN_PLACE,
-            cost_us=None,
+            options=QueueOptions(budget=3),
             query=Query(None, STREAM.schema, STREAM.key),
-            budget=Budget(rows=3),
             columns=("k bigint",),
         ),
         buckets=2,
@@ -312,8 +310,8 @@ def _with(task: Task, buckets: int | None = None, **changes: Any) -> Task:
     ("changes", "name"),
     [
         ({"buckets": 4}, "buckets"),
-        ({"policy": Policy.FIFO}, "policy"),
-        ({"budget": Budget()}, "budget"),
+        ({"options": QueueOptions(policy="fifo", budget=3)}, "policy"),
+        ({"options": QueueOptions()}, "budget"),
         ({"columns": ("k string",)}, "schema"),
     ],
 )

@@ -142,7 +142,7 @@ def test_all_fields_are_read(load: Loader) -> None:
     assert pipeline.queue.key == ("a", "b")
     assert pipeline.queue.budget == "800ms"
     assert pipeline.queue.combine is False
-    assert queue_options(pipeline.queue)["working_copy"] == "rocksdb"
+    assert queue_options(pipeline.queue, None)["working_copy"] == "rocksdb"
     assert pipeline.query.spark == {"spark.sql.shuffle.partitions": "4"}
     assert not pipeline.query.drain
 

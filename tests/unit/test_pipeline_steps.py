@@ -44,7 +44,7 @@ join:
   key: k
   time: t
   within: 5 s
-  delay: 0 s
+  watermark_delay: 0 s
   condition: ask > v
 """
 
@@ -76,7 +76,11 @@ def test_a_union_is_read_and_planned(tmp_path: Path) -> None:
 def test_a_join_and_a_lookup_are_read_and_planned(tmp_path: Path) -> None:
     pipeline = load_pipeline(_file(tmp_path, _JOIN))
     assert isinstance(pipeline.step, JoinSection)
-    assert (pipeline.step.within, pipeline.step.delay, pipeline.step.condition) == ("5 s", "0 s", "ask > v")
+    assert (pipeline.step.within, pipeline.step.watermark_delay, pipeline.step.condition) == (
+        "5 s",
+        "0 s",
+        "ask > v",
+    )
     root = plan_file(_file(tmp_path, _JOIN)).root
     join = next(node for node in topological(root) if isinstance(node, Join))
     assert (join.key, join.within_ms) == (("k",), 5000)

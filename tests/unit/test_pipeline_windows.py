@@ -13,7 +13,7 @@ from penstock.operators.graph.nodes import Aggregate, RowWindow, Source, Window,
 
 _FILE = """\
 source: {type: files, format: json, path: in, schema: "second BIGINT, plug INT, load DOUBLE"}
-window: {time: second, size: 60 s, slide: 1 s, unit: s, delay: 5 s, mode: append}
+window: {time: second, size: 60 s, slide: 1 s, unit: s, watermark_delay: 5 s, mode: append}
 group_by: [plug]
 aggregates: {mean: avg(load)}
 window_join:
@@ -80,7 +80,7 @@ def test_fragments_are_made_where_penstock_reads_the_files(tmp_path: Path) -> No
             "mode: apend",
             "2: window.mode: 'apend' is not one of append, lazy, eager. Hint",
         ),
-        ("delay: 5 s", "delay: 5", "2: window.delay: 5 is not a duration"),
+        ("watermark_delay: 5 s", "watermark_delay: 5", "2: window.watermark_delay: 5 is not a duration"),
         ("{size: 3600 s}", "{size: 3600 s, slide: 2 s}", "6: window_join.window.slide: unknown field"),
         (
             "{size: 3600 s}",
@@ -147,8 +147,9 @@ def test_windows_may_be_served_key_by_key(tmp_path: Path) -> None:
     text = _FILE[: _FILE.index("window_join:")] + _FILE[_FILE.index("sink:") :]
     made = graph_of(load_pipeline(written(tmp_path, text.replace("mode: append", serving))))
     (window,) = [node for node in topological(made.root) if isinstance(node, Window)]
-    assert (window.mode, window.budget, window.policy, window.cost) == ("lazy", "800ms", "fifo", "2ms")
-    assert window.weight == "load"
+    options = window.options
+    assert (options.mode, options.budget, options.policy, options.cost) == ("lazy", "800ms", "fifo", "2ms")
+    assert options.weight == "load"
     assert made.key == ("plug",)
     problems = []
     for old, new in (("mode: append", "budget: 5, cost: 2ms"), ("mode: append", "mode: eager")):
@@ -166,12 +167,15 @@ def test_windows_may_be_served_key_by_key(tmp_path: Path) -> None:
 def test_windows_may_be_of_rows(tmp_path: Path) -> None:
     text = _FILE[: _FILE.index("window_join:")] + _FILE[_FILE.index("sink:") :]
     for mode, serving in (("append", ""), ("lazy", ", budget: 9, policy: fifo"), ("eager", ", weight: load")):
-        of = f"size: 60 rows, slide: 10 rows, unit: s, delay: 5 s, mode: {mode}{serving}"
+        of = f"size: 60 rows, slide: 10 rows, unit: s, watermark_delay: 5 s, mode: {mode}{serving}"
         plan = plan_file(
-            written(tmp_path, text.replace("size: 60 s, slide: 1 s, unit: s, delay: 5 s, mode: append", of))
+            written(
+                tmp_path,
+                text.replace("size: 60 s, slide: 1 s, unit: s, watermark_delay: 5 s, mode: append", of),
+            )
         )
         (window,) = [node for node in topological(plan.root) if isinstance(node, RowWindow)]
-        assert (window.size_rows, window.slide_rows, window.mode) == (60, 10, mode)
+        assert (window.size_rows, window.slide_rows, window.options.mode) == (60, 10, mode)
         assert "60 rows by 10 rows of each group in the order of second" in plan.explain()
 
 

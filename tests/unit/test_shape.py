@@ -56,7 +56,9 @@ def test_what_leaves_the_buckets_is_no_part_of_a_checkpoint(monkeypatch: pytest.
 def test_what_readers_tell_of_the_watermark_is_no_part_of_a_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    windows = _source().window("t", size="4 s", unit="s", delay="1 s").group_by("k").agg(n="count(*)")
+    windows = (
+        _source().window("t", size="4 s", unit="s", watermark_delay="1 s").group_by("k").agg(n="count(*)")
+    )
     now = _shape(windows)
     monkeypatch.setattr(Fragments, "delayed", lambda fragments, delay_ms, time: fragments)
     assert _shape(windows) == now

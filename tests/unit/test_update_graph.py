@@ -130,7 +130,7 @@ CASES: list[tuple[Callable[[], Graph], str]] = [
         lambda: _join(stream("b").select("k", "t", x="v"), within="5 ms"),
         "no whole number of the time's steps",
     ),
-    (lambda: _join(stream("b").select("k", "t", x="v"), delay="5 ms"), "option=delay"),
+    (lambda: _join(stream("b").select("k", "t", x="v"), watermark_delay="5 ms"), "option=watermark_delay"),
     (lambda: _join(stream("b").select("k", "t", x="v"), condition="v + x"), "condition is not boolean"),
     (lambda: _join(stream("b").select("k", x="v")), "there is no column 't'"),
     (lambda: _join(graph("g").source("b", SHORT, key="k", time="t")), "other types .*column=t left=int64"),

@@ -16,10 +16,9 @@ from penstock.operators.aggregates.decomposition import decompose
 from penstock.operators.graph import graph
 from penstock.operators.graph.nodes import Window
 from penstock.operators.scan.spec import WEIGHT, Fragments
-from penstock.spark_ext.api.update_window import service_of
+from penstock.operators.update_stream.operator_options import WindowOptions
 from penstock.spark_ext.border.parcels import from_parcel
 from penstock.spark_ext.border.window_packing import RowPacker, row_fragmenter
-from penstock.spark_ext.graph import windows
 from penstock.spark_ext.worker import bucket_task
 from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel
 from penstock.spark_ext.worker.window_operator import WindowOperator
@@ -44,7 +43,7 @@ def plan_of(weight: object) -> WindowPlan:
 
 
 def of_update_window(weight: Any) -> WindowPlan:
-    return plan_of(weight).served(service_of("lazy", 1, "in_place", None, weight), weight)
+    return plan_of(weight).served(WindowOptions(mode="lazy", budget=1, policy="in_place", weight=weight))
 
 
 def of_graph(weight: Any) -> WindowPlan:
@@ -54,7 +53,7 @@ def of_graph(weight: Any) -> WindowPlan:
         .window("t", size="4 s", unit="s", mode="lazy", budget=1, weight=weight)
     )
     assert isinstance(made.root, Window)
-    return windows._served(plan_of(weight), made.root)
+    return plan_of(weight).served(made.root.options)
 
 
 def task_of(plan: WindowPlan, place: object) -> BucketTask[Any]:

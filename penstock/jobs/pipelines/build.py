@@ -218,13 +218,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _queue_arguments(queue: Queue, state: str) -> dict[str, Any]:
-    options = queue_options(queue) | {
-        "policy": queue.policy,
-        "budget": queue.budget,
-        "combine": queue.combine,
-    }
-    if queue.apply is not None:
-        options["apply"] = _function(queue.apply)
+    options = queue_options(queue, None if queue.apply is None else _function(queue.apply))
     return options | {"key": list(queue.key), "time": queue.time, "state_location": state}
 
 
@@ -385,11 +379,8 @@ def start_graph(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> Run
     sources = {SOURCE: _read_or_path(spark, pipeline.source)}
     options: dict[str, Any] = {}
     if isinstance(step, Queue):
-        options = queue_options(step)
-        if step.apply is not None:
-            options["apply"] = _function(step.apply)
+        options = {} if step.apply is None else {"apply": _function(step.apply)}
     elif step is not None:
-        options = join_options(step)
         sources[OTHER] = _read_or_path(spark, step.other.source, "join.with.source")
     if isinstance(step, UnionSection):
         for name, other in step.inputs.items():
@@ -400,10 +391,7 @@ def start_graph(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> Run
     def with_options(node: Node) -> Node:
         if not isinstance(node, UpdateQueue | UpdateUnion | Join):
             return node
-        more: dict[str, Any] = {}
-        if isinstance(step, UnionSection):
-            more = {"policy": step.policy, "budget": step.budget, "combine": step.combine}
-        return replace(node, options=tuple((options | more).items()))
+        return replace(node, options=replace(node.options, **options))
 
     graph = graph_of(pipeline)
     available_now = query.trigger == "available_now"

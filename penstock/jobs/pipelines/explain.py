@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -22,10 +22,11 @@ from penstock.conf.pipeline import (
     UnionSection,
     load_document,
 )
-from penstock.conf.sections import ByWindowSection, WindowJoinSection, WindowSection
+from penstock.conf.sections import ByWindowSection, Section, WindowJoinSection, WindowSection
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.market import MARKET_SCHEMA
 from penstock.operators.graph import Graph, PhysicalPlan, graph
+from penstock.operators.update_stream.operator_options import Apply, JoinArguments, QueueArguments
 
 __all__ = [
     "OTHER",
@@ -78,21 +79,6 @@ OTHER: Final = "with"
 """The name of the other side of a join."""
 TABLE: Final = "table"
 """The name of the static table of a lookup."""
-
-_QUEUE_OPTIONS: Final = (
-    *(
-        "apply",
-        "output_schema",
-        "arrival",
-        "cost",
-        "weight",
-        "buckets",
-        "nulls",
-        "staleness_column",
-        "semantics",
-        "working_copy",
-    ),
-)
 
 
 def plan_file(reference: str, overrides: Sequence[str] = (), sample: Path | None = None) -> PhysicalPlan:
@@ -173,8 +159,8 @@ def _windows(made: Graph, pipeline: Pipeline, window: WindowSection, place: Docu
     serving = {name: getattr(window, name) for name in window.SERVING if name in window.model_fields_set}
     with _field(place, "window"):
         made = made.window(
-            window.time, size=window.size, slide=window.slide, unit=window.unit, delay=window.delay,
-            mode=window.mode, **serving,
+            window.time, size=window.size, slide=window.slide, unit=window.unit,
+            watermark_delay=window.watermark_delay, mode=window.mode, **serving,
         )  # fmt: skip
     made = _aggregated(made, pipeline, place)
     join = pipeline.window_join
@@ -201,7 +187,7 @@ def _other_windows(before: Graph, window: WindowSection, join: WindowJoinSection
             size=own.size,
             slide=window.slide or window.size,
             unit=own.unit or (window.unit if own.time is None else None),
-            delay=own.delay or window.delay,
+            watermark_delay=own.watermark_delay or window.watermark_delay,
             name="window_join.window",
         )
     return _aggregated(other, join, place, "window_join")
@@ -245,8 +231,8 @@ def _united(made: Graph, union: UnionSection, place: Document) -> Graph:
     with _field(place, "union"):
         prefer = None if union.prefer is None else [SOURCE, *union.inputs].index(union.prefer)
         return made.union(
-            *others, key=union.key, time=union.time, prefer=prefer, name="union", **queue_options(union),
-            policy=union.policy, budget=union.budget, combine=union.combine,
+            *others, key=union.key, time=union.time, prefer=prefer, name="union",
+            **queue_options(union, _not_called),
         )  # fmt: skip
 
 
@@ -259,16 +245,26 @@ def _joined(made: Graph, join: JoinSection, place: Document) -> Graph:
         )  # fmt: skip
 
 
-def queue_options(queue: Queue) -> dict[str, Any]:
-    """Return those arguments of an update queue that a graph only hands on."""
-    found = {name: getattr(queue, name) for name in _QUEUE_OPTIONS}
-    return {name: value for name, value in found.items() if value is not None}
+def queue_options(queue: Queue, apply: Apply | None) -> dict[str, Any]:
+    """Return the options of an update queue, with the function that it names, if it names one."""
+    found = _given(queue, QueueArguments.__annotations__)
+    return found | {"apply": apply} if queue.apply is not None else found
 
 
 def join_options(join: JoinSection) -> dict[str, Any]:
-    """Return those arguments of a join that a graph only hands on."""
-    found = {name: getattr(join, name) for name in ("delay", "buckets", "nulls")}
+    """Return the options of a join."""
+    return _given(join, JoinArguments.__annotations__)
+
+
+def _given(section: Section, names: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of these names that a section has and that are not null."""
+    found = {name: getattr(section, name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _not_called(table: pa.Table) -> pa.Table:
+    """Stand for the function of a queue, which is imported when the pipeline runs."""
+    raise InternalError("the function of a pipeline that does not run")
 
 
 def _grouped(made: Graph, texts: Sequence[str]) -> Graph:
@@ -283,11 +279,8 @@ def _queued(made: Graph, queue: Queue) -> Graph:
     return made.update_queue(
         queue.key,
         queue.time,
-        policy=queue.policy,
-        budget=queue.budget,
-        combine=queue.combine is not False,
         name="queue",
-        **queue_options(queue),
+        **queue_options(queue, _not_called),
     )
 
 

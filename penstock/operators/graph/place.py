@@ -29,6 +29,7 @@ from penstock.operators.graph.rules import Rewritten
 from penstock.operators.graph.statistics import Flow, Statistics, flows
 from penstock.operators.graph.types import UNKNOWN, expression_type, scan_schema
 from penstock.operators.scan.spec import Fragments, LatestBy, Scan
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.sql.evaluate import type_of
 from penstock.operators.sql.expression import Expression, column, conjunction
 
@@ -153,7 +154,9 @@ def _fused(node: Node) -> Node | None:
         base, scan = _reduced(above)
         if scan is None:
             return None
-        latest = replace(scan, latest_by=LatestBy(node.update_key, node.time, by_last=node.policy == "fifo"))
+        latest = replace(
+            scan, latest_by=LatestBy(node.update_key, node.time, by_last=node.options.policy == Policy.FIFO)
+        )
         return replace(node, inputs=(Fused(f"newest of {node.name}", base, latest),))
     if isinstance(node, Aggregate) and isinstance(above, Window):
         return _fragmented(node, above)

@@ -73,7 +73,7 @@ def _lasting(node: Node) -> Node:
     if isinstance(node, Fused) and node.scan.fragments is not None:
         return replace(node, scan=replace(node.scan, fragments=node.scan.fragments.plain))
     if isinstance(node, UpdateQueue | Window):
-        return replace(node, budget=None)
+        return replace(node, options=replace(node.options, budget=None))
     if isinstance(node, Aggregate):
         return replace(node, extreme=None)
     if isinstance(node, Assemble):

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import chain
 from typing import Any
 
@@ -32,6 +31,7 @@ from penstock.operators.scheduling.results import Enqueued, Served
 from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.choices import Semantics
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers, UpdateStream, concat
 from penstock.state_store.tables.working_copy import TableMaker
 
@@ -40,22 +40,6 @@ __all__ = ["AdaptiveQueue", "Semantics"]
 _LOW, _HIGH = 1, 4
 _ARRIVED = f"{RESERVED_PREFIX}arrived"
 _NOWHERE = -1
-
-
-class Semantics(StrEnum):
-    """What a queue does with an older tuple of a key when a newer one comes.
-
-    UPDATE
-        The newer one takes its place.
-    APPEND
-        Both are served.
-    ADAPTIVE
-        APPEND while the queue keeps up, UPDATE under overload.
-    """
-
-    UPDATE = "update"
-    APPEND = "append"
-    ADAPTIVE = "adaptive"
 
 
 @dataclass(frozen=True, slots=True)

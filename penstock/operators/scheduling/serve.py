@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -16,6 +15,7 @@ from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.scheduling.results import Enqueued, Served
 from penstock.operators.scheduling.staleness import Staleness
 from penstock.operators.update_stream.cast import conform, fits
+from penstock.operators.update_stream.operator_options import Apply
 from penstock.operators.update_stream.options import Budget
 from penstock.operators.update_stream.stream import SOURCE_COLUMN, Integers
 from penstock.state_store.keys.key_words import KeyCodec, Keys
@@ -24,9 +24,6 @@ __all__ = ["STALENESS_COLUMN", "Apply", "Budget", "Query", "serve"]
 
 STALENESS_COLUMN = "queue_staleness_ms"
 """The column with each tuple's queue staleness when it was dequeued, where it was asked for."""
-
-Apply = Callable[[pa.Table], pa.Table]
-"""The query: from a table of newest tuples to a table of results. It may drop rows, never keys."""
 
 A_contra = TypeVar("A_contra", contravariant=True)
 

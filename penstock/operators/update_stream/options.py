@@ -1,10 +1,11 @@
-"""Arguments of operators, checked: budgets, weights, durations, choices; without kernels, for plans."""
+"""Checks of single options: budgets, weights, durations, columns, choices; without kernels, for plans."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -15,9 +16,6 @@ from penstock.operators.sql.expression import did_you_mean
 from penstock.units import parse_duration_us
 
 __all__ = [
-    "JOIN_OPTIONS",
-    "QUEUE_OPTIONS",
-    "UNION_OPTIONS",
     "Budget",
     "budget_of",
     "check_by_key",
@@ -25,21 +23,10 @@ __all__ = [
     "check_options",
     "check_weight",
     "cost_of",
+    "milliseconds",
     "one_of",
     "weight_of",
 ]
-
-_STATE_OPTIONS = ("buckets", "nulls", "state_location", "retain_versions")
-_SERVING_OPTIONS = (
-    *("apply", "output_schema", "arrival", "cost", "weight", "staleness_column", "working_copy"),
-    *_STATE_OPTIONS,
-)
-QUEUE_OPTIONS = ("semantics", *_SERVING_OPTIONS)
-"""Arguments of `penstock.update_queue` that the builder of a graph only hands on."""
-UNION_OPTIONS = ("policy", "budget", "combine", *_SERVING_OPTIONS)
-"""Arguments of `penstock.update_union` that the builder of a graph only hands on."""
-JOIN_OPTIONS = ("delay", *_STATE_OPTIONS)
-"""Arguments of `penstock.update_join` that the builder of a graph only hands on."""
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -218,6 +205,31 @@ def one_of(option: str, got: str, kind: type[E]) -> E:
         raise InvalidUsageError(
             "there is no such option", option=option, got=got, known=[str(one) for one in kind]
         ) from None
+
+
+def milliseconds(option: str, given: str | timedelta, *, least: int = 1) -> int:
+    """Return a duration in whole milliseconds.
+
+    Parameters
+    ----------
+    option : str
+        What is being said, for errors.
+    given : str or timedelta
+        Such as ``"10 s"``.
+    least : int
+        The shortest duration allowed.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is too short or no whole number of milliseconds.
+    """
+    us = parse_duration_us(given)
+    if us <= 0 < least:
+        raise InvalidUsageError("not longer than nothing", option=option, got=str(given))
+    if us % 1000 or us < 1000 * least:
+        raise InvalidUsageError("not a whole number of milliseconds", option=option, got=str(given))
+    return us // 1000
 
 
 def _positive(option: str, text: str) -> int:

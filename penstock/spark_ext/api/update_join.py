@@ -20,9 +20,9 @@ from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.sql.evaluate import needs_ansi
 from penstock.operators.sql.expression import Expression
 from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.operator_options import JoinOptions
 from penstock.operators.update_stream.steps import steps_of
 from penstock.operators.update_stream.stream import UpdateStream
-from penstock.spark_ext.api.update_queue import NULLS
 from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.packing import Packer, side_of
 from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
@@ -37,7 +37,7 @@ from penstock.spark_ext.worker.stateful import (
 )
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 
-__all__ = ["update_join"]
+__all__ = ["run_join", "update_join"]
 
 _LEFT, _RIGHT = "left", "right"
 
@@ -50,7 +50,7 @@ def update_join(
     within: str | timedelta,
     condition: str | None = None,
     *,
-    delay: str | timedelta | None = None,
+    watermark_delay: str | timedelta | None = None,
     unit: str | None = None,
     buckets: int | None = None,
     nulls: str = "error",
@@ -78,8 +78,8 @@ def update_join(
         Such as ``"10 s"``.
     condition : str, optional
         What else must be true of a match: SQL over the columns of the result.
-    delay : str or timedelta, optional
-        How late a tuple may come: one whose time is more than `delay` before the newest of earlier
+    watermark_delay : str or timedelta, optional
+        How late a tuple may come: one whose time is more than this before the newest of earlier
         micro-batches, of both sides and in its bucket, is dropped and counted. By default as `within`. It
         should cover how far one side runs ahead of the other.
     unit : str, optional
@@ -108,38 +108,51 @@ def update_join(
     ...     state_location="/var/lib/penstock",
     ... )  # doctest: +SKIP
     """
-    check_streaming(left)
-    place = Stateful.of(
-        left.sparkSession,
-        name=name,
-        buckets=buckets,
-        state_location=state_location,
+    options = JoinOptions(
+        watermark_delay=watermark_delay, buckets=buckets, nulls=nulls, state_location=state_location,
         retain_versions=retain_versions,
-    )
+    )  # fmt: skip
+    return run_join(left, right, key, time, within, condition, unit, options, name)
+
+
+def run_join(
+    left: DataFrame,
+    right: DataFrame,
+    key: str | Iterable[str],
+    time: str,
+    within: str | timedelta,
+    condition: str | None,
+    unit: str | None,
+    options: JoinOptions,
+    name: str,
+) -> DataFrame:
+    """Return what leaves a join of update streams; see `update_join`."""
+    check_streaming(left)
+    place = Stateful.of(left.sparkSession, name, options)
     if not right.isStreaming:
         raise InvalidUsageError(
             "the right side of a join of update streams is not streaming",
             hint="use spark.readStream; a static table is joined with DataFrame.join",
         )
-    if nulls not in NULLS:
-        raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=NULLS)
     large = left.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
     columns = key_columns(key, left.schema, right.schema)
     sides = [UpdateStream(arrow_schema(df.schema, large=large), columns, time) for df in (left, right)]
     kind = sides[0].schema.field(time).type
-    steps = steps_of("within", within, kind, unit)
+    steps, delay = steps_of("within", within, kind, unit), options.watermark_delay
     joined = JoinedStream(
         sides[0],
         sides[1],
         steps,
-        steps if delay is None else steps_of("delay", delay, kind, unit),
+        steps if delay is None else steps_of("watermark_delay", delay, kind, unit),
         None if condition is None else Expression.parse(condition),
     )
     _check_alike(joined, left, right)
     shared = {*columns, time}
     output = StructType([*left.schema, *(one for one in right.schema if one.name not in shared)])
     packed = [
-        findable(df).mapInArrow(Packer(stream, place.buckets, nulls, False, name, side), PARCEL_SCHEMA)
+        findable(df).mapInArrow(
+            Packer(stream, place.buckets, options.nulls, False, name, side), PARCEL_SCHEMA
+        )
         for df, stream, side in zip((left, right), sides, (_LEFT, _RIGHT), strict=True)
     ]
     operator = JoinOperator(joined, columns_of(left.schema), columns_of(right.schema))

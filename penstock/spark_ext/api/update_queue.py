@@ -11,11 +11,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, DoubleType, StructField, StructType
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.queues.adaptive_queue import Semantics
-from penstock.operators.scheduling.policy import Policy
-from penstock.operators.scheduling.serve import STALENESS_COLUMN, Apply, Budget, Query
+from penstock.operators.scheduling.serve import STALENESS_COLUMN, Budget, Query
 from penstock.operators.scheduling.weights import KeyWeights
-from penstock.operators.update_stream.options import budget_of, cost_of, one_of, weight_of
+from penstock.operators.update_stream.operator_options import Apply, QueueOptions
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.packing import Packer
 from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
@@ -32,12 +30,7 @@ from penstock.spark_ext.worker.stateful import (
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 from penstock.state_store.tables.working_copy import WorkingCopy
 
-__all__ = ["NULLS", "STATE_LOCATION_SETTING", "queue_over", "update_queue"]
-
-NULLS = ("error", "drop")
-"""What may be done with rows that have a null in key or time."""
-
-_COMBINE: dict[Any, bool | None] = {"auto": None, True: True, False: False}
+__all__ = ["STATE_LOCATION_SETTING", "run_queue", "update_queue"]
 
 
 def update_queue(
@@ -139,38 +132,24 @@ def update_queue(
     ...     state_location="/var/lib/penstock",
     ... )  # doctest: +SKIP
     """
-    return queue_over(
-        df, key, time, policy, budget, apply, output_schema, buckets,
+    options = QueueOptions(
+        policy=policy, budget=budget, apply=apply, output_schema=output_schema, buckets=buckets,
         arrival=arrival, cost=cost, weight=weight, nulls=nulls, combine=combine,
-        staleness_column=staleness_column, state_location=state_location, retain_versions=retain_versions,
-        name=name, semantics=semantics, working_copy=working_copy,
+        staleness_column=staleness_column, semantics=semantics, working_copy=working_copy,
+        state_location=state_location, retain_versions=retain_versions,
     )  # fmt: skip
+    return run_queue(df, key, time, options, name)
 
 
-def queue_over(
+def run_queue(
     df: DataFrame,
     key: str | Iterable[str],
     time: str,
-    policy: str,
-    budget: int | str | None,
-    apply: Apply | None,
-    output_schema: StructType | str | None,
-    buckets: int | None,
-    *,
-    arrival: str | None,
-    cost: str | None,
-    weight: str | Mapping[Any, float] | None,
-    nulls: str,
-    combine: bool | str,
-    staleness_column: bool,
-    state_location: str | os.PathLike[str] | None,
-    retain_versions: int,
+    options: QueueOptions,
     name: str,
     source: str | None = None,
-    semantics: str = "update",
-    working_copy: str = "memory",
 ) -> DataFrame:
-    """Return what leaves an update queue; the arguments are those of `update_queue`.
+    """Return what leaves an update queue; see `update_queue`.
 
     Parameters
     ----------
@@ -179,72 +158,40 @@ def queue_over(
         does not leave the queue.
     """
     check_streaming(df)
-    place = Stateful.of(
-        df.sparkSession,
-        name=name,
-        buckets=buckets,
-        state_location=state_location,
-        retain_versions=retain_versions,
-    )
+    place = Stateful.of(df.sparkSession, name, options)
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
 
     def arrow(schema: StructType) -> pa.Schema:
         return arrow_schema(schema, large=large)
 
-    column, by_key = weight_of(weight)
-    stream = UpdateStream(arrow(df.schema), key_columns(key, df.schema), time, arrival, source, column)
-    columns = StructType([one for one in df.schema if one.name != source])
-    output = _output_schema(columns, apply, output_schema, staleness_column=staleness_column)
-    limit = budget_of(budget, timed=apply is not None)
-    copy = one_of("working_copy", working_copy, WorkingCopy)
-    copy.check()
-    operator = QueueOperator(
-        stream=stream,
-        policy=one_of("policy", policy, Policy),
-        cost_us=cost_of(cost),
-        query=Query(apply, arrow(output), stream.key, staleness_column),
-        budget=limit,
-        columns=columns_of(df.schema),
-        weights=None if by_key is None else KeyWeights(stream, by_key),
-        semantics=one_of("semantics", semantics, Semantics),
-        working_copy=copy,
+    weight = options.weight
+    column, by_key = (weight, None) if isinstance(weight, str) else (None, weight)
+    stream = UpdateStream(
+        arrow(df.schema), key_columns(key, df.schema), time, options.arrival, source, column
     )
-    if nulls not in NULLS:
-        raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=NULLS)
-    if combine not in _COMBINE:
-        raise InvalidUsageError(
-            "there is no such option", option="combine", got=combine, known=list(_COMBINE)
-        )
-    combines = _COMBINE[combine]
-    if operator.semantics is not Semantics.UPDATE:
-        if combines:
-            raise InvalidUsageError(
-                "combine conflates tuples that the queue must see", semantics=str(operator.semantics)
-            )
-        combines = False
-    packer = Packer(stream, place.buckets, nulls, combines, name)
+    columns = StructType([one for one in df.schema if one.name != source])
+    output = _output_schema(columns, options)
+    WorkingCopy(options.working_copy).check()
+    operator = QueueOperator(
+        stream,
+        options,
+        Query(options.apply, arrow(output), stream.key, options.staleness_column),
+        columns_of(df.schema),
+        None if by_key is None else KeyWeights(stream, by_key),
+    )
+    combine = None if options.combine == "auto" and options.may_conflate else bool(options.may_conflate)
+    packer = Packer(stream, place.buckets, options.nulls, combine, name)
     parcels = findable(df).mapInArrow(packer, PARCEL_SCHEMA)
-    return place.run(parcels, operator, output, arrow(output), waits=limit != Budget())
+    return place.run(parcels, operator, output, arrow(output), waits=options.limits != Budget())
 
 
-def _output_schema(
-    schema: StructType,
-    apply: Apply | None,
-    given: StructType | str | None,
-    *,
-    staleness_column: bool,
-) -> StructType:
-    if staleness_column and STALENESS_COLUMN in schema.names:
+def _output_schema(schema: StructType, options: QueueOptions) -> StructType:
+    given = options.output_schema
+    if options.staleness_column and STALENESS_COLUMN in schema.names:
         raise InvalidUsageError("the stream has this column already", column=STALENESS_COLUMN)
-    if apply is None:
-        if given is not None:
-            raise InvalidUsageError("output_schema is for the results of apply, which is missing")
-        added = [StructField(STALENESS_COLUMN, DoubleType())] if staleness_column else []
+    if options.apply is None:
+        added = [StructField(STALENESS_COLUMN, DoubleType())] if options.staleness_column else []
         return StructType([*schema.fields, *added])
-    if not callable(apply):
-        raise InvalidUsageError("apply is not callable", got=type(apply).__name__)
-    if given is None:
-        raise InvalidUsageError("apply needs output_schema, the schema of its results")
     parsed = DataType.fromDDL(given) if isinstance(given, str) else given
     if not isinstance(parsed, StructType):
         raise InvalidUsageError("output_schema is no list of columns", output_schema=given)

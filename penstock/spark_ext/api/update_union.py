@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, Unpack
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.scheduling.serve import Apply
 from penstock.operators.sql.expression import did_you_mean
+from penstock.operators.update_stream.operator_options import QueueOptions, UnionArguments, make_options
 from penstock.operators.update_stream.stream import SOURCE_COLUMN
-from penstock.spark_ext.api.update_queue import queue_over
-from penstock.state_store.bucket_store import RETAIN_VERSIONS
+from penstock.spark_ext.api.update_queue import run_queue
 
-__all__ = ["update_union"]
+__all__ = ["run_union", "update_union"]
 
 
 def update_union(
@@ -26,21 +24,8 @@ def update_union(
     key: str | Iterable[str],
     time: str,
     prefer: int | str | None = None,
-    policy: str = "in_place",
-    budget: int | str | None = None,
-    apply: Apply | None = None,
-    output_schema: StructType | str | None = None,
-    buckets: int | None = None,
-    arrival: str | None = None,
-    cost: str | None = None,
-    weight: str | Mapping[Any, float] | None = None,
-    nulls: str = "error",
-    combine: bool | str = "auto",
-    staleness_column: bool = False,
-    working_copy: str = "memory",
-    state_location: str | os.PathLike[str] | None = None,
-    retain_versions: int = RETAIN_VERSIONS,
     name: str = "update_union",
+    **options: Unpack[UnionArguments],
 ) -> DataFrame:
     """Make one update stream of several, in the order of time for each key, without waiting for any.
 
@@ -63,11 +48,12 @@ def update_union(
         The input whose truth wins, by its position (from 0) or its name, where tuples of one key and time are
         there together: in one micro-batch, or while the other one waits. What was delivered is not taken
         back. By default the one that arrives first is kept, in one micro-batch that of the earlier input.
-    policy, budget, apply, output_schema, buckets, arrival, cost, weight, nulls, combine,
-    staleness_column, working_copy
-        As of `penstock.update_queue`.
-    state_location, retain_versions, name
-        As of `penstock.update_queue`.
+    name : str
+        The operator's name in metrics and state, unique within a query and the same at a restart.
+    **options
+        ``policy``, ``budget``, ``apply``, ``output_schema``, ``buckets``, ``arrival``, ``cost``, ``weight``,
+        ``nulls``, ``combine``, ``staleness_column``, ``working_copy``, ``state_location`` and
+        ``retain_versions``, as of `penstock.update_queue`.
 
     Returns
     -------
@@ -87,6 +73,19 @@ def update_union(
     ...     state_location="/var/lib/penstock",
     ... )  # doctest: +SKIP
     """
+    known = (*UnionArguments.__annotations__, "key", "time", "prefer", "name")
+    return run_union(dfs, key, time, prefer, make_options(QueueOptions, options, known), name)
+
+
+def run_union(
+    dfs: Sequence[DataFrame | Mapping[str, DataFrame]],
+    key: str | Iterable[str],
+    time: str,
+    prefer: int | str | None,
+    options: QueueOptions,
+    name: str,
+) -> DataFrame:
+    """Return what leaves a union; see `update_union`."""
     inputs = _inputs(dfs)
     winner = _position(prefer, inputs)
     first_name, first = next(iter(inputs.items()))
@@ -100,15 +99,11 @@ def update_union(
         df.withColumn(SOURCE_COLUMN, sf.lit(int(winner is not None and place != winner)).cast("tinyint"))
         for place, df in enumerate(inputs.values())
     ]
-    return queue_over(
-        reduce(DataFrame.unionByName, marked), key, time, policy, budget, apply, output_schema, buckets,
-        arrival=arrival, cost=cost, weight=weight, nulls=nulls, combine=combine,
-        staleness_column=staleness_column, state_location=state_location, retain_versions=retain_versions,
-        name=name, source=SOURCE_COLUMN, working_copy=working_copy,
-    )  # fmt: skip
+    united = reduce(DataFrame.unionByName, marked)
+    return run_queue(united, key, time, options, name, SOURCE_COLUMN)
 
 
-def _inputs(dfs: tuple[DataFrame | Mapping[str, DataFrame], ...]) -> dict[str, DataFrame]:
+def _inputs(dfs: Sequence[DataFrame | Mapping[str, DataFrame]]) -> dict[str, DataFrame]:
     """Return the inputs by name, or by number."""
     if len(dfs) == 1 and isinstance(dfs[0], Mapping):
         inputs: dict[str, Any] = dict(dfs[0])

@@ -25,9 +25,8 @@ from penstock.ddl import quoted
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms
 from penstock.operators.scan.spec import WEIGHT, Fragments, Partial, TimeUnit
-from penstock.operators.scheduling.policy import Policy
-from penstock.operators.update_stream.options import budget_of, check_column, cost_of, one_of, weight_of
-from penstock.operators.windows.update.results import WindowMode
+from penstock.operators.update_stream.operator_options import WindowOptions
+from penstock.operators.update_stream.options import check_column, milliseconds
 from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.border.window_packing import RowPacker, row_fragmenter
@@ -46,18 +45,16 @@ from penstock.spark_ext.worker.stateful import (
 )
 from penstock.spark_ext.worker.window_plan import (
     WINDOW,
-    Service,
     Windowed,
     WindowPlan,
     value_columns,
     wraps_around,
 )
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
-from penstock.units import parse_duration_us, window_rows
+from penstock.units import window_rows
 
-__all__ = ["TIME", "service_of", "update_window", "windowed"]
+__all__ = ["TIME", "update_window", "windowed"]
 
-_NULLS = ("error", "drop")
 TIME = "__penstock_time"
 """The column of the time of what windows are made of."""
 _DELAY_KEY = "spark.watermarkDelayMs"
@@ -76,7 +73,7 @@ def update_window(
     *,
     cost: str | None = None,
     weight: str | Mapping[Any, float] | None = None,
-    delay: str | timedelta | None = None,
+    watermark_delay: str | timedelta | None = None,
     unit: TimeUnit | None = None,
     buckets: int | None = None,
     nulls: str = "error",
@@ -119,7 +116,7 @@ def update_window(
         How much each key matters, as in `update_queue`: a numeric column, of which the newest tuple's counts
         when its pane has passed the watermark, or a mapping from values of the key. A weight of a column that
         is not positive and finite fails the query, whatever `nulls` says.
-    delay : str or timedelta, optional
+    watermark_delay : str or timedelta, optional
         How long tuples may be behind the newest one. By default that of ``withWatermark`` where `df` has one
         on the column `time`, else none.
     unit : {"s", "ms", "us", "ns"}, optional
@@ -161,22 +158,17 @@ def update_window(
     ... )  # doctest: +SKIP
     """
     check_streaming(df)
-    place = Stateful.of(
-        df.sparkSession,
-        name=name,
-        buckets=buckets,
-        state_location=state_location,
-        retain_versions=retain_versions,
-    )
-    service = service_of(mode, budget, policy, cost, weight)
+    options = WindowOptions(
+        watermark_delay=watermark_delay, mode=mode, budget=budget, policy=policy, cost=cost, weight=weight,
+        buckets=buckets, nulls=nulls, state_location=state_location, retain_versions=retain_versions,
+    )  # fmt: skip
+    place = Stateful.of(df.sparkSession, name, options)
     texts = {name: _text_of(df, name, given) for name, given in (aggs or {}).items()}
     if isinstance(weight, str) and texts:
         check_column("weight", weight, df.columns)
         texts[WEIGHT] = f"last({quoted(weight)})"
-    made = windowed(
-        df, key, time, size, slide, texts, delay=delay, unit=unit, buckets=place.buckets, nulls=nulls
-    )
-    return replace(made, plan=made.plan.served(service, weight)).results(place)
+    made = windowed(df, key, time, size, slide, texts, options, unit=unit, buckets=place.buckets)
+    return replace(made, plan=made.plan.served(options)).results(place)
 
 
 def windowed(
@@ -186,11 +178,10 @@ def windowed(
     size: str | timedelta,
     slide: str | timedelta | None,
     aggs: Mapping[str, str] | None,
+    options: WindowOptions,
     *,
-    delay: str | timedelta | None,
     unit: TimeUnit | None,
     buckets: int,
-    nulls: str,
 ) -> Windowed:
     """Return windows before they are made; the arguments are those of `update_window`.
 
@@ -199,8 +190,6 @@ def windowed(
     InvalidUsageError
         If an argument is wrong.
     """
-    if nulls not in _NULLS:
-        raise InvalidUsageError("there is no such option", option="nulls", got=nulls, known=_NULLS)
     if not aggs:
         raise InvalidUsageError("nothing is aggregated", hint="such as aggs={'load': 'avg(value)'}")
     keys = key_columns(key)
@@ -208,7 +197,7 @@ def windowed(
     split = decompose(aggs, time, keys).counted(keys)
     rows, partials = _rows(df, keys, at, split)
     schema = arrow_schema(rows.schema, large=False)
-    output, delay_ms = _output(df, keys, time, aggs), _delay_ms(df, time, delay)
+    output, delay_ms = _output(df, keys, time, aggs), _delay_ms(df, time, options.delay_ms)
     local = isinstance(df.schema[time].dataType, TimestampNTZType)
     packer: RowPacker | RowOrderPacker
     if (in_rows := window_rows(size, slide)) is not None:
@@ -225,10 +214,10 @@ def windowed(
             slide_rows=in_rows[1],
             arriving=arriving,
         )
-        packer = RowOrderPacker(schema, TIME, plan.packer(buckets), nulls)
+        packer = RowOrderPacker(schema, TIME, plan.packer(buckets), options.nulls)
     else:
-        size_ms = _milliseconds("size", size)
-        slide_ms = size_ms if slide is None else _milliseconds("slide", slide)
+        size_ms = milliseconds("size", size)
+        slide_ms = size_ms if slide is None else milliseconds("slide", slide)
         fragments = Fragments(pane_ms(size_ms, slide_ms), TIME, unit, keys, partials).delayed(delay_ms, TIME)
         plan = WindowPlan(
             fragments=fragments,
@@ -241,37 +230,8 @@ def windowed(
             local=local,
             wraps=wraps_around(df.sparkSession),
         )
-        packer = RowPacker(schema, fragments, plan.packer(buckets), nulls)
+        packer = RowPacker(schema, fragments, plan.packer(buckets), options.nulls)
     return Windowed(plan, rows.mapInArrow(packer, PARCEL_SCHEMA), columns_of(rows.schema))
-
-
-def service_of(
-    mode: str,
-    budget: int | str | None,
-    policy: str | None,
-    cost: str | None,
-    weight: str | Mapping[Any, float] | None,
-) -> Service:
-    """Return which windows are emitted and when, but for the weights; the arguments are `update_window`'s.
-
-    Raises
-    ------
-    InvalidUsageError
-        If an argument is wrong, or is for another mode.
-    """
-    chosen = one_of("mode", mode, WindowMode)
-    order = Policy.IN_PLACE if policy is None else one_of("policy", policy, Policy)
-    if chosen is WindowMode.APPEND:
-        for option, given in (("budget", budget), ("policy", policy), ("cost", cost), ("weight", weight)):
-            if given is not None:
-                raise InvalidUsageError(
-                    "windows in append mode are all emitted at once",
-                    option=option,
-                    hint="mode='lazy' or mode='eager' serves key by key",
-                )
-        return Service()
-    weight_of(weight)
-    return Service(chosen, order, budget_of(budget, timed=True), cost_of(cost))
 
 
 def _text_of(df: DataFrame, name: str, given: str | Column) -> str:
@@ -343,17 +303,6 @@ def _output(df: DataFrame, keys: tuple[str, ...], time: str, aggs: Mapping[str, 
     return StructType([*fields[: len(keys)], StructField(WINDOW, window), *fields[len(keys) :]])
 
 
-def _milliseconds(option: str, given: str | timedelta, *, least: int = 1) -> int:
-    us = parse_duration_us(given)
-    if us <= 0 < least:
-        raise InvalidUsageError("not longer than nothing", option=option, got=str(given))
-    if us % 1000 or us < 1000 * least:
-        raise InvalidUsageError("not a whole number of milliseconds", option=option, got=str(given))
-    return us // 1000
-
-
-def _delay_ms(df: DataFrame, time: str, delay: str | timedelta | None) -> int:
+def _delay_ms(df: DataFrame, time: str, given: int | None) -> int:
     """Return how long tuples may be late: as given, or as ``withWatermark`` says of the column."""
-    if delay is not None:
-        return _milliseconds("delay", delay, least=0)
-    return int(df.schema[time].metadata.get(_DELAY_KEY, 0))
+    return int(df.schema[time].metadata.get(_DELAY_KEY, 0)) if given is None else given

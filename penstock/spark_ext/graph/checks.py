@@ -57,12 +57,10 @@ def holds_back(end: Node) -> bool:
     match end:
         case PStream():
             return False
-        case UpdateQueue() | Window():
-            budget = end.budget
+        case UpdateQueue() | UpdateUnion() | Window():
+            budget = end.options.budget
         case Assemble():
-            budget = end.window.budget
-        case UpdateUnion():
-            budget = dict(end.options).get("budget")
+            budget = end.window.options.budget
     return budget is not None or any(map(holds_back, end.inputs))
 
 

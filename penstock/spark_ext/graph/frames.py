@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -35,10 +35,11 @@ from penstock.operators.graph.nodes import (
 )
 from penstock.operators.scan.spec import Scan
 from penstock.operators.sql.expression import Expression, column
+from penstock.operators.update_stream.operator_options import StateOptions
 from penstock.operators.windows.finish import Step
-from penstock.spark_ext.api.update_join import update_join
-from penstock.spark_ext.api.update_queue import update_queue
-from penstock.spark_ext.api.update_union import update_union
+from penstock.spark_ext.api.update_join import run_join
+from penstock.spark_ext.api.update_queue import run_queue
+from penstock.spark_ext.api.update_union import run_union
 from penstock.spark_ext.border.types import check_same, same_types, spark_schema
 from penstock.spark_ext.graph.checks import needing_ansi, with_state
 from penstock.spark_ext.graph.lookup_tables import joined, lookup_in
@@ -60,6 +61,8 @@ from penstock.spark_ext.worker.stateful import Stateful
 from penstock.spark_ext.worker.window_plan import Windowed
 
 __all__ = ["Frames", "Reading", "Written", "checked"]
+
+OptionsT = TypeVar("OptionsT", bound=StateOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +208,8 @@ class Frames:
             If it has its state where no file system is known.
         """
         for node in with_state(end):
-            options = dict(node.options) if isinstance(node, UpdateQueue | UpdateUnion | Join) else {}
-            place = self._place(node, options.get("state_location"))
+            given = node.options if isinstance(node, UpdateQueue | UpdateUnion | Join) else StateOptions()
+            place = Stateful.of(self._spark, _plain(node.name), self._located(given))
             return StatePlace(place.state_location, place.name)
         return None
 
@@ -274,44 +277,34 @@ class Frames:
         return checked(self._tables[node.table], spark_schema(node.columns), node.table, streaming=False)
 
     def _queue(self, node: UpdateQueue, rows: DataFrame) -> DataFrame:
-        options: dict[str, Any] = {"state_location": self._state, **dict(node.options)}
-        return update_queue(
-            rows,
-            node.update_key,
-            node.time,
-            policy=node.policy,
-            budget=node.budget,
-            combine="auto" if node.combine else False,
-            name=_plain(node.name),
-            **options,
-        )
+        return run_queue(rows, node.update_key, node.time, self._located(node.options), _plain(node.name))
 
     def _united(self, node: UpdateUnion) -> DataFrame:
-        options: dict[str, Any] = {"state_location": self._state, **dict(node.options)}
         rows = [self._of(above) for above in node.inputs]
-        return update_union(
-            *rows, key=node.key, time=node.time, prefer=node.prefer, name=_plain(node.name), **options
-        )
+        options = self._located(node.options)
+        return run_union(rows, node.key, node.time, node.prefer, options, _plain(node.name))
 
     def _joined(self, node: Join) -> DataFrame:
-        options: dict[str, Any] = {"state_location": self._state, **dict(node.options)}
         left, right = (self._of(above) for above in node.inputs)
-        return update_join(
+        return run_join(
             left,
             right,
             node.key,
             node.time,
             timedelta(milliseconds=node.within_ms),
             None if node.condition is None else node.condition.text,
-            unit=node.unit,
-            name=_plain(node.name),
-            **options,
+            node.unit,
+            self._located(node.options),
+            _plain(node.name),
         )
 
-    def _place(self, node: Node, location: str | None = None) -> Stateful:
-        """Return the place of a stateful operator."""
-        where = location or self._state
-        return Stateful.of(self._spark, name=_plain(node.name), buckets=None, state_location=where)
+    def _located(self, options: OptionsT) -> OptionsT:
+        """Return options with the graph's state location where they have none."""
+        return replace(options, state_location=options.state_location or self._state)
+
+    def _place(self, node: Node) -> Stateful:
+        """Return the place of an operator of windows."""
+        return Stateful.of(self._spark, _plain(node.name), self._located(StateOptions()))
 
     def _windowed(self, node: Node, buckets: int) -> Windowed:
         """Return the windows of an aggregate, before they are made."""

@@ -22,7 +22,7 @@ from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.operators.windows.append.sliding import in_windows
 from penstock.operators.windows.by_window import FOLDED, WindowFold
 from penstock.operators.windows.finish import Step
-from penstock.spark_ext.api.update_window import service_of, windowed
+from penstock.spark_ext.api.update_window import windowed
 from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.border.types import as_arrow_of_spark, same_types, spark_schema
 from penstock.spark_ext.border.window_packing import EntryPacker, add_rows, row_fragmenter
@@ -77,7 +77,7 @@ def assembled(node: Assemble, parcels: DataFrame) -> Windowed:
         extreme=node.aggregate.extreme,
     )
     columns = [f"{field.name} {field.type}" for field in fused.inputs[0].schema]
-    return Windowed(_served(plan, node.window), parcels, tuple(columns))
+    return Windowed(plan.served(node.window.options), parcels, tuple(columns))
 
 
 def packed(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:
@@ -153,12 +153,11 @@ def of_rows(node: Aggregate, rows: DataFrame, buckets: int) -> Windowed:
         window.time,
         *window.lengths,
         {name: expression.text for name, expression in node.aggregates},
-        delay=f"{window.delay_ms} ms",
+        replace(window.options, watermark_delay=f"{window.delay_ms} ms", nulls="drop"),
         unit=None if pa.types.is_timestamp(window.schema.field(window.time).type) else window.time_unit,
         buckets=buckets,
-        nulls="drop",
     )
-    plan = _served(made.plan, window)
+    plan = made.plan.served(window.options)
     # A time without zone is one of UTC, as in a reader's fragments.
     output = [
         theirs if isinstance(ours.dataType, NullType) else ours
@@ -166,12 +165,6 @@ def of_rows(node: Aggregate, rows: DataFrame, buckets: int) -> Windowed:
     ]
     plan = replace(plan, output=StructType(output), local=False, extreme=node.extreme)
     return replace(made, plan=plan)
-
-
-def _served(plan: WindowPlan, window: Window) -> WindowPlan:
-    """Return windows that are emitted as a graph says."""
-    service = service_of(window.mode, window.budget, window.policy, window.cost, window.weight)
-    return plan.served(service, window.weight)
 
 
 def of_windows(node: Aggregate, windows: DataFrame) -> DataFrame:

@@ -11,13 +11,15 @@ from typing import Any
 import pyarrow as pa
 
 from penstock._clock import Clock
-from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
+from penstock.operators.queues.adaptive_queue import AdaptiveQueue
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
+from penstock.operators.update_stream.choices import Semantics
+from penstock.operators.update_stream.operator_options import QueueOptions
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.worker.bucket_task import Parcel, Turn
 from penstock.state_store.tables.working_copy import WorkingCopy, table_maker
@@ -35,64 +37,62 @@ class QueueOperator:
 
     Parameters
     ----------
-    stream, policy, cost_us, query, budget
-        See `UpdateQueue` and `serve`; the budget is that of all buckets together.
+    stream, query
+        See `UpdateQueue` and `serve`.
+    options : QueueOptions
+        The budget is for all buckets together. Files do not depend on the working copy, so it is not in the
+        specification.
     columns : tuple of str
         Names and Spark types of the input's columns, for the check at a restart.
     weights : KeyWeights, optional
         See `UpdateQueue`.
-    semantics : Semantics
-        See `AdaptiveQueue`.
-    working_copy : WorkingCopy
-        Where keys are that do not wait. Files do not depend on it, so it is not in the specification.
     """
 
     stream: UpdateStream
-    policy: Policy
-    cost_us: float | None
+    options: QueueOptions
     query: Query
-    budget: Budget
     columns: tuple[str, ...]
     weights: KeyWeights | None = None
-    semantics: Semantics = Semantics.UPDATE
-    working_copy: WorkingCopy = WorkingCopy.MEMORY
 
     def specification(self) -> dict[str, Any]:
         """Return what must not change; see `Operator.specification`."""
+        semantics = self.options.semantics
         return {
             "key": list(self.stream.key),
             "time": self.stream.time,
             "arrival": self.stream.arrival,
-            "policy": str(self.policy),
+            "policy": str(self.options.policy),
             "schema": list(self.columns),
             # By key is a number, which no column's name is; weights by key may change.
             "weight": self.stream.weight if self.weights is None else 1,
-            "semantics": None if self.semantics is Semantics.UPDATE else str(self.semantics),
+            "semantics": None if semantics == Semantics.UPDATE else str(semantics),
             # Spark's own state has another schema with timeouts, which a budget needs.
-            "budget": "some" if self.budget != Budget() else "none",
+            "budget": "some" if self.options.limits != Budget() else "none",
         }
 
     @property
     def follows_clock(self) -> bool:
         """See `Operator.follows_clock`."""
-        return follows_clock(self.policy, self.budget)
+        return follows_clock(Policy(self.options.policy), self.options.limits)
 
     def new_state(self) -> UpdateQueue:
         """Return an empty queue."""
-        table = table_maker(self.working_copy, local_directory())
-        if self.semantics is Semantics.UPDATE:
-            return UpdateQueue(self.stream, self.policy, weights=self.weights, table=table)
-        return AdaptiveQueue(self.stream, self.policy, self.semantics, weights=self.weights, table=table)
+        policy, semantics = Policy(self.options.policy), Semantics(self.options.semantics)
+        table = table_maker(WorkingCopy(self.options.working_copy), local_directory())
+        if semantics is Semantics.UPDATE:
+            return UpdateQueue(self.stream, policy, weights=self.weights, table=table)
+        return AdaptiveQueue(self.stream, policy, semantics, weights=self.weights, table=table)
 
     def run(
         self, state: UpdateQueue, parcels: Iterable[Parcel], turn: Turn, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Enqueue and serve; see `Operator.run`."""
         # A tuple waits for the turns of other buckets, too.
-        state.given_cost_us = None if self.cost_us is None else self.cost_us * turn.turns
+        cost_us = self.options.cost_us
+        state.given_cost_us = None if cost_us is None else cost_us * turn.turns
         state.weights = self.weights
         arrivals, dropped = self._arrivals(parcels)
-        budget = share(self.budget, turn)
+        budget = share(self.options.limits, turn)
         switches = 0
         if isinstance(state, AdaptiveQueue):
             state.capacity = self._capacity(state, budget, turn)
@@ -109,8 +109,9 @@ class QueueOperator:
 
     def _capacity(self, state: UpdateQueue, budget: Budget, turn: Turn) -> float | None:
         """Return how many tuples a trigger can serve of a bucket, on average; None if there is no bound."""
-        if self.budget.rows is not None:
-            return self.budget.rows / turn.buckets
+        rows = self.options.limits.rows
+        if rows is not None:
+            return rows / turn.buckets
         if budget.duration_us is None or state.measured_cost_us is None:
             return None
         return budget.duration_us * turn.turns / state.measured_cost_us
@@ -128,7 +129,7 @@ class QueueOperator:
                 continue
             held.append(Arrivals.from_batch(parcel.batch, self.stream.schema))
             size_bytes += parcel.batch.nbytes
-            if size_bytes > _HELD_BYTES and self.semantics is Semantics.UPDATE:
+            if size_bytes > _HELD_BYTES and self.options.semantics == Semantics.UPDATE:
                 held, size_bytes = [conflate(self.stream, Arrivals.concat(held))], 0
         return (Arrivals.concat(held) if held else None), dropped
 

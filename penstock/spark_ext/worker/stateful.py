@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 from penstock._clock import monotonic_s, now_us
 from penstock.checkpointing.files import open_files
 from penstock.errors import InternalError, InvalidUsageError, PenstockError
+from penstock.operators.update_stream.operator_options import StateOptions
 from penstock.spark_ext.api.metrics import OBSERVATION_PREFIX
 from penstock.spark_ext.border.arrow_settings import skip_size_of_each_row
 from penstock.spark_ext.border.buckets import bucket_labels
@@ -35,7 +36,7 @@ from penstock.spark_ext.sources.wake import with_wake
 from penstock.spark_ext.worker.bucket_task import BucketTask, Operator, Parcel
 from penstock.spark_ext.worker.python_workers import prepare_workers
 from penstock.spark_ext.worker.restart import plan_task
-from penstock.state_store.bucket_store import RETAIN_VERSIONS, FileId, Pointer, Version
+from penstock.state_store.bucket_store import FileId, Pointer, Version
 
 if TYPE_CHECKING:
     # What codes p-units is loaded where something is written only.
@@ -93,20 +94,14 @@ class Stateful:
     retain_versions: int
 
     @staticmethod
-    def of(
-        spark: SparkSession,
-        *,
-        name: str,
-        buckets: int | None,
-        state_location: str | os.PathLike[str] | None,
-        retain_versions: int = RETAIN_VERSIONS,
-    ) -> Stateful:
+    def of(spark: SparkSession, name: str, options: StateOptions) -> Stateful:
         """Return the place of an operator in a query of a session.
 
         Raises
         ------
         InvalidUsageError
-            If an argument is wrong, or workers on a cluster run a Python that has not what Penstock needs.
+            If the name or the location is wrong, or workers on a cluster run a Python that lacks what
+            Penstock needs.
         """
         prepare_workers(spark)
         if not _is_name(name):
@@ -114,15 +109,8 @@ class Stateful:
                 "the name is not usable", name=repr(name), hint="use letters, digits, _ and -"
             )
         partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
-        if buckets is not None and not _is_positive(buckets):
-            raise InvalidUsageError("the number of buckets is no positive integer", buckets=repr(buckets))
-        if not _is_positive(retain_versions):
-            raise InvalidUsageError(
-                "the number of retained versions is no positive integer",
-                retain_versions=repr(retain_versions),
-            )
-        location = _state_location(spark, state_location)
-        return Stateful(name, buckets or partitions, partitions, location, retain_versions)
+        location = _state_location(spark, options.state_location)
+        return Stateful(name, options.buckets or partitions, partitions, location, options.retain_versions)
 
     def run(
         self,
@@ -274,10 +262,6 @@ def _rows_of_a_batch(spark: SparkSession) -> int:
 
 def _is_name(name: object) -> bool:
     return isinstance(name, str) and name != "" and all(c.isalnum() or c in "_-" for c in name)
-
-
-def _is_positive(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number > 0
 
 
 def key_columns(key: str | Iterable[str], *schemas: StructType) -> tuple[str, ...]:

@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from penstock._clock import Clock
 from penstock.operators.scheduling.metrics import BatchMetrics
-from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.scheduling.weights import KeyWeights
+from penstock.operators.update_stream.choices import WindowMode
+from penstock.operators.update_stream.operator_options import WindowOptions
 from penstock.operators.windows.append.panes import Panes
 from penstock.operators.windows.counted.panes import panes_of
 from penstock.operators.windows.layout import WindowLayout
-from penstock.operators.windows.update.results import WindowMode
 from penstock.operators.windows.update.windows import Entering, UpdateWindows
 from penstock.spark_ext.border.window_packing import facts_of
 from penstock.spark_ext.worker.bucket_task import Parcel, Turn
@@ -80,14 +80,8 @@ class WindowOperator:
         How many panes the watermark is behind the newest one.
     settings : dict
         What must not change while a checkpoint lives, as JSON values.
-    mode : WindowMode
-        Which windows are emitted.
-    policy : Policy
-        Of which group the window is emitted next; for update semantics only, as what follows.
-    budget : Budget
-        How many a micro-batch may emit, all buckets together.
-    cost_us : float, optional
-        The time that one window costs, for linecutting; measured unless given.
+    options : WindowOptions
+        Which windows are emitted, and when; the budget is for all buckets together.
     weights : str or KeyWeights, optional
         See `UpdateWindows`.
     closing : Closing, optional
@@ -97,22 +91,20 @@ class WindowOperator:
     layout: WindowLayout
     delay: int
     settings: dict[str, Any]
-    mode: WindowMode = WindowMode.APPEND
-    policy: Policy = Policy.IN_PLACE
-    budget: Budget = field(default_factory=Budget)
-    cost_us: float | None = None
+    options: WindowOptions = field(default_factory=WindowOptions)
     weights: str | KeyWeights | None = None
     closing: Closing | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return what must not change; see `Operator.specification`."""
-        if self.mode is WindowMode.APPEND:
-            return {"mode": str(self.mode)} | self.settings
+        options = self.options
+        if not options.by_key:
+            return {"mode": str(options.mode)} | self.settings
         # A column of weights is an aggregate, too; what is told of a change is the weight.
         return {
-            "mode": str(self.mode),
-            "policy": str(self.policy),
-            "budget": "some" if self.budget != Budget() else "none",
+            "mode": str(options.mode),
+            "policy": str(options.order),
+            "budget": "some" if options.limits != Budget() else "none",
             # By key is a number, which no column's name is; weights by key may change.
             "weight": 1 if isinstance(self.weights, KeyWeights) else self.weights,
         } | self.settings
@@ -120,13 +112,14 @@ class WindowOperator:
     @property
     def follows_clock(self) -> bool:
         """See `Operator.follows_clock`."""
-        return follows_clock(self.policy, self.budget)
+        return follows_clock(self.options.order, self.options.limits)
 
     def new_state(self) -> Panes | UpdateWindows:
         """Return the state of a bucket without entries."""
-        if self.mode is WindowMode.APPEND:
+        options = self.options
+        if not options.by_key:
             return panes_of(self.layout)
-        return UpdateWindows(self.layout, self.mode, self.policy, self.weights)
+        return UpdateWindows(self.layout, WindowMode(options.mode), options.order, self.weights)
 
     def run(
         self, state: Panes | UpdateWindows, parcels: Iterable[Parcel], turn: Turn, clock: Clock
@@ -153,10 +146,16 @@ class WindowOperator:
         self, state: UpdateWindows, entering: Entering, dropped: int, turn: Turn, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         state.weights = self.weights
-        state.given_cost_us = None if self.cost_us is None else self.cost_us * turn.turns
+        cost_us = self.options.cost_us
+        state.given_cost_us = None if cost_us is None else cost_us * turn.turns
         query = Query(None, self.layout.window, ())
         batches, metrics = serve(
-            state, entering, query=query, budget=share(self.budget, turn), clock=clock, turns=turn.turns
+            state,
+            entering,
+            query=query,
+            budget=share(self.options.limits, turn),
+            clock=clock,
+            turns=turn.turns,
         )
         metrics.dropped = dropped
         metrics.rows_in += dropped

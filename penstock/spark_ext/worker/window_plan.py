@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,17 +16,16 @@ from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import Decomposition
 from penstock.operators.graph.nodes import Extreme
 from penstock.operators.scan.spec import WEIGHT, Fragments, Partial
-from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget
 from penstock.operators.scheduling.weights import GroupKey, KeyWeights
 from penstock.operators.sql.expression import Expression
+from penstock.operators.update_stream.operator_options import WindowOptions
 from penstock.operators.update_stream.options import check_weight
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.operators.windows.by_window import Extremes, WindowFold
 from penstock.operators.windows.finish import Finish, Step
 from penstock.operators.windows.layout import START, WindowLayout
 from penstock.operators.windows.spec import WindowSpec
-from penstock.operators.windows.update.results import WindowMode
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.border.window_packing import EntryPacker
 from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, OperatorRows
@@ -35,7 +34,6 @@ from penstock.spark_ext.worker.window_operator import WindowOperator
 
 __all__ = [
     "WINDOW",
-    "Service",
     "WindowPlan",
     "Windowed",
     "has_own_workers",
@@ -52,17 +50,6 @@ _MANY_WINDOWS = 60
 
 WINDOW = "window"
 """The column that says of which window a result is: a struct of ``start`` and ``end``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """Which windows are emitted, and when; see `WindowOperator`."""
-
-    mode: WindowMode = WindowMode.APPEND
-    policy: Policy = Policy.IN_PLACE
-    budget: Budget = field(default_factory=Budget)
-    cost_us: float | None = None
-    weights: str | KeyWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -83,8 +70,10 @@ class WindowPlan:
         Of the windows, and how far the watermark is behind the newest tuple.
     local : bool
         Whether times have no zone.
-    service : Service
-        Which windows are emitted.
+    options : WindowOptions
+        Which windows are emitted, and when.
+    weights : str or KeyWeights, optional
+        See `WindowOperator`.
     extreme : Extreme, optional
         Which of them are wanted, where that is not all.
     wraps : bool
@@ -99,33 +88,34 @@ class WindowPlan:
     slide_ms: int
     delay_ms: int
     local: bool
-    service: Service = field(default_factory=Service)
+    options: WindowOptions = field(default_factory=WindowOptions)
+    weights: str | KeyWeights | None = None
     extreme: Extreme | None = None
     wraps: bool = False
 
-    def served(self, service: Service, weight: str | Mapping[Any, float] | None = None) -> WindowPlan:
+    def served(self, options: WindowOptions) -> WindowPlan:
         """Return the same windows, served in another way.
 
         Parameters
         ----------
-        weight : str or mapping, optional
-            How much each group matters: by the value of the group; or the name of a column, of which the
-            aggregate `WEIGHT` has the newest value.
+        options : WindowOptions
+            The aggregate `WEIGHT` has the newest value of a column of weights.
 
         Raises
         ------
         InvalidUsageError
-            If it is no number, or values cannot be those of the group.
+            If a weight is no number, or values cannot be those of the group.
         """
+        weight = options.weight
         if weight is None:
-            return replace(self, service=service)
+            return replace(self, options=options)
         if not isinstance(weight, str):
             groups = pa.schema([self.schema.field(name) for name in self.fragments.group_by])
-            return replace(self, service=replace(service, weights=KeyWeights(GroupKey(groups), weight)))
+            return replace(self, options=options, weights=KeyWeights(GroupKey(groups), weight))
         (newest,) = Expression.parse(self.decomposition.assembly[WEIGHT]).columns
         check_weight(pa.field(weight, self.schema.field(newest).type))
         output = StructType([one for one in self.output if one.name != WEIGHT])
-        return replace(self, service=replace(service, weights=newest), output=output)
+        return replace(self, options=options, weights=newest, output=output)
 
     @property
     def layout(self) -> WindowLayout:
@@ -166,7 +156,7 @@ class WindowPlan:
             Names and types of what the fragments are made of, which may not change while a checkpoint lives.
         """
         made = spark_windows(self.layout)
-        waits = self.service.budget != Budget()
+        waits = self.options.limits != Budget()
         operator = self._operator(columns)
         own = has_own_workers(self.layout)
         windows = place.run(parcels, operator, made, as_arrow_of_spark(made), waits=waits, own_workers=own)
@@ -203,7 +193,7 @@ class WindowPlan:
         steps : sequence of Step
             What follows the aggregates.
         """
-        if self.local or self.service != Service():
+        if self.local or self.options.by_key:
             return None
         return Finish(
             as_arrow_of_spark(spark_windows(self.layout)),
@@ -216,16 +206,12 @@ class WindowPlan:
         )
 
     def _operator(self, columns: Iterable[str]) -> WindowOperator:
-        service = self.service
         return WindowOperator(
             self.layout,
             self.delay_panes,
             self.settings(columns),
-            service.mode,
-            service.policy,
-            service.budget,
-            service.cost_us,
-            service.weights,
+            self.options,
+            self.weights,
             self._extremes,
         )
 

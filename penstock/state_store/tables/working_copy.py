@@ -6,12 +6,14 @@ import functools
 import importlib.util
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
-from penstock.state_store.tables.table import Table
+
+if TYPE_CHECKING:
+    from penstock.state_store.tables.table import Table
 
 __all__ = ["TableMaker", "WorkingCopy", "table_maker"]
 

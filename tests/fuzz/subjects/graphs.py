@@ -108,7 +108,7 @@ def _graph(draw: random.Random, names: list[str]) -> Graph:
         f"a{at}": text.format(draw.choice(["v", "n"] if text[:3] in ("avg", "min", "max", "cou") else ["v"]))
         for at, text in enumerate(chosen)
     }
-    windows = graph.window("t", size=f"{size} s", slide=f"{slide} s", unit="s", delay="0 s")
+    windows = graph.window("t", size=f"{size} s", slide=f"{slide} s", unit="s", watermark_delay="0 s")
     windows = (windows.group_by(*keys) if keys else windows).agg(**aggs)
     if draw.random() < 0.4 and not aggs["a0"].endswith("(n)"):
         again = {f"b{at}": text for at, text in enumerate(draw.sample(_BY_WINDOW, 2))}

@@ -36,8 +36,8 @@ def check(case: Case) -> None:
         df = penstock.update_join(
             place.input.frame(case.spark, "k long, t long, c long"),
             second.frame(case.spark, "k long, t long, b long"),
-            "k", "t", timedelta(seconds=within), condition, delay=f"{delay} s", unit="s", buckets=buckets,
-            state_location=place.state,
+            "k", "t", timedelta(seconds=within), condition, watermark_delay=f"{delay} s", unit="s",
+            buckets=buckets, state_location=place.state,
         )  # fmt: skip
         with fresh_workers(case.spark):
             query = place.run(df)

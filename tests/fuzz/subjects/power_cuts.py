@@ -26,9 +26,8 @@ from penstock import _durable
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter, stream
 from penstock.checkpointing.releases import Releases
 from penstock.checkpointing.spark_checkpoint import repair_checkpoint
-from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Query
-from penstock.operators.update_stream.options import Budget
+from penstock.operators.update_stream.operator_options import QueueOptions
 from penstock.spark_ext.sources import p_stream_sink, p_stream_source
 from penstock.spark_ext.worker import bucket_task
 from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel
@@ -114,7 +113,7 @@ class _Spark:
         self._task: BucketTask[Any] | None = None
         if queue:
             query = Query(None, STREAM.schema, STREAM.key)
-            operator = QueueOperator(STREAM, Policy.LINECUTTING, None, query, Budget(rows=3), ())
+            operator = QueueOperator(STREAM, QueueOptions(policy="linecutting", budget=3), query, ())
             self._task = BucketTask("queue", str(place / "state"), operator, buckets=1, parallel=1)
         self._waiting = 1 if queue else 0
         metadata = self._checkpoint / "metadata"

@@ -100,7 +100,7 @@ def check(case: Case) -> None:
         unit: Any = kind if kind in ("s", "ms", "us", "ns") else None
         windows = penstock.update_window(
             place.frame(spark, schema), key=keys, time="t", size=size, slide=slide, aggs=aggs, mode="append",
-            delay=f"{delay_us // 1000} ms", unit=unit, buckets=draw.randint(1, 3),
+            watermark_delay=f"{delay_us // 1000} ms", unit=unit, buckets=draw.randint(1, 3),
             state_location=case.directory / "state", nulls="drop",
         )  # fmt: skip
         batch = spark.read.schema(schema).parquet(str(place.directory))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 import pyarrow as pa
 
@@ -14,7 +14,6 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.graph.builder.streams import Streams
 from penstock.operators.graph.builder.windows import Windows
 from penstock.operators.graph.nodes import (
-    POLICIES,
     Select,
     Sink,
     Source,
@@ -24,7 +23,7 @@ from penstock.operators.graph.nodes import (
     Where,
 )
 from penstock.operators.sql.expression import Expression, column, did_you_mean, named
-from penstock.operators.update_stream.options import QUEUE_OPTIONS, check_options
+from penstock.operators.update_stream.operator_options import QueueArguments, QueueOptions, make_options
 
 if TYPE_CHECKING:
     from penstock.operators.graph.plan import Persist, PhysicalPlan
@@ -192,31 +191,21 @@ class Graph(Windows, Streams):
         key: str | Sequence[str],
         time: str,
         *,
-        policy: str = "in_place",
-        budget: int | str | None = None,
-        combine: bool = True,
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[QueueArguments],
     ) -> Self:
         """Keep of each key only the newest tuple; the arguments are those of `penstock.update_queue`.
 
         Raises
         ------
         InvalidUsageError
-            If key or time are not there, or there is no such policy or option.
+            If key or time are not there, or an option is wrong.
         """
         own = self._open("update_queue", name)
-        check_options(options, (*QUEUE_OPTIONS, "policy", "budget", "combine"), node=own)
-        if policy not in POLICIES:
-            raise InvalidUsageError("there is no such policy", policy=policy, known=", ".join(POLICIES))
+        made = make_options(QueueOptions, options, QueueArguments.__annotations__, node=own)
         names = (key,) if isinstance(key, str) else tuple(key)
         columns = tuple(self._column(each, own) for each in names)
-        when = self._column(time, own)
-        # A queue that may append must see every tuple.
-        combine = combine and options.get("semantics", "update") == "update"
-        return self._with(
-            UpdateQueue(own, (self.root,), columns, when, policy, budget, combine, tuple(options.items()))
-        )
+        return self._with(UpdateQueue(own, (self.root,), columns, self._column(time, own), made))
 
     def lookup(
         self, table: str, schema: pa.Schema, *, on: str | Sequence[str], name: str | None = None

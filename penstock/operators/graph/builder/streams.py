@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Self
+from typing import Self, Unpack
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.graph.builder.written import Written, milliseconds
+from penstock.operators.graph.builder.written import Written
 from penstock.operators.graph.nodes import (
     Join,
     Node,
@@ -23,7 +23,14 @@ from penstock.operators.graph.nodes import (
 from penstock.operators.graph.types import UNKNOWN
 from penstock.operators.scan.spec import TimeUnit
 from penstock.operators.sql.expression import Expression
-from penstock.operators.update_stream.options import JOIN_OPTIONS, UNION_OPTIONS, check_options
+from penstock.operators.update_stream.operator_options import (
+    JoinArguments,
+    JoinOptions,
+    QueueOptions,
+    UnionArguments,
+    make_options,
+)
+from penstock.operators.update_stream.options import milliseconds
 from penstock.operators.update_stream.steps import steps_of
 
 __all__ = ["Streams"]
@@ -40,7 +47,7 @@ class Streams(Written):
         time: str | None = None,
         prefer: int | str | None = None,
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[UnionArguments],
     ) -> Self:
         """Return all tuples of this and other graphs, which have the same columns.
 
@@ -66,7 +73,7 @@ class Streams(Written):
             such input to prefer.
         """
         own = self._open("union", name)
-        check_options(options, (*UNION_OPTIONS, "prefer"), node=own)
+        made = make_options(QueueOptions, options, (*UnionArguments.__annotations__, "prefer"), node=own)
         inputs = (self.root, *(other._ready() for other in others))
         names = (key,) if isinstance(key, str) else tuple(key)
         if bool(names) != bool(time):
@@ -74,9 +81,7 @@ class Streams(Written):
         if time:
             columns = tuple(self._column(each, own) for each in names)
             place = _input(prefer, own, inputs)
-            return self._with(
-                UpdateUnion(own, inputs, columns, self._column(time, own), place, tuple(options.items()))
-            )
+            return self._with(UpdateUnion(own, inputs, columns, self._column(time, own), place, made))
         plain = (WindowUnion if all(map(has_all_windows, inputs)) else Union)(own, inputs)
         if not plain.key:
             if prefer is not None or options:
@@ -96,7 +101,7 @@ class Streams(Written):
                 times=", ".join(str(each) for each in times),
             )
         place = _input(prefer, own, inputs)
-        return self._with(UpdateUnion(own, inputs, plain.key, str(times[0]), place, tuple(options.items())))
+        return self._with(UpdateUnion(own, inputs, plain.key, str(times[0]), place, made))
 
     def join(
         self,
@@ -109,7 +114,7 @@ class Streams(Written):
         unit: TimeUnit | None = None,
         updates: bool = False,
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[JoinArguments],
     ) -> Self:
         """Join with another graph by columns of the same name, within an interval of a time that both have.
 
@@ -132,7 +137,7 @@ class Streams(Written):
         updates : bool
             Whether to take both for update streams whose key is `on`; needless for those that are.
         **options
-            Other arguments of `penstock.update_join`, such as ``delay="1 minute"``.
+            Other arguments of `penstock.update_join`, such as ``watermark_delay="1 minute"``.
 
         Raises
         ------
@@ -141,16 +146,17 @@ class Streams(Written):
             streams are not joined by their key, or the condition is none.
         """
         own = self._open("join", name)
-        check_options(options, (*JOIN_OPTIONS, "condition", "unit", "updates"), node=own)
+        known = (*JoinArguments.__annotations__, "condition", "unit", "updates")
+        made = make_options(JoinOptions, options, known, node=own)
         names = (on,) if isinstance(on, str) else tuple(on)
         inputs = (self.root, other._ready())
         joined = Join(
-            *(own, inputs, names, time, milliseconds(within, least_us=0)),
-            updates=updates, unit=unit, options=tuple(options.items()),
+            *(own, inputs, names, time, milliseconds("within", within, least=0)),
+            updates=updates, unit=unit, options=made,
         )  # fmt: skip
         if joined.key:
             kind = joined.schema.field(time).type
-            for option, duration in (("within", within), ("delay", options.get("delay"))):
+            for option, duration in (("within", within), ("watermark_delay", made.watermark_delay)):
                 if duration is not None and kind != UNKNOWN:
                     steps_of(option, duration, kind, unit)
         if condition is not None:

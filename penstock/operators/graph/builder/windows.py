@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Self
+from typing import Self, Unpack
 
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.graph.builder.written import Written, milliseconds
+from penstock.operators.graph.builder.written import Written
 from penstock.operators.graph.nodes import Aggregate, RowWindow, Select, Window, WindowJoin
 from penstock.operators.scan.spec import WEIGHT, TimeUnit
 from penstock.operators.sql.expression import Expression, column
+from penstock.operators.update_stream.operator_options import WindowArguments, WindowOptions, make_options
+from penstock.operators.update_stream.options import milliseconds
 from penstock.units import window_rows
 
 __all__ = ["Windows"]
@@ -30,13 +32,8 @@ class Windows(Written):
         size: str | timedelta,
         slide: str | timedelta | None = None,
         unit: TimeUnit | None = None,
-        delay: str | timedelta | None = None,
-        mode: str = "append",
-        budget: int | str | None = None,
-        policy: str | None = None,
-        cost: str | None = None,
-        weight: str | Mapping[Any, float] | None = None,
         name: str | None = None,
+        **options: Unpack[WindowArguments],
     ) -> Self:
         """Say into which windows, of time or of so many tuples, the aggregate that follows puts tuples.
 
@@ -53,18 +50,10 @@ class Windows(Written):
             ``"100 rows"``: of so many tuples of a group, as of `penstock.update_window`.
         unit : str, optional
             Of integers: ``s``, ``ms``, ``us`` or ``ns`` since 1970-01-01T00:00:00Z.
-        delay : str or timedelta, optional
-            How long tuples may be behind the newest one; a window closes that much later.
-        mode : {"append", "lazy", "eager"}
-            Which windows come out, as of `penstock.update_window`.
-        budget : int or str, optional
-            How many windows a trigger may serve, or for how long, unless the mode is ``"append"``.
-        policy : {"in_place", "fifo", "linecutting"}, optional
-            Which waiting group is served next; ``"in_place"`` by default.
-        cost : str, optional
-            The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
-        weight : str or mapping, optional
-            How much each group matters: a numeric column, or by the value of the group.
+        **options
+            ``watermark_delay``, how long tuples may be behind the newest one: a window closes that much
+            later; ``mode``, which windows come out; and in lazy and eager mode ``budget``, ``policy``,
+            ``cost`` and ``weight``: as of `penstock.update_window`.
 
         Raises
         ------
@@ -73,6 +62,7 @@ class Windows(Written):
             a budget, a policy, a cost or a weight in append mode.
         """
         own = self._open("window", name)
+        made = make_options(WindowOptions, options, (*WindowArguments.__annotations__, "unit"), node=own)
         time = self._column(time, own)
         found = _unit(self.schema.field(time).type)
         if found is not None and unit not in (None, found):
@@ -86,19 +76,15 @@ class Windows(Written):
                 type=self.schema.field(time).type,
                 node=own,
             )
-        delay_ms = 0 if delay is None else milliseconds(delay, least_us=0)
-        weight = self._column(weight, own) if isinstance(weight, str) else weight
-        served: dict[str, Any] = {"mode": mode, "policy": policy, "budget": budget}
-        served |= {"cost": cost, "weight": weight}
-        above = (own, (self.root,), time, found)
+        if isinstance(made.weight, str):
+            made = replace(made, weight=self._column(made.weight, own))
         if (rows := window_rows(size, slide)) is not None:
-            size_rows, slide_rows = rows
             return self._with(
-                RowWindow(*above, delay_ms=delay_ms, size_rows=size_rows, slide_rows=slide_rows, **served)
+                RowWindow(own, (self.root,), time, found, made, size_rows=rows[0], slide_rows=rows[1])
             )
-        size_ms = milliseconds(size)
-        slide_ms = size_ms if slide is None else milliseconds(slide)
-        return self._with(Window(*above, size_ms, slide_ms, delay_ms, **served))
+        size_ms = milliseconds("size", size)
+        slide_ms = size_ms if slide is None else milliseconds("slide", slide)
+        return self._with(Window(own, (self.root,), time, found, size_ms, slide_ms, made))
 
     def group_by(self, *columns: str, **expressions: str) -> Self:
         """Group the aggregate that follows by columns, and by expressions that get a name.
@@ -141,8 +127,8 @@ class Windows(Written):
         texts = {**(aggs or {}), **more}
         made = tuple((label, self._expression(text, own)) for label, text in texts.items())
         at = self.root
-        if isinstance(at, Window) and isinstance(at.weight, str):
-            made = (*made, (WEIGHT, self._expression(f"last({column(at.weight).text})", own)))
+        if isinstance(at, Window) and isinstance(at.options.weight, str):
+            made = (*made, (WEIGHT, self._expression(f"last({column(at.options.weight).text})", own)))
         return self._with(Aggregate(own, (at,), self.groups or (), made))
 
     def join_windows(

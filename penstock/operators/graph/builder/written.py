@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Self
 
 import pyarrow as pa
@@ -11,9 +10,8 @@ import pyarrow as pa
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph.nodes import Node, Sink, Source, Window, topological
 from penstock.operators.sql.expression import Expression, did_you_mean
-from penstock.units import parse_duration_us
 
-__all__ = ["Written", "milliseconds"]
+__all__ = ["Written"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +87,3 @@ class Written:
         if len(found) != 1:
             raise InvalidUsageError(f"there is no column {name!r}", hint=did_you_mean(name, names), node=node)
         return found[0]
-
-
-def milliseconds(duration: str | timedelta, *, least_us: int = 1) -> int:
-    """Return a duration in whole milliseconds.
-
-    Raises
-    ------
-    InvalidUsageError
-        If it has others, or is too short.
-    """
-    us = parse_duration_us(duration)
-    if us < least_us or us % 1000:
-        raise InvalidUsageError("not a whole number of milliseconds", duration=duration)
-    return us // 1000

@@ -5,7 +5,6 @@ rule that rewrites it. A column whose type only Spark knows has the type `UNKNOW
 """
 
 from penstock.operators.graph.nodes.base import Node, rebuild, topological
-from penstock.operators.graph.nodes.service import POLICIES
 from penstock.operators.graph.nodes.stateful import Join, UpdateQueue, UpdateUnion, update_time
 from penstock.operators.graph.nodes.stateless import (
     Fused,
@@ -32,7 +31,6 @@ from penstock.operators.graph.nodes.window_join import WindowJoin
 from penstock.operators.graph.nodes.window_union import WindowUnion, has_all_windows
 
 __all__ = [
-    "POLICIES",
     "WINDOW",
     "Aggregate",
     "Assemble",

@@ -1,53 +1,40 @@
-"""How an operator serves keys: its arguments are checked when a graph is written."""
+"""Checks of an operator's weights against the columns and the key of a graph."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph.nodes.base import Node
 from penstock.operators.graph.types import UNKNOWN
-from penstock.operators.scheduling.policy import Policy
-from penstock.operators.update_stream.options import budget_of, check_by_key, check_weight, cost_of, weight_of
+from penstock.operators.update_stream.options import check_by_key, check_weight
 
-__all__ = ["POLICIES", "check_service"]
-
-POLICIES: Final = tuple(map(str, Policy))
+__all__ = ["check_weights"]
 
 
-def check_service(
-    node: Node,
-    *,
-    budget: Any = None,
-    cost: Any = None,
-    weight: Any = None,
-    key: Sequence[str] | None = None,
-    timed: bool = True,
+def check_weights(
+    node: Node, weight: str | Mapping[Any, float] | None, key: Sequence[str] | None = None
 ) -> None:
-    """Refuse what would be refused when the graph starts.
+    """Check the weights of an operator, as it does when it is made.
 
     Parameters
     ----------
-    budget, cost, weight
-        As of `penstock.update_queue`; a column of weights is one of the node's input.
+    weight : str or mapping, optional
+        A column of the node's input, or weights by key.
     key : sequence of str, optional
-        The key, where it is known, for weights by key.
-    timed : bool
-        As of `budget_of`.
+        The key, where it is known.
 
     Raises
     ------
     InvalidUsageError
-        If one of them is wrong.
+        If the column is not numeric, or weights by key do not fit the key.
     """
     try:
-        budget_of(budget, timed=timed)
-        cost_of(cost)
-        name, by_key = weight_of(weight)
-        if name is not None and (field := node.inputs[0].schema.field(name)).type != UNKNOWN:
-            check_weight(field)
-        if by_key is not None and key is not None:
-            check_by_key(key, by_key)
+        if isinstance(weight, str):
+            if (field := node.inputs[0].schema.field(weight)).type != UNKNOWN:
+                check_weight(field)
+        elif weight is not None and key is not None:
+            check_by_key(key, weight)
     except InvalidUsageError as error:
         raise node.wrong(error.fact, error.hint, **error.context) from error

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pyarrow as pa
 
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph.nodes.base import Node, distinct, duration, infer, known
-from penstock.operators.graph.nodes.service import check_service
+from penstock.operators.graph.nodes.service import check_weights
 from penstock.operators.graph.nodes.stateless import Select, Source, Union
 from penstock.operators.graph.nodes.window import Aggregate, Assemble
 from penstock.operators.graph.types import UNKNOWN
 from penstock.operators.scan.spec import TimeUnit
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.sql.expression import Expression, column
+from penstock.operators.update_stream.choices import Semantics
+from penstock.operators.update_stream.operator_options import JoinOptions, QueueOptions
 
 __all__ = ["Join", "UpdateQueue", "UpdateUnion", "update_time"]
 
 
-def _more_columns(options: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
-    """Return the columns that an update queue's other arguments name."""
-    given = (dict(options).get(name) for name in ("arrival", "weight"))
-    return tuple(name for name in given if isinstance(name, str))
-
-
-def _check_results(node: Node, key: tuple[str, ...], options: tuple[tuple[str, Any], ...]) -> None:
+def _check_results(node: Node, key: tuple[str, ...], output: object) -> None:
     """Refuse results of a queue's function that would lose the key, where their columns can be told."""
-    output = dict(options).get("output_schema")
     if not isinstance(output, str):
         return
     try:
@@ -46,11 +42,9 @@ class UpdateQueue(Node):
 
     Parameters
     ----------
-    update_key, time, policy, budget
+    update_key, time
         As of `penstock.update_queue`.
-    combine : bool
-        Whether tuples may be conflated before they reach the queue.
-    options : tuple of pairs
+    options : QueueOptions
         Its other arguments.
     """
 
@@ -59,20 +53,13 @@ class UpdateQueue(Node):
 
     update_key: tuple[str, ...]
     time: str
-    policy: str = "in_place"
-    budget: int | str | None = None
-    combine: bool = True
-    options: tuple[tuple[str, Any], ...] = ()
+    options: QueueOptions = field(default_factory=QueueOptions)
 
     def _schema(self) -> pa.Schema:
         schema = self.inputs[0].schema
-        for name in (*self.update_key, self.time, *_more_columns(self.options)):
+        for name in (*self.update_key, self.time, *self.options.columns):
             known(self, name, schema)
-        options = dict(self.options)
-        check_service(
-            self, budget=self.budget, cost=options.get("cost"), weight=options.get("weight"),
-            key=self.update_key, timed=options.get("apply") is not None,
-        )  # fmt: skip
+        check_weights(self, self.options.weight, self.update_key)
         # What `apply` returns is written in Spark's DDL: its columns are known when the graph runs.
         return schema
 
@@ -85,14 +72,14 @@ class UpdateQueue(Node):
                 column=lost[0],
                 key=", ".join(self.update_key),
             )
-        _check_results(self, self.update_key, self.options)
+        _check_results(self, self.update_key, self.options.output_schema)
         return self.update_key
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
         """Add key and time; a function in it may need every column."""
-        if "apply" in dict(self.options):
+        if self.options.apply is not None:
             return (frozenset(self.inputs[0].schema.names),)
-        return (required | {*self.update_key, self.time, *_more_columns(self.options)},)
+        return (required | {*self.update_key, self.time, *self.options.columns},)
 
     @property
     def needs_newest_only(self) -> bool:
@@ -101,14 +88,15 @@ class UpdateQueue(Node):
         Line cutting counts the tuples of each key, staleness begins at the first one's arrival, and a tuple's
         weight is checked also where a newer one follows.
         """
-        return self.combine and self.policy != "linecutting" and not _more_columns(self.options)
+        options = self.options
+        return options.may_conflate and options.policy != Policy.LINECUTTING and not options.columns
 
     def describe(self) -> str:
         """Return key, time, policy and budget."""
-        budget = "" if self.budget is None else f", budget {self.budget}"
-        semantics = dict(self.options).get("semantics", "update")
-        more = "" if semantics == "update" else f", {semantics}"
-        return f"({', '.join(self.update_key)}) newest by {self.time}, {self.policy}{budget}{more}"
+        options = self.options
+        budget = "" if options.budget is None else f", budget {options.budget}"
+        more = "" if options.semantics == Semantics.UPDATE else f", {options.semantics}"
+        return f"({', '.join(self.update_key)}) newest by {self.time}, {options.policy}{budget}{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +111,7 @@ class UpdateUnion(Union):
         The column that orders the updates of a key.
     prefer : int, optional
         The input whose truth wins a tie.
-    options : tuple of pairs
+    options : QueueOptions
         Other arguments of `penstock.update_union`.
     """
 
@@ -133,18 +121,14 @@ class UpdateUnion(Union):
     update_key: tuple[str, ...]
     time: str
     prefer: int | None = None
-    options: tuple[tuple[str, Any], ...] = ()
+    options: QueueOptions = field(default_factory=QueueOptions)
 
     def _schema(self) -> pa.Schema:
         # Without the zero-argument form, which finds no class that has slots.
         schema = Union._schema(self)
-        for name in (*self.update_key, self.time, *_more_columns(self.options)):
+        for name in (*self.update_key, self.time, *self.options.columns):
             known(self, name, schema)
-        options = dict(self.options)
-        check_service(
-            self, budget=options.get("budget"), cost=options.get("cost"), weight=options.get("weight"),
-            key=self.update_key, timed=options.get("apply") is not None,
-        )  # fmt: skip
+        check_weights(self, self.options.weight, self.update_key)
         return schema
 
     def _key(self) -> tuple[str, ...]:
@@ -155,14 +139,14 @@ class UpdateUnion(Union):
                     key=", ".join(self.update_key),
                     input=", ".join(input.key),
                 )
-        _check_results(self, self.update_key, self.options)
+        _check_results(self, self.update_key, self.options.output_schema)
         return self.update_key
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
         """Add key and time; a function in it may need every column."""
-        if "apply" in dict(self.options):
+        if self.options.apply is not None:
             required = frozenset(self.schema.names)
-        return (required | {*self.update_key, self.time, *_more_columns(self.options)},) * len(self.inputs)
+        return (required | {*self.update_key, self.time, *self.options.columns},) * len(self.inputs)
 
     def describe(self) -> str:
         """Return key, time, and the input whose truth wins."""
@@ -185,7 +169,7 @@ class Join(Node):
         Whether its inputs are taken for update streams whose key is `on`.
     unit : str, optional
         Of a time of integers.
-    options : tuple of pairs
+    options : JoinOptions
         Other arguments of `penstock.update_join`.
     """
 
@@ -198,7 +182,7 @@ class Join(Node):
     condition: Expression | None = None
     updates: bool = False
     unit: TimeUnit | None = None
-    options: tuple[tuple[str, Any], ...] = ()
+    options: JoinOptions = field(default_factory=JoinOptions)
 
     def _schema(self) -> pa.Schema:
         left, right = (input.schema for input in self.inputs)

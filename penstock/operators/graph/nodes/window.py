@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import pyarrow as pa
 
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms, sketched
 from penstock.operators.graph.nodes.base import Node, distinct, duration, known
-from penstock.operators.graph.nodes.service import POLICIES, check_service
+from penstock.operators.graph.nodes.service import check_weights
 from penstock.operators.graph.nodes.stateless import Select, Where
 from penstock.operators.graph.types import UNKNOWN, aggregate_type, expression_type, partial_type
 from penstock.operators.scan.spec import PANE, WEIGHT, Partial, TimeUnit
 from penstock.operators.sql.expression import Expression, column
+from penstock.operators.update_stream.operator_options import WindowOptions
 from penstock.units import window_rows
 
 __all__ = [
@@ -32,7 +33,6 @@ __all__ = [
 WINDOW: Final = "window"
 """The column of an aggregate that says of which window it is: a struct of ``start`` and ``end``."""
 
-_MODES: Final = ("append", "lazy", "eager")
 _INSTANT: Final = pa.timestamp("us", "UTC")
 _WINDOW_TYPE: Final = pa.struct({"start": _INSTANT, "end": _INSTANT})
 
@@ -43,13 +43,12 @@ class Window(Node):
 
     Parameters
     ----------
-    time, time_unit, size_ms, slide_ms, delay_ms
+    time, time_unit, size_ms, slide_ms
         As of `Graph.window`.
-    mode : str
-        ``append``: all windows come out, those of all groups that end together in one micro-batch. ``lazy``,
-        ``eager``: of each group the most recent one, served group by group (UpStream §6).
-    policy, budget, cost, weight
-        As of `penstock.update_window`; None if the mode is ``append``.
+    options : WindowOptions
+        Other arguments of `penstock.update_window`. In the mode ``append`` all windows come out, those of all
+        groups that end together in one micro-batch; in the modes ``lazy`` and ``eager`` each group's most
+        recent one, served group by group (UpStream §6).
     """
 
     stateful: ClassVar[bool] = True
@@ -59,29 +58,14 @@ class Window(Node):
     time_unit: TimeUnit
     size_ms: int
     slide_ms: int
-    delay_ms: int = 0
-    mode: str = "append"
-    policy: str | None = None
-    budget: int | str | None = None
-    cost: str | None = None
-    weight: str | Mapping[Any, float] | None = None
+    options: WindowOptions = field(default_factory=WindowOptions)
 
     def _schema(self) -> pa.Schema:
-        for name in (self.time, *((self.weight,) if isinstance(self.weight, str) else ())):
+        weight = self.options.weight
+        for name in (self.time, *((weight,) if isinstance(weight, str) else ())):
             known(self, name, self.inputs[0].schema)
         self._check_lengths()
-        if self.mode not in _MODES:
-            raise self.wrong("there is no such mode", mode=self.mode, known=", ".join(_MODES))
-        if self.policy not in (None, *POLICIES):
-            raise self.wrong("there is no such policy", policy=self.policy, known=", ".join(POLICIES))
-        for option in ("budget", "policy", "cost", "weight"):
-            if getattr(self, option) is not None and not self.by_key:
-                raise self.wrong(
-                    "windows in append mode are all emitted at once",
-                    "mode='lazy' or mode='eager' serves key by key",
-                    option=option,
-                )
-        check_service(self, budget=self.budget, cost=self.cost, weight=self.weight)
+        check_weights(self, weight)
         return self.inputs[0].schema
 
     def _check_lengths(self) -> None:
@@ -90,7 +74,12 @@ class Window(Node):
     @property
     def by_key(self) -> bool:
         """Whether of each group only the most recent window is served, in the order of a policy."""
-        return self.mode != "append"
+        return self.options.by_key
+
+    @property
+    def delay_ms(self) -> int:
+        """How long tuples may be behind the newest one."""
+        return self.options.delay_ms or 0
 
     @property
     def together(self) -> bool:
@@ -119,10 +108,13 @@ class Window(Node):
         late = f", {duration(self.delay_ms)} late" if self.delay_ms else ""
         served = ""
         if self.by_key:
-            served = f", {self.mode}, {self.policy or 'in_place'}"
-            served += "" if self.budget is None else f", budget {self.budget}"
-            if self.weight is not None:
-                served += f", weight {self.weight}" if isinstance(self.weight, str) else ", weights by key"
+            options = self.options
+            served = f", {options.mode}, {options.order}"
+            served += "" if options.budget is None else f", budget {options.budget}"
+            if options.weight is not None:
+                served += (
+                    f", weight {options.weight}" if isinstance(options.weight, str) else ", weights by key"
+                )
         size, slide = self.lengths
         return f"{size} by {slide} {self._over()}{late}{served}"
 
@@ -208,7 +200,7 @@ class Aggregate(Node):
             raise self.wrong("nothing is aggregated", "such as agg(load='avg(value)')")
         windowed = isinstance(above, Window)
         if isinstance(above, Window):
-            check_service(self, weight=above.weight, key=self.group_by)
+            check_weights(self, above.options.weight, self.group_by)
         if not windowed and WINDOW not in self.group_by:
             raise self.wrong("an aggregate over a stream needs a window", "call window(...) before group_by")
         apart = None if windowed else window_apart(above)
@@ -222,7 +214,7 @@ class Aggregate(Node):
             raise self.wrong(
                 "windows that are served by key are not aggregated by window",
                 "their groups do not close together; mode='append' has all windows",
-                mode=apart.mode,
+                mode=apart.options.mode,
             )
         if not windowed:
             check_window_kept(self, above)

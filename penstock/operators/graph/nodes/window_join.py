@@ -51,7 +51,7 @@ class WindowJoin(Node):
                 raise self.wrong(
                     "windows that are served by key do not come out together",
                     "mode='append' has all windows",
-                    mode=side.mode,
+                    mode=side.options.mode,
                 )
         if one.slide_ms != other.slide_ms or (one.size_ms - other.size_ms) % one.slide_ms:
             raise self.wrong(

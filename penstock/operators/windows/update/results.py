@@ -7,25 +7,10 @@ from enum import StrEnum
 
 import pyarrow as pa
 
+from penstock.operators.update_stream.choices import WindowMode
 from penstock.operators.update_stream.stream import Integers
 
 __all__ = ["EnqueuedPanes", "KeyState", "MarkedTuple", "ServedWindows", "WindowMode"]
-
-
-class WindowMode(StrEnum):
-    """Which windows of a key are computed.
-
-    LAZY
-        The newest complete one at each service (UpStream §6.2.1).
-    EAGER
-        The one that started last at each service, as its tuples arrive (UpStream §6.2.2).
-    APPEND
-        All of them. That needs no window queue.
-    """
-
-    LAZY = "lazy"
-    EAGER = "eager"
-    APPEND = "append"
 
 
 class KeyState(StrEnum):

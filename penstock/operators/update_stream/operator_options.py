@@ -1,0 +1,306 @@
+"""The options of operators as values: checked when made, the same from Python, YAML and graphs.
+
+Columns that options name are checked where the schema is known: when a graph is built, and when the operator
+is made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypedDict, TypeVar
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.scheduling.policy import Policy
+from penstock.operators.update_stream.choices import Semantics, WindowMode
+from penstock.operators.update_stream.options import (
+    Budget,
+    budget_of,
+    check_options,
+    cost_of,
+    milliseconds,
+    one_of,
+    weight_of,
+)
+from penstock.state_store.bucket_store import RETAIN_VERSIONS
+from penstock.state_store.tables.working_copy import WorkingCopy
+from penstock.units import parse_duration_us
+
+__all__ = [
+    "Apply",
+    "JoinArguments",
+    "JoinOptions",
+    "QueueArguments",
+    "QueueOptions",
+    "StateArguments",
+    "StateOptions",
+    "UnionArguments",
+    "WindowArguments",
+    "WindowOptions",
+    "make_options",
+]
+
+Apply = Callable[[pa.Table], pa.Table]
+"""The query: from a table of newest tuples to a table of results. It may drop rows, never keys."""
+
+_NULLS = ("error", "drop")
+_COMBINE = ("auto", True, False)
+
+
+class StateArguments(TypedDict, total=False):
+    """Keyword arguments of all operators with state; see `penstock.update_queue`."""
+
+    buckets: int | None
+    nulls: str
+    state_location: str | os.PathLike[str] | None
+    retain_versions: int
+
+
+class UnionArguments(StateArguments, total=False):
+    """Keyword arguments that `penstock.update_union` shares with `penstock.update_queue`."""
+
+    policy: str
+    budget: int | str | None
+    apply: Apply | None
+    output_schema: Any
+    arrival: str | None
+    cost: str | None
+    weight: str | Mapping[Any, float] | None
+    combine: bool | str
+    staleness_column: bool
+    working_copy: str
+
+
+class QueueArguments(UnionArguments, total=False):
+    """Keyword arguments of `penstock.update_queue`."""
+
+    semantics: str
+
+
+class JoinArguments(StateArguments, total=False):
+    """Keyword arguments of `penstock.update_join`."""
+
+    watermark_delay: str | timedelta | None
+
+
+class WindowArguments(TypedDict, total=False):
+    """Keyword arguments that say how windows are served; see `penstock.update_window`."""
+
+    watermark_delay: str | timedelta | None
+    mode: str
+    budget: int | str | None
+    policy: str | None
+    cost: str | None
+    weight: str | Mapping[Any, float] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateOptions:
+    """The options of all operators with state; see `penstock.update_queue`.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a number is not positive, or there is no such choice.
+    """
+
+    buckets: int | None = None
+    nulls: str = "error"
+    state_location: str | os.PathLike[str] | None = None
+    retain_versions: int = RETAIN_VERSIONS
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        if self.nulls not in _NULLS:
+            raise InvalidUsageError("there is no such option", option="nulls", got=self.nulls, known=_NULLS)
+        if self.buckets is not None and not _is_positive(self.buckets):
+            raise InvalidUsageError(
+                "the number of buckets is no positive integer", buckets=repr(self.buckets)
+            )
+        if not _is_positive(self.retain_versions):
+            raise InvalidUsageError(
+                "the number of retained versions is no positive integer",
+                retain_versions=repr(self.retain_versions),
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueOptions(StateOptions):
+    """The options of an update queue or union; see `penstock.update_queue`.
+
+    Raises
+    ------
+    InvalidUsageError
+        If one is wrong, or they contradict each other.
+    """
+
+    policy: str = Policy.IN_PLACE
+    budget: int | str | None = None
+    apply: Apply | None = None
+    output_schema: Any = None
+    arrival: str | None = None
+    cost: str | None = None
+    weight: str | Mapping[Any, float] | None = None
+    combine: bool | str = "auto"
+    staleness_column: bool = False
+    semantics: str = Semantics.UPDATE
+    working_copy: str = WorkingCopy.MEMORY
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        StateOptions.__post_init__(self)
+        for name, kind in (("policy", Policy), ("semantics", Semantics), ("working_copy", WorkingCopy)):
+            object.__setattr__(self, name, one_of(name, getattr(self, name), kind))
+        if self.apply is None and self.output_schema is not None:
+            raise InvalidUsageError("output_schema is for the results of apply, which is missing")
+        if self.apply is not None and not callable(self.apply):
+            raise InvalidUsageError("apply is not callable", got=type(self.apply).__name__)
+        if self.apply is not None and self.output_schema is None:
+            raise InvalidUsageError("apply needs output_schema, the schema of its results")
+        budget_of(self.budget, timed=self.apply is not None)
+        cost_of(self.cost)
+        weight_of(self.weight)
+        if self.combine not in _COMBINE:
+            raise InvalidUsageError(
+                "there is no such option", option="combine", got=self.combine, known=list(_COMBINE)
+            )
+        if self.combine is True and self.semantics != Semantics.UPDATE:
+            raise InvalidUsageError(
+                "combine conflates tuples that the queue must see", semantics=str(self.semantics)
+            )
+
+    @property
+    def limits(self) -> Budget:
+        """What the budget allows."""
+        return budget_of(self.budget, timed=self.apply is not None)
+
+    @property
+    def cost_us(self) -> int | None:
+        """The cost of a tuple in microseconds; None if it is measured."""
+        return cost_of(self.cost)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The input's columns that options name."""
+        return tuple(name for name in (self.arrival, self.weight) if isinstance(name, str))
+
+    @property
+    def may_conflate(self) -> bool:
+        """Whether older tuples of a key may be dropped before they reach the queue."""
+        return self.combine is not False and self.semantics == Semantics.UPDATE
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinOptions(StateOptions):
+    """The options of a join of update streams; see `penstock.update_join`."""
+
+    watermark_delay: str | timedelta | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options; whether the delay is a number of steps of the time is checked with its type."""
+        StateOptions.__post_init__(self)
+        if self.watermark_delay is not None:
+            parse_duration_us(self.watermark_delay)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowOptions(StateOptions):
+    """The options of windows: how late rows may be, which windows are emitted, and when.
+
+    See `penstock.update_window`.
+
+    Raises
+    ------
+    InvalidUsageError
+        If one is wrong, or is for another mode.
+    """
+
+    watermark_delay: str | timedelta | None = None
+    mode: str = WindowMode.APPEND
+    budget: int | str | None = None
+    policy: str | None = None
+    cost: str | None = None
+    weight: str | Mapping[Any, float] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        StateOptions.__post_init__(self)
+        object.__setattr__(self, "mode", one_of("mode", self.mode, WindowMode))
+        if self.policy is not None:
+            object.__setattr__(self, "policy", one_of("policy", self.policy, Policy))
+        if self.watermark_delay is not None:
+            milliseconds("watermark_delay", self.watermark_delay, least=0)
+        for option in ("budget", "policy", "cost", "weight"):
+            if getattr(self, option) is not None and not self.by_key:
+                raise InvalidUsageError(
+                    "windows in append mode are all emitted at once",
+                    option=option,
+                    hint="mode='lazy' or mode='eager' serves key by key",
+                )
+        budget_of(self.budget, timed=True)
+        cost_of(self.cost)
+        weight_of(self.weight)
+
+    @property
+    def by_key(self) -> bool:
+        """Whether only each key's most recent window is emitted, in the order of a policy."""
+        return self.mode != WindowMode.APPEND
+
+    @property
+    def order(self) -> Policy:
+        """The policy, also where none was given."""
+        return Policy.IN_PLACE if self.policy is None else Policy(self.policy)
+
+    @property
+    def limits(self) -> Budget:
+        """What the budget allows."""
+        return budget_of(self.budget, timed=True)
+
+    @property
+    def cost_us(self) -> int | None:
+        """The cost of a window in microseconds; None if it is measured."""
+        return cost_of(self.cost)
+
+    @property
+    def delay_ms(self) -> int | None:
+        """How late rows may be, in milliseconds; None if that was not given."""
+        if self.watermark_delay is None:
+            return None
+        return milliseconds("watermark_delay", self.watermark_delay, least=0)
+
+
+OptionsT = TypeVar("OptionsT", bound=StateOptions)
+
+
+def make_options(
+    kind: type[OptionsT], given: Mapping[str, Any], known: Iterable[str] = (), **context: str
+) -> OptionsT:
+    """Make options of keyword arguments; an error has the context.
+
+    Parameters
+    ----------
+    kind : type
+        `QueueOptions`, `JoinOptions` or `WindowOptions`.
+    given : mapping
+        The arguments.
+    known : iterable of str
+        Their names.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such argument, or one is wrong.
+    """
+    check_options(given, tuple(known), **context)
+    try:
+        return kind(**given)
+    except InvalidUsageError as error:
+        raise InvalidUsageError(error.fact, hint=error.hint, **error.context, **context) from error
+
+
+def _is_positive(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number > 0
