@@ -53,6 +53,7 @@ from penstock._failpoints import failpoint
 from penstock.checkpointing import PUnit, decode, encode, encode_blocks, head
 from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.files import Content, Files
+from penstock.checkpointing.trace import trace
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
 from penstock.state_store.lineage import (
     CLOCK_SUFFIX,
@@ -276,6 +277,7 @@ class BucketStore:
         """Delete the `garbage`; return how many files. As `release`, only once the pointer has arrived."""
         names = self.garbage(held)
         for name in names:
+            trace("deleted", location=self.files.location, file=name)
             self.files.delete(name)
         return len(names)
 

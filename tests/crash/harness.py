@@ -17,6 +17,8 @@ from tests.spark.queries import Place
 
 ROOT = Path(__file__).parents[2]
 
+TRACE = "trace.jsonl"
+
 _RUN_S = 300.0
 
 
@@ -37,12 +39,16 @@ def kill_all(job: subprocess.Popen[str]) -> list[int]:
 
 @contextlib.contextmanager
 def started(directory: Path, program: str = "job.py", **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a program, in a session of its own, until it runs; afterwards none of it is left."""
+    """Start a program, in a session of its own, until it runs; afterwards none of it is left.
+
+    All that it does with the protocol goes into the trace `TRACE` in the directory.
+    """
     log = (directory / "job.log").open("a")
     job = subprocess.Popen(
         [sys.executable, str(ROOT / "tests" / "crash" / program), str(directory)],
         stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, cwd=directory,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable} | environment,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable,
+                           "PENSTOCK_TRACE": str(directory / TRACE)} | environment,
     )  # fmt: skip
     assert job.stdout is not None
     try:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpointing.p_stream import PStream, PStreamReader
-from tests.crash.harness import kill_all, processes_of, random_moment, started, why
+from tests.crash.harness import TRACE, kill_all, processes_of, random_moment, started, why
 from tests.crash.p_stream_writer import SCHEMA
+from tests.models.replay import replay, trace_in
 from tests.processes import until
 
 _PATIENCE_S = 300.0
@@ -142,6 +143,13 @@ def verify(directory: Path, say: Callable[[str], None] = print) -> None:
     found = list(zip(*(sink[name].to_pylist() for name in sink.column_names), strict=True))
     assert found == expected(count), "the sink differs from an uninterrupted run"
     say(f"{count} rows in, {len(found)} rows out, as without kills; rows from {source.start} on are kept")
+    verify_trace(directory, say)
+
+
+def verify_trace(directory: Path, say: Callable[[str], None] = print) -> None:
+    """Replay what all processes did, through the model of the protocol."""
+    made = replay(trace_in(directory / TRACE))
+    say(f"the model allows all {sum(made.counts.values())} steps: {dict(made.counts)}")
 
 
 def expected(count: int) -> list[tuple[Any, ...]]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from benchmarks.streams import REAL
 from tests.crash.harness import kill_all, processes_of, random_moment, started, why
-from tests.crash.p_stream_kills import is_worker
+from tests.crash.p_stream_kills import is_worker, verify_trace
 from tests.processes import until
 from tests.spark.queries import Input
 from tests.table3 import expected, found, same
@@ -132,6 +132,7 @@ def run_with_kills(
     assert wanted
     same(found(directory / "out"), wanted)
     say(f"{table.num_rows} rows in, {len(wanted)} rows of windows out, as without kills")
+    verify_trace(directory, say)
 
 
 def _kill_one(job: subprocess.Popen[str], kind: str, draw: random.Random) -> None:

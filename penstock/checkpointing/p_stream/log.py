@@ -36,6 +36,7 @@ from penstock.checkpointing.p_stream.log_record import (
     from_bytes,
     to_bytes,
 )
+from penstock.checkpointing.trace import trace
 from penstock.errors import ConflictError, CorruptDataError, FencedError
 
 if TYPE_CHECKING:
@@ -223,18 +224,33 @@ class CommitLog:
             if entry is None:
                 return False
             before = self.number
+            self._trace(entry)
             try:
                 self._files.publish(_name(before + 1, "entry"), to_bytes(entry))
             except ConflictError:
                 continue
             if self._is_there(before):
                 self._apply(entry)
+                trace("committed", log=self._files.location, number=self.number)
                 return True
             self._load()
             if holds():
                 return True
             if before + 1 < self._started_at:
                 self._files.delete(_name(before + 1, "entry"))
+
+    def _trace(self, entry: Entry) -> None:
+        """Record an entry that is about to be added."""
+        place = {"log": self._files.location, "number": self.number + 1}
+        match entry:
+            case Commit():
+                names = [segment.name for segment in entry.segments]
+                trace(
+                    "commit", **place, writer=entry.writer, session=entry.session, batch=entry.batch,
+                    offset=entry.offset, end=entry.end, segments=names,
+                )  # fmt: skip
+            case Release(start):
+                trace("trim", **place, start=start)
 
     def commit(
         self,

@@ -22,6 +22,7 @@ import pyarrow as pa
 from penstock._clock import new_id
 from penstock.checkpointing.p_stream.log_record import Commit, Segment, Unit
 from penstock.checkpointing.p_stream.threads import Threads
+from penstock.checkpointing.trace import trace
 from penstock.compression.kinds import is_coded_text
 from penstock.errors import CorruptDataError
 
@@ -229,6 +230,7 @@ class SegmentWriter:
             at += len(block)
         name = f"{self._name}{new_id()}.segment"
         self._files.publish(name, *(block for _, block in self._coded))
+        trace("persisted", segment=name)
         self._segments.append(Segment(name, tuple(units)))
         self._coded, self._coded_bytes = [], 0
 

@@ -30,6 +30,7 @@ from penstock.checkpointing.p_stream.log import CommitLog
 from penstock.checkpointing.p_stream.log_record import WriterState
 from penstock.checkpointing.p_stream.segments import Piece, pieces, read_blocks, writer_of
 from penstock.checkpointing.p_unit import PUnit, decode, encode
+from penstock.checkpointing.trace import trace
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
 
 __all__ = ["EARLIEST", "LATEST", "PStream", "Trimmed"]
@@ -306,6 +307,7 @@ class PStream:
         files = self._notes(reader)
         known = _offsets(files)
         if offset > max(known, default=self.log.readers[reader].offset):
+            trace("release", stream=self.files.location, reader=reader, offset=offset)
             with contextlib.suppress(ConflictError):
                 files.publish(_progress_name(offset), encode(PUnit("progress", {"time_us": _clock.now_us()})))
             for older in known:

@@ -22,6 +22,7 @@ from penstock._clock import monotonic_s, now_us
 from penstock.checkpointing.graph.directory import GraphDirectory, QueryProgress
 from penstock.checkpointing.p_stream import Piece, PStream
 from penstock.checkpointing.spark_checkpoint import repair_checkpoint
+from penstock.checkpointing.trace import trace
 from penstock.errors import CorruptDataError
 from penstock.spark_ext.graph.state import FoundState, HeldBySpark, StatePlace, find_state
 
@@ -131,7 +132,20 @@ class GraphRecovery:
             for location in query.reads:
                 if location not in self._streams:
                     self._streams[location] = PStream(location)
+        self._trace()
         self._ended(checkpoint=self._checkpoint)
+
+    def _trace(self) -> None:
+        """Record from where the queries go on."""
+        queries = {
+            name: {"id": one.id, "planned": one.planned, "committed": one.committed, "rows": dict(one.rows)}
+            for name, one in self._progress.items()
+        }
+        streams = {
+            location: {"identity": one.identity, "start": one.start, "end": one.end}
+            for location, one in self._streams.items()
+        }
+        trace("recovered", graph=self._name, queries=queries, streams=streams)
 
     @property
     def _checkpoint(self) -> int | None:

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.p_stream import EARLIEST
 from penstock.checkpointing.p_stream import PStream as Stream
+from penstock.checkpointing.trace import trace
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph, Persist, PhysicalPlan, Statistics, as_json, explain
 from penstock.operators.graph.nodes import Node, PStream, Sink, Source, rebuild, topological
@@ -162,6 +163,7 @@ def start(
     writer = _named(writer, graph.name, directory.query(RESULTS), commit)
     after = _after(made.readings, writers)
     stages.append(Stage(RESULTS, writer, after, made.direct, holds_back(results)))
+    _trace(graph.name, readings, writers, states)
     recovery = None
     if old is None:
         _check_readers_are_free(readings, writers)
@@ -185,6 +187,25 @@ def start(
         drain=drain,
         recovery=recovery,
     )
+
+
+def _trace(
+    graph: str,
+    readings: Mapping[str, Sequence[Reading]],
+    writers: Mapping[str, str],
+    states: Mapping[str, StatePlace | None],
+) -> None:
+    """Record which query reads and writes what; see `penstock.checkpointing.trace`."""
+    queries = {
+        query: {
+            "reads": [[one.location, one.reader] for one in some],
+            "writes": next((location for location, writer in writers.items() if writer == query), None),
+            "state": place and place.name,
+        }
+        for query, some in readings.items()
+        for place in [states[query]]
+    }
+    trace("graph", graph=graph, queries=queries)
 
 
 def _located(

@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 
 from penstock.checkpointing.files import Files, open_files
 from penstock.checkpointing.graph.directory import GraphDirectory, QueryProgress
+from penstock.checkpointing.trace import trace
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.state_reader.committed import of_operator, specification_of
@@ -157,4 +158,6 @@ def _of(held: Held, files: Files, buckets: int) -> dict[int, Pointer]:
 
 
 def _find(files: Files, bucket: int, pointer: Pointer) -> Handle:
-    return BucketStore(files.child(f"{bucket:05d}")).find(pointer)
+    store = BucketStore(files.child(f"{bucket:05d}"))
+    trace("found", location=store.files.location, file=pointer.file_name)
+    return store.find(pointer)

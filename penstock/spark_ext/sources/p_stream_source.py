@@ -28,6 +28,7 @@ from pyspark.sql.types import StructType
 from penstock.checkpointing.files import Files
 from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
 from penstock.checkpointing.releases import Releases
+from penstock.checkpointing.trace import trace
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.spark_ext.border.types import check_same
 from penstock.spark_ext.sources.p_stream_options import ReadOptions, WriteOptions
@@ -320,16 +321,21 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         first, stop = self._row(start), self._row(end)
+        self._trace("planned", start=first, end=stop)
         self._begin(first)
         return self._plan.split(first, stop)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._plan.read(partition)
 
+    def _trace(self, event: str, **facts: int) -> None:
+        trace(event, stream=self._plan.stream.files.location, reader=self._options.reader, **facts)
+
     def commit(self, end: dict[str, Any]) -> None:
         if self._options.reader is None:
             return
         stream, row = self._plan.stream, self._row(end)
+        self._trace("done", end=row)
         self._pending_batches += 1
         self._releases.add(self._options.reader, partial(stream.trim_from, self._options.reader, row))
         many = self._pending_batches >= _RELEASE_BATCHES

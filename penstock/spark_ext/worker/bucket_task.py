@@ -27,6 +27,7 @@ from penstock._failpoints import failpoint
 from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import Files, open_files
 from penstock.checkpointing.releases import Releases
+from penstock.checkpointing.trace import trace
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError, PenstockError
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Handle, Pointer
@@ -205,6 +206,8 @@ class BucketTask(Generic[S]):
             retain_versions=self.retain_versions,
             background=_background(),
         )
+        place = {"location": store.files.location, "batch": batch_id}
+        trace("arrived", **place, file=pointer and pointer.file_name)
         found = _CACHE.take(store, pointer, self.operator.new_state)
         try:
             # Whoever had the bucket before may have died and left something.
@@ -218,6 +221,7 @@ class BucketTask(Generic[S]):
                 batches, metrics = self.operator.run(found.state, parcels, turn, clock)
             served = monotonic_s()
             handle = store.commit(found.state, found.handle)
+            trace("checkpointed", **place, chain=[link.pointer.file_name for link in handle.links])
             failpoint("operator.after_commit")
             metrics.state_bytes = found.state.size_bytes
         except BaseException:

@@ -42,6 +42,8 @@ class PersistentOperatorGraph:
     ----------
     topology : Topology
         Its shape.
+    operator : type
+        The operators' type.
 
     Notes
     -----
@@ -53,7 +55,7 @@ class PersistentOperatorGraph:
     4. then release markers start at the sinks, and every owner trims its own p-units.
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, operator: type[FTOperator] = FTOperator) -> None:
         self.topology = topology
         self.facts = Facts.none(topology)
         self.released = VectorClock()
@@ -63,7 +65,7 @@ class PersistentOperatorGraph:
             for name in topology.readers
         }
         self.operators = {
-            name: FTOperator(
+            name: operator(
                 name,
                 topology.inputs(name),
                 spec.function,

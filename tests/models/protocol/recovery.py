@@ -9,7 +9,7 @@ from penstock.errors import CorruptDataError, InvalidUsageError
 from tests.models.protocol.collect import Checkpoint, Facts, Requests, requests
 from tests.models.protocol.graph import PersistentOperatorGraph
 from tests.models.protocol.lineage import StreamUnit
-from tests.models.protocol.operator import Restart, Snapshot
+from tests.models.protocol.operator import FTOperator, Restart, Snapshot
 from tests.models.protocol.tasks import Storage, Task
 from tests.models.protocol.topology import Topology
 
@@ -49,13 +49,22 @@ class Recovery:
         What survived.
     clock : callable
         Returns seconds on a clock that never goes back.
+    operator : type
+        The operators' type.
 
     Notes
     -----
     (Scabbard §3.2; Algorithm 1, lines 37 to 40). Sources send again from the end of their ingress streams.
     """
 
-    def __init__(self, topology: Topology, storage: Storage, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        storage: Storage,
+        clock: Callable[[], float],
+        operator: type[FTOperator] = FTOperator,
+    ) -> None:
+        self._operator = operator
         self._topology = topology
         self._storage = storage
         self._clock = clock
@@ -160,7 +169,7 @@ class Recovery:
         if missing := set(self.loads) - set(self._units):
             raise InvalidUsageError("a recovery loads everything first", missing=sorted(missing))
         self._ended(3)
-        graph = PersistentOperatorGraph(self._topology)
+        graph = PersistentOperatorGraph(self._topology, self._operator)
         graph.facts = self._facts
         for name, units in self._units.items():
             graph.streams[name].load_stream(units[0].offset if units else self._begin(name), units)

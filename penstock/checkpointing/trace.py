@@ -1,0 +1,83 @@
+"""Algorithm 1 of Scabbard in the runtime: which function does which step, and a trace of the steps.
+
+======  =====================================  ==========================================  ============
+line    step                                   function                                    trace
+======  =====================================  ==========================================  ============
+6-8     a checkpoint marker arrives            Spark starts a micro-batch: every query is  ``arrived``
+                                               aligned between micro-batches, so I and R
+                                               are empty and the first marker is the last
+9-13    checkpoint I, R and Θ                  `BucketStore.commit` writes Θ of a bucket;  ``checkpointed``
+                                               Spark's commit log completes the checkpoint
+14-15   release: drop what is obsolete         `BucketStore.sweep` deletes state files;    ``deleted``,
+        and pass the marker up                 `PStream.trim_from` notes a reader's        ``release``,
+                                               release; `PStream.trim` trims the stream    ``trim``
+16      retain: persist what follows           every p-stream retains: `SegmentWriter`     ``persisted``
+17-18   receive a p-unit                       `_StreamReader.partitions`                  ``planned``
+19, 25  drop what *PV in* has                  Spark's offset log fixes a micro-batch's
+                                               rows; the next one starts at their end
+20-21   channels without a marker              none: micro-batches are aligned
+22-24   persistTask                            `CommitLog.commit`, after the segments      ``commit``
+26-27   queryTask                              `BucketTask.run`, `Operator.run`
+28-34   send, unless *PV out* has it           `StreamWriter.commit`: a micro-batch whose  ``commit``
+                                               number the log has is dropped
+35-36   the last operator releases             `_StreamReader.commit`, by Spark, after     ``done``
+                                               the micro-batch is committed
+37-38   progress recovery, upstream request    `GraphRecovery`, phases 1 and 2             ``recovered``
+39      *PV in*, *PV out*                      rows of the newest committed micro-batch
+40      recoveryTasks                          `find_state`, `StateCache.take`             ``found``
+======  =====================================  ==========================================  ============
+
+The trace is off unless the environment variable ``PENSTOCK_TRACE`` names a file, to which every process
+appends JSON lines, or `tracing` injects a sink. A line precedes an effect that destroys or shows something
+(``commit``, ``release``, ``trim``, ``deleted``) and follows all other effects, so that the order of the lines
+proves the order of the effects. ``commit`` has a second line, ``committed``, once the effect is known.
+`tests.models.replay` replays a trace through the model of the protocol (docs/design/0006).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+__all__ = ["TraceSink", "trace", "tracing"]
+
+TraceSink: TypeAlias = Callable[[dict[str, Any]], None]
+"""Takes an event: its name under ``event``, and its facts, as values of JSON."""
+
+_VARIABLE = "PENSTOCK_TRACE"
+
+
+def _append_to(path: str) -> TraceSink:
+    """Return a sink that appends lines to a file; each is one write, so processes share the file."""
+
+    def append(event: dict[str, Any]) -> None:
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(file, json.dumps(event).encode() + b"\n")
+        finally:
+            os.close(file)
+
+    return append
+
+
+_sink: TraceSink | None = _append_to(os.environ[_VARIABLE]) if _VARIABLE in os.environ else None
+
+
+def trace(event: str, **facts: Any) -> None:
+    """Record a step of the protocol, if a trace is written."""
+    if _sink is not None:
+        _sink({"event": event, **facts})
+
+
+@contextmanager
+def tracing(sink: TraceSink) -> Iterator[None]:
+    """Send the events of this process to `sink` meanwhile."""
+    global _sink  # noqa: PLW0603 - one trace a process
+    before, _sink = _sink, sink
+    try:
+        yield
+    finally:
+        _sink = before
