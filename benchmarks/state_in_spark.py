@@ -10,7 +10,7 @@ update mode on the RocksDB state store with changelog checkpointing.
 
 They do not keep the same: Spark the newest row of each key, Penstock its key and time, for what was emitted
 is not needed any more. ``penstock-rows`` is a stateful function by bucket that keeps whole rows in Penstock's
-store (`MemoryTable`), so that the stores are compared with equal contents.
+store (`benchmarks.keyed_state`), so that the stores are compared with equal contents.
 
 Columns: whole batch (``triggerExecution``), the commit of state (both partitions one after the other on
 their cores: the slower one), bytes written for state per batch, bytes on disk after the last batch, memory at
@@ -137,9 +137,9 @@ def _background() -> Any:
 
 
 def _new_table() -> Any:
-    from penstock.state_store.tables.memory_table import MemoryTable
+    from benchmarks.keyed_state import KeyedState
 
-    return MemoryTable(ARROW_SCHEMA, ("key",))
+    return KeyedState(ARROW_SCHEMA, ("key",))
 
 
 def build(contender: str, rows: Any, directory: Path) -> tuple[Any, str]:

@@ -31,7 +31,6 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import machine, median, run_contender, scratch
-from benchmarks.state_store import rss_mib
 from penstock import _durable
 from penstock.checkpointing import decode, encode
 from penstock.operators.queues.update_queue import UpdateQueue
@@ -39,6 +38,12 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.state_store.tables.working_copy import WorkingCopy, table_maker
+
+
+def rss_mib() -> float:
+    """Return the resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
 
 SCHEMA = pa.schema(
     [

@@ -24,8 +24,11 @@ from penstock.operators.windows.append.panes import Panes
 from penstock.operators.windows.append.sliding import slide
 from penstock.operators.windows.update.queue import WindowQueue
 from penstock.operators.windows.update.results import WindowMode
+from penstock.state_store.keys.key_index import KeyIndex
 from penstock.state_store.keys.key_set import KeySet
-from penstock.state_store.tables.memory_table import MemoryTable
+from penstock.state_store.tables.rocksdb_table import RocksdbTable
+from penstock.state_store.tables.row_store import RowStore
+from penstock.state_store.tables.table import Layout
 from tests.naive import Update
 from tests.naive_panes import Row
 from tests.property.test_panes import entries_of, layout_of
@@ -69,13 +72,21 @@ def _queues() -> None:
 
 def _state() -> None:
     schema = pa.schema({"k": pa.int64(), "s": pa.string(), "l": pa.list_(pa.int8())})
-    table = MemoryTable(schema, ("k",))
     rows = pa.record_batch([NUMBERS, ["x"] * 3000, [[1]] * 3000], schema=schema)
-    for batch in (rows, rows.take(pa.array([3, 1, 3]))):
-        table.put(batch)
-    list(table.scan())
-    table.delete(rows.slice(5))
-    table.delta()
+    table = RocksdbTable(schema, ("k",))
+    table.put(rows)
+    table.get(rows)
+    list(table.rows())
+    table.close()
+    index = KeyIndex()
+    index.find_or_add(Layout(schema, ("s",)).keys_of(rows))
+    index.subset(np.array([0]))
+    store, some = RowStore(pa.schema([schema.field("s"), schema.field("l")])), np.arange(3000)
+    store.resize(3000)
+    for _ in range(3):
+        store.put(some, rows.select(["s", "l"]))
+    store.compact(some[:10])
+    store.take(some[:10])
 
 
 def _windows() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit
-from penstock.errors import PenstockError
+from penstock.errors import CorruptDataError, PenstockError
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
 
-__all__ = ["DictState", "Later", "content_of", "links_of", "names_of"]
+__all__ = ["DictState", "Later", "RowState", "content_of", "links_of", "names_of"]
 
 
 class DictState:
@@ -64,6 +64,56 @@ def _unit(kind: str, changed: Mapping[int, bytes | None], keys: int) -> PUnit:
         [pa.array(list(changed), pa.int64()), pa.array(list(changed.values()), pa.binary())], ["k", "v"]
     )
     return PUnit(kind, {"keys": keys}, {"changes": block})
+
+
+class RowState:
+    """Rows by the key ``k``, of any other columns; its snapshots have parts of `part` rows."""
+
+    def __init__(self, schema: pa.Schema, part: int = 1000) -> None:
+        self.schema, self.part = schema, part
+        self.content: dict[Any, dict[str, Any]] = {}
+        self._changed: set[Any] = set()
+
+    @property
+    def size_bytes(self) -> int:
+        return 100 * len(self.content)
+
+    def put(self, rows: pa.RecordBatch) -> None:
+        for row in rows.to_pylist():
+            self.content[row["k"]] = row
+            self._changed.add(row["k"])
+
+    def delete(self, keys: Iterable[Any]) -> None:
+        for key in keys:
+            self.content.pop(key, None)
+            self._changed.add(key)
+
+    def close(self) -> None:
+        self.content = {}
+
+    def delta(self) -> PUnit:
+        changed, self._changed = sorted(self._changed), set()
+        upserts = [self.content[key] for key in changed if key in self.content]
+        return self._unit("delta", upserts, [key for key in changed if key not in self.content])
+
+    def snapshot(self) -> Iterator[PUnit]:
+        rows = [self.content[key] for key in sorted(self.content)]
+        parts = [rows[at : at + self.part] for at in range(0, max(len(rows), 1), self.part)]
+        return iter([self._unit("snapshot", part, []) for part in parts])
+
+    def restore(self, units: Iterable[PUnit]) -> None:
+        for unit in units:
+            rows, gone = unit.blocks["upserts"], unit.blocks["tombstones"]
+            if rows.schema != self.schema or gone.schema.names != ["k"]:
+                raise CorruptDataError("a unit of a state has other columns", kind=unit.kind)
+            self.put(rows)
+            self.delete(gone["k"].to_pylist())
+        self._changed = set()
+
+    def _unit(self, kind: str, upserts: list[dict[str, Any]], tombstones: list[Any]) -> PUnit:
+        gone = pa.record_batch({"k": pa.array(tombstones, self.schema.field("k").type)})
+        blocks = {"upserts": pa.RecordBatch.from_pylist(upserts, self.schema), "tombstones": gone}
+        return PUnit(kind, {}, blocks)
 
 
 class AtOnce(Executor):

@@ -15,14 +15,14 @@ import pytest
 from penstock.checkpointing.files import FileFacts, open_files
 from penstock.errors import UnavailableError
 from penstock.state_store.bucket_store import BucketStore, Handle
-from penstock.state_store.tables import rocksdb_table
-from penstock.state_store.tables.memory_table import MemoryTable
+from penstock.state_store.tables.rocksdb_table import RocksdbTable
+from tests.states import RowState
 
 SCHEMA = pa.schema([("k", pa.int64()), ("value", pa.binary())])
 
 
-def _table() -> MemoryTable:
-    return MemoryTable(SCHEMA, ("k",))
+def _table() -> RowState:
+    return RowState(SCHEMA)
 
 
 def _random_rows(count: int) -> pa.RecordBatch:
@@ -96,16 +96,15 @@ def test_a_commit_on_a_full_disk_leaves_the_version_before(small_disk: Path) -> 
         assert store.files.list() == before
     again = _table()
     held = store.load(handle.links[-1].pointer, again)
-    assert len(again) == 5_000
+    assert len(again.content) == 5_000
     again.put(_random_rows(1))
     assert len(store.commit(again, held).links) == 3
 
 
 def test_a_full_disk_under_a_working_copy_is_named_and_nothing_stays(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+    small_disk: Path,
 ) -> None:
-    monkeypatch.setattr(rocksdb_table, "_MEMTABLE_BYTES", 1 << 16)
-    table = rocksdb_table.RocksdbTable(SCHEMA, ("k",), scratch=small_disk)
+    table = RocksdbTable(SCHEMA, ("k",), scratch=small_disk, memtable_bytes=1 << 16)
     with pytest.raises(UnavailableError, match="No space left on device"):
         for _ in range(1_000):
             table.put(_random_rows(2_000))

@@ -1,10 +1,10 @@
 """Working copies, versions, caches, lost attempts and garbage together, against dictionaries.
 
-Several workers, some with tables in memory and some with tables in RocksDB, run micro-batches upon the same
-files: each attempt takes the state at the committed pointer, changes it and commits; one attempt of a batch
-wins. Attempts die before or after their commit, stay behind and commit batches later, workers lose their
-caches, and snapshots and sweeps happen at any later time, or never because their worker died, or in part
-because it died meanwhile. The checkpoint is set back to versions that are retained.
+Several workers run micro-batches upon the same files: each attempt takes the state at the committed pointer,
+changes it and commits; one attempt of a batch wins. Attempts die before or after their commit, stay behind
+and commit batches later, workers lose their caches, and snapshots and sweeps happen at any later time, or
+never because their worker died, or in part because it died meanwhile. The checkpoint is set back to versions
+that are retained.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ from penstock.checkpointing.files import LocalFiles
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, number_of, pointer_of
 from penstock.state_store.cache import Found, StateCache
-from penstock.state_store.tables import memory_table, rocksdb_table
-from penstock.state_store.tables.memory_table import MemoryTable
-from penstock.state_store.tables.rocksdb_table import RocksdbTable
-from tests.states import Later
+from tests.states import Later, RowState
 
 SCHEMA = pa.schema([("k", pa.int64()), ("text", pa.string()), ("n", pa.int32())])
 RETAIN = 2
@@ -38,11 +35,9 @@ COMMITS = 3
 EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 40)
 """`script/fuzz` has more."""
 
-KINDS = ("memory", "rocksdb", "memory")
+WORKERS = 3
 
 Content = dict[int, tuple[str | None, int]]
-SCRATCH = next((path for path in [Path("/dev/shm")] if path.is_dir()), None)
-"""Where RocksDB need not wait for a disk, if there is such a place."""
 
 KEYS = st.integers(0, 6)  # so few that most of those deleted were there
 PUTS = st.dictionaries(KEYS, st.tuples(st.none() | st.text(max_size=30), st.integers(-9, 9)), max_size=5)
@@ -51,20 +46,18 @@ ATTEMPT = 7
 """The key under which each attempt of a batch writes another row, so that it shows which one won."""
 
 
-def _table(kind: str) -> MemoryTable | RocksdbTable:
-    return MemoryTable(SCHEMA, ("k",)) if kind == "memory" else RocksdbTable(SCHEMA, ("k",), scratch=SCRATCH)
+def _table() -> RowState:
+    return RowState(SCHEMA, part=4)
 
 
-def _content(table: Any) -> Content:
-    rows = [row for batch in table.scan() for row in batch.to_pylist()]
-    assert len(rows) == len(table)
-    return {row["k"]: (row["text"], row["n"]) for row in rows}
+def _content(table: RowState) -> Content:
+    return {key: (row["text"], row["n"]) for key, row in table.content.items()}
 
 
 def _change(table: Any, puts: Content, deletes: set[int]) -> None:
     rows = [{"k": key, "text": text, "n": number} for key, (text, number) in puts.items()]
     table.put(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
-    table.delete(pa.RecordBatch.from_pydict({"k": pa.array(sorted(deletes), pa.int64())}))
+    table.delete(sorted(deletes))
 
 
 class Version(NamedTuple):
@@ -87,16 +80,9 @@ class Killed(BaseException):
 class Worker:
     """A Python worker: what it keeps between tasks, and what it has begun to do in the background."""
 
-    kind: str
     directory: Path
     later: Later = field(default_factory=Later)
     cache: StateCache[Any] = field(default_factory=lambda: StateCache(1 << 30))
-    tables: list[Any] = field(default_factory=list)
-    """All that it made, also for attempts that died."""
-
-    def new_table(self) -> MemoryTable | RocksdbTable:
-        self.tables.append(_table(self.kind))
-        return self.tables[-1]
 
     @property
     def store(self) -> BucketStore:
@@ -105,9 +91,6 @@ class Worker:
     def die(self) -> None:
         """Let another process take its place, which knows nothing."""
         self.cache, self.later = StateCache(1 << 30), Later()
-        for table in self.tables:  # RocksDB takes a second to notice that it is forgotten
-            table.close()
-        self.tables.clear()
 
     def die_after(self, operations: int) -> None:
         """Do what was begun in the background until so many files were published or deleted, and die."""
@@ -135,7 +118,7 @@ class Workers(RuleBasedStateMachine):
         super().__init__()
         self.scratch = tempfile.TemporaryDirectory()
         self.directory = Path(self.scratch.name) / "bucket"
-        self.workers = [Worker(kind, self.directory) for kind in KINDS]
+        self.workers = [Worker(self.directory) for _ in range(WORKERS)]
         self.committed: list[Version] = []
         self.arrived: Handle = Handle()
         self.retained = 0
@@ -159,8 +142,6 @@ class Workers(RuleBasedStateMachine):
         self.patch.setattr(bucket_store, "_LONGEST_CHAIN", longest)
         self.patch.setattr(bucket_store, "_LEAST_CHAIN_BYTES", least_bytes)
         self.patch.setattr(bucket_store, "_SNAPSHOT_COMMITS", COMMITS)
-        for module in (memory_table, rocksdb_table):
-            self.patch.setattr(module, "UNIT_ROWS", 4)
 
     @property
     def newest(self) -> Version:
@@ -169,7 +150,7 @@ class Workers(RuleBasedStateMachine):
 
     def _begin(self, worker: Worker) -> Found[Any]:
         pointer = self.newest.pointer if self.committed else None
-        found = worker.cache.take(worker.store, pointer, worker.new_table)
+        found = worker.cache.take(worker.store, pointer, _table)
         assert _content(found.state) == self.newest.content
         worker.store.release(found.handle)
         self.arrived = found.handle
@@ -184,8 +165,8 @@ class Workers(RuleBasedStateMachine):
         return handle
 
     @rule(
-        first=st.sampled_from(range(len(KINDS))),
-        second=st.none() | st.sampled_from(range(len(KINDS))),
+        first=st.sampled_from(range(WORKERS)),
+        second=st.none() | st.sampled_from(range(WORKERS)),
         second_wins=st.booleans(),
         puts=PUTS,
         deletes=DELETES,
@@ -199,7 +180,7 @@ class Workers(RuleBasedStateMachine):
                 worker.later.run()
         self._batch([first] if second is None else [first, second], second_wins, puts, deletes)
 
-    @rule(turns=st.lists(st.sampled_from(range(len(KINDS))), min_size=1, max_size=6), puts=PUTS)
+    @rule(turns=st.lists(st.sampled_from(range(WORKERS)), min_size=1, max_size=6), puts=PUTS)
     def batches_without_time_for_anything_else(self, turns: list[int], puts: Content) -> None:
         for number in turns:
             self._batch([number], False, puts, set())
@@ -233,11 +214,11 @@ class Workers(RuleBasedStateMachine):
             last = pointer.version + COMMITS
         self.committed.append(Version(pointer, content, snapshot, last))
 
-    @rule(number=st.sampled_from(range(len(KINDS))), puts=PUTS)
+    @rule(number=st.sampled_from(range(WORKERS)), puts=PUTS)
     def attempt_that_dies_before_its_commit(self, number: int, puts: Content) -> None:
         _change(self._begin(self.workers[number]).state, puts, set())
 
-    @rule(number=st.sampled_from(range(len(KINDS))), puts=PUTS)
+    @rule(number=st.sampled_from(range(WORKERS)), puts=PUTS)
     def attempt_that_stalls(self, number: int, puts: Content) -> None:
         if len(self.stalled) < 2:
             worker = self.workers[number]
@@ -251,17 +232,17 @@ class Workers(RuleBasedStateMachine):
             worker, found = self.stalled.pop()
             worker.store.commit(found.state, found.handle)
 
-    @rule(number=st.sampled_from(range(len(KINDS))))
+    @rule(number=st.sampled_from(range(WORKERS)))
     def worker_has_time(self, number: int) -> None:
         self.workers[number].later.run()
 
-    @rule(number=st.sampled_from(range(len(KINDS))))
+    @rule(number=st.sampled_from(range(WORKERS)))
     def worker_dies(self, number: int) -> None:
         worker = self.workers[number]
         self.stalled = [entry for entry in self.stalled if entry[0] is not worker]
         worker.die()
 
-    @rule(number=st.sampled_from(range(len(KINDS))), operations=st.integers(0, 5))
+    @rule(number=st.sampled_from(range(WORKERS)), operations=st.integers(0, 5))
     def worker_dies_while_it_writes_or_sweeps(self, number: int, operations: int) -> None:
         worker = self.workers[number]
         self.stalled = [entry for entry in self.stalled if entry[0] is not worker]
@@ -292,22 +273,13 @@ class Workers(RuleBasedStateMachine):
             for name in left - handle.needed(RETAIN):
                 assert (number_of(name) or 0) >= lowest
 
-    def _loads(self, kind: str, pointer: Pointer, content: Content) -> None:
-        table = _table(kind)
-        BucketStore(LocalFiles(self.directory)).load(pointer, table)
-        assert _content(table) == content
-        table.close()
-
-    @rule()
-    def what_any_working_copy_wrote_rocksdb_opens(self) -> None:
-        if self.committed:
-            self._loads("rocksdb", self.newest.pointer, self.newest.content)
-
     @invariant()
     def every_retained_version_loads(self) -> None:
         for pointer, content, _, _ in self.committed[-RETAIN - 1 :]:
             if pointer.version >= self.retained:
-                self._loads("memory", pointer, content)
+                table = _table()
+                BucketStore(LocalFiles(self.directory)).load(pointer, table)
+                assert _content(table) == content
 
     def teardown(self) -> None:
         self.patch.undo()

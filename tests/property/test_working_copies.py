@@ -31,7 +31,7 @@ from penstock.operators.update_stream.stream import UpdateStream
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, Pointer
 from penstock.state_store.cache import StateCache
-from penstock.state_store.tables.memory_table import MemoryTable
+from penstock.state_store.tables.rocksdb_table import RocksdbTable
 from penstock.state_store.tables.working_copy import TableMaker, WorkingCopy, table_maker
 from tests.naive import NaiveQueue, Update
 from tests.states import Later
@@ -46,6 +46,7 @@ from tests.streams import (
     through_bytes,
     updates,
 )
+from tests.tables import DictTable
 
 STEPS = st.lists(
     st.one_of(
@@ -122,7 +123,7 @@ EARLIER: dict[str, Any] = {
 def test_a_queue_with_a_table_serves_measures_and_stores_the_same_and_either_opens_the_others_units(
     stream: UpdateStream, policy: Policy, semantics: Semantics, steps: list[Any]
 ) -> None:
-    check_twins(MemoryTable, stream, policy, semantics, steps)
+    check_twins(DictTable, stream, policy, semantics, steps)
 
 
 @given(**RUNS)
@@ -134,7 +135,7 @@ def test_so_does_one_with_a_table_on_local_disk(
     check_twins(table_maker(WorkingCopy.ROCKSDB), stream, policy, semantics, steps)
 
 
-@pytest.mark.parametrize("table", [None, MemoryTable], ids=["memory", "table"])
+@pytest.mark.parametrize("table", [None, DictTable], ids=["memory", "table"])
 @pytest.mark.parametrize("semantics", list(Semantics))
 @pytest.mark.parametrize("way", ["a delta", "two deltas", "a snapshot"])
 def test_a_restored_queue_books_the_staleness_that_one_that_went_on_does(
@@ -311,7 +312,7 @@ def test_a_queue_of_some_of_the_keys_serves_them_as_the_whole_one_does(
 
 def test_what_is_in_service_keeps_its_number() -> None:
     found = []
-    for table in (None, MemoryTable):
+    for table in (None, DictTable):
         queue = made(STREAM, Policy.IN_PLACE, Semantics.UPDATE, table)
         enqueue(queue, [Update(key, 1, key) for key in range(5)], 10)
         served_of(queue, 3, 20)
@@ -339,10 +340,9 @@ def test_a_snapshot_is_of_its_moment_and_outlives_its_copy(tmp_path: Path) -> No
     assert len(wanted[1]) == 1000
 
 
-def test_the_whole_state_is_never_in_memory_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("memory_table", "rocksdb_table"):
-        monkeypatch.setattr(f"penstock.state_store.tables.{module}.UNIT_BYTES", 4000)
-    queue = made(STREAM, Policy.IN_PLACE, Semantics.UPDATE, table_maker(WorkingCopy.ROCKSDB, tmp_path))
+def test_the_whole_state_is_never_in_memory_at_once(tmp_path: Path) -> None:
+    table = functools.partial(RocksdbTable, scratch=tmp_path, batch_bytes=4000)
+    queue = made(STREAM, Policy.IN_PLACE, Semantics.UPDATE, table)
     for begin in range(0, 5000, 1000):
         enqueue(queue, [Update(key, 1, key) for key in range(begin, begin + 1000)], begin)
         served_of(queue, 1000, begin)

@@ -19,7 +19,6 @@ _ROOT = Path(__file__).parents[2]
     [
         ("update_queue_speed", ["penstock", "per-key"]),
         ("state_in_spark", ["penstock-rows"]),
-        ("state_store", ["memory", "rocksdb"]),
     ],
 )
 def test_a_benchmark_runs_and_prints_a_row_for_each_contender(name: str, only: list[str]) -> None:

@@ -13,7 +13,7 @@ from penstock.checkpointing.files import LocalFiles
 from penstock.errors import CorruptDataError
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
-from penstock.state_store.tables.memory_table import MemoryTable
+from tests.states import RowState
 
 _LOOKS = 5
 """Of so many damages one is looked for without a load, too."""
@@ -26,22 +26,22 @@ def _rows(*keys: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
 
 
-def _content(table: MemoryTable) -> list[Any]:
-    return sorted((row for batch in table.scan() for row in batch.to_pylist()), key=lambda row: row["k"])
+def _content(table: RowState) -> list[Any]:
+    return [table.content[key] for key in sorted(table.content)]
 
 
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[BucketStore, Handle, list[Any]]:
     """Give a store whose chain has a snapshot and two deltas, one with tombstones."""
     monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 0)
-    store, table, handle = BucketStore(LocalFiles(tmp_path)), MemoryTable(SCHEMA, ("k",)), Handle()
+    store, table, handle = BucketStore(LocalFiles(tmp_path)), RowState(SCHEMA), Handle()
     for keys in ([1, 2, 3, 4], [5]):
         table.put(_rows(*keys))
         handle = store.commit(table, handle)
     monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 64)
     for keys in ([6, 1], [7]):
         table.put(_rows(*keys))
-        table.delete(_rows(2, keys[0] - 1))
+        table.delete([2, keys[0] - 1])
         handle = store.commit(table, handle)
     assert (handle.base, len(handle.links)) == (1, 3)
     return store, handle, _content(table)
@@ -71,7 +71,7 @@ def test_no_damage_of_any_byte_gives_wrong_data(
         content = path.read_bytes()
         for at in range(len(content)):
             path.write_bytes(damage(content, at))
-            table = MemoryTable(SCHEMA, ("k",))
+            table = RowState(SCHEMA)
             said = None
             try:
                 store.load(pointer, table)
@@ -97,7 +97,7 @@ def test_what_is_missing_is_found_without_a_load(stored: tuple[BucketStore, Hand
         content = path.read_bytes()
         path.unlink()
         said = _said(store.find, pointer)
-        assert said == _said(store.load, pointer, MemoryTable(SCHEMA, ("k",)))
+        assert said == _said(store.load, pointer, RowState(SCHEMA))
         assert said is not None
         assert f"a state file is missing: file={path}" in said
         path.write_bytes(content)

@@ -22,9 +22,9 @@ from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableErro
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.clock_record import ClockRecord
 from penstock.state_store.survey import survey as survey_of_bucket
-from penstock.state_store.tables.memory_table import MemoryTable
 from tests.graph_directories import write_graph
 from tests.hostile import every_change, rewrite, unit_in
+from tests.states import RowState
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), ("text", pa.string())])
 ROWS = pa.table({"k": range(4), "text": ["a", None, "b", "c"]}, SCHEMA)
@@ -138,7 +138,7 @@ def test_progress_beyond_the_end_is_refused(place: Path) -> None:
 
 
 def test_a_state_file_is_refused_whatever_field_of_its_chain_is_strange(tmp_path: Path) -> None:
-    store, table, handle = BucketStore(LocalFiles(tmp_path)), MemoryTable(SCHEMA, ("k",)), Handle()
+    store, table, handle = BucketStore(LocalFiles(tmp_path)), RowState(SCHEMA), Handle()
     for keys in ([1, 2], [3]):
         table.put(pa.record_batch([keys, [None] * len(keys)], schema=SCHEMA))
         handle = store.commit(table, handle)
@@ -151,7 +151,7 @@ def test_a_state_file_is_refused_whatever_field_of_its_chain_is_strange(tmp_path
     for what, new in every_change(meta):
         rewrite(file, PUnit(unit.kind, new, unit.blocks))
         changes += 1
-        refused += _refused(lambda: store.load(pointer, MemoryTable(SCHEMA, ("k",))), tmp_path, what)
+        refused += _refused(lambda: store.load(pointer, RowState(SCHEMA)), tmp_path, what)
         survey_of_bucket(store.files)
     assert refused > changes // 2
 

@@ -32,7 +32,7 @@ from penstock.operators.update_stream import arrivals
 from penstock.operators.windows.append import sliding_kernels
 from penstock.operators.windows.update import transitions, zones
 from penstock.state_store.keys import key_index, key_set, key_words
-from penstock.state_store.tables import memory_table, row_codec, row_store
+from penstock.state_store.tables import row_codec, row_store
 from tests.naive import Update, conflated, hash_of, staleness_bin
 from tests.streams import STREAM, arrivals_of
 
@@ -46,7 +46,6 @@ KERNELS = {
     "key_set": {"_second_hash", "_home", "_slot_of", "_add", "_contains", "_remove"},
     "row_codec": {"_append", "_extract"},
     "row_store": {"_missing_room", "_touch", "_write", "_gather"},
-    "memory_table": {"_mark_last"},
     "pages": {"_elp_remove", "_elp_add", "_allocate", "_free"},
     "arrivals": {"_conflate"},
     "linked_scheduler": {
@@ -143,7 +142,6 @@ REFERENCES = {
     "key_set": "test_key_set",
     "row_codec": "test_row_codec",
     "row_store": "test_row_store",
-    "memory_table": "test_table",
     "pages": "test_pages",
     "arrivals": "test_conflate",
     "linked_scheduler": "test_update_queue",
@@ -170,7 +168,7 @@ REFERENCES = {
     "wide": "test_wide_sums",
 }
 MODULES = [
-    *(key_words, key_index, key_set, row_codec, row_store, memory_table),
+    *(key_words, key_index, key_set, row_codec, row_store),
     *(
         pages,
         arrivals,

@@ -258,15 +258,14 @@ class TabledCells(Cells):
         """Return the cells of keys in memory, and the others from the table."""
         self.put_by(self.block(np.flatnonzero(self.dirty[: len(self)])))
         # The index goes on changing while the others are written.
-        return ids, self._others(self._index.subset(ids), self._table.snapshot())
+        return ids, self._others(self._index.subset(ids), self._table.rows())
 
     def close(self) -> None:
         """Let go of the table."""
         self._table.close()
 
-    def _others(self, index: KeyIndex, units: Iterator[Any]) -> Iterator[pa.RecordBatch]:
-        for unit in units:
-            block = unit.blocks["upserts"]
+    def _others(self, index: KeyIndex, blocks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for block in blocks:
             here = index.find(self._codec.encode(block.columns[: len(self._key)])) >= 0
             yield block.filter(pa.array(~here)) if here.any() else block
 

@@ -28,7 +28,6 @@ from penstock.spark_ext.worker.stateful import (
     key_columns,
 )
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
-from penstock.state_store.tables.working_copy import WorkingCopy
 
 __all__ = ["STATE_LOCATION_SETTING", "run_queue", "update_queue"]
 
@@ -102,7 +101,7 @@ def update_queue(
         first under overload. See "Semantics" in ``docs/concepts/update-queue.md``.
     working_copy : {"memory", "rocksdb"}
         Where workers hold the keys that do not wait: in memory, or on local disk, for more keys than fit
-        there (``pip install 'penstock[rocksdb]'``). What waits is in memory. State on disk is the same, so
+        there. What waits is in memory. State on disk is the same, so
         it may change at a restart.
     staleness_column : bool
         Add ``queue_staleness_ms``, how long the key had waited when it was served. `apply` sees it.
@@ -171,7 +170,6 @@ def run_queue(
     )
     columns = StructType([one for one in df.schema if one.name != source])
     output = _output_schema(columns, options)
-    WorkingCopy(options.working_copy).check()
     operator = QueueOperator(
         stream,
         options,

@@ -5,16 +5,15 @@ A row is one entry: the words of its key (`penstock.state_store.keys.key_words`)
 each other lie beside each other; text keeps its bytes in their order. Entries are written and read in batches
 sorted by key, which RocksDB serves several times faster than unsorted ones.
 
-The database is scratch. It has no write-ahead log, because the committed p-units are the log, and it lives
-in a directory of its own, so that attempts of one task never share one. What changed since the last delta
-is also in a small `MemoryTable`, and where that grows beyond `_CHANGES_BYTES`, in files beside the
-database; so a delta needs no reading back.
+The database is scratch. It has no write-ahead log, because the committed p-units are the log, and it lives in
+a directory of its own, so that attempts of one task never share one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 import tempfile
 from collections import deque
@@ -27,16 +26,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import rocksdict
 
-from penstock import _durable
-from penstock.checkpointing import PUnit, decode, encode
 from penstock.errors import InternalError, InvalidUsageError, UnavailableError
 from penstock.state_store.keys.key_set import KeySet
 from penstock.state_store.keys.key_words import Keys, Positions, Words
-from penstock.state_store.tables.memory_table import MemoryTable
 from penstock.state_store.tables.row_codec import RowCodec, is_bytes
 from penstock.state_store.tables.scratch import Scratch
-from penstock.state_store.tables.table import BATCH_BYTES, UNIT_BYTES, UNIT_ROWS, Found, Layout, replay
+from penstock.state_store.tables.table import Found, Layout
 
 __all__ = ["RocksdbTable"]
 
@@ -48,22 +45,10 @@ _MEMTABLES_BYTES = 128 << 20
 
 _MEMTABLE_BYTES = 32 << 20
 _KEY_SET_BYTES = 512 << 20
-_CHANGES_BYTES = 64 << 20
 _BLOOM_BITS = 10
-_CHUNK = 128
-"""How many entries are read before their bytes are counted."""
-
-
-def _rocksdict() -> Any:
-    try:
-        import rocksdict
-    except ImportError as error:
-        raise InvalidUsageError(
-            "the rocksdb working copy needs a package that is not installed",
-            package="rocksdict",
-            hint="pip install 'penstock[rocksdb]', or use the memory working copy",
-        ) from error
-    return rocksdict
+_BATCH_BYTES, _BATCH_ROWS = 64 << 20, 1 << 20
+_ENTRIES_PER_COUNT = 128
+"""Entries that are read before their bytes are counted."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +61,11 @@ class _Shared:
 
 @functools.cache
 def _shared() -> _Shared:
-    rocksdict = _rocksdict()
     return _Shared(rocksdict.Cache(_CACHE_BYTES), rocksdict.WriteBufferManager(_MEMTABLES_BYTES, False))
 
 
-def _options() -> Any:
-    rocksdict, shared = _rocksdict(), _shared()
+def _options(memtable_bytes: int) -> Any:
+    shared = _shared()
     table = rocksdict.BlockBasedOptions()
     table.set_block_cache(shared.cache)
     table.set_bloom_filter(_BLOOM_BITS, False)
@@ -91,7 +75,7 @@ def _options() -> Any:
     options.set_block_based_table_factory(table)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
     options.set_write_buffer_manager(shared.memtables)
-    options.set_write_buffer_size(_MEMTABLE_BYTES)
+    options.set_write_buffer_size(memtable_bytes)
     options.set_max_write_buffer_number(4)
     options.set_max_background_jobs(2)
     options.set_keep_log_file_num(1)
@@ -117,6 +101,8 @@ class _Database:
     ----------
     scratch : pathlib.Path, optional
         Where its directory is made.
+    memtable_bytes : int
+        The memory for entries that are not flushed yet.
 
     Raises
     ------
@@ -124,12 +110,11 @@ class _Database:
         If the directory cannot be made or the database not be opened.
     """
 
-    def __init__(self, scratch: Path | None) -> None:
-        rocksdict = _rocksdict()
+    def __init__(self, scratch: Path | None, memtable_bytes: int) -> None:
         with _refusals("cannot open a working copy on local disk", scratch or Path(tempfile.gettempdir())):
             self._directory = Scratch(scratch)
             self.path = self._directory.path
-            self._db = rocksdict.Rdict(str(self.path / "db"), _options())
+            self._db = rocksdict.Rdict(str(self.path / "db"), _options(memtable_bytes))
         # rocksdict has lost table options silently before; without the shared cache memory is unbounded.
         capacity = self._db.property_value("rocksdb.block-cache-capacity")
         if capacity != str(_CACHE_BYTES):
@@ -156,11 +141,6 @@ class _Database:
         deque(map(batch.put, keys, values), maxlen=0)
         self._write(batch)
 
-    def delete(self, keys: Iterable[bytes]) -> None:
-        batch = self._batch()
-        deque(map(batch.delete, keys), maxlen=0)
-        self._write(batch)
-
     def entries(self) -> Iterator[tuple[bytes, bytes]]:
         """Return all entries as of this call, also where another thread consumes them later."""
         items: Iterator[tuple[bytes, bytes]] = self._db.snapshot().items(read_opt=self._scanning)
@@ -180,9 +160,9 @@ class _Database:
 class RocksdbTable:
     """A `penstock.state_store.tables.table.Table` on local disk.
 
-    The table knows exactly how many rows it has, so `put` and `delete` must know which keys are there. A
+    The table knows exactly how many rows it has, so `put` must know which keys are there. A
     `KeySet` in memory says it, in 11 to 16 bytes a key of one word and twice that of another, as long as it
-    takes no more than `_KEY_SET_BYTES`; beyond that the database is asked, which is several times slower.
+    takes no more than `key_set_bytes`; beyond that the database is asked, which is several times slower.
 
     Parameters
     ----------
@@ -193,14 +173,17 @@ class RocksdbTable:
     scratch : pathlib.Path, optional
         Where the table makes its own private directory (`penstock.state_store.tables.scratch`); the system's
         temporary one by default. It goes with `close`, or when the process ends.
-    notes_changes : bool
-        Whether the table knows what changed. One that does not cannot give a `delta`.
+    key_set_bytes : int
+        The memory for the `KeySet`.
+    memtable_bytes : int
+        The memory for rows that are not flushed yet.
+    batch_bytes : int
+        The most bytes of a batch of `rows`, where one row has fewer.
 
     Raises
     ------
     InvalidUsageError
-        If the key is no part of the schema, a column is of a type that state cannot hold, or rocksdict is
-        not installed.
+        If the key is no part of the schema, or a column is of a type that state cannot hold.
     UnavailableError
         If the directory cannot be made.
     """
@@ -211,22 +194,22 @@ class RocksdbTable:
         key: tuple[str, ...],
         *,
         scratch: Path | None = None,
-        notes_changes: bool = True,
+        key_set_bytes: int = _KEY_SET_BYTES,
+        memtable_bytes: int = _MEMTABLE_BYTES,
+        batch_bytes: int = _BATCH_BYTES,
     ) -> None:
         self.schema = schema
         self.key = tuple(key)
         self._layout = Layout(schema, self.key)
         self._values = RowCodec(self._layout.value_schema.types)
         self._big_endian = not any(is_bytes(kind) for kind in self._layout.key_schema.types)
-        self._scratch = scratch
         first = self._layout.key_schema.types[0]
-        self._one_word = len(self.key) == 1 and not is_bytes(first) and not pa.types.is_decimal(first)
+        one_word = len(self.key) == 1 and not is_bytes(first) and not pa.types.is_decimal(first)
         self._count = 0
-        self._known: KeySet | None = KeySet(one_word=self._one_word)
-        self._spilled: list[Path] = []
-        self._notes_changes = notes_changes
-        self._changes = MemoryTable(schema, self.key)
-        self._database: _Database | None = _Database(scratch)
+        self._known: KeySet | None = KeySet(one_word=one_word)
+        self._key_set_bytes = key_set_bytes
+        self._batch_bytes = batch_bytes
+        self._database: _Database | None = _Database(scratch, memtable_bytes)
 
     def __len__(self) -> int:
         """Return how many rows there are."""
@@ -237,7 +220,7 @@ class RocksdbTable:
         """How much memory the table holds, beside the process's block cache."""
         database = 0 if self._database is None else self._database.size_bytes
         known = 0 if self._known is None else self._known.size_bytes
-        return database + known + self._changes.size_bytes
+        return database + known
 
     def get(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, Found]:
         """Return the values of `keys`, nulls where absent, and which of them are there."""
@@ -256,72 +239,6 @@ class RocksdbTable:
 
     def put(self, rows: pa.RecordBatch) -> None:
         """Insert or replace; of a key twice in `rows` the last row wins."""
-        self._put(rows)
-        if self._notes_changes:
-            self._changes.put(rows)
-            self._spill()
-
-    def delete(self, keys: pa.RecordBatch) -> int:
-        """Remove the rows of `keys`; return how many were there."""
-        gone = self._delete(keys)
-        if self._notes_changes:
-            self._changes.bury(keys.take(pa.array(gone)))
-            self._spill()
-        return len(gone)
-
-    def scan(self) -> Iterator[pa.RecordBatch]:
-        """Return all rows in batches bounded in bytes, in the order of their keys' bytes."""
-        for keys, values in self._portions(self._open.entries(), BATCH_BYTES):
-            yield self._layout.rows_of(keys, values)
-
-    def delta(self) -> PUnit:
-        """Return what changed since the last `delta`, `snapshot` or `restore`.
-
-        Raises
-        ------
-        InvalidUsageError
-            If the table does not note it.
-        """
-        if not self._notes_changes:
-            raise InvalidUsageError("the table does not note its changes")
-        changes = self._changes
-        if self._spilled:
-            changes = MemoryTable(self.schema, self.key)
-            for path in self._spilled:
-                self._merge(decode(_durable.read(path), path), changes)
-            self._merge(self._changes.delta(), changes)
-        unit = changes.delta()
-        self._settle()
-        return PUnit(unit.kind, {"rows": len(self)}, unit.blocks)
-
-    def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole state as of this call, in units of bounded size."""
-        entries, total = self._open.entries(), len(self)
-        self._settle()
-        return self._units(entries, total)
-
-    def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply `units` in order, one in memory at a time."""
-        replay(units, self._layout, _Replay(self))
-        self._settle()
-
-    def close(self) -> None:
-        """Remove the working directory."""
-        self._changes.close()
-        self._count = 0
-        self._known = None
-        self._spilled = []
-        if self._database is not None:
-            self._database.close()
-            self._database = None
-
-    @property
-    def _open(self) -> _Database:
-        if self._database is None:
-            raise InvalidUsageError("the table is closed")
-        return self._database
-
-    def _put(self, rows: pa.RecordBatch) -> None:
         values = self._layout.values_of(rows)
         keys = self._layout.keys_of(rows)
         order, sorted_keys = self._sorted(keys, last=True)
@@ -336,22 +253,26 @@ class RocksdbTable:
         else:
             self._count += self._known.add(keys)
         self._open.put(sorted_keys, encoded)
-        if self._known is not None and self._known.size_bytes > _KEY_SET_BYTES:
+        if self._known is not None and self._known.size_bytes > self._key_set_bytes:
             self._known = None
 
-    def _delete(self, batch: pa.RecordBatch) -> Positions:
-        """Delete keys; return the positions of those that were there, each once."""
-        keys = self._layout.keys_of(batch)
-        order, sorted_keys = self._sorted(keys, last=True)
-        if self._known is None:
-            there = _not_none(self._open.get(sorted_keys))
-        else:
-            there = self._known.contains(keys)[order]
-            self._known.remove(keys)
-        if there.any():
-            self._open.delete(compress(sorted_keys, there))
-        self._count -= int(np.count_nonzero(there))
-        return order[there]
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Return all rows as of this call, in the order of their keys' bytes."""
+        return self._batches(self._open.entries())
+
+    def close(self) -> None:
+        """Remove the working directory."""
+        self._count = 0
+        self._known = None
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    @property
+    def _open(self) -> _Database:
+        if self._database is None:
+            raise InvalidUsageError("the table is closed")
+        return self._database
 
     def _sorted(self, keys: Keys, *, last: bool = False) -> tuple[Positions, list[bytes]]:
         """Return positions in the order of the keys' bytes, and the bytes; only the `last` of equal keys."""
@@ -393,82 +314,23 @@ class RocksdbTable:
         words: Words = data.view(np.uint64)
         return self._layout.codec.decode(words.byteswap() if self._big_endian else words, starts // 8)
 
-    def _portions(
-        self, entries: Iterator[tuple[bytes, bytes]], most_bytes: int
-    ) -> Iterator[tuple[list[pa.Array[Any]], pa.RecordBatch]]:
-        """Return keys and values of all entries, about so many bytes of them at a time."""
-        while True:
+    def _batches(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
+        for count in itertools.count():
             keys: list[bytes] = []
             values: list[bytes] = []
             size = 0
-            while size < most_bytes and len(keys) < UNIT_ROWS:
-                chunk = list(islice(entries, _CHUNK))
+            while size < self._batch_bytes and len(keys) < _BATCH_ROWS:
+                chunk = list(islice(entries, _ENTRIES_PER_COUNT))
                 if not chunk:
                     break
                 some_keys, some_values = zip(*chunk, strict=True)
                 keys += some_keys
                 values += some_values
                 size += sum(map(len, some_keys)) + sum(map(len, some_values))
-            if not keys:
+            if count and not keys:
                 return
-            yield self._decoded_keys(keys), self._decoded(values, slice(None))
-
-    def _units(self, entries: Iterator[tuple[bytes, bytes]], total: int) -> Iterator[PUnit]:
-        done = part = 0
-        for keys, values in self._portions(entries, UNIT_BYTES):
-            done += len(keys[0])
-            yield self._layout.unit(keys, values, rows=done, part=part, total=total)
-            part += 1
-        if not part:
-            yield self._layout.unit(
-                self._decoded_keys([]), self._decoded([], slice(None)), rows=0, part=0, total=0
-            )
-
-    def _spill(self) -> None:
-        """Move the changes to a file where they take too much memory."""
-        if self._changes.size_bytes <= _CHANGES_BYTES:
-            return
-        path = self._open.path / f"changes-{len(self._spilled)}.punit"
-        with _refusals("cannot write changes beside a working copy on local disk", path):
-            path.write_bytes(encode(self._changes.delta()))
-        self._spilled.append(path)
-        self._changes = MemoryTable(self.schema, self.key)
-
-    @staticmethod
-    def _merge(unit: PUnit, changes: MemoryTable) -> None:
-        changes.bury(unit.blocks["tombstones"])
-        changes.put(unit.blocks["upserts"])
-
-    def _settle(self) -> None:
-        """Note that all changes are stored."""
-        for path in self._spilled:
-            _durable.delete(path)
-        self._spilled = []
-        self._changes = MemoryTable(self.schema, self.key)
-
-
-class _Replay:
-    """A `RocksdbTable` as `replay` drives it: changes are not noted, as they are stored already."""
-
-    def __init__(self, table: RocksdbTable) -> None:
-        self._table = table
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def clear(self) -> None:
-        table = self._table
-        if len(table) or table._known is None:
-            table.close()
-            table._database = _Database(table._scratch)
-            table._known = KeySet(one_word=table._one_word)
-
-    def load(self, rows: pa.RecordBatch, total: int) -> None:
-        self._table._put(rows)
-
-    def apply(self, upserts: pa.RecordBatch, tombstones: pa.RecordBatch) -> None:
-        self._table._delete(tombstones)
-        self._table._put(upserts)
+            columns = [*self._decoded_keys(keys), *self._decoded(values, slice(None)).columns]
+            yield pa.RecordBatch.from_arrays(columns, schema=self._layout.row_schema)
 
 
 def _not_none(values: list[bytes | None]) -> Found:

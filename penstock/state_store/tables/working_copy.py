@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
-
-from penstock.errors import InvalidUsageError
 
 if TYPE_CHECKING:
     from penstock.state_store.tables.table import Table
@@ -29,21 +26,6 @@ class WorkingCopy(StrEnum):
 
     MEMORY = "memory"
     ROCKSDB = "rocksdb"
-
-    def check(self) -> None:
-        """Check that what it needs is installed.
-
-        Raises
-        ------
-        InvalidUsageError
-            If it is not.
-        """
-        if self is WorkingCopy.ROCKSDB and importlib.util.find_spec("rocksdict") is None:
-            raise InvalidUsageError(
-                "the rocksdb working copy needs a package that is not installed",
-                package="rocksdict",
-                hint="pip install 'penstock[rocksdb]', or use the memory working copy",
-            )
 
 
 class TableMaker(Protocol):
@@ -65,5 +47,4 @@ def table_maker(copy: WorkingCopy, scratch: Path | None = None) -> TableMaker | 
         return None
     from penstock.state_store.tables.rocksdb_table import RocksdbTable
 
-    # What is stored of a queue is its own to say, so its table need not note what changes.
-    return functools.partial(RocksdbTable, scratch=scratch, notes_changes=False)
+    return functools.partial(RocksdbTable, scratch=scratch)

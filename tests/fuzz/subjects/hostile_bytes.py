@@ -31,7 +31,6 @@ from penstock.operators.windows.update.results import WindowMode
 from penstock.operators.windows.update.windows import Entering, UpdateWindows
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.survey import survey as survey_of_bucket
-from penstock.state_store.tables.memory_table import MemoryTable
 from tests.fuzz.case import Case
 from tests.fuzz.subjects import codecs
 from tests.hostile import GONE, STRANGE, changed, places, rewrite, unit_in
@@ -39,6 +38,7 @@ from tests.naive import Update
 from tests.naive_join import Tuple
 from tests.naive_panes import Row
 from tests.property import test_panes, test_row_windows, test_update_join
+from tests.states import RowState
 from tests.streams import ARRIVAL_STREAM, STREAM, WEIGHTED_STREAM, enqueue, through_bytes
 
 _BLOCKS = 30
@@ -216,18 +216,6 @@ def _join(draw: random.Random) -> _Stored:
     return _Stored(units, lambda: UpdateJoin(stream), lambda state: state.join(*sides()))
 
 
-def _table(draw: random.Random) -> _Stored:
-    schema = pa.schema({"k": pa.int64(), "s": pa.string(), "l": pa.list_(pa.int8())})
-    table = MemoryTable(schema, ("k",))
-    units = []
-    for _ in range(2):
-        keys = [draw.randint(0, 30) for _ in range(10)]
-        table.put(pa.record_batch([keys, ["x"] * 10, [[1]] * 10], schema=schema))
-        units.append(table.delta())
-    units = draw.choice([units, list(table.snapshot())])
-    return _Stored(units, lambda: MemoryTable(schema, ("k",)), lambda state: list(state.scan()))
-
-
 def _hostile_column(draw: random.Random, column: pa.Array[Any]) -> pa.Array[Any]:
     """Return a column of the same length with other values, nulls or another type."""
     rows = len(column)
@@ -279,7 +267,7 @@ def _hostile_unit(draw: random.Random, unit: PUnit) -> PUnit:
     return replace(unit, blocks=_hostile_blocks(draw, dict(unit.blocks)))
 
 
-STATES: Sequence[Callable[[random.Random], _Stored]] = (_queue, _panes, _join, _table)
+STATES: Sequence[Callable[[random.Random], _Stored]] = (_queue, _panes, _join)
 """What makes the state of each kind of operator."""
 
 
@@ -308,7 +296,7 @@ def check_states(draw: random.Random, make: Callable[[random.Random], _Stored]) 
 def _check_bucket(draw: random.Random, directory: Path) -> None:
     store, handle = BucketStore(LocalFiles(directory)), Handle()
     schema = pa.schema({"k": pa.int64(), "s": pa.string()})
-    table = MemoryTable(schema, ("k",))
+    table = RowState(schema)
     for n in range(3):
         table.put(pa.record_batch([[n, n + 1], ["x", None]], schema=schema))
         handle = store.commit(table, handle)
@@ -319,7 +307,7 @@ def _check_bucket(draw: random.Random, directory: Path) -> None:
         file = draw.choice(files)
         rewrite(file, _hostile_unit(draw, unit_in(file)))
         try:
-            store.load(handle.pointer, MemoryTable(schema, ("k",)))
+            store.load(handle.pointer, RowState(schema))
         except CorruptDataError as error:
             assert str(error.context["file"]).startswith(str(directory)), error
         except (InvalidUsageError, UnavailableError):
