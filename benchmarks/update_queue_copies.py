@@ -78,7 +78,7 @@ def micro_batch(queue: UpdateQueue, arrivals: Arrivals | None, now_us: int, wait
         queue.enqueue(arrivals, now_us)
     served = queue.dequeue(max(len(queue) - waiting, 0), now_us)
     queue.deliver(served, now_us)
-    queue.settle(now_us)
+    queue.account_staleness(now_us)
 
 
 def run_one(copy: WorkingCopy, keys: int, share: float, repeats: int) -> dict[str, Any]:

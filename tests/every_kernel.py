@@ -9,7 +9,7 @@ from penstock.compression import Block, decode, encode, sum_where
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scan.fragments import Fragmenter, combined
+from penstock.operators.scan.fragments import Fragmenter, merge_fragments
 from penstock.operators.scan.selection import selected
 from penstock.operators.scan.spec import Fragments, Partial, PartialKind
 from penstock.operators.scheduling.policy import Policy
@@ -19,7 +19,7 @@ from penstock.operators.sql.expression import Expression
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.operators.windows.append import sliding_kernels
-from penstock.operators.windows.append.pane_partials import Entries
+from penstock.operators.windows.append.pane_partials import PanePartials
 from penstock.operators.windows.append.panes import Panes
 from penstock.operators.windows.append.sliding import slide
 from penstock.operators.windows.update.queue import WindowQueue
@@ -52,7 +52,7 @@ def _queues() -> None:
         for now_us in (1000, 2000):
             enqueue(queue, [Update(k, now_us, k, now_us - k) for k in range(100)], now_us)
             served_of(queue, 70, now_us + 10)
-            queue.settle(now_us + 20)
+            queue.account_staleness(now_us + 20)
         UpdateQueue(ARRIVAL_STREAM, policy).restore([through_bytes(next(queue.snapshot()))])
         queue = UpdateQueue(WEIGHTED_STREAM, policy, cost_us=1.0)
         enqueue(queue, [Update(k, 1000, k) for k in range(100)], 1000)
@@ -121,8 +121,8 @@ def _windows() -> None:
         panes_of = (*range(begin, begin + 2000), begin + 2100)
         state.run([entries_of([Row("a", pane, 1.0) for pane in panes_of], layout)], begin + 1000)
         state.run([entries_of([Row("a", begin + 1500, 1.0)], layout)], begin + 1001)
-    Entries(ids, panes[::-1].copy(), rows).in_order()
-    sliding_kernels.number_cells(ids, ids, 0, 9, np.empty(len(ids), np.int32))
+    PanePartials(ids, panes[::-1].copy(), rows).in_order()
+    sliding_kernels.number_window_groups(ids, ids, 0, 9, np.empty(len(ids), np.int32))
     sliding_kernels.find_equal(np.ones(2, np.int32), np.ones(2), np.ones(2), np.empty(2, np.int64))
     sliding_kernels.slide_distinct(ids, ids[:1], ids[-1:], ids.copy(), ids.copy())
 
@@ -168,7 +168,7 @@ def _fragments_and_joins() -> None:
     sums = Fragments(1000, "t", "s", ("k",), (Partial("sum", "v", "sum"),))
     folding = Fragmenter(sums, dict.fromkeys(("t", "k", "sum"), pa.int64()))
     folding.add(pa.array([7] * 3000), [pa.array([1] * 3000)], [pa.array(np.full(3000, 1 << 62))])
-    made = combined(sums, [folding.finish()])
+    made = merge_fragments(sums, [folding.finish()])
     every = np.arange(made.num_rows)
     slide(sums.partials, {}, every, made.select(["sum"]), every, every + 1, closing=True)
     sums = Fragments(1000, "t", "s", (), (Partial("sum", "v", "sum"),))

@@ -14,9 +14,9 @@ import sqlglot
 from penstock.operators.graph.nodes import (
     Aggregate,
     Assemble,
-    Fused,
+    Materialize,
     Node,
-    PStream,
+    PushedScan,
     RowWindow,
     Select,
     Sink,
@@ -69,11 +69,11 @@ class Oracle:
                 using = _list(node.on)
                 joined = f"{above[0]} JOIN {_quoted(node.table)} USING ({using})"
                 return f"SELECT {_list(node.schema.names)} FROM {joined}"
-            case PStream() | Window() | Sink():
+            case Materialize() | Window() | Sink():
                 return f"SELECT * FROM {above[0]}"
             case UpdateQueue():
                 return self._newest(above[0], node.schema.names, node.update_key, node.time)
-            case Fused():
+            case PushedScan():
                 return self._scan(node, above[0])
             case Aggregate():
                 return self._windows(node, above[0])
@@ -85,7 +85,7 @@ class Oracle:
         newest = f"row_number() OVER (PARTITION BY {_list(key)} ORDER BY {_quoted(time)} DESC) = 1"
         return f"SELECT {_list(names)} FROM {above} QUALIFY {newest}"
 
-    def _scan(self, node: Fused, above: str) -> str:
+    def _scan(self, node: PushedScan, above: str) -> str:
         scan = node.scan
         texts = scan.select or {name: column(name).text for name in scan.columns}
         made = ", ".join(f"{duck_sql(text)} AS {_quoted(name)}" for name, text in texts.items())

@@ -122,7 +122,7 @@ def assert_same_state(left: UpdateQueue, right: UpdateQueue) -> None:
 
 def assert_invariants(queue: UpdateQueue) -> None:
     """Check what must hold between the parts of a queue."""
-    location = queue._cells["location"][: len(queue._cells)]
+    location = queue._records["location"][: len(queue._records)]
     used = location[location >= 0]
     assert len(set(used.tolist())) == len(used) == len(queue) == queue.memory.locations_used
     assert queue.memory.pages_used == len(np.unique(used // queue.memory.page_rows))

@@ -99,7 +99,7 @@ def _use_queues() -> None:
             arrivals = Arrivals.from_batch(from_parcel(parcel.column("payload")[0].as_py()), schema)
             queue.enqueue(arrivals, now_us=1)
         queue.deliver(queue.dequeue(1, now_us=2), now_us=3)
-        queue.settle(now_us=4)
+        queue.account_staleness(now_us=4)
         units = [decode(encode(unit), "memory") for unit in queue.snapshot()]
         UpdateQueue(stream, Policy.IN_PLACE).restore(units)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.operators.graph.nodes import Fused, topological
+from penstock.operators.graph.nodes import PushedScan, topological
 from penstock.spark_ext.sources.parquet_reader import RANGE
 from tests.crash.parquet_job import SCHEMA, SIZE_S, SLIDE_S, WHERE, graph
 from tests.crash.window_kills import Workload, run_with_kills
@@ -51,7 +51,7 @@ PARQUET = Workload("parquet_job.py", readings, windows, _GROUP_ROWS)
 
 def test_every_window_over_files_comes_out_once_and_whole(tmp_path: Path) -> None:
     plan = graph(tmp_path).plan(persist="never")
-    assert any(isinstance(node, Fused) for node in topological(plan.root)), "Penstock reads the files"
+    assert any(isinstance(node, PushedScan) for node in topological(plan.root)), "Penstock reads the files"
     assert RANGE < 8 * _ROWS_A_SECOND
     print(f"replay: script/crash {_KILLS} {_SEED}")
     run_with_kills(tmp_path, _SEED, _KILLS, workload=PARQUET)

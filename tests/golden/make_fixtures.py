@@ -77,13 +77,13 @@ def first_version(queue: UpdateQueue) -> None:
     enqueue(queue, FIRST, 2_000)
     queue.observe_cost(50, 10)
     served_of(queue, 2, 2_500)
-    queue.settle(3_000)
+    queue.account_staleness(3_000)
 
 
 def second_version(queue: UpdateQueue) -> None:
     enqueue(queue, SECOND, 6_000)
     served_of(queue, 1, 6_500)
-    queue.settle(7_000)
+    queue.account_staleness(7_000)
 
 
 def main() -> None:

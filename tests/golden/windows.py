@@ -13,7 +13,7 @@ from penstock.operators.windows.append.panes import Panes
 from penstock.operators.windows.counted.panes import panes_of
 from penstock.operators.windows.layout import WindowLayout
 from penstock.operators.windows.update.results import WindowMode
-from penstock.operators.windows.update.windows import Entering, UpdateWindows
+from penstock.operators.windows.update.windows import UpdateWindows, WindowArrivals
 from tests.naive_panes import Row
 from tests.property import test_panes, test_row_windows
 
@@ -57,7 +57,7 @@ def step(state: Panes | UpdateWindows, kind: str, number: int) -> list[dict[str,
     state.given_cost_us = 5.0
     clock = SimulatedClock(1000 * (number + 1))
     budget = Budget(1) if number < VERSIONS else Budget()
-    entering = Entering(arriving, _WATERMARKS[number])
+    entering = WindowArrivals(arriving, _WATERMARKS[number])
     batches, _ = serve(state, entering, query=Query(None, layout.window, ()), budget=budget, clock=clock)
     return [row for one in batches for row in one.to_pylist()]
 

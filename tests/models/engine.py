@@ -33,7 +33,7 @@ from penstock.spark_ext.sources.p_stream_options import WriteOptions
 from penstock.spark_ext.sources.p_stream_source import PStreamDataSource
 from penstock.spark_ext.state_reader.spark_state import SPARK_OPERATOR
 from penstock.spark_ext.worker import bucket_task
-from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel, Turn
+from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel, TaskShare
 from penstock.state_store.bucket_store import FileId, Pointer, Version
 from penstock.state_store.cache import StateCache
 from tests.states import AtOnce, DictState
@@ -72,7 +72,7 @@ class Remember:
         return DictState()
 
     def run(
-        self, state: DictState, parcels: Iterable[Parcel], turn: Turn, clock: Clock
+        self, state: DictState, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         batches = [parcel.batch for parcel in parcels if parcel.batch is not None]
         for batch in batches:

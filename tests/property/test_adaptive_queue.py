@@ -71,7 +71,7 @@ def test_an_append_queue_serves_every_tuple_once_in_the_order_of_arrival(
             assert served_of(queue, given_, now_us) == expected
             del model[:given_]
         elif step == "settle":
-            queue.settle(now_us)
+            queue.account_staleness(now_us)
         else:
             units.append(queue.delta())
             if step == "reload":
@@ -117,7 +117,7 @@ def test_an_adaptive_queue_serves_no_older_tuple_after_a_newer_one_and_always_th
                 assert staleness_us >= 0
                 served.setdefault(update.key, []).append(update)
         elif step == "settle":
-            queue.settle(now_us)
+            queue.account_staleness(now_us)
         else:
             units.append(queue.delta())
             follower.restore([through_bytes(units[-1])])
@@ -166,9 +166,9 @@ def test_staleness_of_an_adaptive_queue_that_serves_all_is_that_of_an_update_que
     for batch, pause in batches:
         for queue in (adaptive, plain):
             enqueue(queue, batch, now_us)
-            queue.settle(now_us + pause)
+            queue.account_staleness(now_us + pause)
             served_of(queue, 1000, now_us + pause + 1)
-        ours, theirs = (queue.settle(now_us + pause + 2) for queue in (adaptive, plain))
+        ours, theirs = (queue.account_staleness(now_us + pause + 2) for queue in (adaptive, plain))
         for left, right in zip(ours, theirs, strict=True):
             assert left.area == pytest.approx(right.area)
             assert left.longest_us == right.longest_us

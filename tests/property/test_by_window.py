@@ -18,7 +18,7 @@ from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import Decomposition
 from penstock.operators.scan.spec import PANE, Fragments, Partial
 from penstock.operators.windows import by_window
-from penstock.operators.windows.by_window import Extremes, WindowFold
+from penstock.operators.windows.by_window import Extremes, WindowAccumulator
 from penstock.operators.windows.finish import Finish
 from penstock.operators.windows.layout import START, Closed, WindowLayout
 from penstock.operators.windows.spec import WindowSpec
@@ -84,7 +84,7 @@ def parts_of(rows: list[Row], cuts: list[int]) -> list[list[Row]]:
     return [rows[a:b] for a, b in pairwise(bounds)]
 
 
-def fold(groups: tuple[str, ...], *steps: Any, read: dict[str, str] | None = None) -> WindowFold:
+def fold(groups: tuple[str, ...], *steps: Any, read: dict[str, str] | None = None) -> WindowAccumulator:
     """Return what folds windows by groups of them, which `steps` may have made."""
     output = pa.schema([*GROUPS, ("window", WINDOW), *((f.name, f.type) for f in LAYOUT.values)])
     names = {one.name: one.name for one in PARTIALS}
@@ -96,7 +96,7 @@ def fold(groups: tuple[str, ...], *steps: Any, read: dict[str, str] | None = Non
     kinds = [pa.int64(), pa.int64(), pa.int64(), pa.float64(), pa.float64(), pa.float64()]
     made += [(one.name, kind) for one, kind in zip(FOLD, kinds, strict=True)]
     fragments = Fragments(1, "start", "us", ("size", *groups), FOLD)
-    return WindowFold(finish, fragments, pa.schema(made))
+    return WindowAccumulator(finish, fragments, pa.schema(made))
 
 
 def same(value: float | None) -> Any:
@@ -155,9 +155,12 @@ def read_back(batches: list[pa.RecordBatch], groups: tuple[str, ...]) -> dict[An
 @given(buckets=st.lists(st.tuples(ROWS, CUTS), min_size=1, max_size=2))
 def test_a_fold_is_that_of_all_windows(groups: tuple[str, ...], wide: int, buckets: Any) -> None:
     made = fold(groups)
-    with mock.patch.object(by_window, "_WIDE", wide), mock.patch.object(by_window, "_FEW", 256 * wide):
+    with (
+        mock.patch.object(by_window, "_MAX_GROUPS_PER_ROW", wide),
+        mock.patch.object(by_window, "_MAX_EMPTY_GROUPS", 256 * wide),
+    ):
         parts = [
-            made.together([made(closed(part)) for part in parts_of(rows, cuts)]) for rows, cuts in buckets
+            made.collect([made(closed(part)) for part in parts_of(rows, cuts)]) for rows, cuts in buckets
         ]
         for (rows, _), batches in zip(buckets, parts, strict=True):
             assert read_back(batches, groups) == aggregated(rows, groups)
@@ -171,7 +174,7 @@ def test_a_fold_sees_what_steps_have_made(rows: list[Row], cuts: list[int]) -> N
     names = {one.name: one.name for one in PARTIALS}
     steps = ("rows > 1", {"other": "plug + 1", "same": "house", **names}, "other < 3")
     made = fold(("other",), *steps, read={"other": "other", **names})
-    batches = made.together([made(closed(part)) for part in parts_of(rows, cuts)])
+    batches = made.collect([made(closed(part)) for part in parts_of(rows, cuts)])
     kept = [
         row._replace(plug=row.plug + 1)
         for row in rows
@@ -189,7 +192,7 @@ def test_a_fold_has_the_groups_of_what_is_left(
     # The second step makes a column of the name of a group, where that is what is asked for.
     names = {name: name for name in ("house", *(one.name for one in PARTIALS))}
     made = fold(groups, "rows > 1", {"plug": "plug + 1", **names})
-    batches = made.together([made(closed(part)) for part in parts_of(rows, cuts)])
+    batches = made.collect([made(closed(part)) for part in parts_of(rows, cuts)])
     kept = [row._replace(plug=None if row.plug is None else row.plug + 1) for row in rows if row.rows > 1]
     assert read_back(batches, groups) == aggregated(kept, groups)
 
@@ -198,7 +201,7 @@ def test_cells_far_apart_are_told_apart() -> None:
     # A start for each of 60,000 groups, some of 1970 and some of 9999, in milliseconds.
     groups = np.arange(60_000)
     starts = np.where(groups % 2 == 0, 0, 253_402_300_799_000)
-    (cells,), keys = by_window._cells([groups], [starts])
+    (cells,), keys = by_window._number_window_groups([groups], [starts])
     assert len(np.unique(cells)) == 60_000
     found, of = keys.of(cells.astype(np.int64) - 1)
     assert (found == starts).all()
@@ -211,7 +214,7 @@ def test_a_fold_that_counts_reads_no_partial() -> None:
     steps = ({"plug": "plug", "top": "top"}, {"plug": "plug"})
     finish = Finish(LAYOUT.window, output, "window", PANE_MS, SIZE_MS, assembly, steps)
     fragments = Fragments(1, "start", "us", ("size",), (Partial("count", "plug", "n"),))
-    assert WindowFold(finish, fragments, pa.schema([])).partials == frozenset()
+    assert WindowAccumulator(finish, fragments, pa.schema([])).partials == frozenset()
 
 
 @pytest.mark.parametrize("value", ["rows", "top"])
@@ -239,7 +242,7 @@ def test_what_has_the_most_of_all_leaves_its_bucket(
 
     left: list[Row] = []
     for rows, cuts in buckets:
-        batches = keep.together([keep(closed(part)) for part in parts_of(rows, cuts)])
+        batches = keep.collect([keep(closed(part)) for part in parts_of(rows, cuts)])
         here = [
             Row(*(row[n] for n in ("house", "plug", START, "rows", "top", "total")))
             for batch in batches

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.scanner import Scanner
 from penstock.operators.scan.spec import Fragments, Partial, Scan
-from penstock.operators.sql.comparisons import intervals_of, mask_of, together
+from penstock.operators.sql.comparisons import intervals_of, mask_of, union_intervals
 from penstock.operators.sql.evaluate import evaluate
 from penstock.operators.sql.expression import Expression
 
@@ -81,7 +81,7 @@ def test_what_is_an_interval_lets_pass_what_evaluation_does(table: pa.Table, par
         return
     wanted = _evaluated(" AND ".join(part for part, _ in known), table)
     for intervals in (
-        together(some for _, one in known for some in one),
+        union_intervals(some for _, one in known for some in one),
         [o for _, one in known for o in one],
     ):
         mask = mask_of(intervals, table)
@@ -164,7 +164,9 @@ def test_the_ends_of_an_interval_are_of_the_columns_type(
 
 def test_conjuncts_of_one_column_are_one_interval() -> None:
     texts = ("f > 0.5", "f <= 2", "f <> 1", "i BETWEEN -3 AND 9", "4 > i")
-    found = together(one for text in texts for one in intervals_of(Expression.parse(text), SCHEMA) or ())
+    found = union_intervals(
+        one for text in texts for one in intervals_of(Expression.parse(text), SCHEMA) or ()
+    )
     assert [(one.column, one.inverted) for one in found] == [("f", False), ("i", False), ("f", True)]
     assert (int(found[1].low), int(found[1].high)) == (-3, 3)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.operators.graph import graph
-from penstock.operators.graph.nodes import Fused, topological
+from penstock.operators.graph.nodes import PushedScan, topological
 from penstock.operators.graph.place import fuse, place_p_stream
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scan.newest_per_key import Latest
@@ -74,7 +74,7 @@ def test_any_cut_merged_in_any_order_gives_the_same_queue(
                 position += len(chunk)
         reduced = _reduced(data, stream, pieces)
         assert cut.enqueue(reduced, now_us) == plain.enqueue(arrivals_of(stream, batch), now_us)
-        assert cut.settle(now_us + 10) == plain.settle(now_us + 10)
+        assert cut.account_staleness(now_us + 10) == plain.account_staleness(now_us + 10)
         limit = data.draw(st.integers(0, 4))
         assert served_of(cut, limit, now_us + 10) == served_of(plain, limit, now_us + 10)
         assert_same_state(cut, plain)
@@ -90,7 +90,7 @@ def test_a_reader_leaves_a_queue_what_it_needs(
     columns = {option: name for option in ("arrival", "weight") if (name := getattr(stream, option))}
     written = graph("g").source("in", stream.schema).update_queue("key", "time", policy=policy, **columns)
     fused, _ = fuse(place_p_stream(written.root, ["in"])[0])
-    scans = [node.scan for node in topological(fused) if isinstance(node, Fused)]
+    scans = [node.scan for node in topological(fused) if isinstance(node, PushedScan)]
     plain, behind = (UpdateQueue(stream, policy, cost_us=7.0) for _ in range(2))
     for number, batch in enumerate(batches):
         now_us = NOW_US + 20 * number
@@ -105,7 +105,7 @@ def test_a_reader_leaves_a_queue_what_it_needs(
                 rows = latest.finish()
             read.append(Arrivals.of(stream, rows, 0, part))
         behind.enqueue(Arrivals.concat(read), now_us)
-        assert behind.settle(now_us + 10) == plain.settle(now_us + 10)
+        assert behind.account_staleness(now_us + 10) == plain.account_staleness(now_us + 10)
         limit = data.draw(st.integers(0, 4))
         assert served_of(behind, limit, now_us + 10) == served_of(plain, limit, now_us + 10)
         assert_same_state(behind, plain)
@@ -194,7 +194,7 @@ def test_the_packer_changes_nothing_for_the_operator(
         assert packed.enqueue(Arrivals.concat(parts), NOW_US) == plain.enqueue(
             arrivals_of(stream, mine), NOW_US
         )
-        assert packed.settle(NOW_US + 10) == plain.settle(NOW_US + 10)
+        assert packed.account_staleness(NOW_US + 10) == plain.account_staleness(NOW_US + 10)
         assert order_of(packed) == order_of(plain)
         assert_same_state(packed, plain)
     assert not received

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.operators.scan.fragments import Fragmenter, combined, fragmenter, kernels, merged
+from penstock.operators.scan.fragments import (
+    Fragmenter,
+    fragment_kernels,
+    fragmenter,
+    merge_fragments,
+    merge_stretches,
+)
 from penstock.operators.scan.spec import PANE, Fragments, Partial
 from tests.naive import fragments_of
 
@@ -64,7 +70,7 @@ def _folded(
 ) -> None:
     rows = sorted(rows, key=lambda row: row[0]) if ordered else rows
     found = _fragments(columns, rows[:cut], rows[cut:], group=group)
-    _check([combined(_fragments_by(columns), [found]) if rows else found], columns, rows)
+    _check([merge_fragments(_fragments_by(columns), [found]) if rows else found], columns, rows)
 
 
 @settings(deadline=None)
@@ -94,13 +100,13 @@ def test_tables_grow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_numbers_than_places_are_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fragmenter, "_TABLE", 8)
     hashed: list[bool] = []
-    enter = kernels.enter
+    enter = fragment_kernels.enter
 
     def entering(*given: Any) -> None:
         hashed.append(not given[-1])
         enter(*given)
 
-    monkeypatch.setattr(kernels, "enter", entering)
+    monkeypatch.setattr(fragment_kernels, "enter", entering)
     for number in range(9):
         _fragments(1, *[[(pane * 7, (pane,), 1)] for pane in range(number)], group=pa.string())
         assert hashed == [True] * (number >= 8)
@@ -125,7 +131,9 @@ def test_stretches_are_merged_as_one(rows: list[Row], columns: int, cuts: list[i
     rows.sort(key=lambda row: row[0])
     cuts.sort()
     parts = [rows[start:stop] for start, stop in zip([0, *cuts], [*cuts, 120], strict=True)]
-    _check(merged(_fragments_by(columns), [_fragments(columns, part) for part in parts]), columns, rows)
+    _check(
+        merge_stretches(_fragments_by(columns), [_fragments(columns, part) for part in parts]), columns, rows
+    )
 
 
 @pytest.mark.parametrize(

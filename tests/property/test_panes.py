@@ -27,10 +27,10 @@ from penstock.operators.windows.append import panes as panes_module
 from penstock.operators.windows.append import sliding, sliding_kernels
 from penstock.operators.windows.append import sorted_runs as merging_module
 from penstock.operators.windows.append import stacks as stacks_module
-from penstock.operators.windows.append.pane_partials import Entries
+from penstock.operators.windows.append.pane_partials import PanePartials
 from penstock.operators.windows.append.panes import Panes
-from penstock.operators.windows.append.sorted_runs import Spans, woven
-from penstock.operators.windows.emitters import AsTheyAre
+from penstock.operators.windows.append.sorted_runs import GroupRanges, concat_by_group
+from penstock.operators.windows.emitters import PassThrough
 from penstock.operators.windows.groups import GroupCodec
 from penstock.operators.windows.layout import ENTRY_PANE, START, Closed, WindowLayout
 from penstock.operators.windows.shared_watermark import SeveralPanes
@@ -337,8 +337,8 @@ def test_spans_are_laid_side_by_side_for_each_group(
         columns = [pa.array([some[at % len(some)] for at in places], kind) for kind, some in VALUES.values()]
         values = pa.RecordBatch.from_arrays(columns, list(VALUES))
         ids, panes = np.array(rows, np.int64).reshape(-1, 2).T.copy()
-        entries = Entries(ids, panes, values).piece(min(begin, len(rows)), len(rows))
-        (_, rest) = Spans.of(entries).split(low)
+        entries = PanePartials(ids, panes, values).piece(min(begin, len(rows)), len(rows))
+        (_, rest) = GroupRanges.of(entries).split(low)
         inner, outer = rest.split(high)
         spans.append(inner)
         kept = list(
@@ -346,7 +346,7 @@ def test_spans_are_laid_side_by_side_for_each_group(
         )
         wanted += [(group, number, pane, row) for group, pane, row in kept if low <= pane < high]
         assert len(outer) == sum(pane >= high for _, pane, _ in kept)
-    found = woven(spans)
+    found = concat_by_group(spans)
     wanted.sort(key=lambda it: it[:2])
     assert found.ids.tolist() == [group for group, *_ in wanted]
     assert found.panes.tolist() == [pane for *_, pane, _ in wanted]
@@ -356,7 +356,7 @@ def test_spans_are_laid_side_by_side_for_each_group(
 
 def test_windows_before_the_first_are_in_no_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = layout_of(2, 1)
-    entries = Entries(np.zeros(20, np.int64), np.arange(20), pa.record_batch([np.arange(20)], ["v"]))
+    entries = PanePartials(np.zeros(20, np.int64), np.arange(20), pa.record_batch([np.arange(20)], ["v"]))
     monkeypatch.setattr(panes_module, "_CHUNK_WINDOWS", 1)
     found = [one.windows.tolist() for one in Panes(layout)._found(entries, entries.panes, 10, 17)]
     assert [window for windows in found for window in windows] == list(range(10, 18))
@@ -368,7 +368,7 @@ def test_an_error_in_one_piece_is_that_of_the_micro_batch(monkeypatch: pytest.Mo
     rows = [Row(group, pane, 1.0) for pane in range(30) for group in "abc"]
     monkeypatch.setattr(panes_module, "_CHUNK_WINDOWS", 10)
 
-    class Failing(AsTheyAre):
+    class Failing(PassThrough):
         def __call__(self, closed: Closed) -> pa.RecordBatch:
             raise ZeroDivisionError(len(closed.of))
 
@@ -504,7 +504,7 @@ def test_integers_of_ranges_are_added(values: list[int], ranges: list[tuple[int,
 def test_cells_are_numbered(rows: list[tuple[int, int]], grouped: bool) -> None:
     groups, starts = (np.array([row[at] for row in rows], np.int64) for at in (0, 1))
     out = np.empty(len(rows), np.int32)
-    sliding_kernels.number_cells(groups if grouped else groups[:0], starts, -2, 7, out)
+    sliding_kernels.number_window_groups(groups if grouped else groups[:0], starts, -2, 7, out)
     table = [(group, start) for group in range(4 if grouped else 1) for start in range(-2, 5)]
     assert [table[cell - 1] for cell in out] == [(group * grouped, start) for group, start in rows]
 

@@ -21,7 +21,7 @@ from penstock.operators.windows.counted.panes import panes_of
 from penstock.operators.windows.layout import ENTRY_PANE, START, RowLayout
 from penstock.operators.windows.spec import WindowSpec
 from penstock.operators.windows.update.results import WindowMode
-from penstock.operators.windows.update.windows import Entering, UpdateWindows
+from penstock.operators.windows.update.windows import UpdateWindows, WindowArrivals
 from tests.property.test_panes import CHUNKS, stored
 
 GROUPS = pa.schema([pa.field("group", pa.string())])
@@ -184,7 +184,7 @@ def test_in_update_modes_windows_are_whole_and_the_most_recent_ones(
     for batch in [*cut(rows, data, delay), *[[]] * (1 if budget is None else 10)]:
         closed = oracle.batch(batch)
         newest = max((row.time for row in batch), default=None)
-        entering = Entering(batch_of(batch), None if newest is None else newest - delay)
+        entering = WindowArrivals(batch_of(batch), None if newest is None else newest - delay)
         query = Query(None, layout.window, ())
         found, metrics = serve(state, entering, query=query, budget=Budget(budget), clock=clock)
         clock.advance(1000)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.sketches import estimates, log2_size_of
-from penstock.operators.scan.fragments.folds import fold_of
+from penstock.operators.scan.fragments.accumulators import new_accumulator
 from penstock.operators.scan.spec import Partial
 
 K = 32
@@ -22,7 +22,7 @@ PARTIAL = Partial("sketch", "h", "s", 5)
 
 def folded(kind: Any, parts: list[tuple[list[int], Any]], count: int) -> Any:
     """Fold values into their slots, part by part."""
-    fold = fold_of(PARTIAL, kind)
+    fold = new_accumulator(PARTIAL, kind)
     for slots, values in parts:
         fold.add(np.array(slots, np.int32), np.zeros(len(slots)), values, count)
     return fold.result(count)
@@ -72,7 +72,7 @@ def test_a_sketch_is_as_exact_as_was_asked_for() -> None:
     hashes = (numbers ^ (numbers >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
     for deviation in (0.05, 0.01):
         size = log2_size_of(deviation)
-        fold = fold_of(Partial("sketch", "h", "s", size), pa.int64())
+        fold = new_accumulator(Partial("sketch", "h", "s", size), pa.int64())
         fold.add(np.ones(len(hashes), np.int32), hashes, pa.array(hashes.view(np.int64)), 2)
         (found,) = estimates(fold.result(2), np.array([0]), np.array([1]), size).tolist()
         assert abs(found / len(hashes) - 1) < 3 * deviation

@@ -64,7 +64,7 @@ class Run:
     def read(self) -> None:
         self.key_time += (self.now - (self.now if self.read_at is None else self.read_at)) * self._known()
         self.read_at = None if self.read_at is None else self.now
-        self.parts.append(self.queue.settle(self.now))
+        self.parts.append(self.queue.account_staleness(self.now))
 
     def _known(self) -> int:
         return len({key for _, key in self.arrivals})

@@ -79,7 +79,7 @@ def test_every_policy_serves_in_the_order_of_a_list_also_across_reloads(
         elif step == "dequeue":
             assert served_of(queue, value, now_us) == model.dequeue(value, now_us)
         elif step == "settle":
-            queue.settle(now_us)
+            queue.account_staleness(now_us)
         elif step == "stored":
             stored.append(queue.delta())
         elif step == "reload":
@@ -207,7 +207,7 @@ def test_catching_up_by_deltas_equals_loading_everything(
         elif step == "dequeue":
             served_of(queue, value, now_us)
         elif step == "settle":
-            queue.settle(now_us)
+            queue.account_staleness(now_us)
         else:
             units.append(queue.delta())
             follower.restore([through_bytes(units[-1])])

@@ -18,7 +18,7 @@ from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.scheduling.weights import GroupKey, KeyWeights
 from penstock.operators.windows.layout import START
 from penstock.operators.windows.update.results import WindowMode
-from penstock.operators.windows.update.windows import Entering, UpdateWindows
+from penstock.operators.windows.update.windows import UpdateWindows, WindowArrivals
 from tests.naive_panes import Row, Windows, aggregated, batches_of
 from tests.property import test_row_windows
 from tests.property.test_panes import AGGREGATES, ROWS, entries_of, layout_of, stored
@@ -31,7 +31,7 @@ def served(
 ) -> tuple[Found, BatchMetrics]:
     """Run one micro-batch; return group, first pane and aggregates of each window, in their order."""
     layout = state._layout
-    entering = Entering([entries_of(rows, layout)] if rows else [], watermark)
+    entering = WindowArrivals([entries_of(rows, layout)] if rows else [], watermark)
     batches, metrics = serve(
         state, entering, query=Query(None, layout.window, ()), budget=budget, clock=clock
     )
@@ -144,11 +144,11 @@ def test_what_has_no_weight_is_refused_when_it_arrives_and_the_rest_goes_on(
     weight = next(one.name for one in layout.partials if one.kind == "last")
     state = UpdateWindows(layout, WindowMode.LAZY, Policy.IN_PLACE, weight)
 
-    def entering(*rows: Any, watermark: int) -> Entering:
+    def entering(*rows: Any, watermark: int) -> WindowArrivals:
         if by_rows:
             made = [test_row_windows.Row(*row) for row in rows]
-            return Entering(test_row_windows.batch_of(made), watermark)
-        return Entering([entries_of([Row(*row) for row in rows], layout)], watermark)
+            return WindowArrivals(test_row_windows.batch_of(made), watermark)
+        return WindowArrivals([entries_of([Row(*row) for row in rows], layout)], watermark)
 
     state.enqueue(entering(("a", 1, 1.0), watermark=-1), 0)
     with pytest.raises(InvalidUsageError, match="no weight that is positive and finite: tuples=1"):

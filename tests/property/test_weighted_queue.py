@@ -70,7 +70,7 @@ def test_every_policy_serves_by_weights_in_the_order_of_a_sorted_list_also_acros
         elif step == "dequeue":
             assert served_of(queue, value, now_us) == model.dequeue(value, now_us)
         elif step == "settle":
-            queue.settle(now_us)
+            queue.account_staleness(now_us)
         elif step == "stored":
             stored.append(queue.delta())
         elif step == "reload":

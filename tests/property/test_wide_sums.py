@@ -17,14 +17,14 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates import wide
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import decompose
-from penstock.operators.scan.fragments import Fragmenter, combined
+from penstock.operators.scan.fragments import Fragmenter, merge_fragments
 from penstock.operators.scan.spec import PANE, Fragments
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.windows.append.panes import Panes
 from penstock.operators.windows.layout import ENTRY_PANE, WindowLayout
 from penstock.operators.windows.spec import WindowSpec
 from penstock.operators.windows.update.results import WindowMode
-from penstock.operators.windows.update.windows import Entering, UpdateWindows
+from penstock.operators.windows.update.windows import UpdateWindows, WindowArrivals
 
 MOST = (1 << 63) - 1
 VALUES = st.one_of(
@@ -69,7 +69,7 @@ def test_fragments_and_what_is_made_of_them_have_exact_sums(
         fragments_of(rows[low:high], [], by_group=by_group) for low, high in pairwise([0, *cuts, len(rows)])
     ]
     fragments = Fragments(1, "t", "ms", ("k",) if by_group else (), SPLIT.partials)
-    for made in (fragments_of(rows, cuts, by_group=by_group), combined(fragments, parts)):
+    for made in (fragments_of(rows, cuts, by_group=by_group), merge_fragments(fragments, parts)):
         groups = made["k"].to_pylist() if by_group else [None] * made.num_rows
         found = dict(
             zip(zip(made[PANE].to_pylist(), groups, strict=True), numbers(made["sum_n"]), strict=True)
@@ -152,7 +152,7 @@ def test_windows_that_wait_have_exact_means_too(rows: Rows, mode: WindowMode, cu
     bounds = [0, *sorted({cut for cut in cuts if cut < len(rows)}), len(rows)]
     for low, high in [*pairwise(bounds), (len(rows), len(rows))]:
         arriving = [entries_of(rows[low:high], layout)] if low < high else []
-        state.enqueue(Entering(arriving, rows[high - 1][0] if low < high else 100), 0)
+        state.enqueue(WindowArrivals(arriving, rows[high - 1][0] if low < high else 100), 0)
         units = [decode(bytes(encode(unit)), "a test") for unit in state.snapshot()]
         state = UpdateWindows(layout, mode, Policy.FIFO)
         state.restore(units)

@@ -125,13 +125,13 @@ class _Pair:
             self.model.deliver(_windows(self.undelivered))
         self.undelivered = None
 
-    def settle(self) -> None:
-        waiting, application = self.queue.settle(self.model.now_us)
+    def account_staleness(self) -> None:
+        waiting, application = self.queue.account_staleness(self.model.now_us)
         self.areas += (waiting.area, application.area, waiting.key_time)
 
     def store(self) -> None:
         self.deliver()
-        self.settle()
+        self.account_staleness()
         self.units.append(through_bytes(self.queue.delta()))
 
     def check(self) -> None:
@@ -206,7 +206,7 @@ def test_every_window_served_is_whole_and_the_most_recent_also_across_reloads(
         elif step == "deliver":
             pair.deliver()
         elif step == "settle":
-            pair.settle()
+            pair.account_staleness()
         else:
             pair.store()
             if step == "follow":

@@ -63,7 +63,7 @@ def forgetful() -> Iterator[None]:
     """Let every idle key go at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_records, "_LEAST_IDLE", 0)
-        patch.setattr(key_records.TabledCells, "may_forget", lambda self, kept: len(self) > kept)
+        patch.setattr(key_records.TabledKeyRecords, "may_forget", lambda self, kept: len(self) > kept)
         yield
 
 
@@ -146,7 +146,7 @@ def test_a_restored_queue_books_the_staleness_that_one_that_went_on_does(
         enqueue(queue, [Update(1, 1, 0, 1000), Update(2, 1, 0, 1000)], 1000)
         units = [queue.delta()] if way == "two deltas" else []
         queue.deliver(queue.dequeue(1, 1500), 1500)
-        queue.settle(1900)
+        queue.account_staleness(1900)
         units.append(queue.delta())
         if restored:
             units = list(queue.snapshot()) if way == "a snapshot" else units
@@ -155,7 +155,7 @@ def test_a_restored_queue_books_the_staleness_that_one_that_went_on_does(
         # One that arrived before its key was served, and one of a key that waits.
         enqueue(queue, [Update(1, 2, 0, 1200), Update(2, 2, 0, 1950)], 2000)
         queue.deliver(queue.dequeue(9, 2000), 2000)
-        return [one.area for one in queue.settle(2000)]
+        return [one.area for one in queue.account_staleness(2000)]
 
     assert ran(restored=True) == ran(restored=False)
 
@@ -176,7 +176,9 @@ def check_twins(
         elif step == "dequeue":
             assert served_of(plain, value, now_us) == served_of(tabled, value, now_us)
         elif step == "settle":
-            for mine, theirs in zip(plain.settle(now_us), tabled.settle(now_us), strict=True):
+            for mine, theirs in zip(
+                plain.account_staleness(now_us), tabled.account_staleness(now_us), strict=True
+            ):
                 # In which order keys are added up, differs.
                 assert theirs.area == pytest.approx(mine.area)
                 assert (theirs.longest_us, theirs.key_time) == (mine.longest_us, mine.key_time)
@@ -195,7 +197,7 @@ def check_twins(
                 plain.restore(map(through_bytes, units))
                 tabled.restore(map(through_bytes, others))
             elif semantics is Semantics.UPDATE:
-                assert len(tabled._cells) == len(tabled), "only keys that wait are in memory"
+                assert len(tabled._records) == len(tabled), "only keys that wait are in memory"
         assert (plain.keys, len(plain), plain.servable) == (tabled.keys, len(tabled), tabled.servable)
         if semantics is Semantics.UPDATE:
             assert_invariants(tabled)
@@ -320,7 +322,7 @@ def test_what_is_in_service_keeps_its_number() -> None:
         queue.delta()
         enqueue(queue, [Update(key, 1, key) for key in range(7, 12)], 40)
         queue.deliver(served, 50)
-        found.append([(one.area, one.longest_us) for one in queue.settle(60)])
+        found.append([(one.area, one.longest_us) for one in queue.account_staleness(60)])
     assert found[0] == found[1]
 
 
@@ -347,8 +349,8 @@ def test_the_whole_state_is_never_in_memory_at_once(tmp_path: Path) -> None:
         enqueue(queue, [Update(key, 1, key) for key in range(begin, begin + 1000)], begin)
         served_of(queue, 1000, begin)
         queue.delta()
-        assert len(queue._cells) == 0
-        assert queue._cells.capacity < 1000
+        assert len(queue._records) == 0
+        assert queue._records.capacity < 1000
     enqueue(queue, [Update(17, 2, 0)], 10_000)
     queue.delta()
     sizes = [unit.blocks["cells"].num_rows for unit in queue.snapshot()]

@@ -20,7 +20,7 @@ from benchmarks.streams import bids
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.conf.pipeline import load_pipeline
 from penstock.jobs.pipelines.run import run_to_end
-from penstock.operators.graph.nodes import Fused, Source, topological
+from penstock.operators.graph.nodes import PushedScan, Source, topological
 from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.sources.parquet_reader import parquet_files
 from tests.spark.queries import PATIENCE_S, Input
@@ -79,7 +79,9 @@ def test_a_query_closes_the_windows_that_duckdb_has(
     elif persist == "parquet":
         graph = from_parquet(graph, maxFilesPerTrigger="1")
         options |= {"sources": {stream: source.directory}, "persist": "never"}
-        scans = [node for node in topological(graph.plan(persist="never").root) if isinstance(node, Fused)]
+        scans = [
+            node for node in topological(graph.plan(persist="never").root) if isinstance(node, PushedScan)
+        ]
         assert [type(node.inputs[0]) for node in scans] == [Source]
     else:
         options |= {"sources": {stream: source.frame(spark, spark_schema(table.schema))}, "persist": persist}

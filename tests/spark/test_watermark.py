@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock
 from penstock.checkpointing.p_stream import PStreamReader
 from penstock.operators.graph import Graph
-from penstock.operators.graph.nodes import Fused, topological
+from penstock.operators.graph.nodes import PushedScan, topological
 from penstock.spark_ext.border.types import spark_schema
 from tests.spark.queries import PATIENCE_S, Input
 from tests.table3 import starting
@@ -95,7 +95,7 @@ def test_a_delay_is_no_longer_than_it_says(
         else:
             graph = windows(time, "1 s", lookup)
             plan = graph.plan(persist=persist)
-            fused = [node for node in topological(plan.root) if isinstance(node, Fused)]
+            fused = [node for node in topological(plan.root) if isinstance(node, PushedScan)]
             assert bool(fused) == (persist == "always")
             with penstock.start(
                 graph,

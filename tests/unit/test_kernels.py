@@ -25,7 +25,7 @@ from penstock.operators.aggregates import wide
 from penstock.operators.joins import join_kernels
 from penstock.operators.queues import pages
 from penstock.operators.scan import selection
-from penstock.operators.scan.fragments import kernels
+from penstock.operators.scan.fragments import fragment_kernels
 from penstock.operators.scheduling import linked_scheduler, staleness, weighted_scheduler
 from penstock.operators.sql import comparison_kernels
 from penstock.operators.update_stream import arrivals
@@ -128,7 +128,7 @@ KERNELS = {
     "selection": {"_find_true"},
     "comparison_kernels": {"keep"},
     "join_kernels": {"too_old", "link", "next_pairs", "unlink_useless"},
-    "kernels": {
+    "fragment_kernels": {
         *("_bits", "_position", "enter", "find_slots", "find_slots_of_one", "add_count", "add_sum"),
         *("find_runs", "add_count_of_runs", "add_sum_of_runs", "add_whole_of_runs"),
         *("add_squares", "mark", "keep_less", "keep_greater", "keep_row"),
@@ -164,7 +164,7 @@ REFERENCES = {
     "selection": "test_selection",
     "comparison_kernels": "test_comparisons",
     "join_kernels": "test_update_join",
-    "kernels": "test_fragments",
+    "fragment_kernels": "test_fragments",
     "wide": "test_wide_sums",
 }
 MODULES = [
@@ -195,7 +195,7 @@ MODULES = [
         simple8b,
         variable_byte,
     ),
-    kernels,
+    fragment_kernels,
     wide,
 ]
 

@@ -20,7 +20,7 @@ from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scan.spec import PANE, Fragments, Partial
 from penstock.operators.scheduling.serve import Budget, Query
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
-from penstock.operators.update_stream.cast import conform
+from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.operator_options import QueueOptions
 from penstock.operators.windows import groups
 from penstock.operators.windows.groups import GroupCodec
@@ -30,7 +30,7 @@ from penstock.spark_ext.border.packing import Packer
 from penstock.spark_ext.border.parcels import from_parcel, to_parcels
 from penstock.spark_ext.border.window_packing import EntryPacker, facts_of
 from penstock.spark_ext.worker import bucket_task
-from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel, Turn
+from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel, TaskShare
 from penstock.spark_ext.worker.count_windows import RowOrderPacker, arriving_rows
 from penstock.spark_ext.worker.queue_operator import QueueOperator, share
 from penstock.spark_ext.worker.stateful import result_frames
@@ -220,10 +220,10 @@ def test_batches_conform_to_the_schema_by_position() -> None:
         ],
         ["_0", "_1", "_2"],
     )
-    out = conform(other, schema)
+    out = cast_to_schema(other, schema)
     assert out.schema == schema
     assert out.column(0).cast(pa.int64()).to_pylist() == [1]
-    assert conform(out, schema) == out
+    assert cast_to_schema(out, schema) == out
 
 
 # A bucket's task, without Spark.
@@ -285,7 +285,10 @@ def test_shares_of_a_budget_add_up_and_take_turns() -> None:
     for buckets in (1, 2, 3, 5, 8):
         for rows in (1, 2, 7, 16):
             shares = [
-                [share(Budget(rows), Turn(bucket, buckets, batch, 2)).rows or 0 for bucket in range(buckets)]
+                [
+                    share(Budget(rows), TaskShare(bucket, buckets, batch, 2)).rows or 0
+                    for bucket in range(buckets)
+                ]
                 for batch in range(buckets)
             ]
             assert all(sum(of_batch) == rows for of_batch in shares)
@@ -295,9 +298,9 @@ def test_shares_of_a_budget_add_up_and_take_turns() -> None:
 
 def test_buckets_of_one_partition_divide_its_time() -> None:
     budget = Budget(duration_us=1000)
-    assert share(budget, Turn(3, 8, 0, 2)).duration_us == 250
-    assert share(budget, Turn(3, 8, 0, 16)).duration_us == 1000
-    assert share(Budget(duration_us=1), Turn(3, 8, 0, 2)).duration_us == 1
+    assert share(budget, TaskShare(3, 8, 0, 2)).duration_us == 250
+    assert share(budget, TaskShare(3, 8, 0, 16)).duration_us == 1000
+    assert share(Budget(duration_us=1), TaskShare(3, 8, 0, 2)).duration_us == 1
 
 
 def _with(task: Task, buckets: int | None = None, **changes: Any) -> Task:

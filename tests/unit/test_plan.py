@@ -13,7 +13,7 @@ import pytest
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph, as_json, draw, explain, graph
 from penstock.operators.graph.cost import choose
-from penstock.operators.graph.nodes import PStream, Source, topological
+from penstock.operators.graph.nodes import Materialize, Source, topological
 from penstock.operators.graph.plan import PhysicalPlan
 from penstock.operators.scan.spec import Scan
 
@@ -153,7 +153,7 @@ def test_compression_decides_on_which_side_a_column_is_computed() -> None:
     made = _stream().select("t", segment="position div 5280").update_queue("segment", "t").sink("noop")
 
     def stored(plan: PhysicalPlan) -> list[str]:
-        return next(node.schema.names for node in topological(plan.root) if isinstance(node, PStream))
+        return next(node.schema.names for node in topological(plan.root) if isinstance(node, Materialize))
 
     assert stored(made.plan()) == ["t", "position"]
     assert stored(made.plan(made.measure(_sample(20_000)))) == ["t", "segment"]

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.operators.graph import Graph, graph
 from penstock.operators.graph.extremes import keep_extremes
-from penstock.operators.graph.nodes import Aggregate, Fused, Node, PStream, topological
+from penstock.operators.graph.nodes import Aggregate, Materialize, Node, PushedScan, topological
 from penstock.operators.graph.place import fuse, place_p_stream
 from penstock.operators.graph.rules import merge, prune, push_where, split_conjunctions, to_fixed_point
 
@@ -192,7 +192,7 @@ def test_nothing_is_computed_twice_or_elsewhere_by_merging(build: Graph) -> None
 
 
 def _behind(root: Node) -> str:
-    stream = next(node for node in topological(root) if isinstance(node, PStream))
+    stream = next(node for node in topological(root) if isinstance(node, Materialize))
     return stream.inputs[0].label
 
 
@@ -226,16 +226,16 @@ def test_a_p_stream_stays_before_operators_with_state_and_where_streams_part() -
     assert [node.label for node in topological(after)].count("p-stream") == 1
 
 
-def _scan_of(made: Graph) -> Fused:
+def _scan_of(made: Graph) -> PushedScan:
     after, _ = fuse(place_p_stream(made.root, ["in"])[0])
-    (found,) = [node for node in topological(after) if isinstance(node, Fused)]
+    (found,) = [node for node in topological(after) if isinstance(node, PushedScan)]
     return found
 
 
 def test_what_follows_a_p_stream_becomes_one_scan() -> None:
-    stored = Graph("g", PStream("in", (_stream().root,)))
+    stored = Graph("g", Materialize("in", (_stream().root,)))
     after, _ = fuse(stored.select("*", m="n + 1").where("m > 2").select("*", v="m * m").root)
-    assert isinstance(after, Fused)
+    assert isinstance(after, PushedScan)
     scan = after.scan
     assert scan.columns == ("t", "k", "n", "x", "s")
     assert scan.where == "(n + 1) > 2"
@@ -259,7 +259,7 @@ def test_a_queue_leaves_conflation_to_the_reader() -> None:
 def test_a_queue_that_needs_all_tuples_gets_them(options: dict[str, Any]) -> None:
     stream = graph("g").source("in", _SCHEMA.append(pa.field("m", pa.timestamp("us", "UTC"))))
     after, _ = fuse(place_p_stream(stream.update_queue("k", "t", **options).root, ["in"])[0])
-    assert not any(isinstance(node, Fused) for node in topological(after))
+    assert not any(isinstance(node, PushedScan) for node in topological(after))
 
 
 def _of_files(name: str = "in") -> Graph:
@@ -268,7 +268,7 @@ def _of_files(name: str = "in") -> Graph:
 
 def test_what_becomes_less_of_parquet_files_is_done_where_they_are_read() -> None:
     def scans(made: Graph) -> list[str]:
-        return [node.describe() for node in topological(fuse(made.root)[0]) if isinstance(node, Fused)]
+        return [node.describe() for node in topological(fuse(made.root)[0]) if isinstance(node, PushedScan)]
 
     some = _of_files().where("n > 1").select("t", "k", "x")
     windows = some.lookup("t", _TABLE, on="k").window("t", size="9 s", unit="s").group_by("c").agg(m="sum(x)")
@@ -285,8 +285,8 @@ def test_what_becomes_less_of_parquet_files_is_done_where_they_are_read() -> Non
     )
     stored, _ = place_p_stream(windows.root, ["in"])
     after, _ = fuse(stored)
-    (found,) = [node for node in topological(after) if isinstance(node, Fused)]
-    assert isinstance(found.inputs[0], PStream)
+    (found,) = [node for node in topological(after) if isinstance(node, PushedScan)]
+    assert isinstance(found.inputs[0], Materialize)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph, Persist, graph
-from penstock.operators.graph.nodes import Join, PStream, Union, UpdateUnion, topological, update_time
+from penstock.operators.graph.nodes import Join, Materialize, Union, UpdateUnion, topological, update_time
 from penstock.spark_ext.graph.checks import check_runnable, holds_back
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64(), "w": pa.int32()})
@@ -172,7 +172,7 @@ def test_rules_move_nothing_past_a_union_or_join_of_update_streams_and_keep_thei
         assert labels.index("where") > labels.index(stateful.label)
         assert all("t" in above.schema.names for above in stateful.inputs)
         assert not any("w" in above.schema.names for above in stateful.inputs), "nobody needs it"
-        stored = [node.schema.names for node in topological(root) if isinstance(node, PStream)]
+        stored = [node.schema.names for node in topological(root) if isinstance(node, Materialize)]
         assert len(stored) == 2
         assert not any("w" in names for names in stored)
         assert root.key == ("k",)

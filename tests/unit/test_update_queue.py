@@ -97,7 +97,7 @@ def test_waiting_tuples_take_as_many_pages_as_they_fill() -> None:
     assert _values(queue, 90) == list(range(90))
     assert queue.memory.pages_used == 1
     assert_invariants(queue)
-    queue.settle(2)
+    queue.account_staleness(2)
     assert queue.memory.page_capacity <= 20
     assert _values(queue) == list(range(90, 95))
     assert queue.memory.pages_used == 0
@@ -108,7 +108,7 @@ def test_keys_that_keep_coming_do_not_make_the_tuples_memory_grow() -> None:
     for now_us in range(100):
         enqueue(queue, [Update(1000 * now_us + k, 0, k) for k in range(100)], now_us)
         _values(queue, 100, now_us)
-        queue.settle(now_us)
+        queue.account_staleness(now_us)
     assert queue.keys == 10_000
     assert queue.memory.capacity <= 2 * 112
     assert queue._rows.size_bytes < 1 << 20
@@ -153,7 +153,7 @@ def test_several_updates_at_once_count_as_that_many_equal_intervals() -> None:
     enqueue(together, [Update(1, 2 + i, i) for i in range(4)], 9000)
     for i in range(4):
         enqueue(apart, [Update(1, 2 + i, i)], 6000 + 1000 * i)
-    intervals = [queue._cells["interval_us"][0] for queue in (together, apart)]
+    intervals = [queue._records["interval_us"][0] for queue in (together, apart)]
     assert intervals[0] == pytest.approx(intervals[1])
     assert intervals[0] == pytest.approx(5000 * 0.9**4 + 1000 * (1 - 0.9**4))
 
@@ -250,7 +250,7 @@ def test_catching_up_equals_staying() -> None:
     for now_us in range(20):
         enqueue(queue, [Update((now_us * 7 + k) % 11, now_us, 100 * now_us + k) for k in range(5)], now_us)
         _values(queue, 3, now_us)
-        queue.settle(now_us)
+        queue.account_staleness(now_us)
         other.restore([through_bytes(queue.delta())])
         assert_same_state(other, queue)
         assert_invariants(other)

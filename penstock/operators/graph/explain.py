@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.operators.graph.nodes import Node, PStream, Source, topological
+from penstock.operators.graph.nodes import Materialize, Node, Source, topological
 from penstock.operators.graph.place import stored_bytes
 from penstock.operators.graph.plan import PhysicalPlan
 from penstock.operators.graph.statistics import Flow, flows
@@ -89,7 +89,7 @@ def flow_text(node: Node, flow: dict[int, Flow], plan: PhysicalPlan) -> str:
     if passes is not None and passes != 1.0:
         parts.append(f"passes {100 * passes:.3g}%" + ("" if here.measured else " (assumed)"))
     parts.append(f"{here.bytes:.4g} B a tuple")
-    if isinstance(node, PStream) and here.table is not None and here.rows:
+    if isinstance(node, Materialize) and here.table is not None and here.rows:
         parts.append(f"stored in {stored_bytes(here, plan.statistics) / here.rows:.3g}")
     return ", ".join(parts)
 

@@ -12,9 +12,9 @@ from penstock.operators.aggregates.decomposition import decompose
 from penstock.operators.graph.nodes import (
     Aggregate,
     Assemble,
-    Fused,
+    Materialize,
     Node,
-    PStream,
+    PushedScan,
     RowWindow,
     Select,
     Source,
@@ -94,7 +94,7 @@ def place_p_stream(root: Node, sources: Collection[str], statistics: Statistics 
         same = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
         made = node if same else replace(node, inputs=inputs)
         found = best.get(id(node))
-        placed[id(node)] = made if found is None else PStream(found[0], (made,))
+        placed[id(node)] = made if found is None else Materialize(found[0], (made,))
     return placed[id(root)], tuple(notes)
 
 
@@ -149,7 +149,7 @@ def _fused(node: Node) -> Node | None:
         scan = _scan(above)
         if scan is None or not pushable(node):
             return None
-        return Fused(node.name, _base(above), _then(scan, node))
+        return PushedScan(node.name, _base(above), _then(scan, node))
     if isinstance(node, UpdateQueue) and above is not None and node.needs_newest_only:
         base, scan = _reduced(above)
         if scan is None:
@@ -157,7 +157,7 @@ def _fused(node: Node) -> Node | None:
         latest = replace(
             scan, latest_by=LatestBy(node.update_key, node.time, by_last=node.options.policy == Policy.FIFO)
         )
-        return replace(node, inputs=(Fused(f"newest of {node.name}", base, latest),))
+        return replace(node, inputs=(PushedScan(f"newest of {node.name}", base, latest),))
     if isinstance(node, Aggregate) and isinstance(above, Window):
         return _fragmented(node, above)
     return None
@@ -165,14 +165,14 @@ def _fused(node: Node) -> Node | None:
 
 def _base(node: Node) -> tuple[Node, ...]:
     """Return the p-stream that a reader's output comes from."""
-    return node.inputs if isinstance(node, Fused) else (node,)
+    return node.inputs if isinstance(node, PushedScan) else (node,)
 
 
 def _scan(node: Node) -> Scan | None:
     """Return what a p-stream's reader does for a node so far; None if the node is nothing of a reader."""
-    if isinstance(node, PStream) or (isinstance(node, Source) and node.kind == "p-stream"):
+    if isinstance(node, Materialize) or (isinstance(node, Source) and node.kind == "p-stream"):
         return Scan(tuple(node.schema.names))
-    if isinstance(node, Fused) and node.scan.latest_by is None and node.scan.fragments is None:
+    if isinstance(node, PushedScan) and node.scan.latest_by is None and node.scan.fragments is None:
         return node.scan
     return None
 
@@ -239,7 +239,7 @@ def _fragmented(node: Aggregate, window: Window) -> Assemble | None:
         return None
     if isinstance(base[0], Source) and base[0].kind == "parquet" and not _suits(narrow, base[0]):
         return None
-    made: Node = Fused(f"fragments of {node.name}", base, whole)
+    made: Node = PushedScan(f"fragments of {node.name}", base, whole)
     if lookup is not None:
         made = replace(lookup, inputs=(made,))
     return Assemble(node.name, (made,), node, split)

@@ -12,9 +12,9 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.graph.cost import Choice, choose
 from penstock.operators.graph.extremes import keep_extremes
 from penstock.operators.graph.nodes import (
-    Fused,
+    Materialize,
     Node,
-    PStream,
+    PushedScan,
     Select,
     Source,
     Where,
@@ -76,8 +76,8 @@ class PhysicalPlan:
     logical : Node
         The graph as it was written.
     root : Node
-        The graph that runs. Above a `PStream` is what is done before persistence; a `Fused` is a reader;
-        the rest is Spark's.
+        The graph that runs. What is above a `Materialize` runs before persistence; a `PushedScan` runs in a
+        reader; the rest is Spark's.
     changes : tuple of pairs of str
         What the rules did, in order: the rule's name and a line.
     choices : tuple of Choice
@@ -105,9 +105,9 @@ class PhysicalPlan:
         nodes = list(topological(self.root))
         found = []
         for node in nodes:
-            if isinstance(node, PStream):
+            if isinstance(node, Materialize):
                 readers = [
-                    below.scan if isinstance(below, Fused) else Scan(tuple(node.schema.names))
+                    below.scan if isinstance(below, PushedScan) else Scan(tuple(node.schema.names))
                     for below in nodes
                     if any(input is node for input in below.inputs)
                 ]
@@ -127,7 +127,7 @@ class PhysicalPlan:
         return tuple(
             node
             for node in topological(self.root)
-            if id(node) not in inside and not isinstance(node, Source | PStream | Fused)
+            if id(node) not in inside and not isinstance(node, Source | Materialize | PushedScan)
         )
 
     def explain(self) -> str:
@@ -201,7 +201,7 @@ def _pinned(root: Node, names: set[str]) -> Node:
 
     def change(node: Node) -> Node:
         pinned = node.name in names and not isinstance(node, Source)
-        return PStream(node.name, (node,)) if pinned else node
+        return Materialize(node.name, (node,)) if pinned else node
 
     return rebuild(root, change)
 
@@ -217,7 +217,7 @@ def _choice(root: Node, source: Source, mode: PersistMode, statistics: Statistic
     placed, _ = place_p_stream(root, [source.name], statistics)
     flow = flows(placed, statistics)
     stream = next(
-        node for node in topological(placed) if isinstance(node, PStream) and node.name == source.name
+        node for node in topological(placed) if isinstance(node, Materialize) and node.name == source.name
     )
     whole, kept = flow[id(source)], flow[id(stream)]
     rows = whole.rows or 1.0
@@ -254,7 +254,7 @@ def _reaches_p_stream(root: Node, source: Source) -> bool:
         below = [node for node in topological(root) if any(input is at for input in node.inputs)]
         if len(below) != 1:
             return False
-        if isinstance(below[0], PStream):
+        if isinstance(below[0], Materialize):
             return True
         if not pushable(below[0]):
             return False

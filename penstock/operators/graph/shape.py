@@ -9,9 +9,9 @@ from typing import Any
 from penstock.operators.graph.nodes import (
     Aggregate,
     Assemble,
-    Fused,
+    Materialize,
     Node,
-    PStream,
+    PushedScan,
     Source,
     UpdateQueue,
     Window,
@@ -32,7 +32,7 @@ def shape(plan: PhysicalPlan) -> list[str]:
     nodes = list(topological(plan.root))
     fixed: set[int] = set()
     for node in nodes:
-        if isinstance(node, PStream):
+        if isinstance(node, Materialize):
             fixed |= {id(one) for one in topological(node)}
     fixed |= {id(node) for node in nodes if _holds(node)}
     below: dict[int, list[int]] = {}
@@ -49,7 +49,7 @@ def shape(plan: PhysicalPlan) -> list[str]:
 
 
 def _holds(node: Node) -> bool:
-    if isinstance(node, Fused):
+    if isinstance(node, PushedScan):
         return node.scan.fragments is not None or node.scan.latest_by is not None
     return node.stateful or isinstance(node, Source)
 
@@ -70,7 +70,7 @@ def _lasting(node: Node) -> Node:
 
     That is its budget, what leaves its buckets, and what readers tell of the watermark.
     """
-    if isinstance(node, Fused) and node.scan.fragments is not None:
+    if isinstance(node, PushedScan) and node.scan.fragments is not None:
         return replace(node, scan=replace(node.scan, fragments=node.scan.fragments.plain))
     if isinstance(node, UpdateQueue | Window):
         return replace(node, options=replace(node.options, budget=None))

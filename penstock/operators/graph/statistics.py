@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph.nodes import (
-    Fused,
+    Materialize,
     Node,
-    PStream,
+    PushedScan,
     Select,
     Sink,
     Source,
@@ -161,7 +161,7 @@ def _flow(node: Node, inputs: list[Flow], statistics: Statistics | None) -> Flow
         table = None if statistics is None else statistics.samples.get(node.name)
         return Flow(1.0, _typed_bytes(node.schema), False) if table is None else _counted(table)
     tables = [flow.table for flow in inputs]
-    if isinstance(node, Fused):
+    if isinstance(node, PushedScan):
         return _scanned(node, inputs[0])
     if all(table is not None for table in tables):
         made = _made(node, [table for table in tables if table is not None])
@@ -184,12 +184,12 @@ def _made(node: Node, inputs: list[pa.Table]) -> pa.Table | None:
         if any(expression_type(one, known) == UNKNOWN for _, one in node.columns):
             return None
         return project(inputs[0], dict(node.columns))
-    if isinstance(node, PStream | Window | Sink):
+    if isinstance(node, Materialize | Window | Sink):
         return inputs[0]
     return pa.concat_tables(inputs) if isinstance(node, Union) and not node.stateful else None
 
 
-def _scanned(node: Fused, flow: Flow) -> Flow:
+def _scanned(node: PushedScan, flow: Flow) -> Flow:
     """Return what leaves a reader: of fragments and conflated tuples it is known how many, not what."""
     scan, table = node.scan, flow.table
     width = _typed_bytes(node.schema)

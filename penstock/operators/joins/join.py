@@ -5,7 +5,7 @@ condition is true of them. Of two matches the newer is the one with the greater 
 with the newer left tuple, then that with the newer right one. Of what can be matched after a micro-batch
 the newest match of each key is delivered, if it is newer than the one before: freshness, not completeness.
 
-State is a *cell* per key (the times of its last match) and what each side *holds*: the tuples that may be
+State is a *match* per key (the times of its last match) and what each side *holds*: the tuples that may be
 in a match to come. Departure from the source, which has no tuples out of order: they are matched while
 they are not *late*, that is, older than the watermark (the newest time of earlier micro-batches less
 ``delay``), or more than ``within`` older than the last match of their key. Of tuples of one side with the
@@ -46,7 +46,7 @@ _PAIRS: Final = 1 << 18
 _LEAST_DEAD: Final = 1024
 """So many keys without state are not worth a new index."""
 
-_CELL: Final = f"{RESERVED_PREFIX}cell"
+_OWNER: Final = f"{RESERVED_PREFIX}cell"
 _MATCHED: Final = (f"{RESERVED_PREFIX}left", f"{RESERVED_PREFIX}right")
 _SIDES: Final = ("left", "right")
 
@@ -185,8 +185,8 @@ class UpdateJoin:
     @property
     def size_bytes(self) -> int:
         """How much memory the state holds, roughly."""
-        cells = sum(array.nbytes for array in (*self._matched, self._dirty))
-        return cells + self._index.size_bytes + sum(side.size_bytes for side in self._sides)
+        matched = sum(array.nbytes for array in (*self._matched, self._dirty))
+        return matched + self._index.size_bytes + sum(side.size_bytes for side in self._sides)
 
     def close(self) -> None:
         """Do nothing: memory goes with the object."""
@@ -219,7 +219,7 @@ class UpdateJoin:
         stream = side.stream
         times = stream.times(arrivals.rows)
         ids = self._index.find_or_add(stream.keys(arrivals.rows))
-        self._make_cells()
+        self._make_room()
         newest = int(times.max())
         self.newest = newest if self.newest is None else max(self.newest, newest)
         late = too_old(ids, times, self._matched[0], self._matched[1], self._within)
@@ -234,7 +234,7 @@ class UpdateJoin:
         counts += (len(arrivals), int(late.sum()), int((~new).sum()))
         return ids[new]
 
-    def _make_cells(self) -> None:
+    def _make_room(self) -> None:
         known, needed = len(self._dirty), len(self._index)
         if needed <= known:
             return
@@ -361,15 +361,15 @@ class UpdateJoin:
 
     def _unit(self, kind: str, ids: Integers, places: list[Integers]) -> PUnit:
         keys = self.joined.left.codec.decode(self._index.words, self._index.starts(ids))
-        cells = [*keys, *(pa.array(matched[ids]) for matched in self._matched)]
+        keys_block = [*keys, *(pa.array(matched[ids]) for matched in self._matched)]
         blocks = {
-            "cells": pa.RecordBatch.from_arrays(cells, [*self.joined.left.key, *_MATCHED]),
+            "cells": pa.RecordBatch.from_arrays(keys_block, [*self.joined.left.key, *_MATCHED]),
         }
         for name, side, some in zip(_SIDES, self._sides, places, strict=True):
             payload = side.rows.take(some)
-            cell = pa.array(np.searchsorted(ids, side.owner[some]))
+            owner = pa.array(np.searchsorted(ids, side.owner[some]))
             blocks[name] = pa.RecordBatch.from_arrays(
-                [cell, *payload.columns], [_CELL, *payload.schema.names]
+                [owner, *payload.columns], [_OWNER, *payload.schema.names]
             )
         # The delay may change at a restart; what was freed until then follows from the one before.
         meta = {"rows": self.keys, "held": self.held, "newest": self.newest, "delay": self.joined.delay}
@@ -391,23 +391,23 @@ class UpdateJoin:
         width = len(self.joined.left.key)
         keys = [self.joined.left.schema.field(name) for name in self.joined.left.key]
         fields = [*keys, *(pa.field(name, pa.int64()) for name in _MATCHED)]
-        cells = unit.block("cells", pa.schema([field.with_nullable(False) for field in fields]))
-        if not cells.num_rows:
+        keys_block = unit.block("cells", pa.schema([field.with_nullable(False) for field in fields]))
+        if not keys_block.num_rows:
             return
-        ids = self._index.find_or_add(self.joined.left.codec.encode(cells.columns[:width]))
-        self._make_cells()
-        for matched, column in zip(self._matched, cells.columns[width:], strict=True):
+        ids = self._index.find_or_add(self.joined.left.codec.encode(keys_block.columns[:width]))
+        self._make_room()
+        for matched, column in zip(self._matched, keys_block.columns[width:], strict=True):
             matched[ids] = column.to_numpy()
         for name, side in zip(_SIDES, self._sides, strict=True):
             stored = [
                 field.with_nullable(field.nullable and field.name != side.stream.time)
                 for field in side.payload
             ]
-            block = unit.block(name, pa.schema([pa.field(_CELL, pa.int64(), nullable=False), *stored]))
+            block = unit.block(name, pa.schema([pa.field(_OWNER, pa.int64(), nullable=False), *stored]))
             payload = pa.RecordBatch.from_arrays(block.columns[1:], schema=side.payload)
             times = side.stream.times(payload)
             order = np.argsort(times, kind="stable")
-            owners = ids[unit.numbers_below(name, _CELL, len(ids))]
+            owners = ids[unit.numbers_below(name, _OWNER, len(ids))]
             side.put(owners[order], times[order], payload.take(pa.array(order)))
 
     def _mark_stored(self) -> None:

@@ -150,12 +150,12 @@ class AdaptiveQueue(UpdateQueue):
         if len(self._queue) or self._head == self._tail:
             return super().dequeue(limit, now_us)
         chunk = self._take(limit)
-        ids, cells = chunk.ids, self._cells
-        booked = cells["application_booked_us"][ids]
+        ids, records = chunk.ids, self._records
+        booked = records["application_booked_us"][ids]
         self._book(self._queue_meter, "queue_booked_us", chunk, now_us)
-        cells["dequeued_us"][ids] = now_us
-        self._cells.dirty[ids] = True
-        np.add.at(cells["in_service"], ids, 1)
+        records["dequeued_us"][ids] = now_us
+        self._records.dirty[ids] = True
+        np.add.at(records["in_service"], ids, 1)
         self._in_service += len(ids)
         if len(ids):
             self._served_at = now_us
@@ -167,28 +167,28 @@ class AdaptiveQueue(UpdateQueue):
         if not isinstance(served, _Appended):
             super().deliver(served, now_us)
             return
-        ids, cells = served.ids, self._cells
+        ids, records = served.ids, self._records
         chunk = _Chunk(served.rows, ids, served.arrived_us)
         self._book(self._application_meter, "application_booked_us", chunk, now_us)
-        cells["delivered_us"][ids] = now_us
-        self._cells.dirty[ids] = True
-        np.subtract.at(cells["in_service"], ids, 1)
+        records["delivered_us"][ids] = now_us
+        self._records.dirty[ids] = True
+        np.subtract.at(records["in_service"], ids, 1)
         self._in_service -= len(ids)
 
-    def settle(self, now_us: int) -> tuple[Staleness, Staleness]:
+    def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Book the staleness up to now and return queue and application staleness since last time."""
         if self._chunks:
             ids = np.concatenate([chunk.ids for chunk in self._chunks])
             arrived = np.concatenate([chunk.arrived_us for chunk in self._chunks])
             # A key that waits in the update queue has its oldest update there.
-            alone = self._cells["location"][ids] == _NOWHERE
-            idle = alone & (self._cells["in_service"][ids] == 0)
+            alone = self._records["location"][ids] == _NOWHERE
+            idle = alone & (self._records["in_service"][ids] == 0)
             for meter, booked, some in (
                 (self._queue_meter, "queue_booked_us", alone),
                 (self._application_meter, "application_booked_us", idle),
             ):
                 self._book(meter, booked, _Chunk(self._chunks[0].rows, ids[some], arrived[some]), now_us)
-        return super().settle(now_us)
+        return super().account_staleness(now_us)
 
     def delta(self) -> PUnit:
         """Return what changed since the last call, to be stored."""
@@ -244,7 +244,7 @@ class AdaptiveQueue(UpdateQueue):
 
     def _keep(self, ids: Integers) -> None:
         """Let go of all keys in memory but these."""
-        number = np.full(len(self._cells), _NOWHERE, np.int64)
+        number = np.full(len(self._records), _NOWHERE, np.int64)
         number[ids] = np.arange(len(ids))
         for chunk in self._chunks:
             chunk.ids = number[chunk.ids]
@@ -284,15 +284,15 @@ class AdaptiveQueue(UpdateQueue):
         order = np.lexsort((arrivals.first, arrived))
         rows, arrived = arrivals.rows.take(pa.array(order)), arrived[order]
         ids = self._numbered(self.stream.keys(rows))
-        cells, times = self._cells, self.stream.times(rows)
+        records, times = self._records, self.stream.times(rows)
         newest = np.maximum(
-            cells["emitted"], np.where(cells["location"] < 0, cells["emitted"], cells["waiting"])
+            records["emitted"], np.where(records["location"] < 0, records["emitted"], records["waiting"])
         )
         taken = _not_behind(ids, times, newest[ids])
         if self.semantics is Semantics.APPEND:
             taken[:] = True
-        np.maximum.at(cells["emitted"], ids[taken], times[taken])
-        self._cells.dirty[ids] = True
+        np.maximum.at(records["emitted"], ids[taken], times[taken])
+        self._records.dirty[ids] = True
         kept = int(np.count_nonzero(taken))
         if kept:
             self._chunks.append(_Chunk(rows.filter(pa.array(taken)), ids[taken], arrived[taken]))
@@ -313,10 +313,10 @@ class AdaptiveQueue(UpdateQueue):
 
     def _place(self, ids: Integers, arrived_us: Integers) -> None:
         """Give keys that begin to wait a location; what was booked while they were appended stays booked."""
-        booked = {name: self._cells[name][ids] for name in ("queue_booked_us", "application_booked_us")}
+        booked = {name: self._records[name][ids] for name in ("queue_booked_us", "application_booked_us")}
         super()._place(ids, arrived_us)
         for name, until in booked.items():
-            self._cells[name][ids] = np.maximum(self._cells[name][ids], until)
+            self._records[name][ids] = np.maximum(self._records[name][ids], until)
 
     def _take(self, count: int) -> _Chunk:
         """Remove and return up to `count` appended tuples from the head."""
@@ -340,7 +340,7 @@ class AdaptiveQueue(UpdateQueue):
     def _book(self, meter: StalenessMeter, booked: str, chunk: _Chunk, now_us: int) -> None:
         """Book up to now for the first tuple of each key; the others of that key take no time."""
         keys, first = np.unique(chunk.ids, return_index=True)
-        since, until = chunk.arrived_us[first], self._cells[booked]
+        since, until = chunk.arrived_us[first], self._records[booked]
         meter.add(since, np.maximum(since, until[keys]), now_us)
         until[keys] = np.maximum(until[keys], now_us)
 

@@ -1,10 +1,9 @@
-"""The cells of an update queue's keys: which number each key has, and what is known of it.
+"""The records of an update queue's keys, in memory or in a table.
 
-Keys of which there is something to do have a number, their place in arrays in memory. Of a key that does not
-wait, an *idle* one, there is nothing but the columns that are stored. So a working copy of a bucket may keep
-those of all keys in a table (`penstock.state_store.tables.table`), such as one on local disk, and forget the
-numbers of idle keys; of one that comes again the cell is fetched. What is stored in files does not depend on
-it.
+An active key has a number, its place in arrays in memory. An *idle* key, one that does not wait, has only its
+stored columns. So a working copy of a bucket may keep the records of all keys in a table
+(`penstock.state_store.tables.table`), for example on local disk, and forget the numbers of idle keys; the
+record of a key that comes again is fetched. The stored files are the same either way.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from penstock.state_store.keys.key_words import Keys
 from penstock.state_store.tables.table import Table
 from penstock.state_store.tables.working_copy import TableMaker
 
-__all__ = ["BOOKED", "Cells", "TabledCells", "cells_of"]
+__all__ = ["BOOKED", "KeyRecords", "TabledKeyRecords", "new_key_records"]
 
 BOOKED = (("queue_booked_us", "dequeued_us"), ("application_booked_us", "delivered_us"))
 """Up to when staleness is booked of a key, and what that is of an idle one."""
@@ -32,7 +31,7 @@ _LEAST_IDLE = 1024
 """So many idle keys in memory are not worth a new index."""
 
 
-class Cells:
+class KeyRecords:
     """Cells in memory, all of them. Used by an `UpdateQueue` only.
 
     Parameters
@@ -40,7 +39,7 @@ class Cells:
     stream : UpdateStream
         What has the key.
     columns : mapping of str to number
-        What a cell has, and what that is of a key that was never seen; floats make a column of floats.
+        What a record has, and what that is of a key that was never seen; floats make a column of floats.
     stored : sequence of str
         The columns that are stored of every key.
     """
@@ -84,7 +83,7 @@ class Cells:
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the cells hold."""
+        """How much memory the records hold."""
         arrays = sum(array.nbytes for array in self._arrays.values())
         return arrays + self.dirty.nbytes + self._index.size_bytes
 
@@ -103,7 +102,7 @@ class Cells:
         return self._codec.decode(self._index.words, self._index.starts(ids))
 
     def block(self, ids: Integers) -> pa.RecordBatch:
-        """Return what is stored of keys: their columns, and those of their cells."""
+        """Return what is stored of keys: their columns, and those of their records."""
         stored = [pa.array(self._arrays[name.removeprefix(RESERVED_PREFIX)][ids]) for name in self.stored]
         return pa.RecordBatch.from_arrays([*self.key_columns(ids), *stored], [*self._key, *self.stored])
 
@@ -156,7 +155,7 @@ class Cells:
         self.dirty = self.dirty[ids]
 
     def all_but(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
-        """Return all cells in two parts, of which keys with these numbers are in the first.
+        """Return all records in two parts, of which keys with these numbers are in the first.
 
         Returns
         -------
@@ -176,7 +175,7 @@ class Cells:
             self._arrays[name.removeprefix(RESERVED_PREFIX)][ids] = column.to_numpy()
 
     def _make_room(self) -> None:
-        """Make room for all numbers; new cells are those of keys that were never seen."""
+        """Make room for all numbers; new records are those of keys that were never seen."""
         known, needed = len(self.dirty), len(self)
         if needed <= known:
             return
@@ -187,7 +186,7 @@ class Cells:
                 self._arrays[name][known:] = value
 
 
-class TabledCells(Cells):
+class TabledKeyRecords(KeyRecords):
     """Cells that are in a table, but for those of keys of which there is something to do.
 
     The table has what is stored of all keys, as of the last `put_by`; what memory has of a key is newer.
@@ -195,7 +194,7 @@ class TabledCells(Cells):
     Parameters
     ----------
     stream, columns, stored
-        As of `Cells`.
+        As of `KeyRecords`.
     table : TableMaker
         Makes the table.
     """
@@ -217,11 +216,11 @@ class TabledCells(Cells):
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the cells hold."""
+        """How much memory the records hold."""
         return super().size_bytes + self._table.size_bytes
 
     def find_or_add(self, keys: Keys) -> Integers:
-        """Return the number of each key; those without one get the next, and their cells are fetched."""
+        """Return the number of each key; those without one get the next, and their records are fetched."""
         known = len(self)
         ids = super().find_or_add(keys)
         added = np.arange(known, len(self))
@@ -255,7 +254,7 @@ class TabledCells(Cells):
         return len(self) - kept > max(kept, _LEAST_IDLE)
 
     def all_but(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
-        """Return the cells of keys in memory, and the others from the table."""
+        """Return the records of keys in memory, and the others from the table."""
         self.put_by(self.block(np.flatnonzero(self.dirty[: len(self)])))
         # The index goes on changing while the others are written.
         return ids, self._others(self._index.subset(ids), self._table.rows())
@@ -270,8 +269,12 @@ class TabledCells(Cells):
             yield block.filter(pa.array(~here)) if here.any() else block
 
 
-def cells_of(
+def new_key_records(
     stream: UpdateStream, columns: Mapping[str, float], stored: Sequence[str], table: TableMaker | None
-) -> Cells:
-    """Return cells in memory or, with a `table`, those that are in it while nothing has to be done."""
-    return Cells(stream, columns, stored) if table is None else TabledCells(stream, columns, stored, table)
+) -> KeyRecords:
+    """Return records in memory or, with a `table`, those that are in it while nothing has to be done."""
+    return (
+        KeyRecords(stream, columns, stored)
+        if table is None
+        else TabledKeyRecords(stream, columns, stored, table)
+    )

@@ -1,6 +1,6 @@
 """The update queue: of each key only the newest tuple waits (UpStream §4.1, §5, §7).
 
-State is three things: a *cell* per key that was ever seen (`cells`: what was emitted last, how often the key
+State is three things: a *record* of each key that was ever seen (what was emitted last, how often the key
 updates), the *scheduler* of the keys that wait (`scheduling`), and their tuples in *paged memory*
 (`pages`, `row_store`). All methods take the time as an argument; nothing here reads a clock.
 """
@@ -17,7 +17,7 @@ import pyarrow as pa
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.fields import Fields
 from penstock.errors import InvalidUsageError
-from penstock.operators.queues.key_records import BOOKED, cells_of
+from penstock.operators.queues.key_records import BOOKED, new_key_records
 from penstock.operators.queues.pages import PagedMemory
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.rates import mean_cost, mean_interval
@@ -45,7 +45,7 @@ _PAGE_ROWS = 256
 _UNIT_KEYS = 1 << 20
 """How many keys a unit of a snapshot has at most."""
 
-_CELL = f"{RESERVED_PREFIX}cell"
+_RECORD = f"{RESERVED_PREFIX}cell"
 _ARRIVED = f"{RESERVED_PREFIX}arrived"
 
 
@@ -53,7 +53,7 @@ class UpdateQueue:
     """One update queue; in Spark, the part of it that one bucket holds.
 
     Not thread-safe. Used by one task at a time: `enqueue`, then `dequeue` and `deliver` any number of
-    times, then `settle`, then `delta`, which all that was dequeued is delivered before.
+    times, then `account_staleness`, then `delta`, which all that was dequeued is delivered before.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class UpdateQueue:
         How much each key matters to the scheduler, where no column of the stream says so
         (`UpdateStream.weight`); all the same by default.
     table : TableMaker, optional
-        Makes the table of the cells of keys that do not wait; by default they are in memory.
+        Makes the table of the records of keys that do not wait; by default they are in memory.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class UpdateQueue:
             stored += ["seen_us", "interval_us"]
         if stream.arrival:
             stored += ["dequeued_us", "delivered_us"]
-        self._cells = cells_of(stream, columns, stored, table)
+        self._records = new_key_records(stream, columns, stored, table)
         places = {f"{RESERVED_PREFIX}{name}": kind for name, kind in self._queue.columns.items()}
         rank = next(iter(places))
-        fixed = {_CELL: pa.int64(), rank: places[rank], _ARRIVED: pa.int64(), **places}
+        fixed = {_RECORD: pa.int64(), rank: places[rank], _ARRIVED: pa.int64(), **places}
         self._row_schema = pa.schema([
             *(pa.field(name, kind, nullable=False) for name, kind in fixed.items()),
             *(field.with_nullable(field.nullable and field.name != stream.time) for field in self._payload),
@@ -142,7 +142,7 @@ class UpdateQueue:
     @property
     def keys(self) -> int:
         """How many keys were ever seen."""
-        return self._cells.keys
+        return self._records.keys
 
     @property
     def settled_at_us(self) -> int | None:
@@ -162,12 +162,12 @@ class UpdateQueue:
     @property
     def size_bytes(self) -> int:
         """How much memory the state holds, roughly."""
-        parts = (self._cells, self._queue, self.memory, self._rows)
+        parts = (self._records, self._queue, self.memory, self._rows)
         return sum(part.size_bytes for part in parts)
 
     def numbers_of(self, keys: Keys) -> Integers:
         """Return the number of each key that waits or was served; -1 for others that are not in memory."""
-        return self._cells.find(keys)
+        return self._records.find(keys)
 
     def enqueue(self, arrivals: Arrivals, now_us: int) -> Enqueued:
         """Let `arrivals` in: one moment of arrival, in which the order of places is that of positions.
@@ -189,11 +189,11 @@ class UpdateQueue:
         if self._birth_us is None:
             self._birth_us = self._settled_at = int(arrived.min())
         keys = self.stream.keys(arrivals.rows)
-        ids, cells = self._numbered(keys), self._cells
+        ids, records = self._numbered(keys), self._records
         times = self.stream.times(arrivals.rows)
         count = arrivals.count
 
-        resident = cells["location"][ids] != _NOWHERE
+        resident = records["location"][ids] != _NOWHERE
         accepted, newest, given_way = self._compare(arrivals, ids, times)
         duplicates = int(given_way.sum())
         late = int((count - given_way)[~accepted].sum())
@@ -204,48 +204,48 @@ class UpdateQueue:
         self._place(ids[fresh], arrived[fresh])
         chosen = np.flatnonzero(newest)
         ids, resident = ids[chosen], resident[chosen]
-        cells["waiting"][ids] = times[chosen]
+        records["waiting"][ids] = times[chosen]
         if self.stream.source:
-            cells["source"][ids] = self.stream.sources(arrivals.rows)[chosen]
-        self._rows.put(cells["location"][ids], self._payload_of(arrivals.rows, chosen))
+            records["source"][ids] = self.stream.sources(arrivals.rows)[chosen]
+        self._rows.put(records["location"][ids], self._payload_of(arrivals.rows, chosen))
         interval = interval[newest[accepted]]
         cost = np.inf if self.cost_us is None else self.cost_us
         shares = self._shares(arrivals.rows, keys)
         shares = None if shares is None else shares[chosen]
         self._queue.arrive(ids, resident, interval, cost, self._load(), shares)
-        cells.dirty[ids] = True
+        records.dirty[ids] = True
         return Enqueued(total, conflated, late, duplicates)
 
     def dequeue(self, limit: int, now_us: int) -> Served:
         """Remove up to `limit` tuples in the policy's order."""
         ids = self._queue.pop(limit)
-        cells = self._cells
-        locations = cells["location"][ids]
+        records = self._records
+        locations = records["location"][ids]
         rows = self._assemble(ids, self._rows.take(locations))
-        arrived = cells["arrived_us"][ids]
-        self._queue_meter.add(arrived, cells["queue_booked_us"][ids], now_us)
+        arrived = records["arrived_us"][ids]
+        self._queue_meter.add(arrived, records["queue_booked_us"][ids], now_us)
         self.memory.free(locations)
-        cells["location"][ids] = _NOWHERE
-        cells["emitted"][ids] = np.maximum(cells["emitted"][ids], cells["waiting"][ids])
-        cells["dequeued_us"][ids] = now_us
-        cells["queue_booked_us"][ids] = now_us
+        records["location"][ids] = _NOWHERE
+        records["emitted"][ids] = np.maximum(records["emitted"][ids], records["waiting"][ids])
+        records["dequeued_us"][ids] = now_us
+        records["queue_booked_us"][ids] = now_us
         if len(ids):
             self._served_at = now_us
-        cells["in_service"][ids] += 1
+        records["in_service"][ids] += 1
         self._in_service += len(ids)
-        cells.dirty[ids] = True
-        booked = cells["application_booked_us"][ids]
+        records.dirty[ids] = True
+        booked = records["application_booked_us"][ids]
         return Served(rows, ids, arrived, np.maximum(now_us - arrived, 0), booked)
 
     def deliver(self, served: Served, now_us: int) -> None:
         """Note that the results of `served`, dequeued before, have reached the application."""
-        ids, cells = served.ids, self._cells
-        begin = np.maximum(served.booked_us, cells["delivered_us"][ids])
+        ids, records = served.ids, self._records
+        begin = np.maximum(served.booked_us, records["delivered_us"][ids])
         self._application_meter.add(served.arrived_us, begin, now_us)
-        cells["delivered_us"][ids] = now_us
+        records["delivered_us"][ids] = now_us
         # An update that came meanwhile is the oldest pending one from now on.
-        cells["application_booked_us"][ids] = np.maximum(cells["application_booked_us"][ids], now_us)
-        cells["in_service"][ids] -= 1
+        records["application_booked_us"][ids] = np.maximum(records["application_booked_us"][ids], now_us)
+        records["in_service"][ids] -= 1
         self._in_service -= len(ids)
 
     def observe_cost(self, elapsed_us: float, tuples: int) -> None:
@@ -253,7 +253,7 @@ class UpdateQueue:
         if tuples > 0:
             self.measured_cost_us = mean_cost(self.measured_cost_us, elapsed_us, tuples)
 
-    def settle(self, now_us: int) -> tuple[Staleness, Staleness]:
+    def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Book the staleness up to now and return queue and application staleness since last time.
 
         A retroactive arrival (of a stream with an arrival column) is booked whole, so the integral
@@ -261,15 +261,15 @@ class UpdateQueue:
         """
         begin = now_us if self._settled_at is None else self._settled_at
         waiting = self._waiting()
-        cells = self._cells
+        records = self._records
         # A key in service has an older pending update than the waiting one: `deliver` books it whole.
-        delivered = waiting[cells["in_service"][waiting] == 0]
+        delivered = waiting[records["in_service"][waiting] == 0]
         for meter, booked, ids in (
             (self._queue_meter, "queue_booked_us", waiting),
             (self._application_meter, "application_booked_us", delivered),
         ):
-            meter.add(cells["arrived_us"][ids], cells[booked][ids], now_us)
-            cells[booked][ids] = np.maximum(cells[booked][ids], now_us)
+            meter.add(records["arrived_us"][ids], records[booked][ids], now_us)
+            records[booked][ids] = np.maximum(records[booked][ids], now_us)
         self._settled_at = None if self._settled_at is None else max(now_us, begin)
         key_time = float(max(now_us - begin, 0)) * self.keys
         self._compact()
@@ -277,12 +277,12 @@ class UpdateQueue:
 
     def close(self) -> None:
         """Let go of what is not in memory."""
-        self._cells.close()
+        self._records.close()
 
     def delta(self) -> PUnit:
         """Return what changed since the last call, to be stored."""
-        unit = self._unit("delta", self._cells.take_changed())
-        self._cells.put_by(unit.blocks["cells"])
+        unit = self._unit("delta", self._records.take_changed())
+        self._records.put_by(unit.blocks["cells"])
         self._forget()
         return unit
 
@@ -291,19 +291,19 @@ class UpdateQueue:
 
         What is in memory is copied here and now, for the queue goes on changing while the units are written.
         """
-        ids, others = self._cells.all_but(self._held())
+        ids, others = self._records.all_but(self._held())
         begins = range(0, max(len(ids), 1), _UNIT_KEYS)
         units = [self._unit("snapshot", ids[begin : begin + _UNIT_KEYS]) for begin in begins]
         meta, rows = units[0].meta, self._unit("snapshot", ids[:0]).blocks["rows"]
-        return chain(units, (PUnit("snapshot", meta, {"cells": cells, "rows": rows}) for cells in others))
+        return chain(units, (PUnit("snapshot", meta, {"cells": records, "rows": rows}) for records in others))
 
     def _unit(self, kind: str, ids: Integers) -> PUnit:
-        cells = self._cells
-        waits = cells["location"][ids] != _NOWHERE
+        records = self._records
+        waits = records["location"][ids] != _NOWHERE
         waiting = ids[waits]
-        payload = self._rows.take(cells["location"][waiting])
+        payload = self._rows.take(records["location"][waiting])
         places = {f"{RESERVED_PREFIX}{name}": values for name, values in self._queue.store(waiting).items()}
-        places[_ARRIVED] = cells["arrived_us"][waiting]
+        places[_ARRIVED] = records["arrived_us"][waiting]
         fixed = [name for name in self._row_schema.names if name in places]
         return PUnit(
             kind=kind,
@@ -317,14 +317,14 @@ class UpdateQueue:
                 **self._queue.meta,
             },
             blocks={
-                "cells": cells.block(ids),
+                "cells": records.block(ids),
                 "rows": pa.RecordBatch.from_arrays(
                     [
                         pa.array(np.flatnonzero(waits)),
                         *(pa.array(places[name]) for name in fixed),
                         *payload.columns,
                     ],
-                    [_CELL, *fixed, *payload.schema.names],
+                    [_RECORD, *fixed, *payload.schema.names],
                 ),
             },
         )
@@ -341,51 +341,51 @@ class UpdateQueue:
         self._settled_at = fields.number_or_none("settled_at_us")
         self._served_at = fields.number_or_none("served_at_us")
         self.measured_cost_us = fields.real_or_none("cost_us")
-        waiting, cells = self._waiting(), self._cells
+        waiting, records = self._waiting(), self._records
         self._queue.rebuild(waiting, fields)
         for booked, until in BOOKED:
-            cells[booked][:] = cells[until]
+            records[booked][:] = records[until]
         self._book_waiting(waiting)
-        cells["in_service"][:] = 0
+        records["in_service"][:] = 0
         self._in_service = 0
-        cells.dirty[:] = False
+        records.dirty[:] = False
 
     def _book_waiting(self, ids: Integers) -> None:
         """Note that the staleness of keys that wait is booked up to when the queue was settled last."""
         for booked, _ in BOOKED:
-            self._cells[booked][ids] = self._settled_at or 0
+            self._records[booked][ids] = self._settled_at or 0
 
     def _apply(self, unit: PUnit) -> None:
-        cells_block, rows_block = (
-            unit.block("cells", self._cells.schema),
+        records_block, rows_block = (
+            unit.block("cells", self._records.schema),
             unit.block("rows", self._row_schema),
         )
-        if cells_block.num_rows == 0:
+        if records_block.num_rows == 0:
             return
-        cells = self._cells
-        places = unit.numbers_below("rows", _CELL, cells_block.num_rows, ascend=True)
-        ids, waiting = cells.take_up(cells_block, places)
-        self._queue.reserve(cells.capacity)
-        held = cells["location"][ids]
+        records = self._records
+        places = unit.numbers_below("rows", _RECORD, records_block.num_rows, ascend=True)
+        ids, waiting = records.take_up(records_block, places)
+        self._queue.reserve(records.capacity)
+        held = records["location"][ids]
         self.memory.free(held[held != _NOWHERE])
-        cells["location"][ids] = _NOWHERE
+        records["location"][ids] = _NOWHERE
         if rows_block.num_rows == 0:
             return
         self._place(waiting, rows_block.column(_ARRIVED).to_numpy())
         width = len(self._payload)
         columns = rows_block.columns[rows_block.num_columns - width :]
         payload = pa.RecordBatch.from_arrays(columns, schema=self._payload)
-        self._rows.put(cells["location"][waiting], payload)
-        cells["waiting"][waiting] = as_int64(payload.column(self.stream.time))
+        self._rows.put(records["location"][waiting], payload)
+        records["waiting"][waiting] = as_int64(payload.column(self.stream.time))
         if self.stream.source:
-            cells["source"][waiting] = self.stream.sources(payload)
+            records["source"][waiting] = self.stream.sources(payload)
         places = {name: rows_block.column(f"{RESERVED_PREFIX}{name}") for name in self._queue.columns}
         self._queue.put_back(waiting, {name: column.to_numpy() for name, column in places.items()})
 
     def _numbered(self, keys: Keys) -> Integers:
         """Return the numbers of keys that arrive."""
-        ids = self._cells.find_or_add(keys)
-        self._queue.reserve(self._cells.capacity)
+        ids = self._records.find_or_add(keys)
+        self._queue.reserve(self._records.capacity)
         return ids
 
     def _held(self) -> Integers:
@@ -393,30 +393,30 @@ class UpdateQueue:
         return self._waiting()
 
     def _forget(self) -> None:
-        """Let go of the keys that do not wait, where their cells are elsewhere and it is time."""
+        """Let go of the keys that do not wait, where their records are elsewhere and it is time."""
         # The numbers of those in service are known outside.
-        if not self._in_service and self._cells.may_forget(len(self)):
+        if not self._in_service and self._records.may_forget(len(self)):
             self._keep(self._held())
 
     def _keep(self, ids: Integers) -> None:
         """Let go of all keys in memory but these."""
-        self._queue = self._queue.subset(ids, self._cells["location"][ids] != _NOWHERE)
-        self._cells.keep(ids)
+        self._queue = self._queue.subset(ids, self._records["location"][ids] != _NOWHERE)
+        self._records.keep(ids)
 
     def _compare(
         self, arrivals: Arrivals, ids: Integers, times: Integers
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], Integers]:
         """Return which arrivals are not late, which take their key's place, and what gave way to ties."""
-        cells = self._cells
-        emitted, waiting = cells["emitted"][ids], cells["waiting"][ids]
-        resident = cells["location"][ids] != _NOWHERE
+        records = self._records
+        emitted, waiting = records["emitted"][ids], records["waiting"][ids]
+        resident = records["location"][ids] != _NOWHERE
         if arrivals.tied is None:
             accepted = times >= emitted
             return accepted, accepted & ~(resident & (times < waiting)), np.zeros(len(ids), np.int64)
         accepted = (times > emitted) | (emitted == _NEVER)
         fresh = accepted & ~(resident & (times < waiting))
         again = np.where(accepted, resident & (times == waiting), times == emitted)
-        behind = self.stream.sources(arrivals.rows) >= cells["source"][ids]
+        behind = self.stream.sources(arrivals.rows) >= records["source"][ids]
         given_way = np.where(fresh | again, arrivals.tied + again, 0)
         return accepted, fresh & ~(again & behind), given_way
 
@@ -435,14 +435,14 @@ class UpdateQueue:
 
     def _place(self, ids: Integers, arrived_us: Integers) -> None:
         """Give keys that begin to wait a location, and begin their staleness."""
-        cells = self._cells
+        records = self._records
         if len(ids):
             locations = self.memory.allocate(len(ids))
             self._rows.resize(self.memory.capacity)
-            cells["location"][ids] = locations
-        cells["arrived_us"][ids] = arrived_us
-        cells["queue_booked_us"][ids] = np.maximum(arrived_us, cells["dequeued_us"][ids])
-        cells["application_booked_us"][ids] = np.maximum(arrived_us, cells["delivered_us"][ids])
+            records["location"][ids] = locations
+        records["arrived_us"][ids] = arrived_us
+        records["queue_booked_us"][ids] = np.maximum(arrived_us, records["dequeued_us"][ids])
+        records["application_booked_us"][ids] = np.maximum(arrived_us, records["delivered_us"][ids])
 
     def _update_rates(self, ids: Integers, count: Integers, now_us: int) -> npt.NDArray[np.float64]:
         """Take new arrivals into the keys' mean time between updates and return it.
@@ -451,16 +451,16 @@ class UpdateQueue:
         that many equal intervals. A key is taken as watched since the queue's first arrival, so one
         that turns up late is a slow updater at once.
         """
-        cells = self._cells
+        records = self._records
         if self.policy is not Policy.LINECUTTING:
             return np.zeros(len(ids), np.float64)
-        seen = cells["seen_us"][ids]
+        seen = records["seen_us"][ids]
         birth = now_us if self._birth_us is None else self._birth_us
         gap = np.maximum(now_us - np.where(seen == _NEVER, birth, seen), 0) / count
-        interval = mean_interval(cells["interval_us"][ids], gap, count)
-        cells["interval_us"][ids] = interval
-        cells["seen_us"][ids] = now_us
-        cells.dirty[ids] = True
+        interval = mean_interval(records["interval_us"][ids], gap, count)
+        records["interval_us"][ids] = interval
+        records["seen_us"][ids] = now_us
+        records.dirty[ids] = True
         return interval
 
     def _shares(self, rows: pa.RecordBatch, keys: Keys) -> Integers | None:
@@ -471,8 +471,8 @@ class UpdateQueue:
 
     def _load(self) -> int:
         """Return how much the tuples in service count to the scheduler."""
-        known = len(self._cells)
-        return self._queue.load(self._cells["in_service"][:known]) if self._in_service else 0
+        known = len(self._records)
+        return self._queue.load(self._records["in_service"][:known]) if self._in_service else 0
 
     def _payload_of(self, rows: pa.RecordBatch, chosen: Integers) -> pa.RecordBatch:
         payload = rows.select(self.stream.payload)
@@ -480,16 +480,16 @@ class UpdateQueue:
 
     def _assemble(self, ids: Integers, payload: pa.RecordBatch) -> pa.RecordBatch:
         """Return full rows: the payload and the keys decoded from the index."""
-        keys = dict(zip(self.stream.key, self._cells.key_columns(ids), strict=True))
+        keys = dict(zip(self.stream.key, self._records.key_columns(ids), strict=True))
         names = self.stream.schema.names
         arrays = [keys[name] if name in keys else payload.column(name) for name in names]
         return pa.RecordBatch.from_arrays(arrays, schema=self.stream.schema)
 
     def _waiting(self) -> Integers:
-        return np.flatnonzero(self._cells["location"][: len(self._cells)] != _NOWHERE)
+        return np.flatnonzero(self._records["location"][: len(self._records)] != _NOWHERE)
 
     def _compact(self) -> None:
         """Return memory that waiting tuples no longer need."""
         if self.memory.shrink():
             self._rows.resize(self.memory.capacity)
-        self._rows.compact(self._cells["location"][self._waiting()])
+        self._rows.compact(self._records["location"][self._waiting()])

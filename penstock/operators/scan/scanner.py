@@ -17,11 +17,11 @@ from penstock.compression import TableBlock
 from penstock.compression.kinds import coded_as
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.wide import concat_alike
-from penstock.operators.scan.fragments import Fragmenter, merged
+from penstock.operators.scan.fragments import Fragmenter, merge_stretches
 from penstock.operators.scan.newest_per_key import Latest
 from penstock.operators.scan.selection import selected
 from penstock.operators.scan.spec import Scan
-from penstock.operators.sql.comparisons import Interval, intervals_of, mask_of, together
+from penstock.operators.sql.comparisons import Interval, intervals_of, mask_of, union_intervals
 from penstock.operators.sql.evaluate import can_fail, evaluate, type_of
 from penstock.operators.sql.expression import Expression
 
@@ -171,7 +171,7 @@ class Scanner:
             for batch in batches:
                 self._latest.add(pa.Table.from_batches([batch]))
             return [self._latest.finish()]
-        return merged(self._fragments, batches)
+        return merge_stretches(self._fragments, batches)
 
     def apply(self, rows: pa.Table) -> pa.Table:
         """Return what the rows of a table become, before they are persisted: selected and projected.
@@ -328,7 +328,7 @@ def _divided(
             evaluated.append(part)
         else:
             intervals += found
-    return tuple(evaluated), together(intervals)
+    return tuple(evaluated), union_intervals(intervals)
 
 
 def _truth(part: Expression, rows: pa.Table) -> pa.Array[Any]:

@@ -14,7 +14,7 @@ from penstock.errors import InvalidUsageError, PenstockError
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.scheduling.results import Enqueued, Served
 from penstock.operators.scheduling.staleness import Staleness
-from penstock.operators.update_stream.cast import conform, fits
+from penstock.operators.update_stream.cast import cast_to_schema, fits
 from penstock.operators.update_stream.operator_options import Apply
 from penstock.operators.update_stream.options import Budget
 from penstock.operators.update_stream.stream import SOURCE_COLUMN, Integers
@@ -71,7 +71,7 @@ class ServedQueue(Protocol[A_contra]):
     def observe_cost(self, elapsed_us: float, tuples: int) -> None:
         """Note what serving tuples took."""
 
-    def settle(self, now_us: int) -> tuple[Staleness, Staleness]:
+    def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Return queue and application staleness since the last time."""
 
 
@@ -171,7 +171,7 @@ class Query:
             raise self._wrong_types(got)
         try:
             chosen = result.select(self.output.names).to_batches()
-            table = pa.Table.from_batches([conform(part, self.output) for part in chosen], self.output)
+            table = pa.Table.from_batches([cast_to_schema(part, self.output) for part in chosen], self.output)
         # Of a value that does not fit, where the types do, or of a null where none may be.
         except ValueError as error:
             raise self._wrong_types(got) from error
@@ -197,7 +197,7 @@ def serve(
     query: Query,
     budget: Budget,
     clock: Clock,
-    turns: int = 1,
+    buckets_per_task: int = 1,
 ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
     """Run one micro-batch on `queue`: enqueue, serve within the budget, settle.
 
@@ -232,7 +232,9 @@ def serve(
     timed = query.apply is not None or budget.duration_us is not None
     while queue.servable and (budget.rows is None or metrics.budget_used_rows < budget.rows):
         begin = clock()
-        chunk = _chunk_rows(queue, budget, metrics.budget_used_rows, begin - enqueued, chunk, turns)
+        chunk = _chunk_rows(
+            queue, budget, metrics.budget_used_rows, begin - enqueued, chunk, buckets_per_task
+        )
         if chunk <= 0:
             break
         waiting = len(queue)
@@ -243,7 +245,7 @@ def serve(
         results = query.run(queue, served)
         end = clock()
         if timed:
-            queue.observe_cost((end - begin) * turns, used)
+            queue.observe_cost((end - begin) * buckets_per_task, used)
         queue.deliver(served, end)
         metrics.emitted += len(served.ids)
         metrics.rows_out += sum(rows.num_rows for rows in results)
@@ -253,7 +255,7 @@ def serve(
     if not timed and waited and served_at is not None:
         # Without either a tuple costs what the budget makes of it: the time between services.
         queue.observe_cost(finished - served_at, metrics.emitted)
-    metrics.queue_staleness, metrics.application_staleness = queue.settle(finished)
+    metrics.queue_staleness, metrics.application_staleness = queue.account_staleness(finished)
     metrics.waiting_keys = queue.servable
     metrics.keys = queue.keys
     metrics.cost_us = queue.cost_us
@@ -266,7 +268,12 @@ def serve(
 
 
 def _chunk_rows(
-    queue: ServedQueue[A_contra], budget: Budget, emitted: int, elapsed_us: int, previous: int, turns: int
+    queue: ServedQueue[A_contra],
+    budget: Budget,
+    emitted: int,
+    elapsed_us: int,
+    previous: int,
+    buckets_per_task: int,
 ) -> int:
     """Return how many tuples to serve at once; 0 when the budget is used up."""
     most = _CHUNK_ROWS if budget.rows is None else min(_CHUNK_ROWS, budget.rows - emitted)
@@ -279,5 +286,5 @@ def _chunk_rows(
     if measured is None:
         return 1
     share = min(left, budget.duration_us // _CHUNKS_PER_BUDGET)
-    wanted = max(int(share * turns / measured), 1)
+    wanted = max(int(share * buckets_per_task / measured), 1)
     return min(wanted, most, previous * _GROWTH if previous else wanted)

@@ -51,9 +51,9 @@ class _Chunk:
 class AppendQueue:
     """A queue of all tuples in the order of their arrival, optionally with random load shedding.
 
-    Not thread-safe. Used as an `UpdateQueue` is: `enqueue`, `dequeue` and `deliver`, then `settle`. Time is
-    an argument; nothing here reads a clock. A tuple dequeued must be delivered before `settle` knows how
-    stale the application was meanwhile.
+    Not thread-safe. Used as an `UpdateQueue` is: `enqueue`, `dequeue`, `deliver`, then `account_staleness`.
+    Time is an argument; nothing here reads a clock. A tuple dequeued must be delivered before
+    `account_staleness` knows how stale the application was meanwhile.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ class AppendQueue:
         self._book(self._application_meter, self._application_booked, served.ids, served.arrived_us, now_us)
         np.subtract.at(self._in_service, served.ids, 1)
 
-    def settle(self, now_us: int) -> tuple[Staleness, Staleness]:
+    def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Book the staleness up to now and return queue and application staleness since last time."""
         begin = now_us if self._settled_at is None else self._settled_at
         ids, since = self._oldest_pending()

@@ -33,7 +33,7 @@ class Queue(Protocol):
     def deliver(self, served: Served, now_us: int) -> None:
         """Note that results have reached the application."""
 
-    def settle(self, now_us: int) -> tuple[Staleness, Staleness]:
+    def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Return queue and application staleness since the last time."""
 
 
@@ -131,7 +131,7 @@ def simulate(
         served(1)
         if free >= trace.end_us:
             break
-    waiting, application = queue.settle(max(free, trace.end_us) if deliveries is None else free)
+    waiting, application = queue.account_staleness(max(free, trace.end_us) if deliveries is None else free)
     return Outcome(waiting, application, count, waits / max(count, 1))
 
 

@@ -91,7 +91,7 @@ def simulate_windows(
         if taken.closes:
             queue.deliver(taken, free)
             count += 1
-    waiting, application = queue.settle(max(free, trace.end_us))
+    waiting, application = queue.account_staleness(max(free, trace.end_us))
     return WindowOutcome(waiting, application, count)
 
 

@@ -27,7 +27,7 @@ from penstock.operators.sql.evaluate import as_float, constant
 from penstock.operators.sql.expression import Expression
 from penstock.operators.sql.tree import Tree
 
-__all__ = ["Interval", "intervals_of", "mask_of", "together"]
+__all__ = ["Interval", "intervals_of", "mask_of", "union_intervals"]
 
 _INTEGERS: Final = {"int8", "int16", "int32", "int64"}
 _FLOATS: Final = {"float": "float32", "double": "float64"}
@@ -135,7 +135,7 @@ def _of_floats(column: str, kind: np.dtype[Any], operator: str, value: float) ->
     return Interval(column, ends[0], ends[1], nan, inverted=operator == "<>")
 
 
-def together(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+def union_intervals(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
     """Return intervals of which one is left for each column, but for those that are inverted."""
     found: dict[str, Interval] = {}
     others = []

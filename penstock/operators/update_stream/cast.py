@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-__all__ = ["cast", "conform", "fits"]
+__all__ = ["cast", "cast_to_schema", "fits"]
 
 C = TypeVar("C", pa.Array, pa.Table)
 
@@ -25,7 +25,7 @@ def cast(values: C, kind: pa.DataType | pa.Schema) -> C:
         raise pa.ArrowInvalid(str(error)) from error
 
 
-def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return `batch`, by position, with exactly `schema`; nothing is copied where the types are equal.
 
     Types may differ in time zone, in the width of offsets, in what is nullable, or in any way that

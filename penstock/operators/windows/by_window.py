@@ -4,8 +4,8 @@ What follows windows is often of one window at a time: an aggregate of all group
 most. Each bucket has all windows of its groups that close in a micro-batch, so it can do its part before
 they cross to Spark, where a row costs a hundred times what it costs here.
 
-Rows are of a **cell**: a window, and a group of what is aggregated. Cells have numbers from 1, so that a
-partial aggregate is an array with a place for each; 0 is for rows that do not count.
+A **window group** is a window and a group of the aggregate that follows. Window groups are numbered from 1,
+so that a partial aggregate is an array with a place for each; rows that do not count have number 0.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.operators.aggregates.wide import in_schema
-from penstock.operators.scan.fragments import kernels as folds
-from penstock.operators.scan.fragments.folds import Fold, Nulls, fold_of, without_nulls
+from penstock.operators.scan.fragments import fragment_kernels
+from penstock.operators.scan.fragments.accumulators import Accumulator, Nulls, new_accumulator, without_nulls
 from penstock.operators.scan.fragments.keys import bare_values
 from penstock.operators.scan.spec import PANE, Fragments, Partial
 from penstock.operators.update_stream.stream import Integers
-from penstock.operators.windows.append import sliding_kernels as kernels
+from penstock.operators.windows.append import sliding_kernels
 from penstock.operators.windows.finish import Finish, WindowRows
 from penstock.operators.windows.groups import GroupCodec
 from penstock.operators.windows.layout import START, Closed, WindowLayout
 from penstock.state_store.keys.key_index import KeyIndex
 
-__all__ = ["FOLDED", "Extremes", "WindowFold"]
+__all__ = ["FOLDED", "Extremes", "WindowAccumulator"]
 
 FOLDED = frozenset({"count", "sum", "sum_of_squares", "min", "max"})
 """Kinds of partials that do not depend on the order of groups, and are of fixed size."""
 
-_FEW, _WIDE = 1024, 4
-"""There may be so many cells for each row, and some more, before only those that have rows are numbered."""
+_MAX_EMPTY_GROUPS, _MAX_GROUPS_PER_ROW = 1024, 4
+"""Below these limits all possible window groups are numbered; beyond them only those that have rows."""
 
 _NO_GROUPS = np.zeros(0, np.int64)
 
-_Cells: TypeAlias = npt.NDArray[np.int32]
+_WindowGroups: TypeAlias = npt.NDArray[np.int32]
 _Column: TypeAlias = "pa.Array[Any]"
 
 
@@ -71,7 +71,7 @@ class Extremes:
 
     @property
     def partials(self) -> None:
-        """All of them; see `Closing.partials`."""
+        """All of them; see `WindowEmitter.partials`."""
         return None
 
     def __call__(self, closed: Closed) -> pa.RecordBatch:
@@ -83,7 +83,7 @@ class Extremes:
         kept = self._kept(of, closed.starts.to_numpy(), windows.column(self.value))
         return windows.take(pa.array(kept))
 
-    def together(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def collect(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """Return those that have the most of all."""
         if len(parts) < 2:
             return parts
@@ -101,15 +101,15 @@ class Extremes:
 
     def _kept(self, groups: Integers | None, starts: Integers, values: _Column) -> Integers:
         """Return which windows have the most, in order."""
-        (cells,), keys = _cells([groups], [starts])
+        (window_groups,), keys = _number_window_groups([groups], [starts])
         if values.null_count:
-            cells = without_nulls(cells, values)
+            window_groups = without_nulls(window_groups, values)
         numbers = bare_values(values)
         best, seen = np.zeros(keys.count + 1, numbers.dtype), np.zeros(keys.count + 1, np.bool_)
-        keep = folds.keep_greater if self.greatest else folds.keep_less
-        keep(cells, numbers, seen, best)
-        out = np.empty(len(cells), np.int64)
-        return out[: kernels.find_equal(cells, numbers, best, out)]
+        keep = fragment_kernels.keep_greater if self.greatest else fragment_kernels.keep_less
+        keep(window_groups, numbers, seen, best)
+        out = np.empty(len(window_groups), np.int64)
+        return out[: sliding_kernels.find_equal(window_groups, numbers, best, out)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class _Rows:
 
 
 @dataclass(frozen=True)
-class WindowFold:
+class WindowAccumulator:
     """Aggregates windows by window, in the bucket.
 
     Parameters
@@ -148,7 +148,7 @@ class WindowFold:
 
     @property
     def partials(self) -> frozenset[str]:
-        """See `Closing.partials`."""
+        """See `WindowEmitter.partials`."""
         return self.finish.partials
 
     @property
@@ -172,7 +172,7 @@ class WindowFold:
         (column,), _ = rows.groups([partial.expression])
         return rows.array(partial.expression) if column.null_count else None
 
-    def together(self, parts: list[_Rows]) -> list[pa.RecordBatch]:
+    def collect(self, parts: list[_Rows]) -> list[pa.RecordBatch]:
         """Return a row for each window and group."""
         return self._folded(parts, self.fragments.partials)
 
@@ -197,23 +197,23 @@ class WindowFold:
         index = KeyIndex()
         codec = GroupCodec([self.made.field(name) for name in self._groups])
         numbers = [codec.numbers(index, part.groups, part.rows)[part.of] for part in parts]
-        cells, keys = _cells(numbers, [part.starts for part in parts])
+        window_groups, keys = _number_window_groups(numbers, [part.starts for part in parts])
         count = keys.count + 1
         rows = np.zeros(count, np.int64)
-        made: list[Fold] = [
-            Nulls() if one.kind == "count" or values is None else fold_of(one, values.type)
+        made: list[Accumulator] = [
+            Nulls() if one.kind == "count" or values is None else new_accumulator(one, values.type)
             for one, values in zip(partials, parts[0].values, strict=True)
         ]
-        for some, part in zip(cells, parts, strict=True):
-            folds.add_count(some, rows)
-            for fold, values in zip(made, part.values, strict=True):
-                fold.add(some, part.starts, values, count)
+        for some, part in zip(window_groups, parts, strict=True):
+            fragment_kernels.add_count(some, rows)
+            for accumulator, values in zip(made, part.values, strict=True):
+                accumulator.add(some, part.starts, values, count)
         there = np.flatnonzero(rows[1:] > 0)
         found = [
-            pc.subtract(pa.array(rows[1:]), fold.result(count))
-            if isinstance(fold, Nulls)
-            else fold.result(count)
-            for fold in made
+            pc.subtract(pa.array(rows[1:]), accumulator.result(count))
+            if isinstance(accumulator, Nulls)
+            else accumulator.result(count)
+            for accumulator in made
         ]
         starts, groups = keys.of(there)
         columns = [
@@ -227,16 +227,16 @@ class WindowFold:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """What cells are of.
+    """What window groups are of.
 
     Attributes
     ----------
     count : int
-        How many cells there are.
+        How many window groups there are.
     starts : int64 array
-        First panes of windows: of each group's cells, one after the other.
+        First panes of windows: of each group's window groups, one after the other.
     known : int64 array, optional
-        The places that cells have, were there one for each group and start; all unless given.
+        The places that window groups have, were there one for each group and start; all unless given.
     """
 
     count: int
@@ -244,24 +244,28 @@ class _Keys:
     known: Integers | None = None
 
     def of(self, places: Integers) -> tuple[Integers, Integers]:
-        """Return the first panes and the groups' numbers of cells; place 0 is cell 1."""
+        """Return the first panes and the groups' numbers of window groups; place 0 is window group 1."""
         groups, starts = np.divmod(places if self.known is None else self.known[places], len(self.starts))
         return self.starts[starts], groups
 
 
-def _cells(groups: Sequence[Integers | None], starts: Sequence[Integers]) -> tuple[list[_Cells], _Keys]:
-    """Return the cells of rows that come in parts: numbers of groups, and first panes."""
+def _number_window_groups(
+    groups: Sequence[Integers | None], starts: Sequence[Integers]
+) -> tuple[list[_WindowGroups], _Keys]:
+    """Return the window groups of rows that come in parts: numbers of groups, and first panes."""
     rows = sum(map(len, starts))
     if not rows:
         return [np.zeros(0, np.int32) for _ in starts], _Keys(0, np.zeros(1, np.int64))
     least = min(int(one.min()) for one in starts if len(one))
     span = max(int(one.max()) for one in starts if len(one)) - least + 1
     count = span * (max((int(one.max()) for one in groups if one is not None and len(one)), default=0) + 1)
-    if count <= _WIDE * rows + _FEW:
-        cells = [np.empty(len(one), np.int32) for one in starts]
-        for group, one, out in zip(groups, starts, cells, strict=True):
-            kernels.number_cells(_NO_GROUPS if group is None else group, one, least, span, out)
-        return cells, _Keys(count, np.arange(least, least + span))
+    if count <= _MAX_GROUPS_PER_ROW * rows + _MAX_EMPTY_GROUPS:
+        window_groups = [np.empty(len(one), np.int32) for one in starts]
+        for group, one, out in zip(groups, starts, window_groups, strict=True):
+            sliding_kernels.number_window_groups(
+                _NO_GROUPS if group is None else group, one, least, span, out
+            )
+        return window_groups, _Keys(count, np.arange(least, least + span))
     # There are no more starts than rows, however far apart, so that places stay below their square.
     there, at = np.unique(np.concatenate(starts), return_inverse=True)
     several = [group for group in groups if group is not None]

@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from penstock.operators.windows.layout import Closed, WindowLayout
 
-__all__ = ["AsTheyAre", "Closing"]
+__all__ = ["PassThrough", "WindowEmitter"]
 
 
-class Closing(Protocol):
+class WindowEmitter(Protocol):
     """Makes of windows that close what leaves the operator. It is not changed by that."""
 
     @property
@@ -23,12 +23,12 @@ class Closing(Protocol):
     def __call__(self, closed: Closed) -> Any:
         """Return what becomes of some windows; called by several threads at once."""
 
-    def together(self, parts: list[Any]) -> list[pa.RecordBatch]:
+    def collect(self, parts: list[Any]) -> list[pa.RecordBatch]:
         """Return what leaves the operator of what became of all windows, in their order."""
 
 
 @dataclass(frozen=True)
-class AsTheyAre:
+class PassThrough:
     """Lets windows leave as they are.
 
     Parameters
@@ -41,13 +41,13 @@ class AsTheyAre:
 
     @property
     def partials(self) -> None:
-        """All of them; see `Closing.partials`."""
+        """All of them; see `WindowEmitter.partials`."""
         return None
 
     def __call__(self, closed: Closed) -> pa.RecordBatch:
         """Return windows with their groups."""
         return closed.batch(self.layout)
 
-    def together(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def collect(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """Return them."""
         return parts

@@ -59,7 +59,7 @@ class Finish:
 
     @property
     def partials(self) -> frozenset[str]:
-        """The partials that it reads; see `Closing.partials`."""
+        """The partials that it reads; see `WindowEmitter.partials`."""
         needed = set(self._made)
         for step in reversed(self.steps):
             if isinstance(step, str):
@@ -109,8 +109,8 @@ class Finish:
         (batch,) = made.to_batches() or [_no_rows(made.schema)]
         return batch
 
-    def together(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """Return results as they are; see `Closing.together`."""
+    def collect(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Return results as they are; see `WindowEmitter.collect`."""
         return parts
 
     def rows(self, closed: Closed) -> WindowRows:

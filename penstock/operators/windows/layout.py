@@ -15,7 +15,7 @@ from penstock.operators.update_stream.stream import Integers
 from penstock.operators.windows.append.sliding import type_in_windows
 from penstock.operators.windows.spec import WindowSpec
 
-__all__ = ["ENTRY_PANE", "START", "Assembled", "Closed", "RowLayout", "Settled", "WindowLayout"]
+__all__ = ["ENTRY_PANE", "START", "Closed", "FinalPanes", "PanesResult", "RowLayout", "WindowLayout"]
 
 ENTRY_PANE = "__penstock_pane"
 """The column of an entry that has its pane's number."""
@@ -134,7 +134,7 @@ class RowLayout(WindowLayout):
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
+class PanesResult:
     """What one micro-batch did.
 
     Attributes
@@ -184,7 +184,7 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class FinalPanes:
     """Panes of which nothing more comes.
 
     Attributes

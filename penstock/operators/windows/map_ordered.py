@@ -8,13 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 from typing import TypeVar
 
-__all__ = ["at_once"]
+__all__ = ["map_ordered"]
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
-def at_once(work: Callable[[A], B], items: Iterable[A], threads: int) -> Iterator[B]:
+def map_ordered(work: Callable[[A], B], items: Iterable[A], threads: int) -> Iterator[B]:
     """Yield what becomes of items, in their order.
 
     Parameters

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.operators.windows.append.panes import Panes
-from penstock.operators.windows.layout import Assembled, WindowLayout
+from penstock.operators.windows.layout import PanesResult, WindowLayout
 
 __all__ = ["SeveralPanes"]
 
@@ -45,7 +45,7 @@ class SeveralPanes:
 
     def run(
         self, arriving: Sequence[Iterable[pa.RecordBatch]], watermarks: Sequence[int | None]
-    ) -> list[Assembled]:
+    ) -> list[PanesResult]:
         """Let the entries of each side in, then close windows; see `Panes.run`.
 
         Parameters

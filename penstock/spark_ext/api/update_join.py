@@ -26,14 +26,14 @@ from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.packing import Packer, side_of
 from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
-from penstock.spark_ext.worker.bucket_task import Parcel, Turn
+from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 from penstock.spark_ext.worker.stateful import (
     Stateful,
     arrow_schema,
     check_streaming,
     columns_of,
-    findable,
     key_columns,
+    with_safe_names,
 )
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 
@@ -150,7 +150,7 @@ def run_join(
     shared = {*columns, time}
     output = StructType([*left.schema, *(one for one in right.schema if one.name not in shared)])
     packed = [
-        findable(df).mapInArrow(
+        with_safe_names(df).mapInArrow(
             Packer(stream, place.buckets, options.nulls, False, name, side), PARCEL_SCHEMA
         )
         for df, stream, side in zip((left, right), sides, (_LEFT, _RIGHT), strict=True)
@@ -212,7 +212,7 @@ class JoinOperator:
         return UpdateJoin(self.joined)
 
     def run(
-        self, state: UpdateJoin, parcels: Iterable[Parcel], turn: Turn, clock: Clock
+        self, state: UpdateJoin, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Let tuples in and match them; see `Operator.run`."""
         begin = clock()

@@ -24,8 +24,8 @@ from penstock.spark_ext.worker.stateful import (
     arrow_schema,
     check_streaming,
     columns_of,
-    findable,
     key_columns,
+    with_safe_names,
 )
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 
@@ -179,7 +179,7 @@ def run_queue(
     )
     combine = None if options.combine == "auto" and options.may_conflate else bool(options.may_conflate)
     packer = Packer(stream, place.buckets, options.nulls, combine, name)
-    parcels = findable(df).mapInArrow(packer, PARCEL_SCHEMA)
+    parcels = with_safe_names(df).mapInArrow(packer, PARCEL_SCHEMA)
     return place.run(parcels, operator, output, arrow(output), waits=options.limits != Budget())
 
 

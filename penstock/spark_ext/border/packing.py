@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
-from penstock.operators.update_stream.cast import conform
+from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.parcels import to_parcels
@@ -139,7 +139,9 @@ class Packer:
         position = size_bytes = 0
         gathered: list[Arrivals] = []
         for batch in batches:
-            rows, dropped = self.stream.without_unusable(conform(batch, self.stream.schema), self.nulls)
+            rows, dropped = self.stream.without_unusable(
+                cast_to_schema(batch, self.stream.schema), self.nulls
+            )
             drops.rows += dropped
             if not rows.num_rows:
                 continue

@@ -14,7 +14,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, St
 
 from penstock.checkpointing.p_unit import MAGIC, PUnit, decode, encode, packed_cascades
 from penstock.errors import InvalidUsageError
-from penstock.operators.update_stream.cast import conform
+from penstock.operators.update_stream.cast import cast_to_schema
 
 __all__ = ["PARCELS", "PARCEL_SCHEMA", "SIDE", "Unpacker", "from_parcel", "to_parcels"]
 
@@ -107,4 +107,4 @@ class Unpacker:
         """Return the rows; a null in place of a parcel has none."""
         for batch in batches:
             for payload in batch.column(0).drop_null():
-                yield conform(from_parcel(payload.as_py()), self.schema)
+                yield cast_to_schema(from_parcel(payload.as_py()), self.schema)

@@ -17,11 +17,11 @@ from pyspark import TaskContext
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.wide import schema_like
-from penstock.operators.scan.fragments import Fragmenter, combined
+from penstock.operators.scan.fragments import Fragmenter, merge_fragments
 from penstock.operators.scan.fragments.keys import bare_values
 from penstock.operators.scan.lookup import Lookup
 from penstock.operators.scan.spec import NEWEST, PANE, Fragments
-from penstock.operators.update_stream.cast import conform
+from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import Integers
 from penstock.operators.windows.append.pane_partials import sorted_by
 from penstock.operators.windows.groups import GroupCodec
@@ -110,7 +110,7 @@ class EntryPacker:
     def _entries(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         panes = bare_values(batch.column(PANE)).astype(np.int64, copy=False) // self.pane_steps
         columns = [pa.array(panes) if name == ENTRY_PANE else batch.column(name) for name in self.entry.names]
-        return conform(
+        return cast_to_schema(
             pa.RecordBatch.from_arrays(columns, self.entry.names), schema_like(self.entry, batch.schema)
         )
 
@@ -168,7 +168,7 @@ def looked_up(
     alone = ordered or set(lookup.on) <= set(fragments.group_by)
     for batch in batches:
         found = lookup.join(batch)
-        yield found if alone or not found.num_rows else combined(fragments, [found])
+        yield found if alone or not found.num_rows else merge_fragments(fragments, [found])
 
 
 def row_fragmenter(rows: pa.Schema, fragments: Fragments) -> Fragmenter:
@@ -236,7 +236,7 @@ class RowPacker:
         self, fragmenter: Fragmenter, batches: Iterable[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            add_rows(fragmenter, self.fragments, conform(batch, self.schema))
+            add_rows(fragmenter, self.fragments, cast_to_schema(batch, self.schema))
             if fragmenter.without_time and self.nulls == "error":
                 raise without_time(fragmenter.without_time)
             if fragmenter.made >= MOST_FRAGMENTS:

@@ -9,10 +9,10 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.graph.nodes import (
     Aggregate,
     Assemble,
-    Fused,
     Join,
+    Materialize,
     Node,
-    PStream,
+    PushedScan,
     Select,
     Sink,
     Source,
@@ -44,7 +44,7 @@ def check_runnable(root: Node) -> None:
     nodes = list(topological(root))
     for node in nodes:
         _refuse(node, nodes)
-    for end in (root, *(node.inputs[0] for node in nodes if isinstance(node, PStream))):
+    for end in (root, *(node.inputs[0] for node in nodes if isinstance(node, Materialize))):
         _refuse_two_states(end)
 
 
@@ -55,7 +55,7 @@ def holds_back(end: Node) -> bool:
     """
     budget = None
     match end:
-        case PStream():
+        case Materialize():
             return False
         case UpdateQueue() | UpdateUnion() | Window():
             budget = end.options.budget
@@ -84,8 +84,8 @@ def _refuse(node: Node, nodes: list[Node]) -> None:
         Aggregate
         | Assemble
         | UpdateQueue
-        | Fused
-        | PStream
+        | PushedScan
+        | Materialize
         | Select
         | Sink
         | Source
@@ -157,12 +157,12 @@ def with_state(end: Node) -> list[Node]:
         if isinstance(node, WindowJoin):
             # The windows of both sides are its own.
             waiting += [above for side in node.inputs for above in node.aggregate_of(side).inputs]
-        elif not isinstance(node, PStream):
+        elif not isinstance(node, Materialize):
             waiting += node.inputs
     return found
 
 
-def needing_ansi(node: Fused) -> Iterator[Expression]:
+def needing_ansi(node: PushedScan) -> Iterator[Expression]:
     """Yield the expressions of a reader that Spark may compute otherwise where it is not in ANSI mode."""
     scan, read = node.scan, node.inputs[0].schema
     texts = [] if scan.where is None else [scan.where]

@@ -12,16 +12,16 @@ from typing import TypeVar
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from penstock.checkpointing.p_stream import PStream as Stream
+from penstock.checkpointing.p_stream import PStream
 from penstock.ddl import quoted
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.graph.nodes import (
     Aggregate,
     Assemble,
-    Fused,
     Join,
+    Materialize,
     Node,
-    PStream,
+    PushedScan,
     Select,
     Sink,
     Source,
@@ -47,11 +47,11 @@ from penstock.spark_ext.graph.state import StatePlace
 from penstock.spark_ext.graph.window_join import Side, joined_windows
 from penstock.spark_ext.graph.windows import (
     assembled,
-    fold_of,
     of_folded,
     of_rows,
     of_windows,
     packed,
+    window_accumulator,
 )
 from penstock.spark_ext.sources.p_stream_options import WriteOptions
 from penstock.spark_ext.sources.p_stream_rows import OperatorRows
@@ -215,13 +215,13 @@ class Frames:
 
     def _of(self, node: Node) -> DataFrame:
         match node:
-            case Source(kind="p-stream") | PStream():
+            case Source(kind="p-stream") | Materialize():
                 return self._read(node, None, list(node.schema.names))
             case Source(kind="parquet"):
                 return parquet_files(self._spark, node)
             case Source():
                 return self._source(node)
-            case Fused():
+            case PushedScan():
                 return self._fused(node)
             case StreamTableJoin():
                 return self._lookup(node)
@@ -313,9 +313,9 @@ class Frames:
             return of_rows(node, self._of(above), buckets)
         if not isinstance(node, Assemble):
             raise InternalError("windows are of an aggregate", node=node.name)
-        if isinstance(above, Fused):
+        if isinstance(above, PushedScan):
             return assembled(node, self._scanned(above, buckets))
-        if isinstance(above, StreamTableJoin) and isinstance(above.inputs[0], Fused):
+        if isinstance(above, StreamTableJoin) and isinstance(above.inputs[0], PushedScan):
             lookup = lookup_in(self._table(above), above, node.aggregate.group_by)
             if lookup is not None:
                 return assembled(node, self._scanned(above.inputs[0], buckets, lookup))
@@ -330,10 +330,10 @@ class Frames:
         windows = self._windowed(at, place.buckets)
         rows, seen = _after(steps, windows.results(place))
         texts = [_texts(step) for step in steps]
-        fold = fold_of(node, windows.plan, rows, texts, seen) if self._ansi else None
+        fold = window_accumulator(node, windows.plan, rows, texts, seen) if self._ansi else None
         return of_windows(node, rows) if fold is None else of_folded(node, windows.folded(place, fold), fold)
 
-    def _fused(self, node: Fused) -> DataFrame:
+    def _fused(self, node: PushedScan) -> DataFrame:
         """Return what a reader makes; Spark makes it, where the reader would calculate otherwise."""
         names = list(node.scan.columns)
         if self._calculates_alike(node):
@@ -344,7 +344,7 @@ class Frames:
         made = [_item(name, Expression.parse(text)) for name, text in select.items()]
         return rows.selectExpr(*made) if made else rows
 
-    def _calculates_alike(self, node: Fused) -> bool:
+    def _calculates_alike(self, node: PushedScan) -> bool:
         """Say whether a reader calculates as Spark does in this session.
 
         Raises
@@ -362,7 +362,7 @@ class Frames:
             )
         return other is None
 
-    def _scanned(self, node: Fused, buckets: int, lookup: str | None = None) -> DataFrame:
+    def _scanned(self, node: PushedScan, buckets: int, lookup: str | None = None) -> DataFrame:
         """Return the parcels of a reader's fragments, which it looks up if it is told where."""
         self._calculates_alike(node)
         return self._read(node.inputs[0], node.scan, list(node.scan.columns), buckets, lookup)
@@ -392,7 +392,7 @@ class Frames:
         """Return a p-stream as a streaming DataFrame that subscribes under a name of its own; or files."""
         if isinstance(base, Source) and base.kind == "parquet" and scan is not None:
             return read_parquet(self._spark, base, scan, buckets, lookup)
-        places = self._streams if isinstance(base, PStream) else self._paths
+        places = self._streams if isinstance(base, Materialize) else self._paths
         if base.name not in places:
             raise InvalidUsageError(
                 "where a p-stream is is not given",
@@ -400,7 +400,7 @@ class Frames:
                 source=base.name,
             )
         location = places[base.name]
-        stream = Stream(location)
+        stream = PStream(location)
         what = Columns.of(stream.schema, names) if scan is None else Pushed.of(stream.schema, scan, buckets)
         self._readers[location] += 1
         number = self._readers[location]

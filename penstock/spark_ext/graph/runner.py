@@ -17,12 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.checkpointing.graph.directory import GraphDirectory
-from penstock.checkpointing.p_stream import EARLIEST
-from penstock.checkpointing.p_stream import PStream as Stream
+from penstock.checkpointing.p_stream import EARLIEST, PStream
 from penstock.checkpointing.trace import trace
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph, Persist, PhysicalPlan, Statistics, as_json, explain
-from penstock.operators.graph.nodes import Node, PStream, Sink, Source, rebuild, topological
+from penstock.operators.graph.nodes import Materialize, Node, Sink, Source, rebuild, topological
 from penstock.operators.graph.shape import shape
 from penstock.spark_ext.api.register import register
 from penstock.spark_ext.border.types import check_same, spark_schema, stored_schema
@@ -141,10 +140,10 @@ def start(
     states: dict[str, StatePlace | None] = {}
     writers: dict[str, str] = {}
     for node in topological(results):
-        if isinstance(node, PStream):
+        if isinstance(node, Materialize):
             location, query = directory.place("p-streams", places[node.name]), _INGEST + places[node.name]
             made = frames.into(node.inputs[0], {"path": location})
-            Stream(location, stored_schema(made.schema))
+            PStream(location, stored_schema(made.schema))
             writer = _written(made, {"path": location})
             readings[query], states[query] = made.readings, frames.state_of(node.inputs[0])
             writer = _named(writer, f"{graph.name}.{node.name}", directory.query(query), retain)
@@ -176,7 +175,7 @@ def start(
         recovery = GraphRecovery(graph.name, directory, queries, held_by_spark=by_spark)
     directory.put("graph", _document(plan, readings, writers))
     for one in chain.from_iterable(readings.values()):
-        Stream(one.location).subscribe(one.reader, EARLIEST)
+        PStream(one.location).subscribe(one.reader, EARLIEST)
     return RunningGraph(
         spark,
         plan,
@@ -250,7 +249,7 @@ def _frames(sources: Mapping[str, Any]) -> set[str]:
 
 def _wanted(node: Source, location: str) -> pa.Schema:
     """Return those columns of a p-stream that a source has."""
-    stored = Stream(location).schema
+    stored = PStream(location).schema
     return pa.schema([one for one in stored if one.name in node.columns.names], stored.metadata)
 
 
@@ -273,7 +272,7 @@ def _check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: Gra
 def _check_readers_are_free(readings: Mapping[str, Sequence[Reading]], writers: Mapping[str, str]) -> None:
     """Refuse to read under a name that another checkpoint may have: its rows would be released."""
     for one in chain.from_iterable(readings.values()):
-        if one.location not in writers and one.reader in Stream(one.location).log.readers:
+        if one.location not in writers and one.reader in PStream(one.location).log.readers:
             raise InvalidUsageError(
                 "a reader of the graph's name is subscribed to the p-stream already",
                 hint="give the graph another name; if no checkpoint of that reader is left, "
@@ -287,7 +286,7 @@ def _places(results: Node) -> dict[str, str]:
     """Return the names of directories of the p-streams that are written, by their names."""
     made: dict[str, str] = {}
     for node in topological(results):
-        if isinstance(node, PStream):
+        if isinstance(node, Materialize):
             plain = _safe(node.name)
             taken = set(made.values())
             made[node.name] = plain if plain not in taken else f"{plain}-{len(made)}"

@@ -31,7 +31,7 @@ from penstock.ddl import quoted
 from penstock.operators.graph.nodes import Aggregate, Select, Where, WindowJoin
 from penstock.operators.scan.spec import PANE
 from penstock.operators.scheduling.metrics import BatchMetrics
-from penstock.operators.update_stream.cast import conform
+from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.operators.windows.layout import WindowLayout
 from penstock.operators.windows.shared_watermark import SeveralPanes
@@ -39,9 +39,9 @@ from penstock.spark_ext.border.parcels import SIDE as PARCEL_SIDE
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.border.window_packing import add_rows, row_fragmenter
 from penstock.spark_ext.graph.windows import ByWindow
-from penstock.spark_ext.worker.bucket_task import Parcel, Turn
+from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 from penstock.spark_ext.worker.stateful import Stateful
-from penstock.spark_ext.worker.window_operator import Gathered
+from penstock.spark_ext.worker.window_operator import ParcelInputs
 from penstock.spark_ext.worker.window_plan import (
     WINDOW,
     Windowed,
@@ -110,12 +110,12 @@ class SidesOperator:
         return SeveralPanes(self.layouts)
 
     def run(
-        self, state: SeveralPanes, parcels: Iterable[Parcel], turn: Turn, clock: Clock
+        self, state: SeveralPanes, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Let entries in and close windows; see `Operator.run`."""
         started = clock()
         numbers = range(len(self.layouts))
-        gathered = Gathered(len(self.layouts)).add(parcels)
+        gathered = ParcelInputs(len(self.layouts)).add(parcels)
         done = state.run(
             [gathered.arriving(number) for number in numbers],
             [gathered.watermark(number, self.delays[number]) for number in numbers],
@@ -141,7 +141,9 @@ class SidesOperator:
                 columns.append(pa.nulls(rows, field.type))
                 continue
             kind = pa.schema([field.type.field(place) for place in range(field.type.num_fields)])
-            columns.append(pa.StructArray.from_arrays(conform(windows, kind).columns, fields=list(kind)))
+            columns.append(
+                pa.StructArray.from_arrays(cast_to_schema(windows, kind).columns, fields=list(kind))
+            )
         return pa.RecordBatch.from_arrays(columns, schema=self.output)
 
 
@@ -283,7 +285,7 @@ class _Fold:
         fragments = self.by_window.fragments
         fragmenter = row_fragmenter(self.values, fragments)
         for batch in batches:
-            rows = conform(batch, self.rows)
+            rows = cast_to_schema(batch, self.rows)
             own = pc.equal(rows[_SIDE], self.side)
             columns = pa.StructArray.flatten(rows.filter(own).column(place))
             values = pa.RecordBatch.from_arrays(columns, schema=self.values)
@@ -295,7 +297,7 @@ class _Fold:
         made = self.by_window.finished(fragmenter.finish())
         kind = self.output.field(place).type
         fields = pa.schema([kind.field(number) for number in range(kind.num_fields)])
-        struct = pa.StructArray.from_arrays(conform(made, fields).columns, fields=list(fields))
+        struct = pa.StructArray.from_arrays(cast_to_schema(made, fields).columns, fields=list(fields))
         start, size = (made[name].cast(pa.int64()) for name in (PANE, fragments.group_by[0]))
         found = {_SIDE: pa.array(np.full(made.num_rows, self.side, np.int32)), _END: pc.add(start, size)}
         whole = [
@@ -316,7 +318,7 @@ class _Match:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return what matches."""
-        whole = pa.Table.from_batches([conform(batch, self.rows) for batch in batches], self.rows)
+        whole = pa.Table.from_batches([cast_to_schema(batch, self.rows) for batch in batches], self.rows)
         sides = [self._side(whole, number) for number in range(len(_STRUCTS))]
         if not all(side.num_rows for side in sides):
             return
@@ -336,7 +338,7 @@ class _Match:
         ]
         made = pa.Table.from_arrays(columns, names=self.output.names)
         for batch in made.combine_chunks().to_batches():
-            yield conform(batch, self.output)
+            yield cast_to_schema(batch, self.output)
 
     def _side(self, whole: pa.Table, number: int) -> pa.Table:
         rows = whole.filter(pc.equal(whole[_SIDE], number))

@@ -14,13 +14,13 @@ from penstock.ddl import quoted
 from penstock.errors import InternalError
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.wide import WIDE
-from penstock.operators.graph.nodes import Aggregate, Assemble, Fused, Node, Window
+from penstock.operators.graph.nodes import Aggregate, Assemble, Node, PushedScan, Window
 from penstock.operators.graph.types import scan_schema
 from penstock.operators.scan.spec import PANE, Fragments, Partial
-from penstock.operators.update_stream.cast import conform
+from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.operators.windows.append.sliding import in_windows
-from penstock.operators.windows.by_window import FOLDED, WindowFold
+from penstock.operators.windows.by_window import FOLDED, WindowAccumulator
 from penstock.operators.windows.finish import Step
 from penstock.spark_ext.api.update_window import windowed
 from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
@@ -41,11 +41,11 @@ __all__ = [
     "START_COLUMN",
     "ByWindow",
     "assembled",
-    "fold_of",
     "of_folded",
     "of_rows",
     "of_windows",
     "packed",
+    "window_accumulator",
 ]
 
 START_COLUMN = f"{RESERVED_PREFIX}start"
@@ -113,9 +113,9 @@ def _fragments(node: Assemble) -> tuple[Fragments, pa.Schema]:
     return behind_lookup(fragments, schema, groups), schema
 
 
-def _fused(node: Assemble) -> Fused:
+def _fused(node: Assemble) -> PushedScan:
     at: Node = node.inputs[0]
-    while not isinstance(at, Fused):
+    while not isinstance(at, PushedScan):
         at = at.inputs[0]
     return at
 
@@ -139,7 +139,7 @@ class _FragmentPacker:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the parcels of one partition."""
-        return self.packer.pack(conform(batch, self.schema) for batch in batches)
+        return self.packer.pack(cast_to_schema(batch, self.schema) for batch in batches)
 
 
 def of_rows(node: Aggregate, rows: DataFrame, buckets: int) -> Windowed:
@@ -182,9 +182,9 @@ def of_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
     return folded.select(*by_window.computed(node))
 
 
-def fold_of(
+def window_accumulator(
     node: Aggregate, windows: WindowPlan, rows: DataFrame, steps: Sequence[Step], seen: Sequence[StructType]
-) -> WindowFold | None:
+) -> WindowAccumulator | None:
     """Return what folds windows in the buckets that make them; None where only Spark can.
 
     Parameters
@@ -209,12 +209,12 @@ def fold_of(
         return None
     schema = as_arrow_of_spark(rows.select(*by_window.values).schema)
     folded = spark_schema(row_fragmenter(schema, by_window.fragments).schema)
-    return WindowFold(
+    return WindowAccumulator(
         finish, by_window.fragments, _widened(as_arrow_of_spark(folded), by_window.fragments.partials)
     )
 
 
-def of_folded(node: Aggregate, folded: DataFrame, fold: WindowFold) -> DataFrame:
+def of_folded(node: Aggregate, folded: DataFrame, fold: WindowAccumulator) -> DataFrame:
     """Return aggregates of windows that each bucket has folded."""
     by_window = ByWindow.of(node, wraps=wraps_around(folded.sparkSession))
     empty = pa.RecordBatch.from_pylist([], fold.made)
@@ -305,19 +305,19 @@ class _Fold:
         fragments = self.by_window.fragments
         fragmenter = row_fragmenter(self.rows, fragments)
         for batch in batches:
-            add_rows(fragmenter, fragments, conform(batch, self.rows))
-        yield conform(self.by_window.finished(fragmenter.finish()), self.made)
+            add_rows(fragmenter, fragments, cast_to_schema(batch, self.rows))
+        yield cast_to_schema(self.by_window.finished(fragmenter.finish()), self.made)
 
 
 @dataclass(frozen=True)
 class _Merge:
     """Adds up what several buckets have folded of a window, for ``mapInArrow``."""
 
-    fold: WindowFold
+    fold: WindowAccumulator
     by_window: ByWindow
     made: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return one row for each start and group."""
-        for folded in self.fold.added(conform(batch, self.fold.made) for batch in batches):
-            yield conform(self.by_window.finished(folded), self.made)
+        for folded in self.fold.added(cast_to_schema(batch, self.fold.made) for batch in batches):
+            yield cast_to_schema(self.by_window.finished(folded), self.made)

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructField, StructType
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.files import Files, open_files
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError, PenstockError
-from penstock.operators.update_stream.cast import conform
+from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.spark_ext.state_reader.committed import committed_pointers, query_of, specification_of
 from penstock.spark_ext.state_reader.join_view import join_view
 from penstock.spark_ext.state_reader.queue_view import queue_view
@@ -191,7 +191,7 @@ class _Reader:
         count = len(columns[0])
         placed = [pa.array(np.full(count, number, np.int64)) for number in (bucket, version)]
         names = [str(number) for number in range(len(columns) + len(placed))]
-        return conform(pa.RecordBatch.from_arrays([*placed, *columns], names), self.schema)
+        return cast_to_schema(pa.RecordBatch.from_arrays([*placed, *columns], names), self.schema)
 
     def _loaded(self, files: Files, given: Pointer | None) -> tuple[Pointer | None, State]:
         """Return the state at the pointer; without one that of the likely one, chosen anew if it is gone."""

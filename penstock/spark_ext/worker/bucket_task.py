@@ -39,7 +39,7 @@ __all__ = [
     "BucketTask",
     "Operator",
     "Parcel",
-    "Turn",
+    "TaskShare",
     "missing_state",
     "specification_in",
 ]
@@ -108,7 +108,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TaskShare:
     """Which part of which micro-batch is run.
 
     Attributes
@@ -127,7 +127,7 @@ class Turn:
     parallel: int
 
     @property
-    def turns(self) -> int:
+    def buckets_per_task(self) -> int:
         """How many buckets share one of Spark's parallel tasks."""
         return -(-self.buckets // min(self.parallel, self.buckets))
 
@@ -146,7 +146,7 @@ class Operator(Protocol[S]):
         """Return the state of a bucket that has none."""
 
     def run(
-        self, state: S, parcels: Iterable[Parcel], turn: Turn, clock: Clock
+        self, state: S, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Change the state by what arrives; return the rows to emit, and metrics without those of state."""
 
@@ -214,7 +214,7 @@ class BucketTask(Generic[S]):
             if found.loads or found.handle.releasable(self.retain_versions) or self._sweeps(bucket, batch_id):
                 _background().submit(_release, store, found.handle)
             loaded = monotonic_s()
-            turn = Turn(bucket, self.buckets, batch_id, self.parallel)
+            turn = TaskShare(bucket, self.buckets, batch_id, self.parallel)
             if self.operator.follows_clock:
                 batches, metrics = self._on_record(store, found, parcels, turn, clock)
             else:
@@ -245,7 +245,7 @@ class BucketTask(Generic[S]):
         return bucket == 0 and batch_id % _SWEEP_BATCHES == 0
 
     def _on_record(
-        self, store: BucketStore, found: Found[S], parcels: Iterable[Parcel], turn: Turn, clock: Clock
+        self, store: BucketStore, found: Found[S], parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Run an operator that follows the clock, as the attempt did that is on record, if one is."""
         record = ClockRecord(store.files, found.handle)

@@ -15,7 +15,7 @@ from pyspark.sql import functions as sf
 from penstock.ddl import quoted
 from penstock.operators.scan.fragments.keys import bare_values
 from penstock.operators.scan.spec import PANE, Fragments, Partial, TimeUnit
-from penstock.operators.update_stream.cast import conform
+from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.operators.windows.layout import ENTRY_PANE, RowLayout
 from penstock.operators.windows.spec import WindowSpec
@@ -139,7 +139,7 @@ class RowOrderPacker:
     def _chunks(self, batches: Iterable[pa.RecordBatch], dropped: Any) -> Iterator[pa.RecordBatch]:
         held: list[pa.RecordBatch] = []
         for batch in batches:
-            rows = conform(batch, self.schema)
+            rows = cast_to_schema(batch, self.schema)
             missing = rows.column(self.time).null_count
             if missing and self.nulls == "error":
                 raise without_time(missing)

@@ -21,7 +21,7 @@ from penstock.operators.update_stream.arrivals import Arrivals, conflate
 from penstock.operators.update_stream.choices import Semantics
 from penstock.operators.update_stream.operator_options import QueueOptions
 from penstock.operators.update_stream.stream import UpdateStream
-from penstock.spark_ext.worker.bucket_task import Parcel, Turn
+from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 from penstock.state_store.tables.working_copy import WorkingCopy, table_maker
 
 __all__ = ["QueueOperator", "follows_clock", "local_directory", "share"]
@@ -84,12 +84,12 @@ class QueueOperator:
         return AdaptiveQueue(self.stream, policy, semantics, weights=self.weights, table=table)
 
     def run(
-        self, state: UpdateQueue, parcels: Iterable[Parcel], turn: Turn, clock: Clock
+        self, state: UpdateQueue, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Enqueue and serve; see `Operator.run`."""
         # A tuple waits for the turns of other buckets, too.
         cost_us = self.options.cost_us
-        state.given_cost_us = None if cost_us is None else cost_us * turn.turns
+        state.given_cost_us = None if cost_us is None else cost_us * turn.buckets_per_task
         state.weights = self.weights
         arrivals, dropped = self._arrivals(parcels)
         budget = share(self.options.limits, turn)
@@ -98,7 +98,12 @@ class QueueOperator:
             state.capacity = self._capacity(state, budget, turn)
             switches = state.switches
         batches, metrics = serve(
-            state, arrivals, query=self.query, budget=budget, clock=clock, turns=turn.turns
+            state,
+            arrivals,
+            query=self.query,
+            budget=budget,
+            clock=clock,
+            buckets_per_task=turn.buckets_per_task,
         )
         if isinstance(state, AdaptiveQueue):
             metrics.append_buckets = int(state.appending)
@@ -107,14 +112,14 @@ class QueueOperator:
         metrics.rows_in += dropped
         return batches, metrics
 
-    def _capacity(self, state: UpdateQueue, budget: Budget, turn: Turn) -> float | None:
+    def _capacity(self, state: UpdateQueue, budget: Budget, turn: TaskShare) -> float | None:
         """Return how many tuples a trigger can serve of a bucket, on average; None if there is no bound."""
         rows = self.options.limits.rows
         if rows is not None:
             return rows / turn.buckets
         if budget.duration_us is None or state.measured_cost_us is None:
             return None
-        return budget.duration_us * turn.turns / state.measured_cost_us
+        return budget.duration_us * turn.buckets_per_task / state.measured_cost_us
 
     def _arrivals(self, parcels: Iterable[Parcel]) -> tuple[Arrivals | None, int]:
         """Return what arrives, conflated as far as memory asks for it, and how many rows were dropped.
@@ -145,7 +150,7 @@ def follows_clock(policy: Policy, budget: Budget) -> bool:
     return budget.duration_us is not None or (policy is Policy.LINECUTTING and budget.rows is not None)
 
 
-def share(budget: Budget, turn: Turn) -> Budget:
+def share(budget: Budget, turn: TaskShare) -> Budget:
     """Return a bucket's share of a budget.
 
     Rows are dealt out so that the shares add up to the budget; who gets one more rotates with the

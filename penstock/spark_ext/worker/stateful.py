@@ -48,9 +48,9 @@ __all__ = [
     "arrow_schema",
     "check_streaming",
     "columns_of",
-    "findable",
     "key_columns",
     "result_frames",
+    "with_safe_names",
 ]
 
 STATE_LOCATION_SETTING = "spark.penstock.stateLocation"
@@ -303,7 +303,7 @@ def arrow_schema(schema: StructType, *, large: bool) -> pa.Schema:
     return pa.schema(fields)
 
 
-def findable(df: DataFrame) -> DataFrame:
+def with_safe_names(df: DataFrame) -> DataFrame:
     """Return `df` with columns that mapInArrow, which looks them up by name, finds.
 
     It does not find names with dots, nor tell apart those that differ only in case. Other names stay, for

@@ -17,19 +17,19 @@ from penstock.operators.update_stream.operator_options import WindowOptions
 from penstock.operators.windows.append.panes import Panes
 from penstock.operators.windows.counted.panes import panes_of
 from penstock.operators.windows.layout import WindowLayout
-from penstock.operators.windows.update.windows import Entering, UpdateWindows
+from penstock.operators.windows.update.windows import UpdateWindows, WindowArrivals
 from penstock.spark_ext.border.window_packing import facts_of
-from penstock.spark_ext.worker.bucket_task import Parcel, Turn
+from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 from penstock.spark_ext.worker.queue_operator import follows_clock, share
 
 if TYPE_CHECKING:
-    from penstock.operators.windows.emitters import Closing
+    from penstock.operators.windows.emitters import WindowEmitter
 
-__all__ = ["Gathered", "WindowOperator"]
+__all__ = ["ParcelInputs", "WindowOperator"]
 
 
 @dataclass
-class Gathered:
+class ParcelInputs:
     """What parcels hold, by the operator's inputs.
 
     Parameters
@@ -45,7 +45,7 @@ class Gathered:
         self.newest: list[int | None] = [None] * self.sides
         self._arriving: list[list[tuple[int, pa.RecordBatch]]] = [[] for _ in range(self.sides)]
 
-    def add(self, parcels: Iterable[Parcel]) -> Gathered:
+    def add(self, parcels: Iterable[Parcel]) -> ParcelInputs:
         """Take parcels in, in any order."""
         for parcel in parcels:
             self.dropped += parcel.dropped
@@ -93,7 +93,7 @@ class WindowOperator:
     settings: dict[str, Any]
     options: WindowOptions = field(default_factory=WindowOptions)
     weights: str | KeyWeights | None = None
-    closing: Closing | None = None
+    closing: WindowEmitter | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return what must not change; see `Operator.specification`."""
@@ -122,12 +122,12 @@ class WindowOperator:
         return UpdateWindows(self.layout, WindowMode(options.mode), options.order, self.weights)
 
     def run(
-        self, state: Panes | UpdateWindows, parcels: Iterable[Parcel], turn: Turn, clock: Clock
+        self, state: Panes | UpdateWindows, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Let entries in and close windows; see `Operator.run`."""
         started = clock()
-        gathered = Gathered(1).add(parcels)
-        entering = Entering(gathered.arriving(0), gathered.watermark(0, self.delay))
+        gathered = ParcelInputs(1).add(parcels)
+        entering = WindowArrivals(gathered.arriving(0), gathered.watermark(0, self.delay))
         if isinstance(state, UpdateWindows):
             return self._serve(state, entering, gathered.dropped, turn, clock)
         done = state.run(entering.entries, entering.watermark, self.closing)
@@ -143,11 +143,11 @@ class WindowOperator:
         return done.windows, metrics
 
     def _serve(
-        self, state: UpdateWindows, entering: Entering, dropped: int, turn: Turn, clock: Clock
+        self, state: UpdateWindows, entering: WindowArrivals, dropped: int, turn: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         state.weights = self.weights
         cost_us = self.options.cost_us
-        state.given_cost_us = None if cost_us is None else cost_us * turn.turns
+        state.given_cost_us = None if cost_us is None else cost_us * turn.buckets_per_task
         query = Query(None, self.layout.window, ())
         batches, metrics = serve(
             state,
@@ -155,7 +155,7 @@ class WindowOperator:
             query=query,
             budget=share(self.options.limits, turn),
             clock=clock,
-            turns=turn.turns,
+            buckets_per_task=turn.buckets_per_task,
         )
         metrics.dropped = dropped
         metrics.rows_in += dropped

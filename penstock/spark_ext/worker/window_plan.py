@@ -22,7 +22,7 @@ from penstock.operators.sql.expression import Expression
 from penstock.operators.update_stream.operator_options import WindowOptions
 from penstock.operators.update_stream.options import check_weight
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
-from penstock.operators.windows.by_window import Extremes, WindowFold
+from penstock.operators.windows.by_window import Extremes, WindowAccumulator
 from penstock.operators.windows.finish import Finish, Step
 from penstock.operators.windows.layout import START, WindowLayout
 from penstock.operators.windows.spec import WindowSpec
@@ -177,7 +177,7 @@ class WindowPlan:
         return place.run(parcels, operator, DESCRIPTORS, made, waits=False, own_workers=own, into=into)
 
     def folded(
-        self, place: Stateful, parcels: DataFrame, columns: Iterable[str], fold: WindowFold
+        self, place: Stateful, parcels: DataFrame, columns: Iterable[str], fold: WindowAccumulator
     ) -> DataFrame:
         """Return what the operator folds windows to; see `results`."""
         operator = replace(self._operator(columns), closing=fold)
@@ -284,7 +284,7 @@ class Windowed:
         """Return the windows, made in a place of their own."""
         return self.plan.results(place, self.parcels, self.columns)
 
-    def folded(self, place: Stateful, fold: WindowFold) -> DataFrame:
+    def folded(self, place: Stateful, fold: WindowAccumulator) -> DataFrame:
         """Return what the operator folds the windows to."""
         return self.plan.folded(place, self.parcels, self.columns, fold)
 

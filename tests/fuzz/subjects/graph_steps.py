@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock
 from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph
-from penstock.operators.graph.nodes import Fused, Node, PStream, Select, Sink, Source, Union, Where
+from penstock.operators.graph.nodes import Materialize, Node, PushedScan, Select, Sink, Source, Union, Where
 from penstock.operators.scan.scanner import Scanner
 from penstock.spark_ext.graph.frames import _stepped
 from tests.fuzz.case import Case
@@ -108,9 +108,9 @@ def _planned(node: Node, table: pa.Table, spark: SparkSession) -> DataFrame:
 def _made(node: Node, table: pa.Table, spark: SparkSession) -> pa.Table | DataFrame:
     if isinstance(node, Source):
         return table
-    if isinstance(node, PStream):
+    if isinstance(node, Materialize):
         return _stored(_made(node.inputs[0], table, spark), node.schema)
-    if isinstance(node, Fused):
+    if isinstance(node, PushedScan):
         read = _stored(_made(node.inputs[0], table, spark), node.inputs[0].schema)
         scanner = Scanner(node.scan, read.schema)
         return pa.Table.from_batches(

@@ -28,7 +28,7 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.windows.counted.panes import panes_of
 from penstock.operators.windows.shared_watermark import SeveralPanes
 from penstock.operators.windows.update.results import WindowMode
-from penstock.operators.windows.update.windows import Entering, UpdateWindows
+from penstock.operators.windows.update.windows import UpdateWindows, WindowArrivals
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.survey import survey as survey_of_bucket
 from tests.fuzz.case import Case
@@ -140,14 +140,14 @@ def _queue(draw: random.Random) -> _Stored:
     def use(queue: UpdateQueue) -> None:
         enqueue(queue, _updates(draw, 5), 5000)
         queue.deliver(queue.dequeue(10, 6000), 6001)
-        queue.settle(7000)
+        queue.account_staleness(7000)
 
     queue = new()
     units = []
     for now in (1000, 2000):
         enqueue(queue, _updates(draw, 20), now)
         queue.deliver(queue.dequeue(5, now + 10), now + 20)
-        queue.settle(now + 30)
+        queue.account_staleness(now + 30)
         units.append(queue.delta())
     return _Stored(draw.choice([units, list(queue.snapshot())]), new, use)
 
@@ -185,9 +185,9 @@ def _panes(draw: random.Random) -> _Stored:
         new = lambda: UpdateWindows(layout, WindowMode(mode), Policy.LINECUTTING)  # noqa: E731
 
         def run(state: UpdateWindows, at: int) -> None:
-            state.enqueue(Entering(arriving(), at), 1000 * at)
+            state.enqueue(WindowArrivals(arriving(), at), 1000 * at)
             state.deliver(state.dequeue(2, 1000 * at + 1), 1000 * at + 2)
-            state.settle(1000 * at + 3)
+            state.account_staleness(1000 * at + 3)
 
     state = new()
     units = []

@@ -7,8 +7,8 @@ rule that rewrites it. A column whose type only Spark knows has the type `UNKNOW
 from penstock.operators.graph.nodes.base import Node, rebuild, topological
 from penstock.operators.graph.nodes.stateful import Join, UpdateQueue, UpdateUnion, update_time
 from penstock.operators.graph.nodes.stateless import (
-    Fused,
-    PStream,
+    Materialize,
+    PushedScan,
     Select,
     Sink,
     Source,
@@ -35,10 +35,10 @@ __all__ = [
     "Aggregate",
     "Assemble",
     "Extreme",
-    "Fused",
     "Join",
+    "Materialize",
     "Node",
-    "PStream",
+    "PushedScan",
     "RowWindow",
     "Select",
     "Sink",

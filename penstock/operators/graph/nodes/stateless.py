@@ -13,8 +13,8 @@ from penstock.operators.scan.spec import Scan
 from penstock.operators.sql.expression import Expression, column
 
 __all__ = [
-    "Fused",
-    "PStream",
+    "Materialize",
+    "PushedScan",
     "Select",
     "Sink",
     "Source",
@@ -193,7 +193,7 @@ class StreamTableJoin(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class PStream(Node):
+class Materialize(Node):
     """A p-stream: what reaches it is durable, compressed, and can be read again (Scabbard §3.1)."""
 
     label: ClassVar[str] = "p-stream"
@@ -204,7 +204,7 @@ class PStream(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Fused(Node):
+class PushedScan(Node):
     """What a reader does before a tuple leaves it, of a p-stream or of Parquet: operators as one `Scan`."""
 
     label: ClassVar[str] = "scan"

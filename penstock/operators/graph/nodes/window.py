@@ -82,7 +82,7 @@ class Window(Node):
         return self.options.delay_ms or 0
 
     @property
-    def together(self) -> bool:
+    def closes_together(self) -> bool:
         """Whether windows of all groups that end together come out together."""
         return not self.by_key
 
@@ -140,8 +140,8 @@ class RowWindow(Window):
         window_rows(*self.lengths)
 
     @property
-    def together(self) -> bool:
-        """See `Window.together`: each group's end at times of their own."""
+    def closes_together(self) -> bool:
+        """See `Window.closes_together`: each group's end at times of their own."""
         return False
 
     @property
@@ -365,7 +365,7 @@ def window_by_key(node: Node) -> Window | None:
 
 def window_apart(node: Node) -> Window | None:
     """Return windows of which those of different groups do not come out together, if a node gets any."""
-    return _window(node, lambda window: not window.together)
+    return _window(node, lambda window: not window.closes_together)
 
 
 def _window(node: Node, wanted: Callable[[Window], bool]) -> Window | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.operators.graph.nodes.base import Node
-from penstock.operators.graph.nodes.stateless import PStream, Select, StreamTableJoin, Union, Where
+from penstock.operators.graph.nodes.stateless import Materialize, Select, StreamTableJoin, Union, Where
 from penstock.operators.graph.nodes.window import Aggregate, Assemble, window_by_key
 from penstock.operators.graph.nodes.window_join import WindowJoin
 
@@ -32,6 +32,6 @@ def has_all_windows(node: Node) -> bool:
     """Whether what leaves a node is made of windows that all come out, and of nothing else."""
     if isinstance(node, Aggregate | Assemble):
         return window_by_key(node) is None
-    if isinstance(node, Where | Select | StreamTableJoin | PStream | Union) and not node.stateful:
+    if isinstance(node, Where | Select | StreamTableJoin | Materialize | Union) and not node.stateful:
         return all(map(has_all_windows, node.inputs))
     return isinstance(node, WindowJoin)

@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.wide import concat_alike
-from penstock.operators.scan.fragments import kernels
-from penstock.operators.scan.fragments.folds import Fold, Nulls, Row, Runs, fold_of
+from penstock.operators.scan.fragments import fragment_kernels
+from penstock.operators.scan.fragments.accumulators import Accumulator, Nulls, Row, Runs, new_accumulator
 from penstock.operators.scan.fragments.keys import Codes, as_integers, bare_values
 from penstock.operators.scan.spec import PANE, Fragments
 
-__all__ = ["Fragmenter", "combined", "merged"]
+__all__ = ["Fragmenter", "merge_fragments", "merge_stretches"]
 
 _SLOTS, _TABLE = 1024, 2048
 
@@ -60,8 +60,8 @@ class Fragmenter:
     def _start(self) -> None:
         group_by = self._fragments.group_by
         self._codes = [Codes(self._types[name]) for name in group_by]
-        self._folds: list[Fold] = [
-            Nulls() if partial.kind == "count" else fold_of(partial, self._types[partial.name])
+        self._accumulators: list[Accumulator] = [
+            Nulls() if partial.kind == "count" else new_accumulator(partial, self._types[partial.name])
             for partial in self._fragments.partials
         ]
         self._state = np.array([1, 0, 1, 0], np.int64)
@@ -104,22 +104,23 @@ class Fragmenter:
         self._by_runs = mask is None and not self._codes
         if self._by_runs:
             runs = self._runs(times)
-            kernels.add_count_of_runs(runs.starts, runs.slots, runs.rows, self._counts)
+            fragment_kernels.add_count_of_runs(runs.starts, runs.slots, runs.rows, self._counts)
             count = int(self._state[0])
             left = [
-                not fold.add_runs(runs, one, count) for fold, one in zip(self._folds, columns, strict=True)
+                not accumulator.add_runs(runs, one, count)
+                for accumulator, one in zip(self._accumulators, columns, strict=True)
             ]
             slots = runs.spread() if any(left) else runs.slots
         else:
             slots = self._slots(times, self._keys(list(groups), len(times)), mask)
             count = int(self._state[0])
             left = [True] * len(columns)
-        folds = zip(self._fragments.partials, self._folds, columns, left, strict=True)
-        for partial, fold, column, is_left in folds:
+        inputs = zip(self._fragments.partials, self._accumulators, columns, left, strict=True)
+        for partial, accumulator, column, is_left in inputs:
             if not is_left:
                 continue
             by = bare_values(row_times[partial.name]) if row_times and partial.name in row_times else times
-            fold.add(slots, by, column, count)
+            accumulator.add(slots, by, column, count)
 
     def _keys(self, groups: list[pa.Array[Any]], rows: int) -> npt.NDArray[np.int64]:
         """Return the groups of rows as integers, (columns, rows)."""
@@ -144,7 +145,7 @@ class Fragmenter:
         while done < len(times):
             room = min(len(times) - done, len(self._panes) + 1)
             starts, slots = np.empty(room, np.int64), np.empty(room, np.int32)
-            runs, done = kernels.find_runs(
+            runs, done = fragment_kernels.find_runs(
                 times, self._fragments.pane_steps, self._state, self._panes, done, starts, slots
             )
             found.append((starts[:runs], slots[:runs]))
@@ -166,9 +167,11 @@ class Fragmenter:
         while True:
             known = steps, self._state, self._table, self._panes, self._groups, self._counts, done, slots
             if keys.shape[0] == 1:
-                done = kernels.find_slots_of_one(times, mask, masked, keys[0], self._numbered, *known)
+                done = fragment_kernels.find_slots_of_one(
+                    times, mask, masked, keys[0], self._numbered, *known
+                )
             else:
-                done = kernels.find_slots(times, mask, masked, keys, *known)
+                done = fragment_kernels.find_slots(times, mask, masked, keys, *known)
             if done == len(times):
                 return slots
             self._grow()
@@ -181,7 +184,9 @@ class Fragmenter:
     def _enter(self, size: int) -> None:
         """Make a new table, of the slots of the pane."""
         self._table = np.zeros(size, np.int32)
-        kernels.enter(self._table, self._groups, int(self._state[2]), int(self._state[0]), self._numbered)
+        fragment_kernels.enter(
+            self._table, self._groups, int(self._state[2]), int(self._state[0]), self._numbered
+        )
 
     def _grow(self) -> None:
         count, first = int(self._state[0]), int(self._state[2])
@@ -205,13 +210,15 @@ class Fragmenter:
         groups = [codes.values(self._groups[i, 1:count]) for i, codes in enumerate(self._codes)]
         rows = pa.array(self._counts[1:count])
         partials = [
-            pc.subtract(rows, fold.result(count)) if isinstance(fold, Nulls) else fold.result(count)
-            for fold in self._folds
+            pc.subtract(rows, accumulator.result(count))
+            if isinstance(accumulator, Nulls)
+            else accumulator.result(count)
+            for accumulator in self._accumulators
         ]
         names = [PANE, *self._fragments.group_by, *(partial.name for partial in self._fragments.partials)]
-        for partial, fold in zip(self._fragments.partials, self._folds, strict=True):
-            if isinstance(fold, Row):
-                partials.append(pa.array(fold.times[1:count]))
+        for partial, accumulator in zip(self._fragments.partials, self._accumulators, strict=True):
+            if isinstance(accumulator, Row):
+                partials.append(pa.array(accumulator.times[1:count]))
                 names.append(_time_of(partial.name))
         return pa.RecordBatch.from_arrays([panes, *groups, *partials], names)
 
@@ -237,10 +244,10 @@ class Fragmenter:
         if len(batches) > 1 or disordered:
             times = {
                 partial.name: _time_of(partial.name)
-                for partial, fold in zip(self._fragments.partials, self._folds, strict=True)
-                if isinstance(fold, Row)
+                for partial, accumulator in zip(self._fragments.partials, self._accumulators, strict=True)
+                if isinstance(accumulator, Row)
             }
-            return combined(self._fragments, batches, times).select(self.schema.names)
+            return merge_fragments(self._fragments, batches, times).select(self.schema.names)
         return batches[0].select(self.schema.names)
 
 
@@ -248,7 +255,7 @@ def _time_of(name: str) -> str:
     return f"time of {name}\0"
 
 
-def merged(fragments: Fragments, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+def merge_stretches(fragments: Fragments, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """Return the fragments of stretches of a stream, each with a pane and group once, as those of one.
 
     Time runs forward but for little, so few panes are in several stretches: only what is there is combined.
@@ -275,10 +282,10 @@ def merged(fragments: Fragments, batches: Sequence[pa.RecordBatch]) -> list[pa.R
             continue
         shared.append(batch.filter(pa.array(others)))
         alone.append(batch.filter(pa.array(~others)))
-    return [*alone, combined(fragments, shared)] if shared else alone
+    return [*alone, merge_fragments(fragments, shared)] if shared else alone
 
 
-def combined(
+def merge_fragments(
     fragments: Fragments, batches: Iterable[pa.RecordBatch], times: Mapping[str, str] | None = None
 ) -> pa.RecordBatch:
     """Return fragments of which some are of the same pane and group as one each.

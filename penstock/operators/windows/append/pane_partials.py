@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 
 from penstock.operators.aggregates.wide import concat_alike
 from penstock.operators.update_stream.stream import Integers
-from penstock.operators.windows.append import sliding_kernels as kernels
+from penstock.operators.windows.append import sliding_kernels
 from penstock.operators.windows.layout import WindowLayout
 
-__all__ = ["Entries", "Found", "empty", "is_narrow", "sorted_by"]
+__all__ = ["Found", "PanePartials", "empty", "is_narrow", "sorted_by"]
 
 _FEW = 1024
 _WIDE = 4
@@ -23,7 +23,7 @@ _WIDE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class PanePartials:
     """Partials of panes.
 
     Attributes
@@ -47,23 +47,23 @@ class Entries:
         """How much memory they hold."""
         return self.ids.nbytes + self.panes.nbytes + self.values.nbytes
 
-    def take(self, rows: Integers) -> Entries:
+    def take(self, rows: Integers) -> PanePartials:
         """Return those at places, in that order."""
         # These places are always there; to look costs a third of the time.
         values = pc.take(self.values, pa.array(rows), boundscheck=False)
-        return Entries(self.ids[rows], self.panes[rows], values)
+        return PanePartials(self.ids[rows], self.panes[rows], values)
 
-    def where(self, chosen: npt.NDArray[np.bool_]) -> Entries:
+    def where(self, chosen: npt.NDArray[np.bool_]) -> PanePartials:
         """Return some of them."""
         return self if chosen.all() else self.take(np.flatnonzero(chosen))
 
-    def piece(self, low: int, high: int) -> Entries:
+    def piece(self, low: int, high: int) -> PanePartials:
         """Return those at the places from `low` to before `high`, without copying."""
-        return Entries(self.ids[low:high], self.panes[low:high], self.values.slice(low, high - low))
+        return PanePartials(self.ids[low:high], self.panes[low:high], self.values.slice(low, high - low))
 
-    def in_order(self) -> Entries:
+    def in_order(self) -> PanePartials:
         """Return them sorted by group and pane, equal ones in the order that they have."""
-        if kernels.are_sorted(self.ids, self.panes):
+        if sliding_kernels.are_sorted(self.ids, self.panes):
             return self
         order = np.arange(len(self))
         if (self.panes[1:] < self.panes[:-1]).any():
@@ -71,12 +71,12 @@ class Entries:
         return self.take(sorted_by(self.ids, order))
 
     @classmethod
-    def none(cls, layout: WindowLayout) -> Entries:
+    def none(cls, layout: WindowLayout) -> PanePartials:
         """Return no entries."""
         return cls(np.zeros(0, np.int64), np.zeros(0, np.int64), empty(layout.values))
 
     @classmethod
-    def concat(cls, parts: Iterable[Entries]) -> Entries:
+    def concat(cls, parts: Iterable[PanePartials]) -> PanePartials:
         """Return the entries of all parts, of which there is at least one, as they come."""
         known = list(parts)
         there = [part for part in known if len(part)] or known[:1]
@@ -105,7 +105,7 @@ class Found:
         Of each window the range of its entries.
     """
 
-    entries: Entries
+    entries: PanePartials
     known: Integers
     of: Integers
     windows: Integers
@@ -131,5 +131,5 @@ def sorted_by(values: Integers, order: Integers) -> Integers:
     if not is_narrow(greatest - least, len(values)):
         return order[np.argsort(values[order], kind="stable")]
     out = np.empty(len(values), np.int64)
-    kernels.order_by(values, least, greatest - least + 1, order, out)
+    sliding_kernels.order_by(values, least, greatest - least + 1, order, out)
     return out

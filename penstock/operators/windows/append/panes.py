@@ -14,15 +14,20 @@ import pyarrow as pa
 from penstock.checkpointing import PUnit
 from penstock.operators.aggregates.wide import schema_like
 from penstock.operators.update_stream.stream import Integers
-from penstock.operators.windows.append import sliding_kernels as kernels
-from penstock.operators.windows.append.pane_partials import Entries, Found, sorted_by
+from penstock.operators.windows.append import sliding_kernels
+from penstock.operators.windows.append.pane_partials import Found, PanePartials, sorted_by
 from penstock.operators.windows.append.sliding import slide
-from penstock.operators.windows.append.sorted_runs import Pile, combined, merged, sorted_together
+from penstock.operators.windows.append.sorted_runs import (
+    SortedRuns,
+    combine_duplicates,
+    merge_sorted,
+    merge_unsorted,
+)
 from penstock.operators.windows.append.stacks import Stacks
-from penstock.operators.windows.emitters import AsTheyAre, Closing
+from penstock.operators.windows.emitters import PassThrough, WindowEmitter
 from penstock.operators.windows.groups import GroupCodec
-from penstock.operators.windows.layout import ENTRY_PANE, Assembled, Closed, Settled, WindowLayout
-from penstock.operators.windows.map_ordered import at_once
+from penstock.operators.windows.layout import ENTRY_PANE, Closed, FinalPanes, PanesResult, WindowLayout
+from penstock.operators.windows.map_ordered import map_ordered
 from penstock.state_store.keys.key_index import KeyIndex
 from penstock.state_store.keys.key_words import Keys
 
@@ -54,19 +59,19 @@ class Panes:
     ----------
     layout : WindowLayout
         What windows are made of.
-    settles : bool
-        Whether panes are handed over as they settle (`settle`), rather than windows as they close (`run`).
-        Then groups keep their numbers.
+    finalizes : bool
+        Whether the caller takes final panes (`finalize_panes`) rather than closed windows (`run`). Then
+        groups keep their numbers.
     """
 
-    def __init__(self, layout: WindowLayout, *, settles: bool = False) -> None:
+    def __init__(self, layout: WindowLayout, *, finalizes: bool = False) -> None:
         self._layout = layout
-        self._settles = settles
+        self._settles = finalizes
         self._codec = GroupCodec(list(layout.groups))
         self._index = KeyIndex()
-        self._held = Pile(layout)
+        self._held = SortedRuns(layout)
         self._stacks: Stacks | None = None
-        self._arrived: list[Entries] = []
+        self._arrived: list[PanePartials] = []
         """What came since the last `delta`."""
         self.watermark: int | None = None
         """All panes before it have arrived, but for late ones; None before the first entry."""
@@ -89,8 +94,8 @@ class Panes:
         self,
         arriving: Iterable[pa.RecordBatch],
         watermark: int | None,
-        closing: Closing | None = None,
-    ) -> Assembled:
+        closing: WindowEmitter | None = None,
+    ) -> PanesResult:
         """Let entries in, then close the windows before a watermark.
 
         Parameters
@@ -102,7 +107,7 @@ class Panes:
         closing : Closing, optional
             What is done with windows; its results stand in their place.
         """
-        closing = closing or AsTheyAre(self._layout)
+        closing = closing or PassThrough(self._layout)
         rows_in, late = self._enter(list(arriving), watermark)
 
         partials = closing.partials
@@ -112,11 +117,11 @@ class Panes:
             return len(closed.of), closing(closed)
 
         found = self._close()
-        done = [] if found is None else list(at_once(made, found, _THREADS))
+        done = [] if found is None else list(map_ordered(made, found, _THREADS))
         if found is not None:
             self._let_go()
-        windows = closing.together([part for _, part in done])
-        return Assembled(windows, rows_in, late, self._live(), sum(count for count, _ in done))
+        windows = closing.collect([part for _, part in done])
+        return PanesResult(windows, rows_in, late, self._live(), sum(count for count, _ in done))
 
     def _enter(self, arriving: list[pa.RecordBatch], watermark: int | None) -> tuple[int, int]:
         """Add entries, then note the watermark; return how many rows came, and how many of these are late."""
@@ -147,7 +152,9 @@ class Panes:
             return self.watermark
         return None if self._next is None else self._layout.spec.start(self._next)
 
-    def settle(self, arriving: Iterable[pa.RecordBatch], watermark: int | None) -> tuple[Settled, int, int]:
+    def finalize_panes(
+        self, arriving: Iterable[pa.RecordBatch], watermark: int | None
+    ) -> tuple[FinalPanes, int, int]:
         """Let entries in, then hand over the panes before a watermark, each pane of a group once.
 
         Returns
@@ -159,19 +166,19 @@ class Panes:
         """
         rows_in, late = self._enter(list(arriving), watermark)
         if not any(self._done(part).any() for part in self._held.parts):
-            none = Entries.none(self._layout)
-            return Settled(none.ids, none.panes, none.values), rows_in, late
+            none = PanePartials.none(self._layout)
+            return FinalPanes(none.ids, none.panes, none.values), rows_in, late
         held = self._held.whole()
         done = self._done(held)
         self._held.replace(held.where(~done))
-        settled = self._in_time(combined(self._layout, held.where(done), always=True))
-        return Settled(settled.ids, settled.panes, settled.values), rows_in, late
+        settled = self._in_time(combine_duplicates(self._layout, held.where(done), always=True))
+        return FinalPanes(settled.ids, settled.panes, settled.values), rows_in, late
 
-    def _done(self, entries: Entries) -> npt.NDArray[np.bool_]:
+    def _done(self, entries: PanePartials) -> npt.NDArray[np.bool_]:
         """Return which entries are of panes of which nothing more comes."""
         return entries.panes < (_LEAST if self.watermark is None else self.watermark)
 
-    def _in_time(self, settled: Entries) -> Entries:
+    def _in_time(self, settled: PanePartials) -> PanePartials:
         """Return entries, which are sorted by group and pane, in the order in which they settled."""
         return settled.take(sorted_by(settled.panes, np.arange(len(settled))))
 
@@ -197,25 +204,25 @@ class Panes:
         """Give groups their numbers, in this order; return them."""
         return self._index.find_or_add(self._codec.encode(columns, rows))
 
-    def _entries_of(self, batch: pa.RecordBatch) -> Entries:
+    def _entries_of(self, batch: pa.RecordBatch) -> PanePartials:
         """Return what arrives, or is read, as entries; groups that are new get their numbers."""
         layout = self._layout
         groups = [batch.column(name) for name in layout.groups.names]
         ids = self._codec.numbers(self._index, groups, batch.num_rows)
         panes = batch.column(ENTRY_PANE).to_numpy()
         columns = [batch.column(name) for name in layout.values.names]
-        return Entries(
+        return PanePartials(
             ids, panes, pa.RecordBatch.from_arrays(columns, schema=schema_like(layout.values, batch.schema))
         )
 
-    def _arrive(self, parts: list[Entries]) -> None:
+    def _arrive(self, parts: list[PanePartials]) -> None:
         """Let entries in, in any order."""
         if self._stacks is None and len(self._held) < sum(map(len, parts)):
             # Sorted with them, so that what is more is not copied once more.
-            self._arrived.append(Entries.concat(parts))
-            self._held.replace(sorted_together([*self._held.parts, *parts]))
+            self._arrived.append(PanePartials.concat(parts))
+            self._held.replace(merge_unsorted([*self._held.parts, *parts]))
             return
-        self._arrived.append(sorted_together(parts))
+        self._arrived.append(merge_unsorted(parts))
         self._held.add(self._arrived[-1])
 
     def _close(self) -> Iterator[Found] | None:
@@ -253,7 +260,7 @@ class Panes:
         # What suffixes of sets come to would be larger by far than these.
         shared = _SHARED * (last - first + 1) * spec.slide <= spec.size and self._layout.fixed_size
         if stacks is not None and (not shared or self._many_silent()):
-            self._held.replace(merged([*stacks.parts(), *self._held.parts]))
+            self._held.replace(merge_sorted([*stacks.parts(), *self._held.parts]))
             self._stacks = stacks = None
             self._forget_silent()
         if not shared:
@@ -264,7 +271,7 @@ class Panes:
         below += [part.where(part.panes < border) for part in self._held.parts]
         if stacks is not None or sum(map(len, below)) >= _FEW:
             self._held.restrict(lambda part: part.panes >= border)
-            self._stacks = Stacks(self._layout, merged(below), border, len(self._index))
+            self._stacks = Stacks(self._layout, merge_sorted(below), border, len(self._index))
 
     def _live(self) -> int:
         """Return how many groups have an entry."""
@@ -275,7 +282,7 @@ class Panes:
             known[self._stacks.live()] = True
         return int(np.count_nonzero(known))
 
-    def _needed(self, entries: Entries) -> npt.NDArray[np.bool_]:
+    def _needed(self, entries: PanePartials) -> npt.NDArray[np.bool_]:
         """Return which entries an open window needs."""
         return entries.panes >= (_LEAST if self._oldest is None else self._oldest)
 
@@ -295,14 +302,14 @@ class Panes:
         groups = self._codec.decode(self._index.words, self._index.starts(known))
         self._index = KeyIndex()
         numbers = self._index.find_or_add(self._codec.encode(groups, len(known)))
-        self._held.replace(Entries(numbers[again], held.panes, held.values))
+        self._held.replace(PanePartials(numbers[again], held.panes, held.values))
         # Those that are still needed are held, and so are their groups.
         fresh = [part.where(self._needed(part)) for part in self._arrived]
         self._arrived = [
-            Entries(numbers[np.searchsorted(known, part.ids)], part.panes, part.values) for part in fresh
+            PanePartials(numbers[np.searchsorted(known, part.ids)], part.panes, part.values) for part in fresh
         ]
 
-    def _found(self, entries: Entries, panes: Integers, first: int, last: int) -> Iterator[Found]:
+    def _found(self, entries: PanePartials, panes: Integers, first: int, last: int) -> Iterator[Found]:
         """Return the windows from `first` to `last`, of sorted entries, in batches of bounded size.
 
         `panes` are those of the entries, from which windows are numbered.
@@ -316,7 +323,7 @@ class Panes:
             if (begin, end, low, high) != (0, len(ids), first, last):
                 count = self._room(ids[piece], panes[piece], low, high)
             known, *found = (np.empty(room, np.int64) for room in (min(count, end - begin), *[count] * 4))
-            groups, count = kernels.find_windows(
+            groups, count = sliding_kernels.find_windows(
                 ids[piece], panes[piece], spec.size, spec.slide, low, high, known, *found
             )
             if count:
@@ -356,7 +363,9 @@ class Panes:
         if most <= _ROOM * len(ids):
             return most
         return int(
-            kernels.count_windows(ids, panes, self._layout.spec.size, self._layout.spec.slide, first, last)
+            sliding_kernels.count_windows(
+                ids, panes, self._layout.spec.size, self._layout.spec.slide, first, last
+            )
         )
 
     def _closed(self, found: Found, reads: Container[str] | None) -> Closed:
@@ -380,7 +389,7 @@ class Panes:
 
     def delta(self) -> PUnit:
         """Return the entries that came since the last call and are still needed, to be stored."""
-        fresh = Entries.concat([Entries.none(self._layout), *self._arrived])
+        fresh = PanePartials.concat([PanePartials.none(self._layout), *self._arrived])
         self._arrived = []
         return self._unit("delta", fresh.where(self._needed(fresh)).in_order())
 
@@ -388,7 +397,7 @@ class Panes:
         """Return the whole state of this moment, in units of at most `_UNIT_ENTRIES` entries."""
         parts = [] if self._stacks is None else self._stacks.parts()
         # Who reads them sorts them.
-        held = Entries.concat([one.where(self._needed(one)) for one in (*parts, *self._held.parts)])
+        held = PanePartials.concat([one.where(self._needed(one)) for one in (*parts, *self._held.parts)])
         begins = range(0, max(len(held), 1), _UNIT_ENTRIES)
         # Made here and now, for the panes go on changing while they are written.
         return iter(
@@ -399,17 +408,17 @@ class Panes:
         """Apply units in their order."""
         for kind, same in groupby(units, key=lambda unit: unit.kind):
             if kind == "snapshot":
-                self._held.replace(Entries.none(self._layout))
+                self._held.replace(PanePartials.none(self._layout))
                 self._stacks = None
             parts = (self._read(unit) for unit in same)
             # A snapshot was cut where it was long enough, deltas come one after the other.
-            for part in [Entries.concat(parts)] if kind == "snapshot" else parts:
+            for part in [PanePartials.concat(parts)] if kind == "snapshot" else parts:
                 self._held.add(part.in_order())
         if self._oldest is not None:
             self._held.restrict(self._needed)
             self._forget_silent()
 
-    def _read(self, unit: PUnit) -> Entries:
+    def _read(self, unit: PUnit) -> PanePartials:
         """Return the entries of a unit, and go on from where it was."""
         self.watermark = unit.fields.number_or_none("watermark")
         self._next = unit.fields.number_or_none("next")
@@ -420,7 +429,7 @@ class Panes:
             entry = schema_like(entry, stored.schema, fixed=entry.names[: at + 1])
         return self._entries_of(unit.block("entries", entry))
 
-    def _unit(self, kind: str, entries: Entries, before: int = 0) -> PUnit:
+    def _unit(self, kind: str, entries: PanePartials, before: int = 0) -> PUnit:
         known, of = self._groups(entries.ids)
         columns = [column.take(of) for column in known]
         block = pa.RecordBatch.from_arrays(

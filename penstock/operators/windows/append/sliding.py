@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 
 from penstock.operators.aggregates.sketches import estimates
 from penstock.operators.aggregates.wide import WIDE, of_words, words_of
-from penstock.operators.scan.fragments import kernels as folds
-from penstock.operators.scan.fragments.folds import fold_of
+from penstock.operators.scan.fragments import fragment_kernels
+from penstock.operators.scan.fragments.accumulators import new_accumulator
 from penstock.operators.scan.fragments.keys import as_integers, bare_values
 from penstock.operators.scan.spec import Partial
 from penstock.operators.update_stream.stream import Integers
-from penstock.operators.windows.append import sliding_kernels as kernels
+from penstock.operators.windows.append import sliding_kernels
 from penstock.state_store.keys.key_index import KeyIndex
 from penstock.state_store.keys.key_words import KeyCodec
 
@@ -73,9 +73,11 @@ def slide(
                 columns.append(pa.array(estimates(column, low, high, partial.log2_size)))
             case "distinct" | "sketch":
                 united = replace(partial, kind="union") if partial.kind == "distinct" else partial
-                fold = fold_of(united, column.type)
-                fold.add(np.repeat(np.arange(1, len(low) + 1), high - low), panes, column, len(low) + 1)
-                columns.append(fold.result(len(low) + 1))
+                accumulator = new_accumulator(united, column.type)
+                accumulator.add(
+                    np.repeat(np.arange(1, len(low) + 1), high - low), panes, column, len(low) + 1
+                )
+                columns.append(accumulator.result(len(low) + 1))
             case "count" | "sum" | "sum_of_squares":
                 columns.append(_sum(column, low, high))
             case "min" | "max":
@@ -83,7 +85,7 @@ def slide(
             case "first" | "last":
                 at = np.empty(len(low), np.int64)
                 when = bare_values(entries.column(times[partial.name])).astype(np.int64, copy=False)
-                pick = kernels.slide_first if partial.kind == "first" else kernels.slide_last
+                pick = sliding_kernels.slide_first if partial.kind == "first" else sliding_kernels.slide_last
                 pick(panes, when, low, high, at)
                 columns.append(column.take(pa.array(at)))
     return pa.RecordBatch.from_arrays(columns, [partial.name for partial in partials])
@@ -147,20 +149,20 @@ def _sum(column: _Column, low: Integers, high: Integers) -> _Column:
         filled = pc.fill_null(column, 0) if column.null_count else column
         running = np.empty((len(column) + 1, 2), np.int64)
         lows, highs = np.empty(len(low), np.int64), np.empty(len(low), np.int64)
-        kernels.add_wide_ranges(*words_of(filled), low, high, running, lows, highs)
+        sliding_kernels.add_wide_ranges(*words_of(filled), low, high, running, lows, highs)
         return of_words(lows, highs, None if seen is None else ~seen)
     values = _numbers(column, 0)
     sums = np.empty(len(low), values.dtype)
     if values.dtype == np.int64:
-        kernels.add_ranges(values, low, high, np.empty(len(values) + 1, np.int64), sums)
+        sliding_kernels.add_ranges(values, low, high, np.empty(len(values) + 1, np.int64), sums)
     else:
-        kernels.slide_sum(values, low, high, np.empty(len(values), values.dtype), sums)
+        sliding_kernels.slide_sum(values, low, high, np.empty(len(values), values.dtype), sums)
     return pa.array(sums, mask=None if seen is None else ~seen)
 
 
 def _may_overflow(column: _Column) -> bool:
     """Return whether a sum of these integers, at most all of them, may be beyond 64 bits."""
-    return bool((int(folds.bound_of(bare_values(column))) + 1) * len(column) >= 1 << 63)
+    return bool((int(fragment_kernels.bound_of(bare_values(column))) + 1) * len(column) >= 1 << 63)
 
 
 def _extreme(column: _Column, greatest: bool, low: Integers, high: Integers) -> _Column:
@@ -173,7 +175,7 @@ def _extreme(column: _Column, greatest: bool, low: Integers, high: Integers) -> 
         null = limits.min if greatest else limits.max
     values = _numbers(column, null)
     at = np.empty(len(low), np.int64)
-    kernels.slide_extreme(values, greatest, low, high, np.empty(len(values), np.int64), at)
+    sliding_kernels.slide_extreme(values, greatest, low, high, np.empty(len(values), np.int64), at)
     best = values[at]
     found = pa.array(best, mask=None if seen is None else ~seen)
     return found if found.type == column.type else found.view(column.type)
@@ -185,5 +187,5 @@ def _count_distinct(column: _Column, low: Integers, high: Integers) -> _Column:
     known, bounds = KeyIndex(), bounds - bounds[0]
     numbers = known.find_or_add(KeyCodec([pa.field("value", values.type)]).encode([values]))
     counts = np.empty(len(low), np.int64)
-    kernels.slide_distinct(numbers, bounds[low], bounds[high], np.zeros(len(known), np.int64), counts)
+    sliding_kernels.slide_distinct(numbers, bounds[low], bounds[high], np.zeros(len(known), np.int64), counts)
     return pa.array(counts)

@@ -23,7 +23,7 @@ __all__ = [
     "find_windows",
     "lay_out",
     "merge",
-    "number_cells",
+    "number_window_groups",
     "order_by",
     "skip",
     "slide_distinct",
@@ -212,8 +212,8 @@ def find_windows(
 
 
 @kernel
-def number_cells(groups: Any, starts: Any, least: int, span: int, out: Any) -> None:
-    """Give rows the numbers of their cells, from 1 on: places in a table of groups by starts.
+def number_window_groups(groups: Any, starts: Any, least: int, span: int, out: Any) -> None:
+    """Give rows the numbers of their window groups, from 1 on: places in a table of groups by starts.
 
     Parameters
     ----------
@@ -409,23 +409,25 @@ def slide_distinct(values: Any, low: Any, high: Any, counts: Any, out: Any) -> N
 
 
 @kernel
-def find_equal(cells: Any, values: Any, wanted: Any, out: Any) -> int:
-    """Find the rows with their cell's value, NaN for NaN; return how many. Rows of cell 0 are not found.
+def find_equal(window_groups: Any, values: Any, wanted: Any, out: Any) -> int:
+    """Find the rows that have their window group's value, NaN for NaN; return how many.
+
+    Rows of window group 0 are not found.
 
     Parameters
     ----------
-    cells : int32 array of n
+    window_groups : int32 array of n
     values : array of n
     wanted : array
-        Of each cell its value.
+        Of each window group its value.
     out : int64 array of n
         The rows.
     """
     count = 0
-    for i in range(cells.shape[0]):
-        cell, value = cells[i], values[i]
-        best = wanted[cell]
-        if cell > 0 and (value == best or (value != value and best != best)):  # noqa: PLR0124 - NaN
+    for i in range(window_groups.shape[0]):
+        window_group, value = window_groups[i], values[i]
+        best = wanted[window_group]
+        if window_group > 0 and (value == best or (value != value and best != best)):  # noqa: PLR0124 - NaN
             out[count] = i
             count += 1
     return count

@@ -14,12 +14,20 @@ import pyarrow.compute as pc
 
 from penstock.operators.aggregates.wide import alike
 from penstock.operators.update_stream.stream import Integers
-from penstock.operators.windows.append import sliding_kernels as kernels
-from penstock.operators.windows.append.pane_partials import Entries, is_narrow, sorted_by
+from penstock.operators.windows.append import sliding_kernels
+from penstock.operators.windows.append.pane_partials import PanePartials, is_narrow, sorted_by
 from penstock.operators.windows.append.sliding import slide
 from penstock.operators.windows.layout import WindowLayout
 
-__all__ = ["Pile", "Spans", "by_group", "combined", "merged", "sorted_together", "woven"]
+__all__ = [
+    "GroupRanges",
+    "SortedRuns",
+    "by_group",
+    "combine_duplicates",
+    "concat_by_group",
+    "merge_sorted",
+    "merge_unsorted",
+]
 
 _CROWDED = 1.5
 """Entries of equal pane and group are combined once there are so many for each pane and group."""
@@ -27,7 +35,7 @@ _FEW = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
+class GroupRanges:
     """Of sorted entries a span of each group.
 
     Attributes
@@ -38,12 +46,12 @@ class Spans:
         Of each group, by its number, the range of its entries that are meant.
     """
 
-    entries: Entries
+    entries: PanePartials
     low: Integers
     high: Integers
 
     @classmethod
-    def of(cls, entries: Entries, groups: int = 0) -> Spans:
+    def of(cls, entries: PanePartials, groups: int = 0) -> GroupRanges:
         """Return all of sorted entries; `low` and `high` have at least so many groups."""
         counts = np.bincount(entries.ids, minlength=groups)
         high = np.cumsum(counts)
@@ -53,14 +61,14 @@ class Spans:
         """Return how many entries are meant."""
         return int((self.high - self.low).sum())
 
-    def split(self, pane: int) -> tuple[Spans, Spans]:
+    def split(self, pane: int) -> tuple[GroupRanges, GroupRanges]:
         """Return those of panes before one, and those from it on."""
         at = np.empty(len(self.low), np.int64)
-        kernels.skip(self.entries.panes, self.low, self.high, pane, at)
+        sliding_kernels.skip(self.entries.panes, self.low, self.high, pane, at)
         return replace(self, high=at), replace(self, low=at)
 
 
-def woven(spans: Sequence[Spans]) -> Entries:
+def concat_by_group(spans: Sequence[GroupRanges]) -> PanePartials:
     """Return the entries of spans, of which there is at least one, as they come for each group.
 
     Each entry is copied once; beside that it takes some nanoseconds for each group and span.
@@ -81,7 +89,7 @@ def woven(spans: Sequence[Spans]) -> Entries:
     def laid(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         out = np.empty(total, parts[0].dtype)
         for one, values, at in zip(there, parts, places, strict=True):
-            kernels.lay_out(values, one.low, one.high, at, out)
+            sliding_kernels.lay_out(values, one.low, one.high, at, out)
         return out
 
     def column(parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
@@ -96,7 +104,7 @@ def woven(spans: Sequence[Spans]) -> Entries:
 
     schema = there[0].entries.values.schema
     values = [column([one.entries.values.column(at) for one in there]) for at in range(len(schema))]
-    return Entries(
+    return PanePartials(
         np.repeat(np.arange(len(counts)), counts),
         laid([one.entries.panes for one in there]),
         pa.RecordBatch.from_arrays(values, schema.names),
@@ -116,7 +124,7 @@ def _bits(array: pa.Array[Any]) -> npt.NDArray[Any]:
     return np.frombuffer(array.buffers()[1], f"i{width}", len(array), array.offset * width)
 
 
-def merged(parts: Iterable[Entries]) -> Entries:
+def merge_sorted(parts: Iterable[PanePartials]) -> PanePartials:
     """Return parts, each of them sorted, as one that is; of equal entries an earlier part's come first."""
     known = list(parts)
     there = [part for part in known if len(part)] or known[:1]
@@ -126,40 +134,40 @@ def merged(parts: Iterable[Entries]) -> Entries:
     if all(int(a.panes.max()) <= int(b.panes.min()) for a, b in pairwise(there)):
         groups = max(int(part.ids[-1]) for part in there) + 1
         if is_narrow(groups * len(there), rows):
-            return woven([Spans.of(part) for part in there])
-        whole = Entries.concat(there)
+            return concat_by_group([GroupRanges.of(part) for part in there])
+        whole = PanePartials.concat(there)
         return whole.take(sorted_by(whole.ids, np.arange(rows)))
-    whole = Entries.concat(there)
+    whole = PanePartials.concat(there)
     if len(there) > 2:
         return whole.in_order()
     order = np.empty(rows, np.int64)
-    kernels.merge(whole.ids, whole.panes, len(there[0]), np.arange(len(there[0]), rows), order)
+    sliding_kernels.merge(whole.ids, whole.panes, len(there[0]), np.arange(len(there[0]), rows), order)
     return whole.take(order)
 
 
-def sorted_together(parts: Iterable[Entries]) -> Entries:
+def merge_unsorted(parts: Iterable[PanePartials]) -> PanePartials:
     """Return parts as one that is sorted; of equal entries an earlier part's come first."""
     known = list(parts)
-    if all(kernels.are_sorted(part.ids, part.panes) for part in known):
-        return merged(known)
-    return Entries.concat(known).in_order()
+    if all(sliding_kernels.are_sorted(part.ids, part.panes) for part in known):
+        return merge_sorted(known)
+    return PanePartials.concat(known).in_order()
 
 
-def combined(layout: WindowLayout, entries: Entries, *, always: bool = False) -> Entries:
+def combine_duplicates(layout: WindowLayout, entries: PanePartials, *, always: bool = False) -> PanePartials:
     """Return sorted entries with one for each group and pane.
 
     Where few are of equal ones, they are returned as they are, unless it is to be so `always`.
     """
     starts = np.empty(len(entries), np.int64)
-    low = starts[: kernels.find_runs(entries.ids, entries.panes, starts)]
+    low = starts[: sliding_kernels.find_runs(entries.ids, entries.panes, starts)]
     if len(entries) == len(low) or (len(entries) < _CROWDED * len(low) and not always):
         return entries
     high = np.append(low[1:], len(entries))
     values = slide(layout.partials, layout.times, entries.panes, entries.values, low, high, closing=False)
-    return Entries(entries.ids[low], entries.panes[low], values)
+    return PanePartials(entries.ids[low], entries.panes[low], values)
 
 
-def by_group(layout: WindowLayout, parts: Iterable[Entries], pane: int) -> Entries:
+def by_group(layout: WindowLayout, parts: Iterable[PanePartials], pane: int) -> PanePartials:
     """Return one entry for each group, which gets a pane.
 
     Parameters
@@ -173,20 +181,20 @@ def by_group(layout: WindowLayout, parts: Iterable[Entries], pane: int) -> Entri
     each = [_of_groups(layout, part, pane) for part in parts if len(part)]
     if len(each) == 1:
         return each[0]
-    return _of_groups(layout, merged(each), pane) if each else Entries.none(layout)
+    return _of_groups(layout, merge_sorted(each), pane) if each else PanePartials.none(layout)
 
 
-def _of_groups(layout: WindowLayout, entries: Entries, pane: int) -> Entries:
+def _of_groups(layout: WindowLayout, entries: PanePartials, pane: int) -> PanePartials:
     low = np.flatnonzero(np.diff(entries.ids, prepend=-1))
     ids, values = entries.ids[low], entries.values
     if len(low) < len(entries):
         high = np.append(low[1:], len(entries))
         none = np.zeros(len(entries), np.int64)
         values = slide(layout.partials, layout.times, none, values, low, high, closing=False)
-    return Entries(ids, np.full(len(ids), pane), values)
+    return PanePartials(ids, np.full(len(ids), pane), values)
 
 
-class Pile:
+class SortedRuns:
     """Entries that come in parts, each of them sorted.
 
     Those of equal group and pane are combined where there are many, at a cost that is in proportion to what
@@ -207,7 +215,7 @@ class Pile:
 
     def __init__(self, layout: WindowLayout) -> None:
         self._layout = layout
-        self.parts = [Entries.none(layout)]
+        self.parts = [PanePartials.none(layout)]
         self._count = self.nbytes = 0
         self._again = 0
         """How many came for a pane from before the newest one that was there."""
@@ -217,7 +225,7 @@ class Pile:
         """Return the number of entries."""
         return self._count
 
-    def add(self, entries: Entries) -> None:
+    def add(self, entries: PanePartials) -> None:
         """Let entries in."""
         if not len(entries):
             return
@@ -230,21 +238,21 @@ class Pile:
         newest = int(entries.panes.max())
         self._newest = newest if self._newest is None else max(newest, self._newest)
         if self._again > _FEW and len(self) >= _CROWDED * (len(self) - self._again):
-            self.replace(combined(self._layout, self.whole()))
+            self.replace(combine_duplicates(self._layout, self.whole()))
 
-    def restrict(self, kept: Callable[[Entries], npt.NDArray[np.bool_]]) -> None:
+    def restrict(self, kept: Callable[[PanePartials], npt.NDArray[np.bool_]]) -> None:
         """Keep those entries of each part that a function says."""
         self.parts = [part.where(kept(part)) for part in self.parts]
         self._count, self.nbytes = sum(map(len, self.parts)), sum(part.nbytes for part in self.parts)
         self._again = min(self._again, self._count)
 
-    def whole(self) -> Entries:
+    def whole(self) -> PanePartials:
         """Return all entries, sorted."""
-        whole = merged(self.parts)
+        whole = merge_sorted(self.parts)
         self.parts = [whole]
         return whole
 
-    def replace(self, entries: Entries) -> None:
+    def replace(self, entries: PanePartials) -> None:
         """Have only these entries, which are sorted."""
         self.parts = [entries]
         self._count, self.nbytes = len(entries), entries.nbytes

@@ -27,9 +27,15 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.operators.update_stream.stream import Integers
-from penstock.operators.windows.append.pane_partials import Entries
+from penstock.operators.windows.append.pane_partials import PanePartials
 from penstock.operators.windows.append.sliding import slide
-from penstock.operators.windows.append.sorted_runs import Pile, Spans, by_group, merged, woven
+from penstock.operators.windows.append.sorted_runs import (
+    GroupRanges,
+    SortedRuns,
+    by_group,
+    concat_by_group,
+    merge_sorted,
+)
 from penstock.operators.windows.layout import WindowLayout
 
 __all__ = ["Stacks"]
@@ -53,17 +59,17 @@ class Stacks:
         How many groups have a number.
     """
 
-    def __init__(self, layout: WindowLayout, front: Entries, border: int, groups: int) -> None:
+    def __init__(self, layout: WindowLayout, front: PanePartials, border: int, groups: int) -> None:
         self.border = border
         self._layout = layout
-        self._front = Spans.of(front, groups)
+        self._front = GroupRanges.of(front, groups)
         """Those of the front that are still needed."""
         ends = self._front.high[front.ids]
         each = np.arange(len(front))
         suffixes = slide(layout.partials, layout.times, front.panes, front.values, each, ends, closing=False)
         self._suffixes = replace(front, values=suffixes)
-        self._back = Pile(layout)
-        self._total = Entries.none(layout)
+        self._back = SortedRuns(layout)
+        self._total = PanePartials.none(layout)
 
     def __len__(self) -> int:
         """Return the number of entries that are still needed."""
@@ -75,15 +81,15 @@ class Stacks:
         front = self._front.entries.nbytes + self._suffixes.values.nbytes
         return front + self._back.nbytes + self._total.nbytes
 
-    def parts(self) -> list[Entries]:
+    def parts(self) -> list[PanePartials]:
         """Return the entries that are still needed, in parts, each of them sorted."""
-        return [woven([self._front]), *self._back.parts]
+        return [concat_by_group([self._front]), *self._back.parts]
 
     def live(self) -> Integers:
         """Return the groups that have an entry; some may be there twice."""
         return np.concatenate([np.flatnonzero(self._front.low < self._front.high), self._total.ids])
 
-    def close(self, held: Entries, first: int, last: int) -> tuple[Entries, Entries]:
+    def close(self, held: PanePartials, first: int, last: int) -> tuple[PanePartials, PanePartials]:
         """Return what some windows are made of, and take in what will be in later ones.
 
         Parameters
@@ -106,25 +112,25 @@ class Stacks:
         leaving, staying = self._front.split(start)
         groups = np.flatnonzero(staying.low < staying.high)
         suffixes = self._suffixes.take(staying.low[groups])
-        _, open_ = Spans.of(held).split(begin)
+        _, open_ = GroupRanges.of(held).split(begin)
         strays, open_ = open_.split(start)
         inner, open_ = open_.split(end)
         new, later = open_.split(after)
         if len(strays):
-            leaving = Spans.of(merged([woven([leaving]), woven([strays])]))
-        shared = by_group(self._layout, [suffixes, self._total, woven([inner])], end - 1)
+            leaving = GroupRanges.of(merge_sorted([concat_by_group([leaving]), concat_by_group([strays])]))
+        shared = by_group(self._layout, [suffixes, self._total, concat_by_group([inner])], end - 1)
         # Of a group, panes of one part come before those of the next one.
-        needed = woven([leaving, Spans.of(shared), new])
+        needed = concat_by_group([leaving, GroupRanges.of(shared), new])
         before, after_border = inner.split(self.border)
-        taken = woven([replace(after_border, high=new.high)])
+        taken = concat_by_group([replace(after_border, high=new.high)])
         self._back.add(taken)
         self._total = by_group(self._layout, [self._total, taken], self.border)
         self._let_go(following)
-        return needed, woven([before, later])
+        return needed, concat_by_group([before, later])
 
     def _let_go(self, pane: int) -> None:
         """Let go of what is before a pane."""
         _, self._front = self._front.split(pane)
         if _GONE * len(self._front) < len(self._front.entries):
-            self._suffixes = woven([replace(self._front, entries=self._suffixes)])
-            self._front = Spans.of(woven([self._front]), len(self._front.low))
+            self._suffixes = concat_by_group([replace(self._front, entries=self._suffixes)])
+            self._front = GroupRanges.of(concat_by_group([self._front]), len(self._front.low))

@@ -23,7 +23,7 @@ from penstock.checkpointing import PUnit
 from penstock.operators.scan.fragments import Fragmenter
 from penstock.operators.scan.spec import Fragments
 from penstock.operators.update_stream.stream import Integers
-from penstock.operators.windows.append.pane_partials import Entries, Found, empty, sorted_by
+from penstock.operators.windows.append.pane_partials import Found, PanePartials, empty, sorted_by
 from penstock.operators.windows.append.panes import Panes
 from penstock.operators.windows.layout import ENTRY_PANE, RowLayout, WindowLayout
 from penstock.state_store.keys.key_index import grown
@@ -36,11 +36,11 @@ _UNIT_ROWS = 1 << 20
 _MOST_ROWS = 1 << 53
 
 
-def panes_of(layout: WindowLayout, *, settles: bool = False) -> Panes:
+def panes_of(layout: WindowLayout, *, finalizes: bool = False) -> Panes:
     """Return the panes, without entries, that windows are made of."""
     if isinstance(layout, RowLayout):
-        return RowPanes(layout, settles=settles)
-    return Panes(layout, settles=settles)
+        return RowPanes(layout, finalizes=finalizes)
+    return Panes(layout, finalizes=finalizes)
 
 
 class RowPanes(Panes):
@@ -56,8 +56,8 @@ class RowPanes(Panes):
         As of `Panes`; a pane settles when it is full.
     """
 
-    def __init__(self, layout: RowLayout, *, settles: bool = False) -> None:
-        super().__init__(layout, settles=settles)
+    def __init__(self, layout: RowLayout, *, finalizes: bool = False) -> None:
+        super().__init__(layout, finalizes=finalizes)
         self._rows = layout
         types = {one.name: self._type_of(one.expression) for one in layout.partials}
         fragments = Fragments(1, _RUN, "ms", (), layout.partials)
@@ -138,7 +138,7 @@ class RowPanes(Panes):
         # Runs have numbers that only grow, so the fragmenter needs no table of them.
         self._fragmenter.add(pa.array(np.cumsum(starts)), [], columns)
         values = self._fragmenter.finish()
-        made = Entries(ids[starts], panes[starts], values.select(self._rows.values.names))
+        made = PanePartials(ids[starts], panes[starts], values.select(self._rows.values.names))
         self._arrive([made])
 
     def _make_room(self) -> None:
@@ -152,10 +152,10 @@ class RowPanes(Panes):
         """Return of each group how many panes are full."""
         return self._numbered // self._rows.pane_rows
 
-    def _done(self, entries: Entries) -> npt.NDArray[np.bool_]:
+    def _done(self, entries: PanePartials) -> npt.NDArray[np.bool_]:
         return entries.panes < self._full()[entries.ids]
 
-    def _in_time(self, settled: Entries) -> Entries:
+    def _in_time(self, settled: PanePartials) -> PanePartials:
         return settled.take(np.argsort(settled.values.column(self._rows.end).to_numpy(), kind="stable"))
 
     def _close(self) -> Iterator[Found] | None:
@@ -185,7 +185,7 @@ class RowPanes(Panes):
         self._next_windows = np.maximum((self._full() - spec.size) // spec.slide + 1, 0)
         super()._let_go()
 
-    def _needed(self, entries: Entries) -> npt.NDArray[np.bool_]:
+    def _needed(self, entries: PanePartials) -> npt.NDArray[np.bool_]:
         needed = self._full() if self._settles else self._next_windows * self._rows.spec.slide
         return entries.panes >= needed[entries.ids]
 

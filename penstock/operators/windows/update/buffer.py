@@ -18,10 +18,10 @@ from penstock.state_store.tables.row_store import RowStore
 
 __all__ = ["OWN_COLUMNS", "WindowBuffers"]
 
-_CELL = f"{RESERVED_PREFIX}cell"
+_KEY_ROW = f"{RESERVED_PREFIX}cell"
 _PANE = f"{RESERVED_PREFIX}pane"
 _MARK = f"{RESERVED_PREFIX}mark"
-OWN_COLUMNS = (_CELL, _PANE, _MARK)
+OWN_COLUMNS = (_KEY_ROW, _PANE, _MARK)
 """The columns of stored tuples that are not of their payload."""
 _STORED = {
     "newest": zones.NEWEST,
@@ -39,7 +39,7 @@ _NO_IDS = np.zeros(0, np.int64)
 
 
 class WindowBuffers:
-    """The cells of keys, their zones, and the payload of their tuples.
+    """The key rows of keys, their zones, and the payload of their tuples.
 
     Used by a `WindowQueue` only. The arrays are those of `penstock.operators.windows.update.zones`.
 
@@ -78,7 +78,7 @@ class WindowBuffers:
         self._block_rows = block_rows
         self._before_first = before_first
         self._rows = RowStore(payload)
-        self.cells = np.zeros((0, zones.CELL_WIDTH), np.int64)
+        self.key_rows = np.zeros((0, zones.CELL_WIDTH), np.int64)
         self.due = np.zeros(0, np.int64)
         self.registers = np.zeros(zones.REGISTERS, np.int64)
         self.registers[[zones.SIZE, zones.SLIDE, zones.BLOCK_ROWS]] = size, slide, block_rows
@@ -90,16 +90,16 @@ class WindowBuffers:
     @property
     def size_bytes(self) -> int:
         """How much memory the buffers hold."""
-        arrays = (self.cells, self.due, self._blocks, self._slots)
+        arrays = (self.key_rows, self.due, self._blocks, self._slots)
         return sum(array.nbytes for array in arrays) + self.memory.size_bytes + self._rows.size_bytes
 
-    def make_cells(self, keys: int) -> bool:
+    def make_key_rows(self, keys: int) -> bool:
         """Make room for key numbers below `keys`; say whether there was too little."""
-        known = len(self.cells)
+        known = len(self.key_rows)
         if keys <= known:
             return False
-        self.cells = grown(self.cells, keys)
-        fresh = self.cells[known:]
+        self.key_rows = grown(self.key_rows, keys)
+        fresh = self.key_rows[known:]
         fresh[:, [zones.HEAD, zones.ET, zones.DF]] = zones.NONE
         fresh[:, [zones.CANDIDATE, zones.COMMITTED, zones.NEWEST]] = zones.NEVER
         fresh[:, zones.CLOSED] = self._before_first
@@ -111,7 +111,7 @@ class WindowBuffers:
     @contextmanager
     def state(self, ids: Integers = _NO_IDS) -> Iterator[zones.State]:
         """Yield the arrays, with blocks for one entry of each of `ids`; what is left is given back."""
-        arrays = (self.cells, self.due, self.registers, self._blocks, self._slots)
+        arrays = (self.key_rows, self.due, self.registers, self._blocks, self._slots)
         needed = zones.blocks_needed(ids, (*arrays, ids)) if len(ids) else 0
         new = self.memory.allocate(needed) if needed else _NO_IDS
         if self.memory.capacity > len(self._blocks):
@@ -120,7 +120,7 @@ class WindowBuffers:
         stack = np.empty(self.memory.locations_used, np.int64)
         stack[:needed] = new
         self.registers[zones.SPARE] = needed
-        yield self.cells, self.due, self.registers, self._blocks, self._slots, stack
+        yield self.key_rows, self.due, self.registers, self._blocks, self._slots, stack
         spare = int(self.registers[zones.SPARE])
         if spare:
             self.memory.free(stack[:spare])
@@ -140,7 +140,7 @@ class WindowBuffers:
         """Have room for sums of two words, where there was none and some come to locations that are `new`."""
         if payload.equals(self.payload):
             return
-        held = np.setdiff1d(self._all(np.arange(len(self.cells)), fresh=False)[0], new)
+        held = np.setdiff1d(self._all(np.arange(len(self.key_rows)), fresh=False)[0], new)
         before, self._rows = self._rows, RowStore(payload)
         self._rows.resize(self.memory.capacity * self._block_rows)
         self._rows.put(held, in_schema(before.take(held), payload))
@@ -164,7 +164,7 @@ class WindowBuffers:
         fresh : bool
             Only those that were not stored yet.
         """
-        arrays = (self.cells, self.due, self.registers, self._blocks, self._slots, _NO_IDS)
+        arrays = (self.key_rows, self.due, self.registers, self._blocks, self._slots, _NO_IDS)
         bounds = np.zeros(len(ids) + 1, np.int64)
         zones.count_slots(ids, begins, ends, fresh, bounds, arrays)
         locations = np.empty(bounds[-1], np.int64)
@@ -176,12 +176,12 @@ class WindowBuffers:
         if self.memory.shrink():
             self._resize()
         if self._rows.may_compact:
-            self._rows.compact(self._all(np.arange(len(self.cells)), fresh=False)[0])
+            self._rows.compact(self._all(np.arange(len(self.key_rows)), fresh=False)[0])
 
     def store(self, ids: Integers, *, fresh: bool) -> tuple[Mapping[str, Integers], pa.RecordBatch]:
-        """Return the cells of keys, and their tuples; `fresh` ones only are then no longer that."""
+        """Return the key rows of keys, and their tuples; `fresh` ones only are then no longer that."""
         locations, bounds = self._all(ids, fresh=fresh)
-        cells = {name: self.cells[ids, column] for name, column in _STORED.items()}
+        key_rows = {name: self.key_rows[ids, column] for name, column in _STORED.items()}
         payload = trimmed(self._rows.take(locations))
         rows = pa.RecordBatch.from_arrays(
             [
@@ -194,14 +194,14 @@ class WindowBuffers:
         )
         if fresh:
             self._slots[locations, zones.FRESH] = 0
-        return cells, rows
+        return key_rows, rows
 
     def restore(
-        self, ids: Integers, cells: Mapping[str, Integers], rows: pa.RecordBatch, *, replace: bool
+        self, ids: Integers, key_rows: Mapping[str, Integers], rows: pa.RecordBatch, *, replace: bool
     ) -> None:
-        """Take up what `store` gave for keys that have cells: all that there is, or what is new."""
+        """Take up what `store` gave for keys that have key rows: all that there is, or what is new."""
         for name, column in _STORED.items():
-            self.cells[ids, column] = cells[name]
+            self.key_rows[ids, column] = key_rows[name]
         places, panes, marks = (rows.column(name).to_numpy() for name in OWN_COLUMNS)
         later = (places[1:] > places[:-1]) | ((places[1:] == places[:-1]) & (panes[1:] > panes[:-1]))
         if len(places) and (places[0] < 0 or places[-1] >= len(ids) or not later.all()):
@@ -217,19 +217,21 @@ class WindowBuffers:
         if self.payload:
             self.put(locations, pa.RecordBatch.from_arrays(rows.columns[3:], self.payload.names))
 
-    def settle_restored(self, booked_us: int) -> None:
+    def account_restored(self, booked_us: int) -> None:
         """Make what is not stored follow from what is."""
-        cells = self.cells
-        cells[:, [zones.QUEUE_BOOKED, zones.APPLICATION_BOOKED, zones.DELIVERED]] = booked_us
-        cells[:, [zones.IN_SERVICE, zones.DIRTY]] = 0
-        cells[:, zones.DF] = zones.NONE
-        waits = cells[:, zones.CANDIDATE] != zones.NEVER
-        self.registers[zones.HELD] = np.count_nonzero(waits & (cells[:, zones.SERVICE] != transitions.FREE))
+        key_rows = self.key_rows
+        key_rows[:, [zones.QUEUE_BOOKED, zones.APPLICATION_BOOKED, zones.DELIVERED]] = booked_us
+        key_rows[:, [zones.IN_SERVICE, zones.DIRTY]] = 0
+        key_rows[:, zones.DF] = zones.NONE
+        waits = key_rows[:, zones.CANDIDATE] != zones.NEVER
+        self.registers[zones.HELD] = np.count_nonzero(
+            waits & (key_rows[:, zones.SERVICE] != transitions.FREE)
+        )
         self.registers[[zones.READY_HEAD, zones.READY_TAIL]] = zones.NONE
         self.registers[[zones.READIES, zones.LAST_RANK]] = 0
-        ready = np.flatnonzero(cells[:, zones.SERVICE] == transitions.READY)
+        ready = np.flatnonzero(key_rows[:, zones.SERVICE] == transitions.READY)
         with self.state() as state:
-            transitions.line_up(ready[np.argsort(cells[ready, zones.READY_RANK])], state)
+            transitions.line_up(ready[np.argsort(key_rows[ready, zones.READY_RANK])], state)
 
     def _all(self, ids: Integers, *, fresh: bool) -> tuple[Integers, Integers]:
         begins, ends = np.full(len(ids), zones.NEVER), np.full(len(ids), zones.FOREVER)

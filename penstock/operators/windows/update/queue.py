@@ -71,10 +71,10 @@ class WindowQueue:
     """One window queue; in Spark, the part of it that one bucket holds.
 
     Not thread-safe. Used by one task at a time: `enqueue`, then `dequeue` and `deliver` any number of times,
-    then `settle`, then `delta`. Time is an argument; nothing here reads a clock. A batch of entries gives
-    what its entries give one at a time, with two exceptions that change the order of keys only: the interval
-    of window updates that linecutting measures, and shares, of which a key's last one in a batch holds for
-    its earlier entries of that batch, too.
+    then `account_staleness`, then `delta`. Time is an argument; nothing here reads a clock. A batch of
+    entries gives what its entries give one at a time, with two exceptions that change the order of keys only:
+    the interval of window updates that linecutting measures, and shares, of which a key's last one in a batch
+    holds for its earlier entries of that batch, too.
 
     Parameters
     ----------
@@ -199,27 +199,27 @@ class WindowQueue:
 
     def states(self, key: int) -> set[KeyState]:
         """Return the states that a key is in; DONE for one that was never seen."""
-        if key >= len(self._buffers.cells):
+        if key >= len(self._buffers.key_rows):
             return {KeyState.DONE}
-        cell = self._buffers.cells[key]
+        key_row = self._buffers.key_rows[key]
         found = set()
-        if cell[z.CANDIDATE] != z.NEVER:
+        if key_row[z.CANDIDATE] != z.NEVER:
             found.add(KeyState.WAIT)
-        if cell[z.SERVICE] != transitions.FREE:
-            found.add(KeyState.READY if cell[z.SERVICE] == transitions.READY else KeyState.IDLE)
-        return found or {KeyState.ENQ if cell[z.ROWS] else KeyState.DONE}
+        if key_row[z.SERVICE] != transitions.FREE:
+            found.add(KeyState.READY if key_row[z.SERVICE] == transitions.READY else KeyState.IDLE)
+        return found or {KeyState.ENQ if key_row[z.ROWS] else KeyState.DONE}
 
     def waiting_window(self, key: int) -> int | None:
         """Return the first pane of the window that a key waits with (WS); None if it does not wait."""
-        cells = self._buffers.cells
-        known = key < len(cells) and cells[key, z.CANDIDATE] != z.NEVER
-        return int(cells[key, z.CANDIDATE]) * self.slide if known else None
+        key_rows = self._buffers.key_rows
+        known = key < len(key_rows) and key_rows[key, z.CANDIDATE] != z.NEVER
+        return int(key_rows[key, z.CANDIDATE]) * self.slide if known else None
 
     def stale_since(self, key: int) -> tuple[int | None, int | None]:
         """Return since when a key waits, and when its oldest complete window not emitted was completed."""
-        if key >= len(self._buffers.cells):
+        if key >= len(self._buffers.key_rows):
             return None, None
-        since, pending = self._buffers.cells[key, [z.SINCE, z.PENDING]].tolist()
+        since, pending = self._buffers.key_rows[key, [z.SINCE, z.PENDING]].tolist()
         return None if since == z.NEVER else since, None if pending == z.NEVER else pending
 
     def enqueue(
@@ -253,7 +253,7 @@ class WindowQueue:
         """
         known = self._totals()
         if len(ids):
-            self._make_cells(int(ids.max()) + 1)
+            self._make_key_rows(int(ids.max()) + 1)
             if shares is not None:
                 self._queue.weigh(ids, shares)
             if self._birth_us is None:
@@ -295,7 +295,7 @@ class WindowQueue:
         with buffers.state() as state:
             ids = transitions.serve_ready(limit, state)
             backlog = int(buffers.registers[z.READIES])
-            chosen = self._queue.pop(max(limit - backlog, 0), buffers.cells[:, z.SERVICE])
+            chosen = self._queue.pop(max(limit - backlog, 0), buffers.key_rows[:, z.SERVICE])
             self._commit(chosen, now_us, state)
             if len(chosen):
                 ids = np.concatenate([ids, transitions.serve_ready(limit - len(ids), state)])
@@ -322,16 +322,16 @@ class WindowQueue:
         buffers = self._buffers
         with buffers.state() as state:
             if not transitions.hand_over(out, state):
-                chosen = self._queue.pop(1, buffers.cells[:, z.SERVICE])
+                chosen = self._queue.pop(1, buffers.key_rows[:, z.SERVICE])
                 if not len(chosen):
                     return None
                 self._commit(chosen, now_us, state)
                 transitions.hand_over(out, state)
             key, location, pane, mark, closes = out.tolist()
-            start = int(buffers.cells[key, z.COMMITTED]) * self.slide
+            start = int(buffers.key_rows[key, z.COMMITTED]) * self.slide
             row = None if location < 0 else buffers.take(np.array([location]))
             ids = np.array([key] if closes else [], np.int64)
-            waited = buffers.cells[ids, z.WAITED]
+            waited = buffers.key_rows[ids, z.WAITED]
             pending, booked = np.empty_like(ids), np.empty_like(ids)
             transitions.finish(ids, pending, booked, state)
         self._in_service += closes
@@ -342,12 +342,12 @@ class WindowQueue:
 
     def deliver(self, served: Served | ServedWindows | MarkedTuple, now_us: int) -> None:
         """Note that the results of `served` windows have reached the application."""
-        ids, cells = served.ids, self._buffers.cells
-        begin = np.maximum(served.booked_us, cells[ids, z.DELIVERED])
+        ids, key_rows = served.ids, self._buffers.key_rows
+        begin = np.maximum(served.booked_us, key_rows[ids, z.DELIVERED])
         self._application_meter.add(served.arrived_us, begin, now_us)
-        cells[ids, z.DELIVERED] = now_us
-        cells[ids, z.APPLICATION_BOOKED] = np.maximum(cells[ids, z.APPLICATION_BOOKED], now_us)
-        cells[ids, z.IN_SERVICE] -= 1
+        key_rows[ids, z.DELIVERED] = now_us
+        key_rows[ids, z.APPLICATION_BOOKED] = np.maximum(key_rows[ids, z.APPLICATION_BOOKED], now_us)
+        key_rows[ids, z.IN_SERVICE] -= 1
         self._in_service -= len(ids)
 
     def observe_cost(self, elapsed_us: float, windows: int) -> None:
@@ -355,7 +355,7 @@ class WindowQueue:
         if windows > 0:
             self.measured_cost_us = mean_cost(self.measured_cost_us, elapsed_us, windows)
 
-    def settle(self, now_us: int) -> tuple[Staleness, Staleness]:
+    def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Book the staleness up to now and return queue and application staleness since last time.
 
         Queue staleness runs from the first window end (lazy) or window starter (eager) since the key was
@@ -363,14 +363,14 @@ class WindowQueue:
         than what was delivered (UpStream §6.1.2, §6.2.2).
         """
         begin = now_us if self._settled_at is None else self._settled_at
-        cells = self._buffers.cells
-        pending = (cells[:, z.PENDING] != z.NEVER) & (cells[:, z.IN_SERVICE] == 0)
+        key_rows = self._buffers.key_rows
+        pending = (key_rows[:, z.PENDING] != z.NEVER) & (key_rows[:, z.IN_SERVICE] == 0)
         for meter, since, booked, ids in (
             (self._queue_meter, z.SINCE, z.QUEUE_BOOKED, self._waiting()),
             (self._application_meter, z.PENDING, z.APPLICATION_BOOKED, np.flatnonzero(pending)),
         ):
-            meter.add(cells[ids, since], cells[ids, booked], now_us)
-            cells[ids, booked] = np.maximum(cells[ids, booked], now_us)
+            meter.add(key_rows[ids, since], key_rows[ids, booked], now_us)
+            key_rows[ids, booked] = np.maximum(key_rows[ids, booked], now_us)
         self._settled_at = None if self._settled_at is None else max(now_us, begin)
         key_time = float(max(now_us - begin, 0)) * self.keys
         self._buffers.compact()
@@ -387,10 +387,10 @@ class WindowQueue:
         InvalidUsageError
             If the queue is one whose tuples are taken one at a time.
         """
-        cells = self._buffers.cells
-        ids = np.flatnonzero(cells[:, z.DIRTY])
+        key_rows = self._buffers.key_rows
+        ids = np.flatnonzero(key_rows[:, z.DIRTY])
         unit = self._unit("delta", ids, fresh=True)
-        cells[ids, z.DIRTY] = 0
+        key_rows[ids, z.DIRTY] = 0
         return unit
 
     def snapshot(self) -> Iterator[PUnit]:
@@ -401,10 +401,10 @@ class WindowQueue:
         InvalidUsageError
             If the queue is one whose tuples are taken one at a time.
         """
-        cells = self._buffers.cells
-        ids = np.flatnonzero(cells[:, z.NEWEST] != z.NEVER)
+        key_rows = self._buffers.key_rows
+        ids = np.flatnonzero(key_rows[:, z.NEWEST] != z.NEVER)
         # A key counts as a tuple, so that a unit's keys have a bound, too.
-        part = np.cumsum(cells[ids, z.ROWS] + 1) // _UNIT_ROWS
+        part = np.cumsum(key_rows[ids, z.ROWS] + 1) // _UNIT_ROWS
         cuts = np.flatnonzero(np.diff(part)) + 1
         # Made here and now, for the queue goes on changing while they are written.
         return iter([self._unit("snapshot", some, fresh=False) for some in np.split(ids, cuts)])
@@ -441,14 +441,14 @@ class WindowQueue:
         self.measured_cost_us = fields.real_or_none("cost_us")
         buffers.registers[z.KEYS] = fields.count("keys")
         self._queue.rebuild(self._waiting(), fields)
-        buffers.settle_restored(self._settled_at or 0)
+        buffers.account_restored(self._settled_at or 0)
         self._in_service = 0
 
     def _unit(self, kind: str, ids: Integers, *, fresh: bool) -> PUnit:
         if self.by_tuple:
             raise InvalidUsageError("a queue whose tuples are taken one at a time cannot be stored")
-        cells, rows = self._stored(ids, fresh=fresh)
-        arrays = [pa.array(values) for values in cells.values()]
+        key_rows, rows = self._stored(ids, fresh=fresh)
+        arrays = [pa.array(values) for values in key_rows.values()]
         return PUnit(
             kind=kind,
             meta={
@@ -462,7 +462,7 @@ class WindowQueue:
                 "cost_us": self.measured_cost_us,
                 **self._queue.meta,
             },
-            blocks={"cells": pa.RecordBatch.from_arrays(arrays, list(cells)), "rows": rows},
+            blocks={"cells": pa.RecordBatch.from_arrays(arrays, list(key_rows)), "rows": rows},
         )
 
     def _windows(self) -> dict[str, Any]:
@@ -486,24 +486,24 @@ class WindowQueue:
         rows = unit.block("rows", schema_like(none.schema, stored_rows, fixed=OWN_COLUMNS))
         if not block.num_rows:
             return
-        cells = {name: block.column(name).to_numpy() for name in block.schema.names}
+        key_rows = {name: block.column(name).to_numpy() for name in block.schema.names}
         ids = unit.numbers_below("cells", "key", keys, ascend=True)
         unit.numbers_below("cells", "service", transitions.STATES)
-        self._make_cells(int(ids[-1]) + 1)
-        self._buffers.restore(ids, cells, rows, replace=unit.kind == "snapshot")
-        self._queue.put_back(ids, cells)
+        self._make_key_rows(int(ids[-1]) + 1)
+        self._buffers.restore(ids, key_rows, rows, replace=unit.kind == "snapshot")
+        self._queue.put_back(ids, key_rows)
 
     def _stored(self, ids: Integers, *, fresh: bool = False) -> tuple[dict[str, Any], pa.RecordBatch]:
-        """Return the cells of keys as columns, and their tuples; see `WindowBuffers.store`."""
+        """Return the key rows of keys as columns, and their tuples; see `WindowBuffers.store`."""
         stored, rows = self._buffers.store(ids, fresh=fresh)
         return {"key": ids, **stored, **self._queue.store(ids)}, rows
 
     def _totals(self) -> Integers:
         return self._buffers.registers[[z.LATE, z.COMPLETED, z.DISREGARDED]]
 
-    def _make_cells(self, keys: int) -> None:
-        if self._buffers.make_cells(keys):
-            self._queue.reserve(len(self._buffers.cells))
+    def _make_key_rows(self, keys: int) -> None:
+        if self._buffers.make_key_rows(keys):
+            self._queue.reserve(len(self._buffers.key_rows))
 
     def _arrive(self, events: Integers, now_us: int) -> None:
         """Let the key scheduler know which keys wait, or go on waiting with a newer window."""
@@ -512,25 +512,25 @@ class WindowQueue:
         registers[z.EVENTS] = 0
         if len(ids) and not len(self):
             self._served_at = now_us
-        under_way = self._buffers.cells[:, z.IN_SERVICE] if self._in_service else np.zeros(0, np.int64)
+        under_way = self._buffers.key_rows[:, z.IN_SERVICE] if self._in_service else np.zeros(0, np.int64)
         birth = now_us if self._birth_us is None else self._birth_us
         self._queue.arrive(ids, resident, now_us, birth, self.cost_us, under_way)
 
     def _commit(self, ids: Integers, now_us: int, state: z.State) -> None:
         """Commit to keys that left the queue of waiting keys."""
-        cells = self._buffers.cells
-        self._queue_meter.add(cells[ids, z.SINCE], cells[ids, z.QUEUE_BOOKED], now_us)
+        key_rows = self._buffers.key_rows
+        self._queue_meter.add(key_rows[ids, z.SINCE], key_rows[ids, z.QUEUE_BOOKED], now_us)
         transitions.commit(ids, now_us, state)
 
     def _emit(self, ids: Integers, state: z.State) -> ServedWindows:
         """Return the committed windows of keys, and end their processing."""
-        start = self._buffers.cells[ids, z.COMMITTED] * self.slide
+        start = self._buffers.key_rows[ids, z.COMMITTED] * self.slide
         locations, bounds = self._buffers.find(ids, start, start + self.size)
         rows, panes = self._buffers.take(locations), self._buffers.panes(locations)
-        waited = self._buffers.cells[ids, z.WAITED]
+        waited = self._buffers.key_rows[ids, z.WAITED]
         pending, booked = np.empty_like(ids), np.empty_like(ids)
         transitions.finish(ids, pending, booked, state)
         return ServedWindows(ids, start, rows, panes, bounds, pending, booked, waited)
 
     def _waiting(self) -> Integers:
-        return np.flatnonzero(self._buffers.cells[:, z.CANDIDATE] != z.NEVER)
+        return np.flatnonzero(self._buffers.key_rows[:, z.CANDIDATE] != z.NEVER)

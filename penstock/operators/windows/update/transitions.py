@@ -107,15 +107,15 @@ def _is_update(window: int, known: int) -> bool:
 @kernel
 def _do_promote(k: int, state: State) -> bool:
     """Say whether the key is idle; its newest tuple or the watermark concerns the committed window."""
-    cells, _, _, _, _, _ = state
-    return cells[k, SERVICE] == IDLE
+    key_rows, _, _, _, _, _ = state
+    return key_rows[k, SERVICE] == IDLE
 
 
 @kernel
 def _is_avail(k: int, state: State) -> bool:
     """Say whether the committed window has a tuple that was not handed over."""
-    cells, _, _, _, _, _ = state
-    return cells[k, DF] >= 0
+    key_rows, _, _, _, _, _ = state
+    return key_rows[k, DF] >= 0
 
 
 @kernel
@@ -128,13 +128,13 @@ def _end(window: int, state: State) -> int:
 @kernel
 def _push_ready(k: int, state: State) -> None:
     """Put a key at the tail of the keys under processing (upq)."""
-    cells, _, registers, _, _, _ = state
-    cells[k, SERVICE] = READY
-    cells[k, READY_NEXT] = NONE
+    key_rows, _, registers, _, _, _ = state
+    key_rows[k, SERVICE] = READY
+    key_rows[k, READY_NEXT] = NONE
     registers[LAST_RANK] += 1
-    cells[k, READY_RANK] = registers[LAST_RANK]
+    key_rows[k, READY_RANK] = registers[LAST_RANK]
     if registers[READY_TAIL] >= 0:
-        cells[registers[READY_TAIL], READY_NEXT] = k
+        key_rows[registers[READY_TAIL], READY_NEXT] = k
     else:
         registers[READY_HEAD] = k
     registers[READY_TAIL] = k
@@ -144,13 +144,13 @@ def _push_ready(k: int, state: State) -> None:
 @kernel
 def _pop_ready(before: int, state: State) -> None:
     """Unlink the key behind `before` from upq; NONE means the head."""
-    cells, _, registers, _, _, _ = state
-    k = registers[READY_HEAD] if before < 0 else cells[before, READY_NEXT]
-    following = cells[k, READY_NEXT]
+    key_rows, _, registers, _, _, _ = state
+    k = registers[READY_HEAD] if before < 0 else key_rows[before, READY_NEXT]
+    following = key_rows[k, READY_NEXT]
     if before < 0:
         registers[READY_HEAD] = following
     else:
-        cells[before, READY_NEXT] = following
+        key_rows[before, READY_NEXT] = following
     if following < 0:
         registers[READY_TAIL] = before
     registers[READIES] -= 1
@@ -159,14 +159,14 @@ def _pop_ready(before: int, state: State) -> None:
 @kernel
 def _wait(k: int, window: int, now_us: int, events: Integers, state: State) -> None:
     """Make `window` the one that the key waits with (WS), and tell the key scheduler."""
-    cells, _, registers, _, _, _ = state
-    resident = cells[k, CANDIDATE] != NEVER
+    key_rows, _, registers, _, _, _ = state
+    resident = key_rows[k, CANDIDATE] != NEVER
     if not resident:
-        cells[k, SINCE] = now_us
-        cells[k, QUEUE_BOOKED] = now_us
-        if cells[k, SERVICE] != FREE:
+        key_rows[k, SINCE] = now_us
+        key_rows[k, QUEUE_BOOKED] = now_us
+        if key_rows[k, SERVICE] != FREE:
             registers[HELD] += 1
-    cells[k, CANDIDATE] = window
+    key_rows[k, CANDIDATE] = window
     events[registers[EVENTS], 0] = k
     events[registers[EVENTS], 1] = resident
     registers[EVENTS] += 1
@@ -175,59 +175,59 @@ def _wait(k: int, window: int, now_us: int, events: Integers, state: State) -> N
 @kernel
 def _needed_from(k: int, state: State) -> int:
     """Return the first pane that the enqueue side needs."""
-    cells, _, registers, _, _, _ = state
-    if cells[k, CANDIDATE] != NEVER:
-        return cells[k, CANDIDATE] * registers[SLIDE]
+    key_rows, _, registers, _, _, _ = state
+    if key_rows[k, CANDIDATE] != NEVER:
+        return key_rows[k, CANDIDATE] * registers[SLIDE]
     if registers[EAGER]:
         return FOREVER  # a window that starts later has none of the panes that are there
-    return (cells[k, CLOSED] + 1) * registers[SLIDE]
+    return (key_rows[k, CLOSED] + 1) * registers[SLIDE]
 
 
 @kernel
 def _trim(k: int, state: State) -> None:
     """Give back the memory of what neither side of the buffer needs."""
-    cells, _, registers, _, slots, _ = state
+    key_rows, _, registers, _, slots, _ = state
     enqueue_side = _needed_from(k, state)
-    if cells[k, COMMITTED] == NEVER:
+    if key_rows[k, COMMITTED] == NEVER:
         free_head(k, enqueue_side, state)
         return
     if registers[BY_TUPLE]:
-        dequeue_side = slots[cells[k, DF], PANE] if cells[k, DF] >= 0 else FOREVER
+        dequeue_side = slots[key_rows[k, DF], PANE] if key_rows[k, DF] >= 0 else FOREVER
     else:
-        dequeue_side = cells[k, COMMITTED] * registers[SLIDE]
+        dequeue_side = key_rows[k, COMMITTED] * registers[SLIDE]
     free_head(k, min(dequeue_side, enqueue_side), state)
     # An eager buffer was emptied between its sides when the newer window started.
     if registers[BY_TUPLE] and not registers[EAGER]:
-        free_middle(k, _end(cells[k, COMMITTED], state), enqueue_side, state)
+        free_middle(k, _end(key_rows[k, COMMITTED], state), enqueue_side, state)
 
 
 @kernel
 def _set_due(k: int, state: State) -> None:
     """Note at which watermark the key's next window is complete."""
-    cells, due, registers, _, _, _ = state
-    following = cells[k, CLOSED] + 1
-    due[k] = _end(following, state) if following <= cells[k, NEWEST] // registers[SLIDE] else FOREVER
+    key_rows, due, registers, _, _, _ = state
+    following = key_rows[k, CLOSED] + 1
+    due[k] = _end(following, state) if following <= key_rows[k, NEWEST] // registers[SLIDE] else FOREVER
 
 
 @kernel
 def _close(k: int, closed: int, now_us: int, events: Integers, state: State) -> None:
     """Complete the key's windows that end at pane `closed` or before."""
-    cells, _, registers, _, _, _ = state
+    key_rows, _, registers, _, _, _ = state
     size, slide = registers[SIZE], registers[SLIDE]
-    known = cells[k, CLOSED]
-    top = _mru_l(cells[k, NEWEST], closed, size, slide)
-    cells[k, CLOSED] = max(known, (closed - size) // slide)
+    known = key_rows[k, CLOSED]
+    top = _mru_l(key_rows[k, NEWEST], closed, size, slide)
+    key_rows[k, CLOSED] = max(known, (closed - size) // slide)
     # All windows in (known, top] have the key's newest tuple; those above top have none.
     if _is_update(top, known):
-        cells[k, DIRTY] = 1
+        key_rows[k, DIRTY] = 1
         count = top - known
         registers[COMPLETED] += count
-        if cells[k, PENDING] == NEVER:
-            cells[k, PENDING] = now_us
-            cells[k, APPLICATION_BOOKED] = max(now_us, cells[k, DELIVERED])
-        committed, candidate = cells[k, COMMITTED], cells[k, CANDIDATE]
-        if committed != NEVER and top > committed and cells[k, NEXT_PENDING] == NEVER:
-            cells[k, NEXT_PENDING] = now_us
+        if key_rows[k, PENDING] == NEVER:
+            key_rows[k, PENDING] = now_us
+            key_rows[k, APPLICATION_BOOKED] = max(now_us, key_rows[k, DELIVERED])
+        committed, candidate = key_rows[k, COMMITTED], key_rows[k, CANDIDATE]
+        if committed != NEVER and top > committed and key_rows[k, NEXT_PENDING] == NEVER:
+            key_rows[k, NEXT_PENDING] = now_us
         if registers[EAGER]:
             if known < candidate <= top:
                 count -= 1
@@ -245,14 +245,16 @@ def _close(k: int, closed: int, now_us: int, events: Integers, state: State) -> 
 @kernel
 def _start(k: int, pane: int, now_us: int, events: Integers, state: State) -> None:
     """Empty the enqueue side of an eager key where `pane` starts a window, and let the key wait with that."""
-    cells, _, registers, _, _, _ = state
+    key_rows, _, registers, _, _, _ = state
     window = _mru_e(pane, registers[SLIDE])
-    newest = cells[k, NEWEST]
-    known = cells[k, CLOSED] if newest == NEVER else max(cells[k, CLOSED], _mru_e(newest, registers[SLIDE]))
+    newest = key_rows[k, NEWEST]
+    known = (
+        key_rows[k, CLOSED] if newest == NEVER else max(key_rows[k, CLOSED], _mru_e(newest, registers[SLIDE]))
+    )
     if not _is_update(window, known):
         return
-    candidate, committed = cells[k, CANDIDATE], cells[k, COMMITTED]
-    if candidate != NEVER and candidate <= cells[k, CLOSED]:
+    candidate, committed = key_rows[k, CANDIDATE], key_rows[k, COMMITTED]
+    if candidate != NEVER and candidate <= key_rows[k, CLOSED]:
         registers[DISREGARDED] += 1
     free_tail(k, NEVER if committed == NEVER else _end(committed, state), state)
     _wait(k, window, now_us, events, state)
@@ -279,31 +281,31 @@ def enter(
     locations : int64 array
         Gets where each entry was put; its payload belongs there if the slot still names it in the end.
     """
-    cells, _, registers, _, _, _ = state
+    key_rows, _, registers, _, _, _ = state
     size, slide = registers[SIZE], registers[SLIDE]
     for i in range(ids.shape[0]):
         k, pane = ids[i], panes[i]
-        newest = cells[k, NEWEST]
+        newest = key_rows[k, NEWEST]
         locations[i] = NONE
         if pane <= newest or pane < watermark:
             registers[LATE] += 1
             continue
-        cells[k, DIRTY] = 1
+        key_rows[k, DIRTY] = 1
         if newest == NEVER:
             registers[KEYS] += 1
-            cells[k, CLOSED] = max(cells[k, CLOSED], (pane - size) // slide)
+            key_rows[k, CLOSED] = max(key_rows[k, CLOSED], (pane - size) // slide)
         else:
             _close(k, pane, now_us, events, state)
         starter = newest == NEVER or pane // slide > newest // slide
         if starter and registers[EAGER]:
             _start(k, pane, now_us, events, state)
-        cells[k, NEWEST] = pane
+        key_rows[k, NEWEST] = pane
         # A starter is marked 0, not to be opened; the operator opens what it commits to.
         locations[i] = append(k, pane, 0 if starter else -1, i, state)
-        committed = cells[k, COMMITTED]
+        committed = key_rows[k, COMMITTED]
         if committed != NEVER and pane < _end(committed, state):
-            if cells[k, DF] < 0:
-                cells[k, DF] = locations[i]
+            if key_rows[k, DF] < 0:
+                key_rows[k, DF] = locations[i]
             if _do_promote(k, state):
                 _push_ready(k, state)
         _close(k, pane + 1, now_us, events, state)
@@ -321,16 +323,16 @@ def sweep(ids: Integers, watermark: int, now_us: int, events: Integers, state: S
 @kernel
 def _commit(k: int, now_us: int, state: State) -> None:
     """Commit to the window that the key waits with: it becomes the dequeue side."""
-    cells, _, registers, blocks, _, _ = state
-    cells[k, COMMITTED] = cells[k, CANDIDATE]
-    cells[k, CANDIDATE] = NEVER
-    cells[k, WAITED] = max(now_us - cells[k, SINCE], 0)
-    cells[k, SINCE] = NEVER
-    cells[k, FIRST] = 1
-    cells[k, DIRTY] = 1
-    free_head(k, cells[k, COMMITTED] * registers[SLIDE], state)
-    first = cells[k, HEAD]
-    cells[k, DF] = first * registers[BLOCK_ROWS] + blocks[first, DQ]
+    key_rows, _, registers, blocks, _, _ = state
+    key_rows[k, COMMITTED] = key_rows[k, CANDIDATE]
+    key_rows[k, CANDIDATE] = NEVER
+    key_rows[k, WAITED] = max(now_us - key_rows[k, SINCE], 0)
+    key_rows[k, SINCE] = NEVER
+    key_rows[k, FIRST] = 1
+    key_rows[k, DIRTY] = 1
+    free_head(k, key_rows[k, COMMITTED] * registers[SLIDE], state)
+    first = key_rows[k, HEAD]
+    key_rows[k, DF] = first * registers[BLOCK_ROWS] + blocks[first, DQ]
     _trim(k, state)
 
 
@@ -348,15 +350,15 @@ def serve_ready(limit: int, state: State) -> Integers:
 
     These leave upq, the keys of incomplete windows become IDLE. The others of complete windows stay READY.
     """
-    cells, _, registers, _, _, _ = state
+    key_rows, _, registers, _, _, _ = state
     served = np.empty(min(limit, registers[READIES]), np.int64)
     count, before, k = 0, NONE, registers[READY_HEAD]
     while k >= 0:
-        following = cells[k, READY_NEXT]
-        if cells[k, COMMITTED] > cells[k, CLOSED]:
-            cells[k, DF] = NONE
-            cells[k, SERVICE] = IDLE
-            cells[k, DIRTY] = 1
+        following = key_rows[k, READY_NEXT]
+        if key_rows[k, COMMITTED] > key_rows[k, CLOSED]:
+            key_rows[k, DF] = NONE
+            key_rows[k, SERVICE] = IDLE
+            key_rows[k, DIRTY] = 1
             _pop_ready(before, state)
         elif count < limit:
             served[count] = k
@@ -370,14 +372,14 @@ def serve_ready(limit: int, state: State) -> Integers:
 
 @kernel
 def put_back(ids: Integers, replace: bool, state: State) -> None:
-    """Drop of each key's tuples what its stored cell no longer needs, or all to `replace` them."""
-    cells, _, _, _, slots, _ = state
+    """Drop of each key's tuples what its stored key row no longer needs, or all to `replace` them."""
+    key_rows, _, _, _, slots, _ = state
     for i in range(ids.shape[0]):
         k = ids[i]
         if replace:
             free_tail(k, NEVER, state)
         _trim(k, state)
-        last, committed = cells[k, ET], cells[k, COMMITTED]
+        last, committed = key_rows[k, ET], key_rows[k, COMMITTED]
         if last >= 0 and committed != NEVER and slots[last, PANE] < _needed_from(k, state):
             free_tail(k, _end(committed, state), state)
         _set_due(k, state)
@@ -395,9 +397,9 @@ def append_stored(ids: Integers, panes: Integers, marks: Integers, locations: In
 @kernel
 def line_up(ids: Integers, state: State) -> None:
     """Put stored READY keys into upq, in this order, with the ranks that they have."""
-    cells, _, registers, _, _, _ = state
+    key_rows, _, registers, _, _, _ = state
     for i in range(ids.shape[0]):
-        registers[LAST_RANK] = cells[ids[i], READY_RANK] - 1
+        registers[LAST_RANK] = key_rows[ids[i], READY_RANK] - 1
         _push_ready(ids[i], state)
 
 
@@ -411,21 +413,21 @@ def hand_over(out: Integers, state: State) -> bool:
         Gets the key, the tuple's location (NONE where a window closes without one), its pane, its `win_spec`,
         and whether the result of its window is complete with it.
     """
-    cells, _, registers, _, slots, _ = state
+    key_rows, _, registers, _, slots, _ = state
     while registers[READY_HEAD] >= 0:
         k = registers[READY_HEAD]
-        complete = cells[k, COMMITTED] <= cells[k, CLOSED]
+        complete = key_rows[k, COMMITTED] <= key_rows[k, CLOSED]
         out[0] = k
         if _is_avail(k, state):
-            at, end = cells[k, DF], _end(cells[k, COMMITTED], state)
+            at, end = key_rows[k, DF], _end(key_rows[k, COMMITTED], state)
             out[1] = at
             out[2] = slots[at, PANE]
-            out[3] = end - slots[at, PANE] if cells[k, FIRST] else slots[at, MARK]
-            cells[k, FIRST] = 0
+            out[3] = end - slots[at, PANE] if key_rows[k, FIRST] else slots[at, MARK]
+            key_rows[k, FIRST] = 0
             following = successor(at, state)
             if following >= 0 and slots[following, PANE] >= end:
                 following = NONE
-            cells[k, DF] = following
+            key_rows[k, DF] = following
             out[4] = 1 if complete and following < 0 else 0
             if out[4]:
                 _pop_ready(NONE, state)
@@ -436,7 +438,7 @@ def hand_over(out: Integers, state: State) -> bool:
         if complete:
             out[1], out[2], out[3], out[4] = NONE, NEVER, -1, 1
             return True
-        cells[k, SERVICE] = IDLE
+        key_rows[k, SERVICE] = IDLE
     return False
 
 
@@ -449,19 +451,19 @@ def finish(ids: Integers, pending_us: Integers, booked_us: Integers, state: Stat
     pending_us, booked_us : int64 arrays
         Get since when each key has a complete window that was not emitted, and up to when that is booked.
     """
-    cells, _, registers, _, _, _ = state
+    key_rows, _, registers, _, _, _ = state
     for i in range(ids.shape[0]):
         k = ids[i]
-        pending_us[i] = cells[k, PENDING]
-        booked_us[i] = cells[k, APPLICATION_BOOKED]
-        cells[k, PENDING] = cells[k, NEXT_PENDING]
-        cells[k, APPLICATION_BOOKED] = max(cells[k, NEXT_PENDING], cells[k, DELIVERED])
-        cells[k, NEXT_PENDING] = NEVER
-        cells[k, COMMITTED] = NEVER
-        cells[k, SERVICE] = FREE
-        cells[k, DF] = NONE
-        cells[k, IN_SERVICE] += 1
-        cells[k, DIRTY] = 1
-        if cells[k, CANDIDATE] != NEVER:
+        pending_us[i] = key_rows[k, PENDING]
+        booked_us[i] = key_rows[k, APPLICATION_BOOKED]
+        key_rows[k, PENDING] = key_rows[k, NEXT_PENDING]
+        key_rows[k, APPLICATION_BOOKED] = max(key_rows[k, NEXT_PENDING], key_rows[k, DELIVERED])
+        key_rows[k, NEXT_PENDING] = NEVER
+        key_rows[k, COMMITTED] = NEVER
+        key_rows[k, SERVICE] = FREE
+        key_rows[k, DF] = NONE
+        key_rows[k, IN_SERVICE] += 1
+        key_rows[k, DIRTY] = 1
+        if key_rows[k, CANDIDATE] != NEVER:
             registers[HELD] -= 1
         _trim(k, state)

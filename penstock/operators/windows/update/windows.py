@@ -20,19 +20,19 @@ from penstock.operators.scheduling.weights import KeyWeights, shares_of
 from penstock.operators.update_stream.stream import Integers
 from penstock.operators.windows.append.sliding import slide
 from penstock.operators.windows.counted.panes import panes_of
-from penstock.operators.windows.layout import RowLayout, Settled, WindowLayout
+from penstock.operators.windows.layout import FinalPanes, RowLayout, WindowLayout
 from penstock.operators.windows.update.queue import WindowQueue
 from penstock.operators.windows.update.results import WindowMode
 from penstock.state_store.keys.key_words import Keys
 
-__all__ = ["Entering", "UpdateWindows"]
+__all__ = ["UpdateWindows", "WindowArrivals"]
 
 _UNIT_KEYS = 1 << 20
 _NUMBER = "__penstock_number"
 
 
 @dataclass(frozen=True, slots=True)
-class Entering:
+class WindowArrivals:
     """What arrives at windows in one micro-batch.
 
     Attributes
@@ -75,7 +75,7 @@ class UpdateWindows:
     ) -> None:
         self.weights = weights
         self._layout = layout
-        self._panes = panes_of(layout, settles=True)
+        self._panes = panes_of(layout, finalizes=True)
         self._queue = WindowQueue(
             mode, layout.spec.size, layout.spec.slide, layout.values, policy,
             weighted=weights is not None, first_pane=0 if isinstance(layout, RowLayout) else None,
@@ -137,7 +137,7 @@ class UpdateWindows:
         """Return the columns of groups by their numbers."""
         return self._panes.groups_of(ids)
 
-    def enqueue(self, arrivals: Entering, now_us: int) -> Enqueued:
+    def enqueue(self, arrivals: WindowArrivals, now_us: int) -> Enqueued:
         """Let entries in; `Enqueued.conflated` counts windows that a newer one made obsolete.
 
         Raises
@@ -150,14 +150,14 @@ class UpdateWindows:
             arriving = self._arriving(self.weights)
             for batch in arrivals.entries:
                 _numbers(batch.column(arriving))
-        settled, rows_in, late = self._panes.settle(arrivals.entries, arrivals.watermark)
+        settled, rows_in, late = self._panes.finalize_panes(arrivals.entries, arrivals.watermark)
         entered = self._queue.enqueue(
             settled.ids, settled.panes, settled.rows, now_us,
             watermark=self._panes.border, shares=self._shares(settled),
         )  # fmt: skip
         return Enqueued(rows_in, conflated=entered.disregarded, late=late)
 
-    def _shares(self, settled: Settled) -> Integers | None:
+    def _shares(self, settled: FinalPanes) -> Integers | None:
         if self.weights is None:
             return None
         if isinstance(self.weights, KeyWeights):
@@ -189,9 +189,9 @@ class UpdateWindows:
         """Note what serving windows took."""
         self._queue.observe_cost(elapsed_us, tuples)
 
-    def settle(self, now_us: int) -> tuple[Staleness, Staleness]:
+    def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Return queue and application staleness since the last time."""
-        return self._queue.settle(now_us)
+        return self._queue.account_staleness(now_us)
 
     def close(self) -> None:
         """Do nothing: memory goes with the object."""

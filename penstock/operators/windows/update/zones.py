@@ -11,7 +11,7 @@ stack in the end returns to the memory. So a block that was freed is used again 
 
 The arrays, shared by all kernels of a window queue, travel as one tuple (`State`)::
 
-    cells      one row for each key, columns as below
+    key_rows   one row for each key, columns as below
     due        for each key, the watermark at which its next window is complete; FOREVER if there is none
     registers  numbers of the whole queue
     blocks     one row for each block: NEXT and PREVIOUS in the list, dequeue offset (DQ), enqueue offset (NQ)
@@ -49,7 +49,7 @@ FOREVER = int(np.iinfo(np.int64).max)
 NONE = -1
 """No block, no location, no key."""
 
-# Columns of cells. HEAD is the first block; ET, DF, WS and WE are the source's pointers: ET and DF locations,
+# Columns of a key row. HEAD is the first block; ET, DF, WS and WE are the paper's pointers: ET, DF locations,
 # WS and WE the windows that start and end there: CANDIDATE the most recent window, which waits, COMMITTED the
 # one under processing.
 HEAD, ET, DF, CANDIDATE, COMMITTED = 0, 1, 2, 3, 4
@@ -78,27 +78,27 @@ PANE, MARK, FRESH, ENTRY = 0, 1, 2, 3
 @kernel
 def blocks_needed(ids: Integers, state: State) -> int:
     """Return how many new blocks entries for `ids` need at most."""
-    cells, _, registers, blocks, _, _ = state
+    key_rows, _, registers, blocks, _, _ = state
     rows = registers[BLOCK_ROWS]
     for i in range(ids.shape[0]):
-        last = cells[ids[i], ET]
-        cells[ids[i], ROOM] = 0 if last < 0 else rows - blocks[last // rows, NQ]
+        last = key_rows[ids[i], ET]
+        key_rows[ids[i], ROOM] = 0 if last < 0 else rows - blocks[last // rows, NQ]
     needed = 0
     for i in range(ids.shape[0]):
         k = ids[i]
-        if cells[k, ROOM] == 0:
+        if key_rows[k, ROOM] == 0:
             needed += 1
-            cells[k, ROOM] = rows
-        cells[k, ROOM] -= 1
+            key_rows[k, ROOM] = rows
+        key_rows[k, ROOM] -= 1
     return needed
 
 
 @kernel
 def append(k: int, pane: int, mark: int, entry: int, state: State) -> int:
     """Put a tuple behind the key's last one and return its location."""
-    cells, _, registers, blocks, slots, stack = state
+    key_rows, _, registers, blocks, slots, stack = state
     rows = registers[BLOCK_ROWS]
-    last = cells[k, ET]
+    last = key_rows[k, ET]
     block = last // rows if last >= 0 else NONE
     if block < 0 or blocks[block, NQ] == rows:
         registers[SPARE] -= 1
@@ -110,7 +110,7 @@ def append(k: int, pane: int, mark: int, entry: int, state: State) -> int:
         if block >= 0:
             blocks[block, NEXT] = new
         else:
-            cells[k, HEAD] = new
+            key_rows[k, HEAD] = new
         block = new
     location = block * rows + blocks[block, NQ]
     blocks[block, NQ] += 1
@@ -118,8 +118,8 @@ def append(k: int, pane: int, mark: int, entry: int, state: State) -> int:
     slots[location, MARK] = mark
     slots[location, FRESH] = 1
     slots[location, ENTRY] = entry
-    cells[k, ET] = location
-    cells[k, ROWS] += 1
+    key_rows[k, ET] = location
+    key_rows[k, ROWS] += 1
     registers[ROWS_HELD] += 1
     return location
 
@@ -127,26 +127,26 @@ def append(k: int, pane: int, mark: int, entry: int, state: State) -> int:
 @kernel
 def _forget(k: int, location: int, state: State) -> None:
     """Count a tuple that goes; nobody writes its payload any more."""
-    cells, _, registers, _, slots, _ = state
+    key_rows, _, registers, _, slots, _ = state
     slots[location, ENTRY] = NONE
-    cells[k, ROWS] -= 1
+    key_rows[k, ROWS] -= 1
     registers[ROWS_HELD] -= 1
 
 
 @kernel
 def _release(k: int, block: int, state: State) -> None:
     """Unlink an empty zone and put its block on the stack."""
-    cells, _, registers, blocks, _, stack = state
+    key_rows, _, registers, blocks, _, stack = state
     before, after = blocks[block, PREVIOUS], blocks[block, NEXT]
     rows = registers[BLOCK_ROWS]
     if before >= 0:
         blocks[before, NEXT] = after
     else:
-        cells[k, HEAD] = after
+        key_rows[k, HEAD] = after
     if after >= 0:
         blocks[after, PREVIOUS] = before
     else:
-        cells[k, ET] = before * rows + blocks[before, NQ] - 1 if before >= 0 else NONE
+        key_rows[k, ET] = before * rows + blocks[before, NQ] - 1 if before >= 0 else NONE
     stack[registers[SPARE]] = block
     registers[SPARE] += 1
 
@@ -154,10 +154,10 @@ def _release(k: int, block: int, state: State) -> None:
 @kernel
 def free_head(k: int, limit: int, state: State) -> None:
     """Drop the key's tuples of panes before `limit`."""
-    cells, _, registers, blocks, slots, _ = state
+    key_rows, _, registers, blocks, slots, _ = state
     rows = registers[BLOCK_ROWS]
-    while cells[k, HEAD] >= 0:
-        block = cells[k, HEAD]
+    while key_rows[k, HEAD] >= 0:
+        block = key_rows[k, HEAD]
         while blocks[block, DQ] < blocks[block, NQ]:
             location = block * rows + blocks[block, DQ]
             if slots[location, PANE] >= limit:
@@ -170,10 +170,10 @@ def free_head(k: int, limit: int, state: State) -> None:
 @kernel
 def free_tail(k: int, limit: int, state: State) -> None:
     """Drop the key's tuples of panes from `limit` on."""
-    cells, _, registers, blocks, slots, _ = state
+    key_rows, _, registers, blocks, slots, _ = state
     rows = registers[BLOCK_ROWS]
-    while cells[k, ET] >= 0:
-        location = cells[k, ET]
+    while key_rows[k, ET] >= 0:
+        location = key_rows[k, ET]
         if slots[location, PANE] < limit:
             return
         block = location // rows
@@ -182,15 +182,15 @@ def free_tail(k: int, limit: int, state: State) -> None:
         if blocks[block, DQ] == blocks[block, NQ]:
             _release(k, block, state)
         else:
-            cells[k, ET] = location - 1
+            key_rows[k, ET] = location - 1
 
 
 @kernel
 def free_middle(k: int, begin: int, end: int, state: State) -> None:
     """Drop zones whose panes all lie in [begin, end); single tuples of others stay until their zone goes."""
-    cells, _, registers, blocks, slots, _ = state
+    key_rows, _, registers, blocks, slots, _ = state
     rows = registers[BLOCK_ROWS]
-    block = cells[k, HEAD]
+    block = key_rows[k, HEAD]
     while block >= 0:
         following = blocks[block, NEXT]
         first, last = block * rows + blocks[block, DQ], block * rows + blocks[block, NQ] - 1
@@ -220,11 +220,11 @@ def count_slots(
     ids: Integers, begins: Integers, ends: Integers, fresh: bool, bounds: Integers, state: State
 ) -> None:
     """Count of each key the panes in [begin, end), only `fresh` ones if asked; sum up in `bounds`."""
-    cells, _, registers, blocks, slots, _ = state
+    key_rows, _, registers, blocks, slots, _ = state
     rows = registers[BLOCK_ROWS]
     for i in range(ids.shape[0]):
         count = 0
-        block = cells[ids[i], HEAD]
+        block = key_rows[ids[i], HEAD]
         while block >= 0 and slots[block * rows + blocks[block, DQ], PANE] < ends[i]:
             for location in range(block * rows + blocks[block, DQ], block * rows + blocks[block, NQ]):
                 pane = slots[location, PANE]
@@ -245,11 +245,11 @@ def list_slots(
     state: State,
 ) -> None:
     """Write the locations that `count_slots` counted."""
-    cells, _, registers, blocks, slots, _ = state
+    key_rows, _, registers, blocks, slots, _ = state
     rows = registers[BLOCK_ROWS]
     for i in range(ids.shape[0]):
         at = bounds[i]
-        block = cells[ids[i], HEAD]
+        block = key_rows[ids[i], HEAD]
         while block >= 0 and slots[block * rows + blocks[block, DQ], PANE] < ends[i]:
             for location in range(block * rows + blocks[block, DQ], block * rows + blocks[block, NQ]):
                 pane = slots[location, PANE]

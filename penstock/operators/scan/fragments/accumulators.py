@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.aggregates.sketches import hashes_in, hashes_of, images_of, least_hashes
 from penstock.operators.aggregates.wide import WIDE, of_words, words_of
-from penstock.operators.scan.fragments import kernels
+from penstock.operators.scan.fragments import fragment_kernels
 from penstock.operators.scan.fragments.keys import as_integers, bare_values
 from penstock.operators.scan.spec import Partial
 from penstock.state_store.keys.key_index import KeyIndex
 from penstock.state_store.keys.key_words import KeyCodec
 
-__all__ = ["Fold", "Nulls", "Row", "Runs", "fold_of", "without_nulls"]
+__all__ = ["Accumulator", "Nulls", "Row", "Runs", "new_accumulator", "without_nulls"]
 
 _LEAST = 1024
 _BEYOND = 1 << 63
@@ -41,7 +41,7 @@ class Runs(NamedTuple):
         return np.repeat(self.slots, np.diff(self.starts, append=self.rows))
 
 
-class Fold(Protocol):
+class Accumulator(Protocol):
     """One partial aggregate of all slots."""
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
@@ -54,7 +54,7 @@ class Fold(Protocol):
         """Return the partials of the slots from 1 to before `count`."""
 
 
-def fold_of(partial: Partial, kind: pa.DataType) -> Fold:
+def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
     """Return what makes a partial of values of a type, other than a count.
 
     Raises
@@ -116,18 +116,20 @@ class Nulls:
         self._counts = np.zeros(1, np.int64)
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
-        """Add rows to their slots; see `Fold.add`."""
+        """Add rows to their slots; see `Accumulator.add`."""
         if values is None or not values.null_count:
             return
         self._counts = _grown(self._counts, count)
-        kernels.add_count(np.where(values.is_null().to_numpy(zero_copy_only=False), slots, 0), self._counts)
+        fragment_kernels.add_count(
+            np.where(values.is_null().to_numpy(zero_copy_only=False), slots, 0), self._counts
+        )
 
     def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
-        """Add rows of which none is null; see `Fold.add_runs`."""
+        """Add rows of which none is null; see `Accumulator.add_runs`."""
         return values is None or not values.null_count
 
     def result(self, count: int) -> Column:
-        """Return the number of nulls; see `Fold.result`."""
+        """Return the number of nulls; see `Accumulator.result`."""
         return pa.array(_grown(self._counts, count)[1:count])
 
 
@@ -141,7 +143,7 @@ class _Sum:
 
     def __init__(self, *, squares: bool) -> None:
         self._sums = np.zeros(_LEAST, np.float64)
-        self._kernel = kernels.add_squares if squares else kernels.add_sum
+        self._kernel = fragment_kernels.add_squares if squares else fragment_kernels.add_sum
         self._seen: npt.NDArray[np.bool_] | None = None
         self._slots = 1
 
@@ -155,7 +157,7 @@ class _Sum:
                 self._seen[: self._slots] = True
         if self._seen is not None:
             self._seen = _grown(self._seen, count)
-            kernels.mark(slots, self._seen)
+            fragment_kernels.mark(slots, self._seen)
         self._add(slots, values, count)
         self._slots = count
 
@@ -164,7 +166,7 @@ class _Sum:
 
     def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
         values = _given(values)
-        if values.null_count or self._seen is not None or self._kernel is not kernels.add_sum:
+        if values.null_count or self._seen is not None or self._kernel is not fragment_kernels.add_sum:
             return False
         self._sums = _grown(self._sums, count)
         if not self._add_runs(runs, values):
@@ -173,7 +175,7 @@ class _Sum:
         return True
 
     def _add_runs(self, runs: Runs, values: Column) -> bool:
-        kernels.add_sum_of_runs(runs.starts, runs.slots, bare_values(values), self._sums)
+        fragment_kernels.add_sum_of_runs(runs.starts, runs.slots, bare_values(values), self._sums)
         return True
 
     def _mask(self, count: int) -> npt.NDArray[np.bool_] | None:
@@ -203,23 +205,23 @@ class _WholeSum(_Sum):
             self._highs = self._sums >> 63
         self._highs = _grown(self._highs, len(self._sums))
         if values.type == WIDE:
-            kernels.add_wide_sums(slots, *words_of(values), self._sums, self._highs)
+            fragment_kernels.add_wide_sums(slots, *words_of(values), self._sums, self._highs)
         else:
-            kernels.add_wide_sum(slots, bare_values(values), self._sums, self._highs)
+            fragment_kernels.add_wide_sum(slots, bare_values(values), self._sums, self._highs)
 
     def _add_runs(self, runs: Runs, values: Column) -> bool:
         if not self._stays_narrow(values):
             return False
-        kernels.add_whole_of_runs(runs.starts, runs.slots, bare_values(values), self._sums)
+        fragment_kernels.add_whole_of_runs(runs.starts, runs.slots, bare_values(values), self._sums)
         return True
 
     def _stays_narrow(self, values: Column) -> bool:
         """Return whether no sum can be beyond 64 bits with these values, all of which may be of one slot."""
         if self._highs is not None or values.type == WIDE:
             return False
-        most = len(values) * (int(kernels.bound_of(bare_values(values))) + 1)
+        most = len(values) * (int(fragment_kernels.bound_of(bare_values(values))) + 1)
         if self._bound + most >= _BEYOND:
-            self._bound = int(kernels.bound_of(self._sums)) + 1
+            self._bound = int(fragment_kernels.bound_of(self._sums)) + 1
         if self._bound + most >= _BEYOND:
             return False
         self._bound += most
@@ -237,7 +239,7 @@ class _Extreme:
         self._kind, self._seen_as = kind, as_integers(kind) or kind
         self._best = np.zeros(_LEAST, self._seen_as.to_pandas_dtype())
         self._seen = np.zeros(_LEAST, np.bool_)
-        self._kernel = kernels.keep_greater if greatest else kernels.keep_less
+        self._kernel = fragment_kernels.keep_greater if greatest else fragment_kernels.keep_less
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
         values = _given(values)
@@ -267,12 +269,12 @@ class Row:
         self._count = 0
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
-        """Add rows to their slots; see `Fold.add`."""
+        """Add rows to their slots; see `Accumulator.add`."""
         values = _given(values)
         known = len(self._rows)
         self.times, self._rows = _grown(self.times, count), _grown(self._rows, count)
         self._rows[known:] = -1
-        kernels.keep_row(slots, times, self._last, self._count, self.times, self._rows)
+        fragment_kernels.keep_row(slots, times, self._last, self._count, self.times, self._rows)
         used = slots[slots > 0]
         if not used.size:
             return
@@ -283,11 +285,11 @@ class Row:
         self._count += len(found)
 
     def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
-        """Leave it to `add`; see `Fold.add_runs`."""
+        """Leave it to `add`; see `Accumulator.add_runs`."""
         return False
 
     def result(self, count: int) -> Column:
-        """Return the partials; see `Fold.result`."""
+        """Return the partials; see `Accumulator.result`."""
         if count <= 1:
             return pa.array([], self._kind)
         return pa.concat_arrays(self._kept).take(pa.array(self._rows[1:count]))
@@ -350,9 +352,9 @@ class _Sketch:
         there = (slots > 0) & (hashes < self._thetas[slots])
         self._added.append((slots[there].astype(np.int64), hashes[there]))
         if sum(len(one) for one, _ in self._added) > self._room:
-            self._fold()
+            self._accumulator()
 
-    def _fold(self) -> None:
+    def _accumulator(self) -> None:
         """Keep of all hashes what the sketches need."""
         added, self._added = self._added, []
         slots = np.concatenate([self._slots, *(one for one, _ in added)])
@@ -367,5 +369,5 @@ class _Sketch:
         return False
 
     def result(self, count: int) -> Column:
-        self._fold()
+        self._accumulator()
         return images_of(self._slots - 1, self._hashes, self._log2_size, count - 1)

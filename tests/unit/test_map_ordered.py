@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.operators.windows.map_ordered import at_once
+from penstock.operators.windows.map_ordered import map_ordered
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -23,11 +23,11 @@ def test_results_come_in_the_order_of_items(count: int, threads: int) -> None:
             later.set()
         return item * item
 
-    assert list(at_once(work, range(count), threads)) == [item * item for item in range(count)]
+    assert list(map_ordered(work, range(count), threads)) == [item * item for item in range(count)]
 
 
 def test_a_single_item_is_left_to_the_caller() -> None:
-    assert list(at_once(lambda _: threading.get_ident(), [0], 2)) == [threading.get_ident()]
+    assert list(map_ordered(lambda _: threading.get_ident(), [0], 2)) == [threading.get_ident()]
 
 
 def test_few_items_are_drawn_ahead() -> None:
@@ -39,12 +39,12 @@ def test_few_items_are_drawn_ahead() -> None:
             drawn += 1
             yield item
 
-    for done, _ in enumerate(at_once(abs, items(), 2)):
+    for done, _ in enumerate(map_ordered(abs, items(), 2)):
         assert drawn <= done + 4
 
 
 def test_an_error_comes_in_its_turn() -> None:
-    found = at_once(lambda item: 1 // (3 - item), range(9), 2)
+    found = map_ordered(lambda item: 1 // (3 - item), range(9), 2)
     assert [next(found) for _ in range(3)] == [0, 0, 1]
     with pytest.raises(ZeroDivisionError):
         next(found)

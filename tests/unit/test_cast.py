@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from penstock.operators.update_stream.cast import cast, conform
+from penstock.operators.update_stream.cast import cast, cast_to_schema
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_what_cannot_be_cast_is_invalid(values: list[object], kind: pa.DataType)
     with pytest.raises(pa.ArrowInvalid):
         cast(pa.table({"a": array}), pa.schema({"a": kind}))
     with pytest.raises(pa.ArrowInvalid):
-        conform(pa.record_batch({"a": array}), pa.schema({"a": kind}))
+        cast_to_schema(pa.record_batch({"a": array}), pa.schema({"a": kind}))
 
 
 def test_what_can_be_is() -> None:
