@@ -136,6 +136,8 @@ def _codecs() -> None:
         for codec in ("multiple", "delta", "xor"):
             decode(encode(values, codec))
         sum_where(Block(encode(values, "ns")), Block(encode(values, "ns")), 0, 9)
+    for most in (1, 1000):
+        decode(encode(pa.array((np.arange(1 << 14) % most).astype(np.int16)), "dictionary"))
     texts = pa.array(["a", "b", "a", "nine bytes", "nine bytes"])
     for codec in ("base_delta>ns", "dictionary>base_delta>ns"):
         for some in (texts, texts[:3]):

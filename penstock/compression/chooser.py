@@ -217,26 +217,30 @@ def _candidates(
         yield (Quantized(bound).name,)
     if floats and stats.digits is not None:
         yield (f"decimal_{stats.digits}",)
-    if not floats and stats.divisor > 1:
+    few = stats.distinct is not None and 0 < stats.distinct <= MAX_DISTINCT
+    # A few values are coded at once by their dictionary, whatever they are multiples of.
+    if not floats and stats.divisor > 1 and (depth < _QUICK_DEPTH or (depth < _DEPTH and not few)):
         yield ("multiple",)
-    if stats.delta_bits <= stats.range_bits:
+    rising = stats.delta_bits <= stats.range_bits
+    if rising:
         yield ("delta", "ns")
     if stats.delta_of_delta_bits <= stats.delta_bits:
         yield ("delta_of_delta", "ns")
     if depth < _DEPTH:
         if stats.run_length >= _SHORTEST_RUN:
             yield ("run_length",)
-        if stats.distinct is not None and 0 < stats.distinct <= MAX_DISTINCT:
+        if few:
             yield ("dictionary",)
-    yield ("base_delta", "patched_ns")
-    yield ("delta", "patched_ns")
+    # In a quick search, deltas that are wider than the values are not tried.
+    firsts = ("base_delta", "delta") if depth < _QUICK_DEPTH or rising else ("base_delta",)
+    yield from ((first, "patched_ns") for first in firsts)
     if floats:
         yield ("xor", "ns")
     for library in ("lz4", "zstd"):
-        yield ("base_delta", f"ns_{library}")
-        yield ("delta", f"ns_{library}")
+        yield from ((first, f"ns_{library}") for first in firsts)
         yield (library,)
-    yield ("zstd_9",)
+    if depth < _DEPTH:
+        yield ("zstd_9",)
     if goal.write_mb_s <= _SLOW_BELOW_MB_S:
         if Pcodec.installed():
             yield ("pcodec",)

@@ -75,6 +75,18 @@ def test_runs_and_words_are_those_of_plain_python(values: Ints) -> None:
         np.testing.assert_array_equal(decode_stream(node), values)
 
 
+@pytest.mark.parametrize("values", [np.array([-32768, 32767, 0, -1]), np.arange(-300, 20_000), np.arange(9)])
+def test_many_narrow_values_have_the_dictionary_that_a_few_have(values: Any) -> None:
+    values = np.resize(values, 40_000).astype(np.int16)
+    distinct, place = np.unique(values, return_inverse=True)
+    found = codes_of(values)
+    assert found is not None
+    np.testing.assert_array_equal(found[0], distinct)
+    np.testing.assert_array_equal(found[1], place)
+    assert found[1].dtype == np.min_scalar_type(-distinct.size)
+    assert codes_of(values, int(distinct.size) - 1) is None
+
+
 @given(streams())
 def test_a_dictionary_has_the_distinct_values_in_order(values: Ints) -> None:
     found = codes_of(values)

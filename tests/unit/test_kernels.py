@@ -116,7 +116,7 @@ KERNELS = {
     "fused": {"_sum_where"},
     "decimals": {"_divide", "_to_integers", "_from_integers", "_to_steps", "_from_steps", "_count_misfits"},
     "differences": {"_divide", "_add_up", "_join"},
-    "dictionary": {"_assign_codes", "_recode", "_look_up"},
+    "dictionary": {"_assign_codes", "_mark", "_recode", "_look_up"},
     "run_length": {"_find_runs", "_expand"},
     "simple8b": {"_write", "_read"},
     "variable_byte": {"_write", "_read"},

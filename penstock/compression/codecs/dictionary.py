@@ -10,7 +10,7 @@ import numpy as np
 from penstock._kernels import kernel
 from penstock.compression.abc import Transform, UnfitError, check
 from penstock.compression.codecs.registry import decode_stream, encode_light, register
-from penstock.compression.kernels.bits import Ints
+from penstock.compression.kernels.bits import Ints, sealed
 from penstock.compression.kernels.text import code_type
 from penstock.compression.kernels.vectors import bit_length
 from penstock.compression.node import Node, width_code
@@ -22,6 +22,8 @@ MAX_DISTINCT = 1 << 16
 
 _EMPTY = -1
 _FEW_DISTINCT = 1 << 10
+_ROWS_FOR_TABLE = 1 << 14
+"""Of so many values of two bytes a table of all that could be takes less time than to look for each."""
 
 
 @kernel
@@ -53,6 +55,13 @@ def _assign_codes(values: Ints, table: Any, distinct: Any, codes: Any, most: int
 
 
 @kernel
+def _mark(values: Any, seen: Any) -> None:
+    """Mark which values there are; they have no sign."""
+    for i in range(values.shape[0]):
+        seen[values[i]] = 1
+
+
+@kernel
 def _recode(codes: Any, rank: Any, out: Any) -> None:
     """Replace each code by its rank."""
     for i in range(codes.shape[0]):
@@ -78,6 +87,8 @@ def codes_of(values: Ints, most: int = MAX_DISTINCT) -> tuple[Ints, Ints] | None
     None if there are more than `most`.
     """
     most = max(1, min(most, values.size))
+    if values.dtype.itemsize == 1 or (values.dtype.itemsize == 2 and values.size >= _ROWS_FOR_TABLE):
+        return _codes_by_table(values, most)
     codes = np.empty(values.size, np.int32)
     # A small table stays in the first cache; most streams that suit a dictionary need no more.
     distinct = _distinct(values, codes, min(most, _FEW_DISTINCT))
@@ -91,6 +102,21 @@ def codes_of(values: Ints, most: int = MAX_DISTINCT) -> tuple[Ints, Ints] | None
     out: Ints = np.empty(values.size, rank.dtype)
     _recode(codes, rank, out)
     return distinct[order], out
+
+
+def _codes_by_table(values: Ints, most: int) -> tuple[Ints, Ints] | None:
+    """As `codes_of`, for values of one or two bytes: a table has a place for each that could be."""
+    places = sealed(values).view(f"u{values.dtype.itemsize}")
+    seen = np.zeros(1 << 8 * values.dtype.itemsize, np.uint8)
+    _mark(places, seen)
+    distinct = np.sort(np.flatnonzero(seen).astype(places.dtype).view(values.dtype))
+    if distinct.size > most:
+        return None
+    rank: Ints = np.empty(seen.size, code_type(distinct.size))
+    rank[distinct.view(places.dtype)] = np.arange(distinct.size, dtype=rank.dtype)
+    out: Ints = np.empty(values.size, rank.dtype)
+    _recode(places, rank, out)
+    return distinct, out
 
 
 def _distinct(values: Ints, codes: Any, most: int) -> Ints | None:
