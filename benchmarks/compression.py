@@ -1,7 +1,7 @@
 """Compression of columns: Penstock's three goals beside the formats and libraries that people use.
 
     python -m benchmarks.compression [--rounds N] [--rows N] [--data FOLDER] [--only NAME ...] [--save]
-    python -m benchmarks.compression --bandwidth | --codecs | --fused | --compile
+    python -m benchmarks.compression --bandwidth | --codecs | --compile
     python -m benchmarks.compression --fig6 docs/figures/scabbard-6.svg
     python -m benchmarks.compression --fig12 docs/figures/scabbard-12.svg
 
@@ -419,7 +419,7 @@ def main() -> None:
         "--save", type=Path, nargs="?", const=RESULTS, help="write results to this folder too"
     )
     mode = parser.add_mutually_exclusive_group()
-    for name in ("bandwidth", "codecs", "fused", "compile"):
+    for name in ("bandwidth", "codecs", "compile"):
         mode.add_argument(f"--{name}", dest="mode", action="store_const", const=name)
     mode.add_argument("--fig6", type=Path, metavar="FILE", help="draw ratio against throughput")
     mode.add_argument("--fig12", type=Path, metavar="FILE", help="draw a change of the distribution")
@@ -460,9 +460,7 @@ def results(arguments: argparse.Namespace) -> tuple[str, list[str], list[Record]
         return "compression_fig6", list(figures.figure_6(arguments.fig6, quick=arguments.quick)), []
     if arguments.fig12:
         return "compression_fig12", list(figures.figure_12(arguments.fig12, quick=arguments.quick)), []
-    if arguments.mode == "codecs":
-        return "compression_codecs", list(parts.codec_costs(quick=arguments.quick)), []
-    return "compression_fused", list(parts.fused(quick=arguments.quick)), []
+    return "compression_codecs", list(parts.codec_costs(quick=arguments.quick)), []
 
 
 if __name__ == "__main__":

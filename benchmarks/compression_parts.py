@@ -1,4 +1,4 @@
-"""Parts of compression by themselves: codecs, fused computing, compiling. See `benchmarks.compression`."""
+"""Parts of compression by themselves: codecs, compiling. See `benchmarks.compression`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from time import process_time
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from benchmarks.harness import REPOSITORY, median, scratch
 
@@ -139,46 +137,6 @@ def codec_costs(*, quick: bool = False) -> Iterator[str]:
     yield "}"
     yield f"\n{'codec':24} {'stream':10} {'type':6} {'encode':>9} {'decode':>9}   nanoseconds a value"
     yield from details
-
-
-def fused(*, quick: bool = False) -> Iterator[str]:
-    """Return the lines of a table: a sum of selected rows, fused with decoding and after it."""
-    from penstock.compression import Block, encode, sum_where
-
-    rows = 20_000 if quick else 1 << 21
-    generator = np.random.default_rng(1)
-    values = pa.array(generator.integers(0, 5000, rows, np.int32))
-    places: dict[str, Any] = {
-        "random int32": generator.integers(0, 1_000_000, rows, np.int32),
-        "rising int64": 1_700_000_000_000_000 + np.arange(rows, dtype=np.int64) * 1_000_000 // rows,
-    }
-    coded = encode(values, "base_delta>ns")
-    yield (
-        f"\n{rows} rows: sum(value int32) where low <= x <= high, million rows a second\n"
-        f"{'x':14} {'cascade':22} {'selected':>8} {'fused':>8} {'decoded':>8} {'times':>6}"
-    )
-    for title, numbers in places.items():
-        for cascade in ("base_delta>ns", "delta>ns"):
-            where = encode(pa.array(numbers), cascade)
-            for share in (0.001, 0.1, 0.5, 1.0):
-                low = int(numbers.min()) + 1000
-                high = low + int(share * 1_000_000)
-
-                def plain(where: bytes = where, low: int = low, high: int = high) -> int:
-                    summed, tested = Block(coded).read(), Block(where).read()
-                    chosen = pc.and_(pc.greater_equal(tested, low), pc.less_equal(tested, high))
-                    return pc.sum(summed.filter(chosen)).as_py() or 0
-
-                def together(where: bytes = where, low: int = low, high: int = high) -> int:
-                    return sum_where(Block(coded), Block(where), low, high)[0]
-
-                assert plain() == together()
-                repeats = 1 if quick else 7
-                one, other = seconds(together, repeats), seconds(plain, repeats)
-                yield (
-                    f"{title:14} {cascade:22} {share:8.1%} {rows / one / 1e6:8.0f}"
-                    f" {rows / other / 1e6:8.0f} {other / one:6.2f}"
-                )
 
 
 def compile_times(*, quick: bool = False) -> Iterator[str]:

@@ -44,9 +44,10 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import REPOSITORY, machine
 from benchmarks.queries import QUERIES, STREAMS
+from benchmarks.scans import scan_p_stream
 from benchmarks.streams import DATA, REAL, load
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
-from penstock.operators.scan.scanner import Scanner, scan_p_stream
+from penstock.operators.scan.scanner import Scanner
 from penstock.operators.scan.spec import Scan
 
 CHUNK_ROWS = 1 << 20

@@ -27,11 +27,12 @@ import pyarrow as pa
 
 from benchmarks.harness import machine
 from benchmarks.p_stream_speed import CHUNK_ROWS, Input, fill
+from benchmarks.scans import scan_p_stream
 from benchmarks.streams import DATA
 from penstock.checkpointing.p_stream import PStream
 from penstock.compression import TableBlock
 from penstock.operators.scan import scanner
-from penstock.operators.scan.scanner import Scanner, scan_p_stream
+from penstock.operators.scan.scanner import Scanner
 from penstock.operators.scan.spec import Fragments, Partial, Scan
 from penstock.operators.sql.expression import Expression
 

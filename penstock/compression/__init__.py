@@ -7,7 +7,6 @@ from penstock._lazy import lazily
 if TYPE_CHECKING:
     from penstock.compression.chooser import Chooser, Decision, Plan
     from penstock.compression.column import FORMAT_VERSION, MAX_BYTES, Block, decode, encode
-    from penstock.compression.fused import sum_where
     from penstock.compression.goals import GOALS, Goal
     from penstock.compression.statistics import ColumnStats, column_stats
     from penstock.compression.table import BlockReader, BlockWriter, TableBlock, encode_table
@@ -29,7 +28,6 @@ __all__ = [
     "decode",
     "encode",
     "encode_table",
-    "sum_where",
 ]
 
 # Whoever plans what others read needs none of it, and Numba takes a quarter of a second to load.
@@ -52,6 +50,5 @@ __getattr__ = lazily(
         "decode": "penstock.compression.column",
         "encode": "penstock.compression.column",
         "encode_table": "penstock.compression.table",
-        "sum_where": "penstock.compression.fused",
     },
 )

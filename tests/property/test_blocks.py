@@ -27,7 +27,6 @@ from penstock.compression import (
     decode,
     encode,
     encode_table,
-    sum_where,
 )
 from penstock.compression.codecs import CODECS, decode_stream
 from penstock.errors import CorruptDataError, InvalidUsageError
@@ -289,18 +288,6 @@ def test_a_block_changed_behind_its_checksum_is_refused_or_gives_some_column(tab
     assert refused > MUTATIONS // 4
 
 
-def test_a_fused_sum_skips_nulls_and_refuses_floats() -> None:
-    keys, values = Block(encode(pa.array([1, None, 1]))), Block(encode(pa.array([5, 6, None])))
-    assert sum_where(values, keys, 0, 9) == (5, 1)
-    assert sum_where(values, keys, 9, 0) == (0, 0)
-    assert sum_where(values, keys, -(1 << 70), 1 << 70) == (5, 1)
-    assert sum_where(values, keys, 1 << 70, 1 << 71) == (0, 0)
-    with pytest.raises(InvalidUsageError, match="only signed integers"):
-        sum_where(Block(encode(pa.array([1.0, 2.0, 3.0]))), keys, 0, 1)
-    with pytest.raises(InvalidUsageError, match="different numbers of rows: rows=3 where_rows=1"):
-        sum_where(values, Block(encode(pa.array([1]))), 0, 1)
-
-
 @pytest.mark.parametrize("name", ["zstd", "base_delta>ns", "ns_words", "variable_byte"])
 def test_a_payload_of_another_size_than_its_parts_is_refused(name: str) -> None:
     node = CODECS[name].encode(np.arange(3000, dtype=np.int64))
@@ -318,18 +305,6 @@ def test_texts_written_out_take_no_more_than_was_allowed() -> None:
     assert decode(block, max_bytes=10_000_000).equals(texts)
     with pytest.raises(CorruptDataError, match="too many bytes"):
         decode(block, max_bytes=9_999_999)
-
-
-@pytest.mark.parametrize(("least", "low", "high"), [
-    (0, 1023, 5000), (0, -9, 0), (0, 1024, 5000), (0, -9, -1), (2**63 - 1024, 2**63 - 1, 2**63 - 1),
-    (2**63 - 1021, 2**63 - 900, 2**63 - 1), (-(2**63), -(2**63), -(2**63) + 3),
-])  # fmt: skip
-def test_a_fused_sum_unpacks_what_its_bounds_just_touch(least: int, low: int, high: int) -> None:
-    numbers = [least + n for n in range(min(1024, 2**63 - least))]
-    where = encode(pa.array(numbers, pa.int64()), "base_delta>ns")
-    values = encode(pa.array(range(len(numbers)), pa.int64()), "base_delta>ns")
-    chosen = [value for value, number in enumerate(numbers) if low <= number <= high]
-    assert sum_where(Block(values), Block(where), low, high) == (sum(chosen), len(chosen))
 
 
 def test_an_exception_lies_among_the_values_of_the_last_sub_block() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.compression import Block, column_stats, decode, encode, sum_where
+from penstock.compression import column_stats, decode, encode
 from penstock.compression.abc import Cascade, UnfitError
 from penstock.compression.arrow import offsets_and_bytes, to_streams
 from penstock.compression.codecs import CODECS, decimals, decode_stream, encode_stream
@@ -128,23 +128,6 @@ def test_decimals_are_found_and_coded_without_exceptions(digits: int) -> None:
     node = encode_stream(values, ("decimal", "base_delta", "ns"))
     assert node.children[1].count < values.size // 8
     np.testing.assert_array_equal(decode_stream(node), values)
-
-
-@settings(max_examples=20)
-@given(
-    st.lists(st.integers(-100, 100), max_size=60),
-    st.integers(-120, 120),
-    st.integers(-120, 120),
-    st.sampled_from(["auto", "base_delta>ns", "delta>ns", "run_length", "base_delta>patched_ns"]),
-)
-def test_a_fused_sum_is_that_of_the_rows_selected(
-    numbers: list[int], low: int, high: int, codec: str
-) -> None:
-    keys = pa.array([n % 7 - 3 for n in numbers], pa.int32())
-    values = pa.array(numbers, pa.int64())
-    expected = [n for n in numbers if low <= n % 7 - 3 <= high]
-    found = sum_where(Block(encode(values, codec)), Block(encode(keys, codec)), low, high)
-    assert found == (sum(expected), len(expected))
 
 
 def test_lengths_whose_sum_wraps_around_are_no_texts() -> None:

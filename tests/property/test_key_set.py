@@ -15,7 +15,7 @@ from tests.naive import hash_of, second_hash_of
 
 _64 = (1 << 64) - 1
 _STEPS = st.lists(
-    st.tuples(st.sampled_from(["add", "remove", "contains"]), st.lists(st.integers(0, 40), max_size=30)),
+    st.tuples(st.sampled_from(["add", "contains"]), st.lists(st.integers(0, 40), max_size=30)),
     max_size=8,
 )
 
@@ -32,9 +32,6 @@ def test_slots_equal_a_set_where_many_fingerprints_have_one_home(
         if step == "add":
             assert key_set._add(prints, table) == len(set(numbers) - model)
             model |= set(numbers)
-        elif step == "remove":
-            assert key_set._remove(prints, table) == len(set(numbers) & model)
-            model -= set(numbers)
         else:
             out = np.empty(len(numbers), np.bool_)
             key_set._contains(prints, table, out)
@@ -55,9 +52,6 @@ def test_a_set_of_keys_equals_a_plain_set(steps: list[tuple[str, list[int]]], ki
             if step == "add":
                 assert known.add(keys) == len(set(numbers) - model)
                 model |= set(numbers)
-            elif step == "remove":
-                assert known.remove(keys) == len(set(numbers) & model)
-                model -= set(numbers)
             else:
                 assert known.contains(keys).tolist() == [number in model for number in numbers]
             assert len(known) == len(model)
@@ -104,21 +98,15 @@ def test_second_hashes_equal_the_plain_hash(keys: list[list[int]], secret: int) 
 PRINTS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3)), max_size=8)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["add", "remove"]), PRINTS), max_size=8))
-def test_fingerprints_that_share_a_word_are_told_apart(
-    steps: list[tuple[str, list[tuple[int, int]]]],
-) -> None:
+@given(st.lists(PRINTS, max_size=8))
+def test_fingerprints_that_share_a_word_are_told_apart(steps: list[list[tuple[int, int]]]) -> None:
     table = np.zeros((16, 2), np.uint64)
     known: set[tuple[int, int]] = set()
     every = [(first, last) for first in range(3) for last in range(1, 4)]
-    for step, prints in steps:
+    for prints in steps:
         words = np.array(prints, np.uint64).reshape(-1, 2)
-        if step == "add":
-            assert key_set._add(words, table) == len(set(prints) - known)
-            known |= set(prints)
-        else:
-            assert key_set._remove(words, table) == len(set(prints) & known)
-            known -= set(prints)
+        assert key_set._add(words, table) == len(set(prints) - known)
+        known |= set(prints)
         found = np.empty(len(every), np.bool_)
         key_set._contains(np.array(every, np.uint64), table, found)
         assert {one for one, there in zip(every, found, strict=True) if there} == known

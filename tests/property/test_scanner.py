@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.scans import scan_p_stream
 from penstock.checkpointing.p_stream import Piece, PStream, PStreamWriter
 from penstock.compression import TableBlock, encode_table
 from penstock.errors import InvalidUsageError
-from penstock.operators.scan.scanner import Scanner, scan_p_stream
+from penstock.operators.scan.scanner import Scanner
 from penstock.operators.scan.spec import PANE, Fragments, LatestBy, Partial, Scan
 
 SCHEMA = pa.schema(

@@ -18,7 +18,7 @@ import pytest
 
 import penstock
 from penstock import _kernels
-from penstock.compression import fused, statistics
+from penstock.compression import statistics
 from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
 from penstock.compression.kernels import bits, text, token_kernels
 from penstock.operators.aggregates import wide
@@ -43,7 +43,7 @@ ROOT = PACKAGE.parent
 KERNELS = {
     "key_words": {"_put_fixed", "_put_bytes", "_get_fixed", "_get_sizes", "_get_bytes", "hash_words"},
     "key_index": {"_find", "_find_or_add", "_find_or_add_words", "_rebuild", "_gather_words"},
-    "key_set": {"_second_hash", "_home", "_slot_of", "_add", "_contains", "_remove"},
+    "key_set": {"_second_hash", "_home", "_slot_of", "_add", "_contains"},
     "row_codec": {"_append", "_extract"},
     "row_store": {"_missing_room", "_touch", "_write", "_gather"},
     "pages": {"_elp_remove", "_elp_add", "_allocate", "_free"},
@@ -113,7 +113,6 @@ KERNELS = {
         *("_add_word", "code_rows", "_put_number", "join_words", "write_rows"),
     },
     "statistics": {"_scan"},
-    "fused": {"_sum_where"},
     "decimals": {"_divide", "_to_integers", "_from_integers", "_to_steps", "_from_steps", "_count_misfits"},
     "differences": {"_divide", "_add_up", "_join"},
     "dictionary": {"_assign_codes", "_mark", "_recode", "_look_up"},
@@ -159,7 +158,6 @@ REFERENCES = {
     "text": "test_kernels_of_codecs",
     "token_kernels": "test_tokens",
     "statistics": "test_kernels_of_codecs",
-    "fused": "test_kernels_of_codecs",
     "sliding_kernels": "test_panes",
     "selection": "test_selection",
     "comparison_kernels": "test_comparisons",
@@ -187,7 +185,6 @@ MODULES = [
         text,
         token_kernels,
         statistics,
-        fused,
         decimals,
         differences,
         dictionary,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,11 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
+from penstock.checkpointing.p_stream import Piece
 from penstock.compression import TableBlock
 from penstock.compression.kinds import coded_as
 from penstock.errors import InvalidUsageError
-from penstock.operators.aggregates.wide import concat_alike
 from penstock.operators.scan.fragments import Fragmenter, merge_stretches
 from penstock.operators.scan.newest_per_key import Latest
 from penstock.operators.scan.selection import selected
@@ -25,7 +23,7 @@ from penstock.operators.sql.comparisons import Interval, intervals_of, mask_of, 
 from penstock.operators.sql.evaluate import can_fail, evaluate, type_of
 from penstock.operators.sql.expression import Expression
 
-__all__ = ["Scanner", "scan_p_stream"]
+__all__ = ["Scanner"]
 
 _Mask: TypeAlias = "pa.Array[Any] | npt.NDArray[np.bool_]"
 """For which rows something is true: bits as Arrow evaluates, or bytes as a kernel writes them."""
@@ -252,48 +250,6 @@ class Scanner:
                 column = _whole(_evaluated(value, rows))
                 made[value] = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
         return [None if value is None else made[value] for value in self._values.values()]
-
-
-def scan_p_stream(
-    stream: PStream, scan: Scan, start: int | None = None, stop: int | None = None, *, threads: int = 2
-) -> pa.Table:
-    """Return what a scan makes of the rows of a p-stream, in this process.
-
-    Parameters
-    ----------
-    stream : PStream
-        The p-stream.
-    scan : Scan
-        What to do.
-    start, stop : int, optional
-        Offsets; all rows that are there unless told.
-    threads : int
-        How many scan at once, each a part of the rows.
-
-    Raises
-    ------
-    InvalidUsageError
-        If the scan does not fit the stream, such rows are not there, or an integer overflows.
-    CorruptDataError, UnavailableError
-        If what is read is damaged, or the file system refuses.
-    """
-    stream.refresh()
-    pieces = stream.pieces(stream.start if start is None else start, stream.end if stop is None else stop)
-    if scan.fragments and any(partial.kind in ("first", "last") for partial in scan.fragments.partials):
-        threads = 1  # fragments do not tell at what time their first or last row was
-    scanners = [Scanner(scan, stream.schema) for _ in range(max(1, min(threads, len(pieces))))]
-    edges = [len(pieces) * part // len(scanners) for part in range(len(scanners) + 1)]
-
-    def part(number: int) -> list[pa.RecordBatch]:
-        mine = pieces[edges[number] : edges[number + 1]]
-        return list(scanners[number].run(read_blocks(stream.segments, mine, stream.schema)))
-
-    with ThreadPoolExecutor(len(scanners)) as pool:
-        batches = [batch for found in pool.map(part, range(len(scanners))) for batch in found]
-    parts = scanners[0].merge(batches)
-    return pa.Table.from_batches(
-        [concat_alike(parts)] if parts else [], None if parts else scanners[0].schema
-    )
 
 
 def _evaluated(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:

@@ -86,35 +86,6 @@ def _contains(prints: Words, table: Words, out: npt.NDArray[np.bool_]) -> None:
         out[i] = table[slot, width - 1] != 0
 
 
-@kernel
-def _remove(prints: Words, table: Words) -> int:
-    """Remove fingerprints and close the gaps; return how many were there."""
-    slots, width = table.shape[0], table.shape[1]
-    count = 0
-    for i in range(prints.shape[0]):
-        slot = _slot_of(prints[i, 0], prints[i, width - 1], table)
-        if table[slot, width - 1] == 0:
-            continue
-        count += 1
-        gap = slot
-        while True:
-            slot += 1
-            if slot == slots:
-                slot = 0
-            if table[slot, width - 1] == 0:
-                break
-            home = _home(table[slot, 0], slots)
-            # What is at `slot` may fill the gap unless its home lies behind the gap, up to `slot`.
-            behind = gap < home <= slot if gap <= slot else (home > gap or home <= slot)
-            if not behind:
-                table[gap, 0] = table[slot, 0]
-                table[gap, width - 1] = table[slot, width - 1]
-                gap = slot
-        table[gap, 0] = 0
-        table[gap, width - 1] = 0
-    return count
-
-
 class KeySet:
     """A set of keys that knows their fingerprints only; open addressing, linear probing.
 
@@ -164,16 +135,6 @@ class KeySet:
         if self._zero and self._has_zero(prints):
             out |= prints[:, -1] == 0
         return out
-
-    def remove(self, keys: Keys) -> int:
-        """Remove keys; return how many were there."""
-        prints = self._prints(keys)
-        gone = _remove(prints, self._table)
-        if self._zero and self._has_zero(prints):
-            self._zero = False
-            gone += 1
-        self._count -= gone
-        return gone
 
     def _prints(self, keys: Keys) -> Words:
         if self._one_word:
