@@ -24,7 +24,7 @@ import pyarrow as pa
 from benchmarks.harness import machine, pyplot, save
 from penstock.checkpointing import encode
 from penstock.operators.scan.spec import Fragments, Partial
-from penstock.operators.windows.append.panes import Panes
+from penstock.operators.windows.append.time_panes import TimePanes
 from penstock.operators.windows.layout import WindowLayout
 from penstock.operators.windows.spec import WindowSpec
 from penstock.spark_ext.border.parcels import from_parcel
@@ -79,7 +79,7 @@ def run(case: Case) -> dict[str, float]:
         {},
         "rows",
     )
-    state, took, windows, delta = Panes(layout), [], 0, 0
+    state, took, windows, delta = TimePanes(layout), [], 0, 0
     batches = max(BATCHES, -(-case.size // case.seconds))
     for number in range(-1, batches + 1):
         batch = full_windows(case) if number < 0 else rows_of(case, number)

@@ -20,8 +20,8 @@ from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.operators.windows.append import sliding_kernels
 from penstock.operators.windows.append.pane_partials import PanePartials
-from penstock.operators.windows.append.panes import Panes
 from penstock.operators.windows.append.sliding import slide
+from penstock.operators.windows.append.time_panes import TimePanes
 from penstock.operators.windows.update.queue import WindowQueue
 from penstock.operators.windows.update.results import WindowMode
 from penstock.state_store.keys.key_index import KeyIndex
@@ -108,14 +108,14 @@ def _windows() -> None:
                 queue.enqueue(ids, panes + 200, rows, 6)
                 WindowQueue(mode, 2, 2, rows.schema, Policy.IN_PLACE).restore(queue.snapshot())
     layout = layout_of(4, 2)
-    state = Panes(layout)
+    state = TimePanes(layout)
     state.run([entries_of([Row("a", pane, 1.0) for pane in range(2000)] * 2, layout)], 30)
     state.delta()
     for _ in range(2):
         state.run([entries_of([Row("a", pane, 1.0) for pane in range(100, 1900)], layout)], 40)
-    Panes(layout).run([entries_of([Row("a", pane, 1.0) for pane in (0, 1000)], layout)], 2000)
+    TimePanes(layout).run([entries_of([Row("a", pane, 1.0) for pane in (0, 1000)], layout)], 2000)
     layout = layout_of(2000, 1, sets=False)
-    state = Panes(layout)
+    state = TimePanes(layout)
     for begin in range(0, 8000, 2000):
         panes_of = (*range(begin, begin + 2000), begin + 2100)
         state.run([entries_of([Row("a", pane, 1.0) for pane in panes_of], layout)], begin + 1000)

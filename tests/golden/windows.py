@@ -10,8 +10,8 @@ from penstock._clock import SimulatedClock
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.windows.append.panes import Panes
-from penstock.operators.windows.counted.panes import panes_of
 from penstock.operators.windows.layout import WindowLayout
+from penstock.operators.windows.panes import new_panes
 from penstock.operators.windows.update.results import WindowMode
 from penstock.operators.windows.update.windows import UpdateWindows, WindowArrivals
 from tests.naive_panes import Row
@@ -44,7 +44,7 @@ def new_state(kind: str) -> Panes | UpdateWindows:
     """Return the state of a fixture before its first version."""
     mode, layout = KINDS[kind][0], layout_of(kind)
     if mode is WindowMode.APPEND:
-        return panes_of(layout)
+        return new_panes(layout)
     return UpdateWindows(layout, mode, Policy.LINECUTTING)
 
 

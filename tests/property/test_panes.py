@@ -27,9 +27,11 @@ from penstock.operators.windows.append import panes as panes_module
 from penstock.operators.windows.append import sliding, sliding_kernels
 from penstock.operators.windows.append import sorted_runs as merging_module
 from penstock.operators.windows.append import stacks as stacks_module
+from penstock.operators.windows.append.find import find_windows
+from penstock.operators.windows.append.limits import PaneLimits
 from penstock.operators.windows.append.pane_partials import PanePartials
-from penstock.operators.windows.append.panes import Panes
 from penstock.operators.windows.append.sorted_runs import GroupRanges, concat_by_group
+from penstock.operators.windows.append.time_panes import TimePanes
 from penstock.operators.windows.emitters import PassThrough
 from penstock.operators.windows.groups import GroupCodec
 from penstock.operators.windows.layout import ENTRY_PANE, START, Closed, WindowLayout
@@ -127,11 +129,8 @@ def test_windows_hold_what_brute_force_puts_into_them(
     cuts = data.draw(st.lists(st.integers(0, len(rows)), max_size=6))
     layout = layout_of(size, min(slide, size))
     hows = st.sampled_from(["keep", "deltas", "snapshot", "catch up"])
-    with (
-        mock.patch.object(panes_module, "_UNIT_ENTRIES", 5),
-        mock.patch.object(panes_module, "_CHUNK_WINDOWS", data.draw(CHUNKS)),
-    ):
-        as_brute_force(layout, batches_of(rows, cuts), delay, lambda: data.draw(hows))
+    limits = PaneLimits(unit_entries=5, chunk_windows=data.draw(CHUNKS))
+    as_brute_force(layout, batches_of(rows, cuts), delay, lambda: data.draw(hows), limits)
 
 
 CHUNKS = st.sampled_from([1, 4, 1000])
@@ -172,32 +171,32 @@ def test_windows_of_stacks_hold_what_brute_force_puts_into_them(
     layout = layout_of(size, min(slide, size), sets=False)
     hows = st.sampled_from(["keep"] * 8 + ["later", "deltas", "snapshot", "store", "catch up", "catch up"])
     few = data.draw(st.sampled_from([0, 8]))
+    limits = PaneLimits(
+        unit_entries=5,
+        chunk_windows=data.draw(CHUNKS),
+        min_entries_for_stacks=0,
+        min_sharing_for_stacks=shared,
+        min_silent_groups=0,
+        front_slack=gone,
+    )
     with (
-        mock.patch.object(panes_module, "_FEW", 0),
-        mock.patch.object(panes_module, "_SHARED", shared),
-        mock.patch.object(panes_module, "_UNIT_ENTRIES", 5),
-        mock.patch.object(panes_module, "_CHUNK_WINDOWS", data.draw(CHUNKS)),
-        mock.patch.object(stacks_module, "_GONE", gone),
         mock.patch.object(entries_module, "_FEW", few),
         mock.patch.object(merging_module, "_FEW", few),
     ):
-        as_brute_force(layout, batches_of(rows, cuts), delay, lambda: data.draw(hows))
+        as_brute_force(layout, batches_of(rows, cuts), delay, lambda: data.draw(hows), limits)
 
 
 @pytest.mark.parametrize("behind", range(1, 10))
 @pytest.mark.parametrize("how", ["keep", "snapshot", "catch up"])
-def test_of_equal_times_what_came_first_is_first_in_stacks_too(
-    behind: int, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(panes_module, "_FEW", 0)
-    monkeypatch.setattr(panes_module, "_SHARED", 1)
+def test_of_equal_times_what_came_first_is_first_in_stacks_too(behind: int, how: str) -> None:
+    limits = PaneLimits(min_entries_for_stacks=0, min_silent_groups=0, min_sharing_for_stacks=1)
     pairs = [(Row("a", pane, 2.0 * pane), Row("a", pane - behind, 2.0 * pane + 1)) for pane in range(60)]
     # The second time there is a micro-batch in the middle that is longer than a window.
     for cuts in (range(0, 120, 6), (*range(0, 60, 6), *range(96, 120, 6))):
         batches = batches_of([row for pair in pairs for row in pair], cuts)
         # Now and then, so that some comes for the panes of stacks that are there.
         hows = partial(next, cycle(["keep", "keep", "keep", how]))
-        as_brute_force(layout_of(10, 1, sets=False), batches, 0, hows)
+        as_brute_force(layout_of(10, 1, sets=False), batches, 0, hows, limits)
 
 
 def test_a_micro_batch_goes_over_what_comes_and_what_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +210,7 @@ def test_a_micro_batch_goes_over_what_comes_and_what_leaves(monkeypatch: pytest.
     for module in (panes_module, stacks_module, merging_module):
         monkeypatch.setattr(module, "slide", counting)
     layout = layout_of(2000, 1, sets=False)
-    state = Panes(layout)
+    state = TimePanes(layout)
     state.run([entries_of([Row("a", pane, 1.0) for pane in range(2000)], layout)], 2000)
     went_over = 0
     for pane in range(2000, 2300, 2):
@@ -222,7 +221,11 @@ def test_a_micro_batch_goes_over_what_comes_and_what_leaves(monkeypatch: pytest.
 
 
 def as_brute_force(
-    layout: WindowLayout, batches: list[list[Row]], delay: int, how_next: Callable[[], str]
+    layout: WindowLayout,
+    batches: list[list[Row]],
+    delay: int,
+    how_next: Callable[[], str],
+    limits: PaneLimits,
 ) -> None:
     """Run micro-batches and compare; between them the state goes on, is stored, now or later, or is read.
 
@@ -230,9 +233,9 @@ def as_brute_force(
     """
     oracle = Windows(layout.spec.size, layout.spec.slide, delay)
     wanted = {name: AGGREGATES[name] for name in layout.values.names if name in AGGREGATES}
-    state, late, newest = Panes(layout), 0, None
+    state, late, newest = TimePanes(layout, limits=limits), 0, None
     units: list[PUnit] = []
-    other = Panes(layout)
+    other = TimePanes(layout, limits=limits)
     missed: list[PUnit] = []
     for batch in batches:
         # Two parcels, of which the second one arrives later.
@@ -265,14 +268,14 @@ def as_brute_force(
             other.restore(missed)
             state, other, missed = other, state, []
         if how in ("snapshot", "deltas"):
-            state = Panes(layout)
+            state = TimePanes(layout, limits=limits)
             state.restore(units)
     assert late == oracle.late
 
 
 def test_what_is_late_is_late_where_nothing_waits() -> None:
     layout = layout_of(4, 2)
-    busy, idle = Panes(layout), Panes(layout)
+    busy, idle = TimePanes(layout), TimePanes(layout)
     busy.run([entries_of([Row("a", pane, 1.0) for pane in range(20)], layout)], 20)
     idle.run([], 20)
     late = entries_of([Row("b", 15, 1.0), Row("b", 19, 1.0)], layout)
@@ -286,9 +289,7 @@ def test_what_is_late_is_late_where_nothing_waits() -> None:
 
 @pytest.mark.parametrize("slide", [1, 3])
 @pytest.mark.parametrize("groups", ["abc", "a", "aaaaaaaabc", "abbbbbbbbbbc"])
-def test_many_windows_are_handed_over_in_pieces(
-    groups: str, slide: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_windows_are_handed_over_in_pieces(groups: str, slide: int) -> None:
     layout = layout_of(4, slide)
     # Where a group is named more often, it has tuples in more panes, though not in all.
     rows = [
@@ -297,9 +298,10 @@ def test_many_windows_are_handed_over_in_pieces(
         for number, group in enumerate(groups)
         if group == "b" or pane % len(groups) == number
     ]
-    whole = Panes(layout).run([entries_of(rows, layout)], 90).windows
-    monkeypatch.setattr(panes_module, "_CHUNK_WINDOWS", 10)
-    pieces = Panes(layout).run([entries_of(rows, layout)], 90).windows
+    whole = TimePanes(layout).run([entries_of(rows, layout)], 90).windows
+    pieces = (
+        TimePanes(layout, limits=PaneLimits(chunk_windows=10)).run([entries_of(rows, layout)], 90).windows
+    )
     assert len(whole) == 1
     assert len(pieces) > 1
     assert max(piece.num_rows for piece in pieces) <= 40
@@ -354,34 +356,34 @@ def test_spans_are_laid_side_by_side_for_each_group(
     found.values.validate(full=True)
 
 
-def test_windows_before_the_first_are_in_no_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_before_the_first_are_in_no_piece() -> None:
     layout = layout_of(2, 1)
     entries = PanePartials(np.zeros(20, np.int64), np.arange(20), pa.record_batch([np.arange(20)], ["v"]))
-    monkeypatch.setattr(panes_module, "_CHUNK_WINDOWS", 1)
-    found = [one.windows.tolist() for one in Panes(layout)._found(entries, entries.panes, 10, 17)]
+    pieces = find_windows(layout.spec, entries, entries.panes, 10, 17, chunk_windows=1)
+    found = [one.windows.tolist() for one in pieces]
     assert [window for windows in found for window in windows] == list(range(10, 18))
     assert len(found) > 1
 
 
-def test_an_error_in_one_piece_is_that_of_the_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_one_piece_is_that_of_the_micro_batch() -> None:
     layout = layout_of(4, 1)
     rows = [Row(group, pane, 1.0) for pane in range(30) for group in "abc"]
-    monkeypatch.setattr(panes_module, "_CHUNK_WINDOWS", 10)
 
     class Failing(PassThrough):
         def __call__(self, closed: Closed) -> pa.RecordBatch:
             raise ZeroDivisionError(len(closed.of))
 
     with pytest.raises(ZeroDivisionError):
-        Panes(layout).run([entries_of(rows, layout)], 30, Failing(layout))
+        TimePanes(layout, limits=PaneLimits(chunk_windows=10)).run(
+            [entries_of(rows, layout)], 30, Failing(layout)
+        )
 
 
-def test_groups_that_are_forgotten_have_their_windows_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_that_are_forgotten_have_their_windows_first() -> None:
     # Forgotten groups give their numbers to others, which must not be while theirs are looked up.
-    monkeypatch.setattr(panes_module, "_FEW", 0)
-    monkeypatch.setattr(panes_module, "_CHUNK_WINDOWS", 1)
     layout = layout_of(1, 1)
-    state, found = Panes(layout), []
+    limits = PaneLimits(min_entries_for_stacks=0, min_silent_groups=0, chunk_windows=1)
+    state, found = TimePanes(layout, limits=limits), []
     for pane in range(20):
         rows = [Row(f"{pane} {number}", pane, 1.0) for number in range(6)]
         done = state.run([entries_of(rows, layout)], pane + 1)
@@ -390,10 +392,10 @@ def test_groups_that_are_forgotten_have_their_windows_first(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("size", "step"), [(4, 100), (80, 10)], ids=["apart", "in stacks"])
-def test_silent_groups_leave_nothing_behind(size: int, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panes_module, "_FEW", 10)
+def test_silent_groups_leave_nothing_behind(size: int, step: int) -> None:
     layout = layout_of(size, 2, sets=False)
-    state, stacked = Panes(layout), 0
+    limits = PaneLimits(min_entries_for_stacks=10, min_silent_groups=10)
+    state, stacked = TimePanes(layout, limits=limits), 0
     for pane in range(0, 200 * step, step):
         rows = [Row(f"{pane} {i}", pane, 1.0) for i in range(20)]
         state.run([entries_of(rows, layout)], pane)
@@ -407,7 +409,7 @@ def test_silent_groups_leave_nothing_behind(size: int, step: int, monkeypatch: p
 
 def test_a_restart_holds_no_entries_of_windows_that_are_closed() -> None:
     layout = layout_of(4, 2)
-    state, again = Panes(layout), Panes(layout)
+    state, again = TimePanes(layout), TimePanes(layout)
     deltas = []
     for pane in range(0, 60, 2):
         state.run([entries_of([Row(f"{i}", pane, 1.0) for i in range(20)], layout)], pane)
@@ -418,7 +420,7 @@ def test_a_restart_holds_no_entries_of_windows_that_are_closed() -> None:
 
 def test_entries_of_a_pane_that_comes_again_and_again_are_combined() -> None:
     layout = layout_of(1000, 1)
-    state = Panes(layout)
+    state = TimePanes(layout)
     for _ in range(50):
         state.run([entries_of([Row("a", pane, 1.0) for pane in range(100)], layout)], 0)
         state.delta()
@@ -600,9 +602,9 @@ def test_windows_of_two_sides_that_end_together_close_together(
 @pytest.mark.parametrize("how", ["delta", "snapshot"])
 def test_the_watermark_outlives_a_restart(how: str) -> None:
     layout = layout_of(4, 2)
-    state = Panes(layout)
+    state = TimePanes(layout)
     state.run([entries_of([Row("a", 9, 1.0)], layout)], 9)
-    again = Panes(layout)
+    again = TimePanes(layout)
     again.restore(stored([state.delta()] if how == "delta" else state.snapshot()))
     # What comes is older than the newest before, and is closed by that.
     done = again.run([entries_of([Row("a", 6, 1.0)], layout)], 6)

@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from itertools import pairwise
 from typing import Any, NamedTuple
-from unittest import mock
 
 import pyarrow as pa
 from hypothesis import given, settings
@@ -16,9 +15,9 @@ from penstock._clock import SimulatedClock
 from penstock.operators.scan.spec import Partial
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query, serve
-from penstock.operators.windows.append import panes as panes_module
-from penstock.operators.windows.counted.panes import panes_of
+from penstock.operators.windows.append.limits import PaneLimits
 from penstock.operators.windows.layout import ENTRY_PANE, START, RowLayout
+from penstock.operators.windows.panes import new_panes
 from penstock.operators.windows.spec import WindowSpec
 from penstock.operators.windows.update.results import WindowMode
 from penstock.operators.windows.update.windows import UpdateWindows, WindowArrivals
@@ -130,13 +129,15 @@ def test_in_append_mode_each_window_comes_once_when_its_last_row_is_there(
 ) -> None:
     slide, size = sizes
     layout, oracle = layout_of(size, slide), Oracle(size, slide, delay)
-    state, units, late, chunk = panes_of(layout), [], 0, data.draw(CHUNKS)
+    limits = PaneLimits(
+        chunk_windows=data.draw(CHUNKS), unit_entries=data.draw(st.sampled_from([1, 3, 1000]))
+    )
+    state, units, late = new_panes(layout, limits=limits), [], 0
     known: dict[tuple[Any, int], dict[str, Any]] = {}
     for batch in cut(rows, data, delay):
         expected = oracle.batch(batch)
         newest = max((row.time for row in batch), default=None)
-        with mock.patch.object(panes_module, "_CHUNK_WINDOWS", chunk):
-            done = state.run(batch_of(batch), None if newest is None else newest - delay)
+        done = state.run(batch_of(batch), None if newest is None else newest - delay)
         for windows in done.windows:
             assert windows.schema == layout.window
             for row in windows.to_pylist():
@@ -151,7 +152,7 @@ def test_in_append_mode_each_window_comes_once_when_its_last_row_is_there(
         if how == "snapshot":
             units = stored(state.snapshot())
         if how != "keep":
-            state = panes_of(layout)
+            state = new_panes(layout, limits=limits)
             state.restore(units)
     assert late == oracle.late
     # A group keeps less than a window, and a slide that is not full.

@@ -20,7 +20,7 @@ from penstock.operators.aggregates.decomposition import decompose
 from penstock.operators.scan.fragments import Fragmenter, merge_fragments
 from penstock.operators.scan.spec import PANE, Fragments
 from penstock.operators.scheduling.policy import Policy
-from penstock.operators.windows.append.panes import Panes
+from penstock.operators.windows.append.time_panes import TimePanes
 from penstock.operators.windows.layout import ENTRY_PANE, WindowLayout
 from penstock.operators.windows.spec import WindowSpec
 from penstock.operators.windows.update.results import WindowMode
@@ -127,13 +127,13 @@ def test_windows_have_exact_means_and_sums_that_wrap_where_that_is_asked_for(
 ) -> None:
     rows = sorted(rows, key=lambda row: row[0])
     layout = layout_of(size, min(slide, size), wraps=True)
-    state, found = Panes(layout), []
+    state, found = TimePanes(layout), []
     bounds = [0, *sorted({cut for cut in cuts if cut < len(rows)}), len(rows)]
     for low, high in pairwise(bounds):
         if low < high:
             found += state.run([entries_of(rows[low:high], layout)], rows[high - 1][0]).windows
         units = [decode(bytes(encode(unit)), "a test") for unit in state.snapshot()]
-        state = Panes(layout)
+        state = TimePanes(layout)
         state.restore(units)
     found += state.run([], 100).windows
     assert check(found, rows, layout)
@@ -167,9 +167,9 @@ def test_a_sum_that_overflows_is_an_error_where_it_is_asked_for() -> None:
     layout = layout_of(1, 1, wraps=False)
     arriving = entries_of([(0, 0, MOST), (0, 0, 1)], layout)
     with pytest.raises(InvalidUsageError, match="a sum of integers overflows"):
-        Panes(layout).run([arriving], 1)
+        TimePanes(layout).run([arriving], 1)
     there_and_back = entries_of([(0, 0, MOST), (0, 0, MOST), (0, 0, -MOST)], layout)
-    (windows,) = Panes(layout).run([there_and_back], 1).windows
+    (windows,) = TimePanes(layout).run([there_and_back], 1).windows
     assert windows["sum_n"].to_pylist() == [MOST]
 
 

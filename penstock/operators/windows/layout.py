@@ -97,6 +97,15 @@ class WindowLayout:
         return made.finish(values, [name for name in values.schema.names if name in self._left])
 
     @property
+    def first_pane(self) -> int | None:
+        """The first pane that a group can have; None if there is no first one."""
+        return None
+
+    def arriving_column(self, partial: str) -> str:
+        """Return the column of what arrives from which a partial is taken."""
+        return partial
+
+    @property
     def entry(self) -> pa.Schema:
         """The schema of an entry: groups, `ENTRY_PANE`, partials."""
         return pa.schema([*self.groups, pa.field(ENTRY_PANE, pa.int64()), *self.values])
@@ -127,6 +136,15 @@ class RowLayout(WindowLayout):
     arriving: pa.Schema
     end: str
     bounds: tuple[str, ...] = ()
+
+    @property
+    def first_pane(self) -> int:
+        """Pane 0, which has the group's first row."""
+        return 0
+
+    def arriving_column(self, partial: str) -> str:
+        """Return the column of rows from which a partial is computed."""
+        return next(one.expression for one in self.partials if one.name == partial)
 
     @cached_property
     def _left(self) -> frozenset[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit
-from penstock.operators.windows.append.panes import Panes
+from penstock.operators.windows.append.time_panes import TimePanes
 from penstock.operators.windows.layout import PanesResult, WindowLayout
 
 __all__ = ["SeveralPanes"]
@@ -28,7 +28,7 @@ class SeveralPanes:
     """
 
     def __init__(self, layouts: Sequence[WindowLayout]) -> None:
-        self._sides = [Panes(layout) for layout in layouts]
+        self._sides = [TimePanes(layout) for layout in layouts]
         self._watermarks: list[int | None] = [None] * len(layouts)
 
     def __len__(self) -> int:

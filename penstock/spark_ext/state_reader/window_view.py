@@ -27,8 +27,8 @@ from penstock.operators.aggregates.decomposition import pane_ms
 from penstock.operators.scan.spec import Partial, PartialKind
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.windows.append.panes import Panes
-from penstock.operators.windows.counted.panes import panes_of
 from penstock.operators.windows.layout import ENTRY_PANE, RowLayout, WindowLayout
+from penstock.operators.windows.panes import new_panes
 from penstock.operators.windows.shared_watermark import SeveralPanes
 from penstock.operators.windows.spec import WindowSpec
 from penstock.operators.windows.update.results import WindowMode
@@ -105,7 +105,7 @@ class WindowView:
     def new_state(self) -> Panes | UpdateWindows:
         """See `StateView.new_state`."""
         if self.mode is WindowMode.APPEND:
-            return panes_of(self.layout)
+            return new_panes(self.layout)
         # Which weights shares came from does not matter.
         return UpdateWindows(self.layout, self.mode, self.policy, "" if self.weighted else None)
 

@@ -15,8 +15,8 @@ from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.choices import WindowMode
 from penstock.operators.update_stream.operator_options import WindowOptions
 from penstock.operators.windows.append.panes import Panes
-from penstock.operators.windows.counted.panes import panes_of
 from penstock.operators.windows.layout import WindowLayout
+from penstock.operators.windows.panes import new_panes
 from penstock.operators.windows.update.windows import UpdateWindows, WindowArrivals
 from penstock.spark_ext.border.window_packing import facts_of
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
@@ -118,7 +118,7 @@ class WindowOperator:
         """Return the state of a bucket without entries."""
         options = self.options
         if not options.by_key:
-            return panes_of(self.layout)
+            return new_panes(self.layout)
         return UpdateWindows(self.layout, WindowMode(options.mode), options.order, self.weights)
 
     def run(

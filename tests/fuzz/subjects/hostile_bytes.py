@@ -25,7 +25,7 @@ from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
-from penstock.operators.windows.counted.panes import panes_of
+from penstock.operators.windows.panes import new_panes
 from penstock.operators.windows.shared_watermark import SeveralPanes
 from penstock.operators.windows.update.results import WindowMode
 from penstock.operators.windows.update.windows import UpdateWindows, WindowArrivals
@@ -174,7 +174,7 @@ def _panes(draw: random.Random) -> _Stored:
 
     mode = draw.choice(["append", "lazy", "eager", "several"])
     if mode == "append":
-        new: Callable[[], Any] = lambda: panes_of(layout)  # noqa: E731
+        new: Callable[[], Any] = lambda: new_panes(layout)  # noqa: E731
         run: Callable[[Any, int], object] = lambda state, at: state.run(arriving(), at)  # noqa: E731
     elif mode == "several":
         layout = test_panes.layout_of(size, slide)

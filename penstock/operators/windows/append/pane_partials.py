@@ -15,7 +15,7 @@ from penstock.operators.update_stream.stream import Integers
 from penstock.operators.windows.append import sliding_kernels
 from penstock.operators.windows.layout import WindowLayout
 
-__all__ = ["Found", "PanePartials", "empty", "is_narrow", "sorted_by"]
+__all__ = ["PanePartials", "WindowRanges", "empty", "is_narrow", "sorted_by"]
 
 _FEW = 1024
 _WIDE = 4
@@ -90,7 +90,7 @@ class PanePartials:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class WindowRanges:
     """Windows, and which entries they have.
 
     Attributes

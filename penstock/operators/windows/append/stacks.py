@@ -40,9 +40,6 @@ from penstock.operators.windows.layout import WindowLayout
 
 __all__ = ["Stacks"]
 
-_GONE = 2
-"""The front is cut once it has so many times the entries that are needed."""
-
 
 class Stacks:
     """The entries that were in a window that closed. Used by one task at a time; not thread-safe.
@@ -57,11 +54,16 @@ class Stacks:
         A pane; at most the end of the next window that closes.
     groups : int
         How many groups have a number.
+    front_slack : int
+        The front is compacted once it has this many times the entries that it needs.
     """
 
-    def __init__(self, layout: WindowLayout, front: PanePartials, border: int, groups: int) -> None:
+    def __init__(
+        self, layout: WindowLayout, front: PanePartials, border: int, groups: int, front_slack: int
+    ) -> None:
         self.border = border
         self._layout = layout
+        self._front_slack = front_slack
         self._front = GroupRanges.of(front, groups)
         """Those of the front that are still needed."""
         ends = self._front.high[front.ids]
@@ -131,6 +133,6 @@ class Stacks:
     def _let_go(self, pane: int) -> None:
         """Let go of what is before a pane."""
         _, self._front = self._front.split(pane)
-        if _GONE * len(self._front) < len(self._front.entries):
+        if self._front_slack * len(self._front) < len(self._front.entries):
             self._suffixes = concat_by_group([replace(self._front, entries=self._suffixes)])
             self._front = GroupRanges.of(concat_by_group([self._front]), len(self._front.low))

@@ -1,4 +1,4 @@
-"""Panes of so many rows of each group: what windows of rows are assembled from.
+"""Panes of a fixed number of rows of each group.
 
 Of each group, rows are numbered in the order of their times, those of one time in the order in which they
 arrived. A row gets its number when the watermark has passed it; what comes then from before the watermark is
@@ -23,12 +23,13 @@ from penstock.checkpointing import PUnit
 from penstock.operators.scan.fragments import Fragmenter
 from penstock.operators.scan.spec import Fragments
 from penstock.operators.update_stream.stream import Integers
-from penstock.operators.windows.append.pane_partials import Found, PanePartials, empty, sorted_by
-from penstock.operators.windows.append.panes import Panes
-from penstock.operators.windows.layout import ENTRY_PANE, RowLayout, WindowLayout
+from penstock.operators.windows.append.limits import PaneLimits
+from penstock.operators.windows.append.pane_partials import PanePartials, WindowRanges, empty, sorted_by
+from penstock.operators.windows.append.panes import DEFAULT_LIMITS, Panes
+from penstock.operators.windows.layout import ENTRY_PANE, RowLayout
 from penstock.state_store.keys.key_index import grown
 
-__all__ = ["RowPanes", "panes_of"]
+__all__ = ["CountPanes"]
 
 _RUN = "run"
 _NUMBERED, _WAITING = "numbered", "waiting"
@@ -36,17 +37,11 @@ _UNIT_ROWS = 1 << 20
 _MOST_ROWS = 1 << 53
 
 
-def panes_of(layout: WindowLayout, *, finalizes: bool = False) -> Panes:
-    """Return the panes, without entries, that windows are made of."""
-    if isinstance(layout, RowLayout):
-        return RowPanes(layout, finalizes=finalizes)
-    return Panes(layout, finalizes=finalizes)
+class CountPanes(Panes):
+    """The rows and pane partials that an incomplete window needs. Rows arrive, of `RowLayout.arriving`.
 
-
-class RowPanes(Panes):
-    """The rows and entries that an incomplete window needs. Used as `Panes` is; rows arrive, not entries.
-
-    A window closes when the watermark has passed its last row. Groups keep their numbers.
+    A window closes when the watermark has passed its last row. A pane is final when it is full. Groups keep
+    their numbers.
 
     Parameters
     ----------
@@ -56,8 +51,10 @@ class RowPanes(Panes):
         As of `Panes`; a pane settles when it is full.
     """
 
-    def __init__(self, layout: RowLayout, *, finalizes: bool = False) -> None:
-        super().__init__(layout, finalizes=finalizes)
+    def __init__(
+        self, layout: RowLayout, *, finalizes: bool = False, limits: PaneLimits = DEFAULT_LIMITS
+    ) -> None:
+        super().__init__(layout, finalizes=finalizes, limits=limits)
         self._rows = layout
         types = {one.name: self._type_of(one.expression) for one in layout.partials}
         fragments = Fragments(1, _RUN, "ms", (), layout.partials)
@@ -82,10 +79,6 @@ class RowPanes(Panes):
         return super().size_bytes + self._waiting.nbytes + self._numbered.nbytes
 
     @property
-    def _oldest(self) -> int | None:
-        return None
-
-    @property
     def border(self) -> int | None:
         """None: groups are at different panes."""
         return None
@@ -96,7 +89,7 @@ class RowPanes(Panes):
         """Let rows in, then number those that the watermark has passed."""
         before, held = self.watermark, self._waiting.num_rows
         rows = pa.concat_batches([self._waiting, *arriving])
-        self._pass(watermark)
+        self._advance(watermark)
         times = rows.column(ENTRY_PANE).to_numpy()
         late = np.zeros(len(times), np.bool_)
         if before is not None:
@@ -139,7 +132,7 @@ class RowPanes(Panes):
         self._fragmenter.add(pa.array(np.cumsum(starts)), [], columns)
         values = self._fragmenter.finish()
         made = PanePartials(ids[starts], panes[starts], values.select(self._rows.values.names))
-        self._arrive([made])
+        self._add([made])
 
     def _make_room(self) -> None:
         self._numbered = grown(self._numbered, len(self._index))
@@ -152,21 +145,20 @@ class RowPanes(Panes):
         """Return of each group how many panes are full."""
         return self._numbered // self._rows.pane_rows
 
-    def _done(self, entries: PanePartials) -> npt.NDArray[np.bool_]:
-        return entries.panes < self._full()[entries.ids]
+    def _is_final(self, partials: PanePartials) -> npt.NDArray[np.bool_]:
+        return partials.panes < self._full()[partials.ids]
 
-    def _in_time(self, settled: PanePartials) -> PanePartials:
-        return settled.take(np.argsort(settled.values.column(self._rows.end).to_numpy(), kind="stable"))
+    def _order_final(self, partials: PanePartials) -> PanePartials:
+        return partials.take(np.argsort(partials.values.column(self._rows.end).to_numpy(), kind="stable"))
 
-    def _close(self) -> Iterator[Found] | None:
-        """Return the windows whose panes are full; None if there are no panes."""
+    def _close(self) -> Iterator[WindowRanges] | None:
         return self._whole() if len(self) else None
 
-    def _whole(self) -> Iterator[Found]:
+    def _whole(self) -> Iterator[WindowRanges]:
         held = self._held.whole()
         spec, full, begun = self._rows.spec, self._full(), self._next_windows
         panes = held.panes - begun[held.ids] * spec.slide
-        for found in self._found(held, panes, 0, int(panes.max()) // spec.slide):
+        for found in self._find(held, panes, 0, int(panes.max()) // spec.slide):
             groups = found.known[found.of]
             windows = found.windows + begun[groups]
             whole = windows * spec.slide + spec.size <= full[groups]
@@ -179,14 +171,14 @@ class RowPanes(Panes):
                     high=found.high[whole],
                 )
 
-    def _let_go(self) -> None:
-        """Let go of the entries that no incomplete window needs, once those that are whole are made."""
+    def _discard(self) -> None:
         spec = self._rows.spec
         self._next_windows = np.maximum((self._full() - spec.size) // spec.slide + 1, 0)
-        super()._let_go()
+        held = self._held.whole()
+        self._held.replace(held.where(self._needed(held)))
 
     def _needed(self, entries: PanePartials) -> npt.NDArray[np.bool_]:
-        needed = self._full() if self._settles else self._next_windows * self._rows.spec.slide
+        needed = self._full() if self._finalizes else self._next_windows * self._rows.spec.slide
         return entries.panes >= needed[entries.ids]
 
     def _forget(self) -> None:
@@ -196,7 +188,7 @@ class RowPanes(Panes):
 
     def delta(self) -> PUnit:
         """Return what changed since the last call, to be stored."""
-        unit = super().delta()
+        unit = self._delta_unit()
         changed = np.flatnonzero(self._changed)
         waiting = self._waiting.slice(self._stored)
         self._changed[:] = False
@@ -205,7 +197,7 @@ class RowPanes(Panes):
 
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole state of this moment, in units of bounded size."""
-        units = list(super().snapshot())
+        units = self._snapshot_units(self._held.parts)
         meta = units[-1].meta
         for begin in range(0, len(self._index), _UNIT_ROWS):
             some = np.arange(begin, min(begin + _UNIT_ROWS, len(self._index)))
@@ -221,7 +213,9 @@ class RowPanes(Panes):
             if "entries" in blocks:
                 if unit.kind == "snapshot" and unit.fields.count("entries_before") == 0:
                     self._waiting = empty(self._rows.arriving)
-                super().restore([unit])
+                    self._held.replace(PanePartials.none(self._rows))
+                partials, _ = self._read(unit)
+                self._held.add(partials.in_order())
             if _NUMBERED in blocks:
                 count = pa.field(_NUMBERED, pa.int64(), nullable=False)
                 block = unit.block(_NUMBERED, pa.schema([*self._rows.groups, count]))
@@ -237,7 +231,7 @@ class RowPanes(Panes):
         self._waiting = self._waiting.take(pa.array(np.flatnonzero(~passed)))
         self._stored = self._waiting.num_rows
         self._changed[:] = False
-        self._let_go()
+        self._discard()
 
     def _numbers(self, ids: Integers) -> pa.RecordBatch:
         """Return groups and how many rows of each were numbered."""

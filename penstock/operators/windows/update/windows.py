@@ -19,8 +19,8 @@ from penstock.operators.scheduling.staleness import Staleness
 from penstock.operators.scheduling.weights import KeyWeights, shares_of
 from penstock.operators.update_stream.stream import Integers
 from penstock.operators.windows.append.sliding import slide
-from penstock.operators.windows.counted.panes import panes_of
-from penstock.operators.windows.layout import FinalPanes, RowLayout, WindowLayout
+from penstock.operators.windows.layout import FinalPanes, WindowLayout
+from penstock.operators.windows.panes import new_panes
 from penstock.operators.windows.update.queue import WindowQueue
 from penstock.operators.windows.update.results import WindowMode
 from penstock.state_store.keys.key_words import Keys
@@ -75,10 +75,10 @@ class UpdateWindows:
     ) -> None:
         self.weights = weights
         self._layout = layout
-        self._panes = panes_of(layout, finalizes=True)
+        self._panes = new_panes(layout, finalizes=True)
         self._queue = WindowQueue(
             mode, layout.spec.size, layout.spec.slide, layout.values, policy,
-            weighted=weights is not None, first_pane=0 if isinstance(layout, RowLayout) else None,
+            weighted=weights is not None, first_pane=layout.first_pane,
         )  # fmt: skip
         self._stored = 0
 
@@ -147,7 +147,7 @@ class UpdateWindows:
             from when its pane has settled, but by then an earlier micro-batch has its tuple in the state.
         """
         if isinstance(self.weights, str):
-            arriving = self._arriving(self.weights)
+            arriving = self._layout.arriving_column(self.weights)
             for batch in arrivals.entries:
                 _numbers(batch.column(arriving))
         settled, rows_in, late = self._panes.finalize_panes(arrivals.entries, arrivals.watermark)
@@ -163,12 +163,6 @@ class UpdateWindows:
         if isinstance(self.weights, KeyWeights):
             return self.weights.shares_by_value(self._panes.groups_of(settled.ids)[0])
         return shares_of(_numbers(settled.rows.column(self.weights)))
-
-    def _arriving(self, weight: str) -> str:
-        """Return the column of entries that becomes a partial; rows have what it is made of."""
-        if not isinstance(self._layout, RowLayout):
-            return weight
-        return next(one.expression for one in self._layout.partials if one.name == weight)
 
     def dequeue(self, limit: int, now_us: int) -> Served:
         """Serve up to `limit` groups; the rows are of `WindowLayout.window`."""
