@@ -19,6 +19,7 @@ from penstock.spark_ext.border.window_packing import add_rows, row_fragmenter
 from penstock.spark_ext.graph.window_join import SidesOperator
 from penstock.spark_ext.state_reader.state_view import Ours, Stored, one_of_tables, shown
 from penstock.spark_ext.state_reader.window_view import sides_view
+from penstock.spark_ext.worker.time_windows import TimeWindowPlan
 from penstock.spark_ext.worker.window_plan import WindowPlan
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.survey import survey
@@ -30,7 +31,9 @@ def plan_of(aggregates: dict[str, str], groups: tuple[str, ...], size_ms: int) -
     split = decompose(aggregates, "t", groups).counted(groups)
     fragments = Fragments(2000, "t", "s", groups, split.partials)
     schema = row_fragmenter(ROWS, fragments).schema
-    return WindowPlan(fragments, split, schema, StructType(), size_ms, 2000, 0, local=False)
+    return TimeWindowPlan(
+        fragments, split, schema, StructType(), 0, local=False, size_ms=size_ms, slide_ms=2000
+    )
 
 
 def entries(plan: WindowPlan, rows: list[tuple[int, str, float]]) -> pa.RecordBatch:

@@ -21,6 +21,7 @@ from penstock.spark_ext.border.parcels import from_parcel
 from penstock.spark_ext.border.window_packing import RowPacker, row_fragmenter
 from penstock.spark_ext.worker import bucket_task
 from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel
+from penstock.spark_ext.worker.time_windows import TimeWindowPlan
 from penstock.spark_ext.worker.window_operator import WindowOperator
 from penstock.spark_ext.worker.window_plan import WindowPlan
 from penstock.state_store.bucket_store import Pointer
@@ -39,7 +40,7 @@ def plan_of(weight: object) -> WindowPlan:
     split = split.counted(("k",))
     fragments = Fragments(4000, "t", "s", ("k",), split.partials)
     schema = row_fragmenter(ROWS, fragments).schema
-    return WindowPlan(fragments, split, schema, StructType(), 4000, 4000, 0, local=False)
+    return TimeWindowPlan(fragments, split, schema, StructType(), 0, local=False, size_ms=4000, slide_ms=4000)
 
 
 def of_update_window(weight: Any) -> WindowPlan:

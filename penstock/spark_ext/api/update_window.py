@@ -31,8 +31,8 @@ from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.border.window_packing import RowPacker, row_fragmenter
 from penstock.spark_ext.worker.count_windows import (
+    CountWindowPlan,
     RowOrderPacker,
-    RowWindowPlan,
     arriving_rows,
     row_fragments,
 )
@@ -43,6 +43,7 @@ from penstock.spark_ext.worker.stateful import (
     columns_of,
     key_columns,
 )
+from penstock.spark_ext.worker.time_windows import TimeWindowPlan
 from penstock.spark_ext.worker.window_plan import (
     WINDOW,
     Windowed,
@@ -197,39 +198,30 @@ def windowed(
     split = decompose(aggs, time, keys).counted(keys)
     rows, partials = _rows(df, keys, at, split)
     schema = arrow_schema(rows.schema, large=False)
-    output, delay_ms = _output(df, keys, time, aggs), _delay_ms(df, time, options.delay_ms)
-    local = isinstance(df.schema[time].dataType, TimestampNTZType)
+    common: dict[str, Any] = {
+        "decomposition": split,
+        "output": _output(df, keys, time, aggs),
+        "delay_ms": _delay_ms(df, time, options.delay_ms),
+        "local": isinstance(df.schema[time].dataType, TimestampNTZType),
+        "wraps": wraps_around(df.sparkSession),
+    }
     packer: RowPacker | RowOrderPacker
+    plan: WindowPlan
     if (in_rows := window_rows(size, slide)) is not None:
         arriving, fragments = arriving_rows(schema, TIME, keys), row_fragments(unit, keys, partials)
-        plan: WindowPlan = RowWindowPlan(
-            fragments=fragments,
-            decomposition=split,
-            schema=row_fragmenter(arriving, fragments).schema,
-            output=output,
-            delay_ms=delay_ms,
-            local=local,
-            wraps=wraps_around(df.sparkSession),
-            size_rows=in_rows[0],
-            slide_rows=in_rows[1],
-            arriving=arriving,
-        )
+        made = row_fragmenter(arriving, fragments).schema
+        plan = CountWindowPlan(
+            fragments=fragments, schema=made, size_rows=in_rows[0], slide_rows=in_rows[1],
+            arriving=arriving, **common,
+        )  # fmt: skip
         packer = RowOrderPacker(schema, TIME, plan.packer(buckets), options.nulls)
     else:
         size_ms = milliseconds("size", size)
         slide_ms = size_ms if slide is None else milliseconds("slide", slide)
-        fragments = Fragments(pane_ms(size_ms, slide_ms), TIME, unit, keys, partials).delayed(delay_ms, TIME)
-        plan = WindowPlan(
-            fragments=fragments,
-            decomposition=split,
-            schema=row_fragmenter(schema, fragments).schema,
-            output=output,
-            size_ms=size_ms,
-            slide_ms=slide_ms,
-            delay_ms=delay_ms,
-            local=local,
-            wraps=wraps_around(df.sparkSession),
-        )
+        panes = Fragments(pane_ms(size_ms, slide_ms), TIME, unit, keys, partials)
+        fragments = panes.delayed(common["delay_ms"], TIME)
+        made = row_fragmenter(schema, fragments).schema
+        plan = TimeWindowPlan(fragments=fragments, schema=made, size_ms=size_ms, slide_ms=slide_ms, **common)
         packer = RowPacker(schema, fragments, plan.packer(buckets), options.nulls)
     return Windowed(plan, rows.mapInArrow(packer, PARCEL_SCHEMA), columns_of(rows.schema))
 

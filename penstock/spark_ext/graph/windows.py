@@ -27,6 +27,7 @@ from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.border.types import as_arrow_of_spark, same_types, spark_schema
 from penstock.spark_ext.border.window_packing import EntryPacker, add_rows, row_fragmenter
 from penstock.spark_ext.sources.pushed import behind_lookup
+from penstock.spark_ext.worker.time_windows import TimeWindowPlan
 from penstock.spark_ext.worker.window_plan import (
     WINDOW,
     Windowed,
@@ -64,7 +65,7 @@ def assembled(node: Assemble, parcels: DataFrame) -> Windowed:
     """
     fused = _fused(node)
     fragments, schema = _fragments(node)
-    plan = WindowPlan(
+    plan = TimeWindowPlan(
         fragments=fragments,
         decomposition=node.decomposition,
         schema=schema,

@@ -1,9 +1,9 @@
-"""Windows of so many rows as Spark's operators: rows cross the shuffle, and buckets make panes of them."""
+"""Windows of a number of rows as an operator of Spark."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
@@ -17,12 +17,13 @@ from penstock.operators.scan.fragments.keys import bare_values
 from penstock.operators.scan.spec import PANE, Fragments, Partial, TimeUnit
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
+from penstock.operators.windows.finish import Finish, Step
 from penstock.operators.windows.layout import ENTRY_PANE, RowLayout
 from penstock.operators.windows.spec import WindowSpec
 from penstock.spark_ext.border.window_packing import EntryPacker, without_time
 from penstock.spark_ext.worker.window_plan import WindowPlan
 
-__all__ = ["FIRST_TIME", "LAST_TIME", "RowOrderPacker", "RowWindowPlan", "arriving_rows", "row_fragments"]
+__all__ = ["FIRST_TIME", "LAST_TIME", "CountWindowPlan", "RowOrderPacker", "arriving_rows", "row_fragments"]
 
 FIRST_TIME, LAST_TIME = f"{RESERVED_PREFIX}first_time", f"{RESERVED_PREFIX}last_time"
 """The partials of a pane of rows that are the times of its first and its last row."""
@@ -44,26 +45,24 @@ def row_fragments(unit: TimeUnit, keys: tuple[str, ...], partials: Iterable[Part
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowWindowPlan(WindowPlan):
-    """Windows of so many rows; what `WindowPlan` has of windows of time is without use here.
+class CountWindowPlan(WindowPlan):
+    """Windows of a number of rows: rows cross the shuffle, and buckets make panes of them.
 
     Parameters
     ----------
     size_rows, slide_rows : int
-        Of the windows.
+        Size and slide of the windows.
     arriving : pyarrow.Schema
         As of `RowLayout`.
     """
 
-    size_ms: int = field(default=0, init=False)
-    slide_ms: int = field(default=0, init=False)
     size_rows: int
     slide_rows: int
     arriving: pa.Schema
 
     @property
     def layout(self) -> RowLayout:
-        """What the windows are made of."""
+        """The layout of the windows."""
         rows = self.decomposition.rows
         assert rows is not None  # noqa: S101  # the planner has counted them
         pane = gcd(self.size_rows, self.slide_rows)
@@ -83,7 +82,7 @@ class RowWindowPlan(WindowPlan):
         )
 
     def packer(self, buckets: int) -> EntryPacker:
-        """Return what makes parcels of rows."""
+        """Return the packer of rows."""
         return EntryPacker(1, self.arriving, buckets)
 
     @property
@@ -91,10 +90,14 @@ class RowWindowPlan(WindowPlan):
         """How many steps of the time the watermark is behind the newest row."""
         return -(-self.delay_ms * _STEPS[self.fragments.time_unit] // 1000)
 
-    def settings(self, columns: Iterable[str]) -> dict[str, Any]:
-        """Return what may not change while a checkpoint lives, as JSON values."""
-        window = {"window": [f"{self.size_rows} rows", f"{self.slide_rows} rows", self.delay_ms]}
-        return super().settings(columns) | window
+    @property
+    def window(self) -> list[Any]:
+        """Size, slide and delay, as stored with the settings."""
+        return [f"{self.size_rows} rows", f"{self.slide_rows} rows", self.delay_ms]
+
+    def finish(self, steps: Sequence[Step]) -> Finish | None:
+        """Return None: only Spark makes results of these windows."""
+        return None
 
     def _bounds(self) -> tuple[Column, Column]:
         first, last = (_micros(name, self.fragments.time_unit) for name in (FIRST_TIME, LAST_TIME))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +26,6 @@ from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.operators.windows.by_window import Extremes, WindowAccumulator
 from penstock.operators.windows.finish import Finish, Step
 from penstock.operators.windows.layout import START, WindowLayout
-from penstock.operators.windows.spec import WindowSpec
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.border.window_packing import EntryPacker
 from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, OperatorRows
@@ -53,8 +53,8 @@ WINDOW = "window"
 
 
 @dataclass(frozen=True)
-class WindowPlan:
-    """Windows of fragments.
+class WindowPlan(ABC):
+    """Windows as an operator of Spark.
 
     Parameters
     ----------
@@ -66,8 +66,8 @@ class WindowPlan:
         Of the fragments, as `Fragmenter.schema` has it.
     output : StructType
         What is emitted: groups, `WINDOW`, aggregates.
-    size_ms, slide_ms, delay_ms : int
-        Of the windows, and how far the watermark is behind the newest tuple.
+    delay_ms : int
+        How far the watermark is behind the newest tuple.
     local : bool
         Whether times have no zone.
     options : WindowOptions
@@ -84,8 +84,6 @@ class WindowPlan:
     decomposition: Decomposition
     schema: pa.Schema
     output: StructType
-    size_ms: int
-    slide_ms: int
     delay_ms: int
     local: bool
     options: WindowOptions = field(default_factory=WindowOptions)
@@ -118,30 +116,18 @@ class WindowPlan:
         return replace(self, options=options, weights=newest, output=output)
 
     @property
+    @abstractmethod
     def layout(self) -> WindowLayout:
-        """What the windows are made of."""
-        rows = self.decomposition.rows
-        assert rows is not None  # noqa: S101  # the planner has counted them
-        pane = self.fragments.pane_ms
-        partials = self.fragments.plain.partials
-        return WindowLayout(
-            WindowSpec(self.size_ms // pane, self.slide_ms // pane),
-            pa.schema([self.schema.field(name) for name in self.fragments.group_by]),
-            partials,
-            tuple(self.schema.field(partial.name).type for partial in partials),
-            dict(self.decomposition.times),
-            rows,
-            assembly=self.assembly,
-        )
+        """The layout of the windows."""
 
     @property
     def assembly(self) -> Assembly:
         """How aggregates are computed of windows."""
         return Assembly.of(self.decomposition, wraps=self.wraps)
 
+    @abstractmethod
     def packer(self, buckets: int) -> EntryPacker:
-        """Return what makes parcels of fragments."""
-        return EntryPacker.of(self.fragments, self.schema, buckets)
+        """Return the packer of what crosses the shuffle."""
 
     def results(self, place: Stateful, parcels: DataFrame, columns: Iterable[str]) -> DataFrame:
         """Return the windows that parcels make.
@@ -185,25 +171,15 @@ class WindowPlan:
         made = spark_schema(fold.made)
         return place.run(parcels, operator, made, fold.made, waits=False, own_workers=own)
 
+    @abstractmethod
     def finish(self, steps: Sequence[Step]) -> Finish | None:
-        """Return what makes results of windows without Spark; None where only Spark can.
+        """Return what makes results of windows without Spark; None if only Spark can.
 
         Parameters
         ----------
         steps : sequence of Step
-            What follows the aggregates.
+            The steps after the aggregates.
         """
-        if self.local or self.options.by_key:
-            return None
-        return Finish(
-            as_arrow_of_spark(spark_windows(self.layout)),
-            as_arrow_of_spark(self.output),
-            WINDOW,
-            self.fragments.pane_ms,
-            self.size_ms,
-            self.assembly,
-            tuple(steps),
-        )
 
     def _operator(self, columns: Iterable[str]) -> WindowOperator:
         return WindowOperator(
@@ -224,16 +200,21 @@ class WindowPlan:
         return Extremes(self.layout, partial, self.extreme.greatest, self.extreme.by)
 
     @property
+    @abstractmethod
     def delay_panes(self) -> int:
-        """How many panes the watermark is behind the newest one."""
-        return -(-self.delay_ms // self.fragments.pane_ms)
+        """How far the watermark is behind the newest row, in the unit in which panes are numbered."""
+
+    @property
+    @abstractmethod
+    def window(self) -> list[Any]:
+        """Size, slide and delay, as stored with the settings."""
 
     def settings(self, columns: Iterable[str]) -> dict[str, Any]:
         """Return what may not change while a checkpoint lives, as JSON values."""
         return {
             "key": list(self.fragments.group_by),
             "time": self.fragments.time,
-            "window": [self.size_ms, self.slide_ms, self.delay_ms],
+            "window": self.window,
             "aggregates": [
                 [one.kind, one.expression, one.name, *([one.log2_size] if one.log2_size else [])]
                 for one in self.decomposition.partials
@@ -250,10 +231,9 @@ class WindowPlan:
             made[name] = sf.expr(text)
         return [typed(made[field.name], field) for field in self.output]
 
+    @abstractmethod
     def _bounds(self) -> tuple[Column, Column]:
         """Return where windows start and end, in microseconds."""
-        start = sf.col(quoted(START)) * sf.lit(1000 * self.fragments.pane_ms)
-        return start, start + 1000 * self.size_ms
 
     def _instant(self, micros: Column) -> Column:
         if not self.local:
