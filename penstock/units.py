@@ -1,14 +1,18 @@
-"""Durations as people write them, such as ``800ms``, in whole microseconds, and numbers of rows."""
+"""Durations such as ``800ms`` in whole microseconds, numbers of rows, and the time of what never happened."""
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
 from decimal import Decimal
+from typing import Final
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["parse_duration_us", "parse_rows", "window_rows"]
+__all__ = ["NEVER", "parse_duration_us", "parse_rows", "window_rows"]
+
+NEVER: Final = -(1 << 63)
+"""The time of what never happened, the pane and the window of none: before all others."""
 
 _UNITS_US = {
     "us": 1,

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from penstock._memory import give_back, keep_freed
+from penstock.spark_ext.memory import give_back, keep_freed
 
 __all__ = ["DAEMON", "DAEMON_SETTING", "main", "warm_up"]
 

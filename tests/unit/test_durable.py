@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from penstock import _direct_io, _durable
+from penstock import _durable
+from penstock._durable import direct
 from penstock.errors import ConflictError, UnavailableError
 
 
@@ -69,7 +70,7 @@ def test_a_forked_process_has_room_of_its_own_for_direct_io(tmp_path: Path) -> N
         _durable.publish(tmp_path / "child", b"c", direct_io=True)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert _direct_io._buffer().tobytes()[:1] == b"x"
+    assert direct._buffer().tobytes()[:1] == b"x"
     assert _durable.read(tmp_path / "child") == b"c"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 _RESIDENT = """
 import sys
-from penstock._memory import give_back, keep_freed
+from penstock.spark_ext.memory import give_back, keep_freed
 kept = keep_freed() if sys.argv[1] == "keep" else None
 import numpy as np, os, pyarrow as pa
 def resident():

@@ -562,7 +562,9 @@ def test_test_fails_when_lint_fails_but_still_runs_the_tests(machine: Machine) -
 @pytest.mark.parametrize("call", ["path.unlink()", "Path(a).rename(b)", "Path(a).replace(b)"])
 def test_lint_finds_deletes_and_renames_outside_their_door(machine: Machine, call: str) -> None:
     machine.run("setup")
-    (machine.project / "penstock" / "_durable.py").write_text(f"{call}\n")
+    door = machine.project / "penstock" / "_durable"
+    door.mkdir(exist_ok=True)
+    (door / "__init__.py").write_text(f"{call}\n")
     assert machine.run("lint").code == 0
     (machine.project / "penstock" / "other.py").write_text(f"{call}\n")
     result = machine.run("lint")

@@ -33,11 +33,11 @@ from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers, UpdateStream, concat
 from penstock.state_store.keys.key_index import KeyIndex, grown
 from penstock.state_store.tables.row_store import RowStore
+from penstock.units import NEVER
 
 __all__ = ["Matched", "UpdateJoin"]
 
-_LIMITS: Final = np.iinfo(np.int64)
-_NEVER: Final = _LIMITS.min
+_LATEST: Final = (1 << 63) - 1
 _PAGE_ROWS: Final = 256
 _UNIT_KEYS: Final = 1 << 20
 """How many keys a unit of a snapshot has at most."""
@@ -241,7 +241,7 @@ class UpdateJoin:
         self._dirty = grown(self._dirty, needed)
         for number, array in enumerate(self._matched):
             larger = grown(array, len(self._dirty))
-            larger[known:] = _NEVER
+            larger[known:] = NEVER
             self._matched[number] = larger
         for side in self._sides:
             side.reserve(len(self._dirty))
@@ -288,8 +288,8 @@ class UpdateJoin:
         watermark = self._watermark(delay)
         keys = len(self._index)
         within = self.joined.within
-        oldest = _NEVER if watermark is None else _clipped(watermark - within)
-        reach = _NEVER if watermark is None else _clipped(watermark + within)
+        oldest = NEVER if watermark is None else _clipped(watermark - within)
+        reach = NEVER if watermark is None else _clipped(watermark + within)
         count = 0
         for side in self._sides:
             freed = np.empty(len(side), np.int64)
@@ -300,7 +300,7 @@ class UpdateJoin:
             side.free(freed[:found])
             count += found
         newest = np.maximum(*(one[:keys] for one in self._matched))
-        alive = newest != _NEVER if watermark is None else newest >= max(watermark, _NEVER + 1)
+        alive = newest != NEVER if watermark is None else newest >= max(watermark, NEVER + 1)
         for side in self._sides:
             alive |= side.head[:keys] != NOBODY
         self.keys = int(np.count_nonzero(alive))
@@ -311,7 +311,7 @@ class UpdateJoin:
             dead = np.flatnonzero(~alive)
             self._dirty[dead] = False
             for matched in self._matched:
-                matched[dead] = _NEVER
+                matched[dead] = NEVER
         return count
 
     def _keep(self, ids: Integers) -> None:
@@ -342,7 +342,7 @@ class UpdateJoin:
 
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole state of this moment, in units of at most `_UNIT_KEYS` keys."""
-        alive = np.maximum(*(one[: len(self._index)] for one in self._matched)) != _NEVER
+        alive = np.maximum(*(one[: len(self._index)] for one in self._matched)) != NEVER
         for side in self._sides:
             alive |= side.head[: len(self._index)] != NOBODY
         ids = np.flatnonzero(alive)
@@ -439,4 +439,4 @@ class _Pairs:
 
 
 def _clipped(time: int) -> int:
-    return max(min(time, _LIMITS.max), _LIMITS.min)
+    return max(min(time, _LATEST), NEVER)

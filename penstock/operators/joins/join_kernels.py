@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock._kernels import kernel
 from penstock.operators.update_stream.stream import Integers
+from penstock.units import NEVER
 
 __all__ = ["NOBODY", "START", "link", "next_pairs", "too_old", "unlink_useless"]
 
@@ -20,8 +21,6 @@ NOBODY = -1
 START = -2
 """In place of a partner: the pairs of the newer tuple have not begun."""
 
-_NEVER = np.iinfo(np.int64).min
-
 
 @kernel
 def too_old(ids: Integers, times: Integers, left_at: Integers, right_at: Integers, within: Any) -> Any:
@@ -29,7 +28,7 @@ def too_old(ids: Integers, times: Integers, left_at: Integers, right_at: Integer
     out = np.zeros(ids.shape[0], np.bool_)
     for i in range(ids.shape[0]):
         newest = max(left_at[ids[i]], right_at[ids[i]])
-        if newest != _NEVER and times[i] < newest:
+        if newest != NEVER and times[i] < newest:
             out[i] = np.uint64(newest) - np.uint64(times[i]) > within
     return out
 
@@ -162,7 +161,7 @@ def unlink_useless(
         while at >= 0:
             time = held[at]
             useless = time < oldest
-            if newest != _NEVER and time < newest and np.uint64(newest) - np.uint64(time) > within:
+            if newest != NEVER and time < newest and np.uint64(newest) - np.uint64(time) > within:
                 useless = True
             if newest_only and before >= 0:
                 younger = held[before]

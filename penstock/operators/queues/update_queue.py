@@ -36,10 +36,10 @@ from penstock.operators.update_stream.stream import (
 from penstock.state_store.keys.key_words import Keys
 from penstock.state_store.tables.row_store import RowStore
 from penstock.state_store.tables.working_copy import TableMaker
+from penstock.units import NEVER
 
 __all__ = ["UpdateQueue"]
 
-_NEVER = np.iinfo(np.int64).min
 _NOWHERE = -1
 _PAGE_ROWS = 256
 _UNIT_KEYS = 1 << 20
@@ -101,8 +101,8 @@ class UpdateQueue:
         self._application_meter = StalenessMeter()
         self._in_service = 0
         columns = {
-            "emitted": _NEVER,
-            "seen_us": _NEVER,
+            "emitted": NEVER,
+            "seen_us": NEVER,
             "interval_us": 0.0,
             "dequeued_us": 0,
             "delivered_us": 0,
@@ -413,7 +413,7 @@ class UpdateQueue:
         if arrivals.tied is None:
             accepted = times >= emitted
             return accepted, accepted & ~(resident & (times < waiting)), np.zeros(len(ids), np.int64)
-        accepted = (times > emitted) | (emitted == _NEVER)
+        accepted = (times > emitted) | (emitted == NEVER)
         fresh = accepted & ~(resident & (times < waiting))
         again = np.where(accepted, resident & (times == waiting), times == emitted)
         behind = self.stream.sources(arrivals.rows) >= records["source"][ids]
@@ -456,7 +456,7 @@ class UpdateQueue:
             return np.zeros(len(ids), np.float64)
         seen = records["seen_us"][ids]
         birth = now_us if self._birth_us is None else self._birth_us
-        gap = np.maximum(now_us - np.where(seen == _NEVER, birth, seen), 0) / count
+        gap = np.maximum(now_us - np.where(seen == NEVER, birth, seen), 0) / count
         interval = mean_interval(records["interval_us"][ids], gap, count)
         records["interval_us"][ids] = interval
         records["seen_us"][ids] = now_us

@@ -25,10 +25,9 @@ from penstock.operators.simulation.draws import draws
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import Integers, UpdateStream, concat
 from penstock.state_store.keys.key_index import KeyIndex, grown
+from penstock.units import NEVER
 
 __all__ = ["Accepted", "AppendQueue"]
-
-_NEVER = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +178,7 @@ class AppendQueue:
             return
         for name in ("_shed_since", "_queue_booked", "_application_booked"):
             larger = grown(getattr(self, name), needed)
-            larger[known:] = _NEVER
+            larger[known:] = NEVER
             setattr(self, name, larger)
         self._in_service = grown(self._in_service, needed)
 
@@ -196,10 +195,10 @@ class AppendQueue:
         begins = first_of_key.copy()
         begins[1:] |= accepted[:-1]
         carried = self._shed_since[key]
-        oldest = np.where(first_of_key & (carried != _NEVER), np.minimum(carried, time), time)
+        oldest = np.where(first_of_key & (carried != NEVER), np.minimum(carried, time), time)
         oldest = oldest[begins][np.cumsum(begins) - 1]
         last_of_key = np.append(first_of_key[1:], True)
-        self._shed_since[key[last_of_key]] = np.where(accepted, _NEVER, oldest)[last_of_key]
+        self._shed_since[key[last_of_key]] = np.where(accepted, NEVER, oldest)[last_of_key]
         since = np.empty_like(oldest)
         since[order] = oldest
         return since
@@ -210,7 +209,7 @@ class AppendQueue:
         if self._chunks:
             ids, first = np.unique(np.concatenate([chunk.ids for chunk in self._chunks]), return_index=True)
             since[ids] = np.concatenate([chunk.since_us for chunk in self._chunks])[first]
-        pending = np.flatnonzero(since != _NEVER)
+        pending = np.flatnonzero(since != NEVER)
         return pending, since[pending]
 
     @staticmethod

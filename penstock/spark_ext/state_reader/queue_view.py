@@ -16,6 +16,7 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN, UpdateStream
 from penstock.spark_ext.state_reader.state_view import Ours, Stored, numbers, of_type, one_of_tables, shown
+from penstock.units import NEVER
 
 __all__ = ["QueueView", "queue_view"]
 
@@ -31,7 +32,7 @@ _STORED = {
 }
 """What is stored beside a tuple, and its type; the first two only while the key waits."""
 
-_UNKNOWN = {"seen_us": np.iinfo(np.int64).min, "interval_us": 0, "dequeued_us": 0, "delivered_us": 0}
+_UNKNOWN = {"seen_us": NEVER, "interval_us": 0, "dequeued_us": 0, "delivered_us": 0}
 """What stands for nothing."""
 
 

@@ -18,11 +18,10 @@ from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN, Integers
 from penstock.state_store.bucket_store import State
+from penstock.units import NEVER
 
 __all__ = ["NEVER", "Ours", "StateView", "Stored", "numbers", "of_type", "one_of_tables", "shown"]
 
-NEVER = np.iinfo(np.int64).min
-"""The time that stands for none."""
 
 _SIGN = np.int64(np.iinfo(np.int64).max)
 

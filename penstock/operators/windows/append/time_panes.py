@@ -17,10 +17,9 @@ from penstock.operators.windows.append.sorted_runs import merge_sorted
 from penstock.operators.windows.append.stacks import Stacks
 from penstock.operators.windows.layout import ENTRY_PANE, WindowLayout
 from penstock.state_store.keys.key_index import KeyIndex
+from penstock.units import NEVER
 
 __all__ = ["TimePanes"]
-
-_LEAST = np.iinfo(np.int64).min
 
 
 class TimePanes(Panes):
@@ -78,13 +77,13 @@ class TimePanes(Panes):
         return rows, late
 
     def _is_final(self, partials: PanePartials) -> npt.NDArray[np.bool_]:
-        return partials.panes < (_LEAST if self.watermark is None else self.watermark)
+        return partials.panes < (NEVER if self.watermark is None else self.watermark)
 
     def _order_final(self, partials: PanePartials) -> PanePartials:
         return partials.take(sorted_by(partials.panes, np.arange(len(partials))))
 
     def _needed(self, partials: PanePartials) -> npt.NDArray[np.bool_]:
-        return partials.panes >= (_LEAST if self._oldest is None else self._oldest)
+        return partials.panes >= (NEVER if self._oldest is None else self._oldest)
 
     def _close(self) -> Iterator[WindowRanges] | None:
         spec = self._layout.spec

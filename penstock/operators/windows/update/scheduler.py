@@ -13,10 +13,9 @@ from penstock.operators.scheduling.rates import mean_interval
 from penstock.operators.scheduling.schedulers import new_scheduler
 from penstock.operators.update_stream.stream import Integers
 from penstock.state_store.keys.key_index import grown
+from penstock.units import NEVER
 
 __all__ = ["WindowScheduler"]
-
-_NEVER = np.iinfo(np.int64).min
 
 
 class WindowScheduler:
@@ -55,7 +54,7 @@ class WindowScheduler:
         known = len(self._seen_us)
         self._shares = grown(self._shares, keys)
         self._seen_us = grown(self._seen_us, keys)
-        self._seen_us[known:] = _NEVER
+        self._seen_us[known:] = NEVER
         self._interval_us = grown(self._interval_us, keys)
         self._queue.reserve(keys)
 
@@ -92,7 +91,7 @@ class WindowScheduler:
             order = np.argsort(first)
             ids, resident, count = ids[first[order]], resident[first[order]], count[order]
             seen = self._seen_us[ids]
-            gap = np.maximum(now_us - np.where(seen == _NEVER, birth_us, seen), 0) / count
+            gap = np.maximum(now_us - np.where(seen == NEVER, birth_us, seen), 0) / count
             interval = self._interval_us[ids] = mean_interval(self._interval_us[ids], gap, count)
             self._seen_us[ids] = now_us
         ids, waits, cost = np.ascontiguousarray(ids), resident != 0, np.inf if cost_us is None else cost_us

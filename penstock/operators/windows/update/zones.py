@@ -25,6 +25,7 @@ import numpy as np
 
 from penstock._kernels import kernel
 from penstock.operators.update_stream.stream import Integers
+from penstock.units import NEVER
 
 __all__ = [
     "FOREVER",
@@ -43,8 +44,6 @@ __all__ = [
 
 State = tuple[Integers, Integers, Integers, Integers, Integers, Integers]
 
-NEVER = int(np.iinfo(np.int64).min)
-"""No pane, no window, no time: less than all of them."""
 FOREVER = int(np.iinfo(np.int64).max)
 NONE = -1
 """No block, no location, no key."""

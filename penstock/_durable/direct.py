@@ -13,11 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from penstock._durable import write_all
-
-__all__ = ["opened", "read", "write"]
+__all__ = ["open_file", "read", "write", "write_all"]
 
 _ALIGNED = 4096
 """Places in memory and in files are multiples of this. Disks of larger blocks are refused by the system."""
@@ -26,7 +22,7 @@ _AT_ONCE = 4 << 20
 _of_thread = threading.local()
 
 
-def opened(path: Path, flags: int, mode: int = 0o600) -> int:
+def open_file(path: Path, flags: int, mode: int = 0o600) -> int:
     """Return the descriptor of a file that is opened for direct I/O.
 
     Raises
@@ -40,8 +36,15 @@ def opened(path: Path, flags: int, mode: int = 0o600) -> int:
     return os.open(path, flags | direct, mode)
 
 
+def write_all(descriptor: int, content: memoryview) -> None:
+    """Write all of `content` to an open file."""
+    written = 0
+    while written < len(content):
+        written += os.write(descriptor, content[written:])
+
+
 def write(descriptor: int, content: Iterable[memoryview]) -> None:
-    """Write pieces of bytes, one after the other, to an empty file that is `opened`.
+    """Write pieces of bytes, one after the other, to an empty file that `open_file` opened.
 
     Raises
     ------
@@ -91,7 +94,7 @@ def read(path: Path, at: int, size: int) -> memoryview[Any]:
     OSError
         If the file system refuses.
     """
-    descriptor = opened(path, os.O_RDONLY)
+    descriptor = open_file(path, os.O_RDONLY)
     try:
         there = max(0, os.fstat(descriptor).st_size - at)
         size = there if size < 0 else min(size, there)
@@ -99,6 +102,8 @@ def read(path: Path, at: int, size: int) -> memoryview[Any]:
             return memoryview(b"")
         skipped = at % _ALIGNED
         room = -(-(skipped + size) // _ALIGNED) * _ALIGNED
+        import numpy as np  # a quarter of the time that Penstock takes to load
+
         memory = np.empty(room + _ALIGNED, np.uint8)
         begin = -memory.ctypes.data % _ALIGNED
         view = memory[begin : begin + room].data

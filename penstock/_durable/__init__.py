@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock._clock import new_id
+from penstock._durable import direct
 from penstock._failpoints import failpoint
 from penstock.errors import ConflictError, UnavailableError
 
@@ -28,7 +29,6 @@ __all__ = [
     "replace",
     "sync_everything",
     "sync_file_system",
-    "write_all",
 ]
 
 
@@ -76,9 +76,7 @@ def _write_synced(path: Path, content: list[memoryview], direct_io: bool) -> Non
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     write: Callable[[int, list[memoryview]], None]
     if direct_io:
-        from penstock import _direct_io
-
-        descriptor, write = _direct_io.opened(path, flags), _direct_io.write
+        descriptor, write = direct.open_file(path, flags), direct.write
     else:
         descriptor, write = os.open(path, flags, 0o600), _write
     try:
@@ -91,14 +89,7 @@ def _write_synced(path: Path, content: list[memoryview], direct_io: bool) -> Non
 
 def _write(descriptor: int, content: list[memoryview]) -> None:
     for view in content:
-        write_all(descriptor, view)
-
-
-def write_all(descriptor: int, content: memoryview) -> None:
-    """Write all of `content` to an open file."""
-    written = 0
-    while written < len(content):
-        written += os.write(descriptor, content[written:])
+        direct.write_all(descriptor, view)
 
 
 def _without_direct_io(error: OSError, direct_io: bool) -> str | None:
@@ -129,9 +120,7 @@ def read(path: Path, at: int = 0, size: int = -1, *, direct_io: bool = False) ->
     """
     try:
         if direct_io:
-            from penstock import _direct_io
-
-            return _direct_io.read(path, at, size)
+            return direct.read(path, at, size)
         with path.open("rb") as file:
             # What one file states of another is bounded by that file before it takes memory.
             there = max(os.fstat(file.fileno()).st_size - at, 0) if size >= 0 else size
