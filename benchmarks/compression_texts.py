@@ -24,7 +24,33 @@ from benchmarks.peers import Ours, contenders, one_core
 from penstock.compression import decode, encode
 
 RESULT = Path(__file__).parent / "results" / "compression_texts.txt"
-_TITLE = f"{'':16} {'ratio':>7} {'encode':>8} {'decode':>8}   MB/s"
+_TITLE = f"{'':20} {'ratio':>7} {'encode':>8} {'decode':>8}   MB/s"
+
+
+_CASCADES = (
+    *("tokens>base_delta>ns", "fsst>base_delta>ns", "fsst>lz4", "fsst>zstd"),
+    *("lz4", "zstd"),
+)
+"""That code texts whatever the goal."""
+
+
+class _Always:
+    """A cascade that nothing has chosen."""
+
+    def __init__(self, cascade: str) -> None:
+        self.name = cascade
+
+    def encode(self, _: str, array: pa.Array[Any]) -> bytes:
+        """Return the block."""
+        return encode(array, self.name)
+
+    def decode(self, coded: bytes) -> pa.Array[Any]:
+        """Return the array."""
+        return decode(coded)
+
+    def size(self, coded: bytes) -> int:
+        """Return the bytes of the block."""
+        return len(coded)
 
 
 class _Once:
@@ -48,7 +74,7 @@ class _Once:
 def compare(array: pa.Array[Any], size: int, rounds: int, only: list[str] | None) -> Iterator[str]:
     """Return a line for each contender that codes a column."""
     those = [one for one in contenders(only) if one.takes(array.type)]
-    every: list[Any] = [*those, _Once()]
+    every: list[Any] = [*those, _Once(), *map(_Always, _CASCADES)]
     coded = {one.name: one.encode("c", array) for one in every}
     for one in every:
         decoded = one.decode(coded[one.name])
@@ -61,7 +87,7 @@ def compare(array: pa.Array[Any], size: int, rounds: int, only: list[str] | None
             decoding.append(_seconds(lambda one=one: one.decode(coded[one.name])))
     for one in every:
         encode_s, decode_s = map(median, took[one.name])
-        line = f"{one.name:16} {size / one.size(coded[one.name]):7.2f}"
+        line = f"{one.name:20} {size / one.size(coded[one.name]):7.2f}"
         line += f" {size / 1e6 / encode_s:8.0f} {size / 1e6 / decode_s:8.0f}"
         yield f"{line}   {one.cascade('c') if isinstance(one, Ours) else ''}".rstrip()
 
@@ -92,7 +118,7 @@ def numbers_once(rows: int, rounds: int) -> Iterator[str]:
         encode_s = median([_seconds(lambda array=array: encode(array)) for _ in range(rounds)])
         decode_s = median([_seconds(lambda block=block: decode(block)) for _ in range(rounds)])
         speeds = f"{array.nbytes / 1e6 / encode_s:8.0f} {array.nbytes / 1e6 / decode_s:8.0f}"
-        yield f"{name:16} {array.nbytes / len(block):7.2f} {speeds}"
+        yield f"{name:20} {array.nbytes / len(block):7.2f} {speeds}"
 
 
 def main() -> None:

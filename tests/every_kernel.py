@@ -141,6 +141,7 @@ def _codecs() -> None:
         for some in (texts, texts[:3]):
             decode(encode(some, codec))
     decode(encode(pa.array([f"a/{n}" for n in range(3000)]), "tokens"))
+    decode(encode(pa.array([f"a/{n}" for n in range(30_000)]), "fsst"))
     for kind in ("i1", "i2", "i4", "i8"):
         coded = pa.DictionaryArray.from_arrays(np.zeros(4, kind), texts[:1])
         decode(encode(coded, "dictionary>base_delta>ns", kind=pa.string()))

@@ -123,7 +123,9 @@ def _try(values: Ints, cascade: Cascade, goal: Goal, share: float, depth: int) -
         return [Choice(cost(node, cascade, goal, share), cascade, node)]
     stream, finish = codec.split(values)
     choices = []
-    for below in _finalists(rank(stream, goal, share=share, depth=depth + 1), 1):
+    # Codes of symbols are no numbers that other transforms could suit.
+    depth = _DEPTH if codec.name == "fsst" else depth + 1
+    for below in _finalists(rank(stream, goal, share=share, depth=depth), 1):
         node, whole = finish(below.node), (*cascade, *below.cascade)
         choices.append(Choice(cost(node, whole, goal, share), whole, node))
     return choices
@@ -198,7 +200,7 @@ def _for_text(stats: ColumnStats, goal: Goal) -> Iterator[Cascade]:
     if stats.runs == 1:
         yield ("constant",)
         return
-    yield from (DEFAULT, ("lz4",), ("zstd",), ("zstd_9",))
+    yield from (DEFAULT, ("lz4",), ("zstd",), ("fsst",), ("zstd_9",))
     if goal.write_mb_s <= _SLOW_BELOW_MB_S:
         yield ("dictionary",)
         if Pcodec.installed():

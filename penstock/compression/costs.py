@@ -51,6 +51,7 @@ COSTS: dict[str, Cost] = {
     "quantized": Cost(1.6, 0.0, 0.0, 0.1),
     "pcodec": Cost(11.0, 0.13, 1.3, 0.14),
     "snappy": Cost(0.0, 0.57, 0.0, 0.58),
+    "fsst": Cost(0.0, 0.75, 0.0, 0.2),
     "lz4": Cost(0.0, 0.63, 0.0, 0.28),
     "zstd": Cost(0.0, 1.6, 0.0, 0.94),
     "zstd_9": Cost(0.0, 7.9, 0.0, 0.78),

@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 P_UNIT = HERE / f"p_unit_v{FORMAT_VERSION}.punit"
 STATE = HERE / f"state_v{FORMAT_VERSION}"
 TOKENS = HERE / "tokens_v2.block"
+SYMBOLS = HERE / "symbols_v1.block"
 WINDOWS = HERE / f"windows_v{FORMAT_VERSION}"
 
 
@@ -65,6 +66,13 @@ def texts_of_golden_tokens() -> pa.Array:
     )
 
 
+def texts_of_golden_symbols() -> pa.Array:
+    """Return texts without forms in more than one frame, some bytes that few have, and nulls."""
+    words = ["green", "t\u00fcr", "of", "rivers", "\U0001f600", "a", "walking"]
+    texts = [" ".join(words[n * k % 11 % 7] for k in range(1, 3 + n % 9)) for n in range(4000)]
+    return pa.array([None if n % 90 == 0 else text for n, text in enumerate(texts)])
+
+
 def golden_queue(stream: UpdateStream = ARRIVAL_STREAM) -> UpdateQueue:
     return UpdateQueue(stream, Policy.LINECUTTING)
 
@@ -92,6 +100,8 @@ def main() -> None:
         P_UNIT.write_bytes(encode(p_unit()))
     if not TOKENS.exists():
         TOKENS.write_bytes(blocks.encode(texts_of_golden_tokens(), "tokens"))
+    if not SYMBOLS.exists():
+        SYMBOLS.write_bytes(blocks.encode(texts_of_golden_symbols(), "fsst>base_delta>ns"))
     if not STATE.exists():
         STATE.mkdir()
         store, queue, handle = BucketStore(LocalFiles(STATE)), golden_queue(), Handle()

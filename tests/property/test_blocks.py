@@ -256,6 +256,8 @@ def _blocks_to_break(table: pa.Table) -> list[bytes]:
     blocks += [
         encode(small["key"], codec) for codec in [*codecs, "base_delta>patched_ns", "pcodec", "snappy"]
     ]
+    texts = pa.array([f"/item/{n}/view" for n in range(1300)])
+    blocks += [encode(texts, codec) for codec in ("fsst", "dictionary>fsst>lz4")]
     blocks += [encode(small["price"], codec) for codec in ("quantized_0.5>ns", "decimal>delta_of_delta>ns")]
     return blocks
 

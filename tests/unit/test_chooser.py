@@ -358,7 +358,9 @@ def test_a_column_that_is_coded_once_is_judged_by_as_many_values_however_many_it
         encode(array)
         sums.append(sum(seen))
         seen.clear()
-    assert sums[0] == sums[1] <= 1 << 19
+    # How many symbols some texts have depends on which these are.
+    assert abs(sums[0] - sums[1]) * 100 <= (sums[1] if kind == "texts" else 0)
+    assert max(sums) <= 1 << 19
 
 
 def test_a_column_that_is_not_what_a_few_values_promised_is_coded_as_a_chooser_codes_it() -> None:

@@ -135,7 +135,8 @@ def test_a_fused_sum_is_measured() -> None:
 def test_texts_and_numbers_that_are_coded_once_are_measured() -> None:
     array = texts.columns(500)["path"]
     lines = list(compression_texts.compare(array, array.nbytes, 1, ["fast", "parquet-zstd"]))
-    assert [line.split()[0] for line in lines] == ["fast", "parquet-zstd", "once"]
+    assert [line.split()[0] for line in lines][:3] == ["fast", "parquet-zstd", "once"]
+    assert any(line.startswith("fsst>lz4") for line in lines)
     assert any(line.startswith("prices") for line in compression_texts.numbers_once(500, 1))
 
 

@@ -20,7 +20,7 @@ import penstock
 from penstock import _kernels
 from penstock.compression import statistics
 from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
-from penstock.compression.kernels import bits, text, token_kernels
+from penstock.compression.kernels import bits, symbols, text, token_kernels
 from penstock.operators.aggregates import wide
 from penstock.operators.joins import join_kernels
 from penstock.operators.queues import pages
@@ -112,6 +112,10 @@ KERNELS = {
         *("_run", "_find", "_kind_of", "_masked", "_eight_digits", "_digits_of", "_number_at", "_same"),
         *("_add_word", "code_rows", "_put_number", "join_words", "write_rows"),
     },
+    "symbols": {
+        *("_word", "_slot_of", "_look_up", "_fill_tables", "_count_tokens", "_propose", "learn_symbols"),
+        *("_put_code", "_end_lane", "code_symbols", "write_symbols"),
+    },
     "statistics": {"_scan"},
     "decimals": {"_divide", "_to_integers", "_from_integers", "_to_steps", "_from_steps", "_count_misfits"},
     "differences": {"_divide", "_add_up", "_join"},
@@ -157,6 +161,7 @@ REFERENCES = {
     "variable_byte": "test_kernels_of_codecs",
     "text": "test_kernels_of_codecs",
     "token_kernels": "test_tokens",
+    "symbols": "test_symbols",
     "statistics": "test_kernels_of_codecs",
     "sliding_kernels": "test_panes",
     "selection": "test_selection",
@@ -184,6 +189,7 @@ MODULES = [
         bits,
         text,
         token_kernels,
+        symbols,
         statistics,
         decimals,
         differences,

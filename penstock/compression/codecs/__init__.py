@@ -9,6 +9,7 @@ from penstock.compression.codecs import (
     plain,
     run_length,
     simple8b,
+    symbols,
     variable_byte,
 )
 from penstock.compression.codecs.registry import CODECS, codec_of, decode_stream, encode_light, encode_stream
@@ -27,5 +28,6 @@ __all__ = [
     "plain",
     "run_length",
     "simple8b",
+    "symbols",
     "variable_byte",
 ]

@@ -11,7 +11,7 @@ from penstock.compression.abc import check
 from penstock.compression.codecs.registry import decode_stream
 from penstock.compression.node import Node
 
-__all__ = ["Parts", "parts_of"]
+__all__ = ["Parts", "ends_of", "parts_of"]
 
 
 class Parts(NamedTuple):
@@ -22,7 +22,7 @@ class Parts(NamedTuple):
     ends: npt.NDArray[np.int64]
 
 
-def _ends_of(sizes: npt.NDArray[np.int64], size_bytes: int) -> npt.NDArray[np.int64]:
+def ends_of(sizes: npt.NDArray[np.int64], size_bytes: int) -> npt.NDArray[np.int64]:
     """Return where parts of these sizes begin, and where the last one ends.
 
     Raises
@@ -49,4 +49,4 @@ def parts_of(node: Node, start: int, stop: int, values: int) -> Parts:
     """
     check(len(node.children) == 1, "a stream has no sizes of its parts")
     sizes = decode_stream(node.children[0], -(-node.count // values)).astype(np.int64)
-    return Parts(start // values, -(-stop // values), _ends_of(sizes, node.payload.size))
+    return Parts(start // values, -(-stop // values), ends_of(sizes, node.payload.size))

@@ -1,0 +1,131 @@
+"""Symbols: texts as codes of the substrings that they have most, of up to 8 bytes each.
+
+The idea and the way to learn the symbols are those of Boncz, Neumann, Leis, "FSST: Fast Random Access String
+Compression", VLDB 2020. What differs: codes do not end with a text but with a frame, as the codecs of whole
+columns do, so that nothing has to ask where a text ends; a frame is coded in four parts at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.compression.abc import Transform, UnfitError, check
+from penstock.compression.codecs.parts import ends_of
+from penstock.compression.codecs.registry import CODECS, decode_stream, register
+from penstock.compression.kernels.bits import Bytes, Ints, sealed
+from penstock.compression.kernels.symbols import (
+    LONGEST,
+    MOST_SYMBOLS,
+    SLOTS,
+    code_symbols,
+    learn_symbols,
+    write_symbols,
+)
+from penstock.compression.node import Node, width_code
+
+__all__ = ["Symbols"]
+
+_FRAME = 1 << 16
+"""Bytes that are coded by themselves."""
+_SAMPLE = 1 << 14
+_STRETCH = 1 << 9
+_SPARE = 64
+
+
+class Symbols(Transform):
+    """Parameters: how many symbols, the bytes of each, and all. Children: codes; how many each frame has."""
+
+    number = 18
+    name = "fsst"
+
+    def split(self, values: Ints) -> tuple[Ints, Callable[[Node], Node]]:
+        """Return the codes.
+
+        Raises
+        ------
+        UnfitError
+            If the values are no bytes.
+        """
+        if values.dtype.itemsize > 1:
+            raise UnfitError
+        symbols, sizes = np.zeros(MOST_SYMBOLS, np.uint64), np.zeros(MOST_SYMBOLS, np.uint8)
+        tables = np.empty(1 << 16, np.uint16), np.empty(SLOTS, np.uint64), np.empty(SLOTS, np.uint32)
+        source = values.view(np.uint8)
+        sample = _sample_of(source)
+        count = learn_symbols(sample, sample.size - _SPARE, symbols, sizes, *tables)
+        lanes, out = np.empty(2 * _FRAME + 256, np.uint8), np.empty(2 * source.size + _SPARE, np.uint8)
+        begins = range(0, source.size, _FRAME)
+        ends = [0]
+        for begin in begins:
+            end = min(begin + _FRAME, source.size)
+            if end + _SPARE > source.size:
+                # The last bytes are copied, to have some to spare behind them.
+                rest = np.append(source[begin:end], np.zeros(_SPARE, np.uint8))
+                ends.append(code_symbols(sealed(rest), 0, end - begin, *tables, lanes, out, ends[-1]))
+            else:
+                ends.append(code_symbols(sealed(source), begin, end, *tables, lanes, out, ends[-1]))
+        parameters = sizes[:count].tobytes() + b"".join(
+            int(symbol).to_bytes(LONGEST, "little")[:size]
+            for symbol, size in zip(symbols[:count], sizes[:count], strict=True)
+        )
+        parameters = bytes([count]) + parameters
+        counts = CODECS["plain"].encode(np.diff(ends).astype(np.int32))
+        shape = width_code(values), values.size
+        return out[: ends[-1]].view(np.int8), lambda codes: Node(
+            self.number, *shape, parameters, children=[codes, counts]
+        )
+
+    def decode(self, node: Node, start: int, stop: int) -> Ints:
+        """Return the values of the frames in the range."""
+        check(len(node.children) == 2, "symbols have other children than they need")
+        check(node.width == 0 and node.children[0].width == 0, "symbols stand for something else than bytes")
+        symbols, sizes = _table_of(node.parameters)
+        counts = decode_stream(node.children[1], -(-node.count // _FRAME)).astype(np.int64)
+        ends = ends_of(counts, node.children[0].count)
+        first, last = start // _FRAME, -(-stop // _FRAME)
+        begin, total = first * _FRAME, min(last * _FRAME, node.count) - first * _FRAME
+        if first == last:
+            return np.empty(0, np.int8)
+        codes = decode_stream(node.children[0], None, int(ends[first]), int(ends[last]))
+        out = np.empty(total + _SPARE, np.uint8)
+        bounds = ends[first : last + 1] - ends[first]
+        right = write_symbols(codes.view(np.uint8), bounds, symbols, sizes, _FRAME, out, total)
+        check(right, "codes have no symbols, or stand for other bytes than there are")
+        return out[start - begin : stop - begin].view(np.int8)
+
+
+def _sample_of(source: Bytes) -> Bytes:
+    """Return some bytes from which symbols are learned, and some to spare."""
+    if source.size > _SAMPLE:
+        begins = np.linspace(0, source.size - _STRETCH, _SAMPLE // _STRETCH).astype(np.int64).tolist()
+        return np.concatenate([*(source[at : at + _STRETCH] for at in begins), np.zeros(_SPARE, np.uint8)])
+    return np.append(source, np.zeros(_SPARE, np.uint8))
+
+
+def _table_of(parameters: bytes) -> tuple[npt.NDArray[np.uint64], Bytes]:
+    """Return the symbol of each code and its size, which is 0 where there is none.
+
+    Raises
+    ------
+    CorruptDataError
+        If they are not as many bytes as they say.
+    """
+    check(len(parameters) > 0, "there is no table of symbols")
+    count = parameters[0]
+    check(count <= MOST_SYMBOLS and len(parameters) > count, "a table of symbols is cut")
+    sizes = np.zeros(256, np.uint8)
+    sizes[:count] = np.frombuffer(parameters, np.uint8, count, 1)
+    check(bool((sizes[:count] >= 1).all() and (sizes <= LONGEST).all()), "a symbol has a size that none has")
+    check(int(sizes.sum()) == len(parameters) - 1 - count, "a table of symbols has other bytes than symbols")
+    at = 1 + count
+    symbols = np.zeros(256, np.uint64)
+    for code, size in enumerate(sizes[:count].tolist()):
+        symbols[code] = int.from_bytes(parameters[at : at + size], "little")
+        at += size
+    return symbols, sizes
+
+
+register(Symbols())
