@@ -249,25 +249,17 @@ def demo(
 
 @app.command()
 def simulate(
-    figures: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[FIGURE]...",
-            help="Figures of the UpStream paper, such as 7 or 16; all by default.",
-            show_default=False,
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Where the plots go.")] = Path("penstock-figures"),
-    fast: Annotated[bool, typer.Option("--fast", help="Fewer points.")] = False,
+    load: Annotated[float, typer.Option(help="How many times more arrives than can be served.")] = 10.0,
+    keys: Annotated[int, typer.Option(help="Number of keys.")] = 100,
+    skew: Annotated[float, typer.Option(help="Zipf exponent of the keys; 0 for equal keys.")] = 0.9,
+    updates: Annotated[int, typer.Option(help="Length of the run, in updates.")] = 20_000,
     debug: DebugOption = False,
 ) -> None:
-    """Draw figures of the UpStream paper with the operators' own code and a simulated clock."""
+    """Show how stale results are with each policy under overload, with a simulated clock."""
     with errors(debug=debug):
-        from penstock.jobs.figures import simulate as job
+        from penstock.jobs import simulate as job
 
-        code = job.run(figures or [], out, fast)
-    if code:
-        raise typer.Exit(code)
+        job.run(load, keys, skew, updates)
 
 
 @app.command("warm-up")

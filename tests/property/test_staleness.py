@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.paper.append_queue import AppendQueue
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.staleness import Staleness
 from penstock.operators.simulation import Queue
-from penstock.operators.simulation.append_queue import AppendQueue
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
 from tests.naive_staleness import NaiveStaleness, integrate

@@ -125,7 +125,7 @@ KERNELS = {
     "variable_byte": {"_write", "_read"},
     "sliding_kernels": {
         *("order_by", "find_runs", "_over", "count_windows", "find_windows", "merge", "skip", "lay_out"),
-        *("are_sorted", "add_ranges", "add_wide_ranges", "number_cells", "find_equal"),
+        *("are_sorted", "add_ranges", "add_wide_ranges", "number_window_groups", "find_equal"),
         *("slide_sum", "_beats", "slide_extreme", "slide_first", "slide_last", "slide_distinct"),
     },
     "selection": {"_find_true"},

@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.operators.scheduling.policy import Policy
-from penstock.operators.simulation.scale import Scale
-from penstock.operators.simulation.traces import UNIT_US, Trace
-from penstock.operators.simulation.window_experiments import figure_13, figure_14
-from penstock.operators.simulation.windows import (
+from benchmarks.paper.scale import Scale
+from benchmarks.paper.window_experiments import figure_13, figure_14
+from benchmarks.paper.windows import (
     append_windows,
     execution_trace,
     own_panes,
     simulate_windows,
 )
+from penstock.operators.scheduling.policy import Policy
+from penstock.operators.simulation.traces import UNIT_US, Trace
 from penstock.operators.windows.update.queue import WindowQueue
 from penstock.operators.windows.update.results import KeyState, WindowMode
 

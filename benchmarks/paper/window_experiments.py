@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.simulation.scale import Runner, Scale, in_turn
-from penstock.operators.simulation.traces import UNIT_US, Trace, drawn_keys, zipf
-from penstock.operators.simulation.windows import (
+from benchmarks.paper.scale import Runner, Scale, in_turn
+from benchmarks.paper.windows import (
     WindowOutcome,
     append_windows,
     execution_trace,
     own_panes,
     simulate_windows,
 )
+from penstock.operators.simulation.traces import UNIT_US, Trace, drawn_keys, zipf
 from penstock.operators.windows.update.results import WindowMode
 
 __all__ = ["figure_12", "figure_13", "figure_14"]
@@ -32,7 +32,7 @@ OWN, STREAM = "the key's tuples", "the stream's time"
 def figure_12(scale: Scale, run: Runner = in_turn) -> pa.Table:
     """Return step by step what happens to one key with windows of size 3, slide 1 and a cost of 2 a tuple.
 
-    One tuple arrives in each unit of time. See `penstock.operators.simulation.windows.execution_trace`.
+    One tuple arrives in each unit of time. See `benchmarks.paper.windows.execution_trace`.
     """
     cases = [(mode, scale.ticks_12) for mode in (WindowMode.LAZY, WindowMode.EAGER)]
     return pa.Table.from_pylist([row for rows in run(_trace_case, cases) for row in rows])

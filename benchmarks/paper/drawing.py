@@ -1,4 +1,4 @@
-"""What all figures of ``penstock simulate`` are drawn and tabled with."""
+"""Helpers that all figures are drawn and tabled with."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""``penstock simulate``: draw the figures of the UpStream paper from simulated runs of the operators.
+"""Draw the figures of the UpStream paper from simulated runs of the operators.
 
-Needs no Spark. Cases run in as many processes as there are CPUs; each brings its own seed, so the numbers do
-not depend on how many there are.
+Run it as ``python -m benchmarks.paper [--fast] [--out DIRECTORY] [FIGURE ...]``. Needs no Spark. Cases run
+in as many processes as there are CPUs. Each has its own seed, so the numbers do not depend on how many.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.paper import window_figures
+from benchmarks.paper.drawing import line, pivot
+from benchmarks.paper.experiments import EXPERIMENTS
+from benchmarks.paper.scale import Runner, Scale
 from penstock._extras import need_extra
 from penstock.errors import InvalidUsageError, UnavailableError
-from penstock.jobs.figures import windows
-from penstock.jobs.figures.drawing import line, pivot
-from penstock.operators.simulation.experiments import EXPERIMENTS
-from penstock.operators.simulation.scale import Runner, Scale
 
 __all__ = ["draw", "run", "summary"]
 
@@ -34,7 +34,7 @@ _TITLES = {
     "5": "Application and queue staleness of an IN-PLACE update queue (in numbers of updates)",
     "7": "Application staleness of append and update queues (in numbers of updates)",
     "9": "Gain of LINECUTTING over IN-PLACE, 10 keys, load factor 5 (ratio of queue staleness)",
-    **windows.TITLES,
+    **window_figures.TITLES,
     "16": "Memory by skew (usage in locations, effective usage as a share)",
     "17": "Memory by arrival rate, at 10 results/s (usage in locations, effective usage as a share)",
 }
@@ -67,7 +67,7 @@ def run(figures: list[str], out: Path, fast: bool = False, *, workers: int | Non
         If `out` cannot be written.
     """
     numbers = _numbers(figures)
-    need_extra("plot", "penstock simulate")
+    need_extra("plot", "benchmarks.paper")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -130,8 +130,8 @@ def _remembering(run: Runner) -> Runner:
 def summary(number: str, table: pa.Table) -> tuple[list[str], list[list[str]]]:
     """Return the heads and rows of the table that is shown for a figure."""
     rows = table.to_pylist()
-    if number in windows.SUMMARIES:
-        return windows.SUMMARIES[number](rows)
+    if number in window_figures.SUMMARIES:
+        return window_figures.SUMMARIES[number](rows)
     if number == "5":
         heads = ["load"]
         for names in ("1 key", "10 keys"):
@@ -318,7 +318,7 @@ _PLOTS: dict[str, Callable[[list[Any], list[dict[str, Any]]], None]] = {
     "5": _plot_5,
     "7": _plot_7,
     "9": _plot_9,
-    **windows.PLOTS,
+    **window_figures.PLOTS,
     "16": _plot_16,
     "17": _plot_17,
 }

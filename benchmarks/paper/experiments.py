@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.paper.append_queue import AppendQueue
+from benchmarks.paper.scale import Runner, Scale, in_turn
+from benchmarks.paper.window_experiments import figure_12, figure_13, figure_14
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
-from penstock.operators.simulation.append_queue import AppendQueue
-from penstock.operators.simulation.scale import Runner, Scale, in_turn
 from penstock.operators.simulation.server import append_stream, simulate, update_stream
 from penstock.operators.simulation.traces import UNIT_US, Floats, Trace, drawn_keys, steady_keys, zipf
-from penstock.operators.simulation.window_experiments import figure_12, figure_13, figure_14
 
 __all__ = [
     "EXPERIMENTS",

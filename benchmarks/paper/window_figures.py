@@ -6,8 +6,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from penstock.jobs.figures.drawing import line, pivot
-from penstock.operators.simulation.window_experiments import OVERLAPPING, OWN, STREAM, TUMBLING
+from benchmarks.paper.drawing import line, pivot
+from benchmarks.paper.window_experiments import OVERLAPPING, OWN, STREAM, TUMBLING
 
 __all__ = ["PLOTS", "SUMMARIES", "TITLES"]
 

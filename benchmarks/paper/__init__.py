@@ -1,0 +1,1 @@
+"""The experiments and figures of the UpStream paper that do not need its testbed."""

@@ -1,0 +1,31 @@
+"""``penstock simulate``: print how stale results are with each policy, without Spark."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from penstock.operators.simulation.policies import compare_policies
+
+__all__ = ["run"]
+
+
+def run(load: float, keys: int, skew: float, updates: int) -> None:
+    """Simulate one overload and print a table; see `compare_policies`.
+
+    Raises
+    ------
+    InvalidUsageError
+        If an argument is out of range.
+    """
+    found = compare_policies(load, keys, skew, updates)
+    table = Table(
+        title=f"Staleness at load factor {load:g}, {keys:,} keys, in numbers of updates", box=box.SIMPLE_HEAD
+    )
+    table.add_column("queue")
+    for head in ("results", "queue staleness", "application staleness"):
+        table.add_column(head, justify="right")
+    for queue, results, waiting, application in zip(*found.to_pydict().values(), strict=True):
+        table.add_row(queue, f"{results:,}", f"{waiting:,.2f}", f"{application:,.2f}")
+    Console().print(table)

@@ -1,0 +1,69 @@
+"""How stale results are with each policy, at a given overload."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.policy import Policy
+from penstock.operators.simulation.server import simulate, update_stream
+from penstock.operators.simulation.traces import UNIT_US, drawn_keys, zipf
+
+__all__ = ["APPEND", "compare_policies"]
+
+APPEND = "append"
+"""The name of the queue that serves every tuple, in the order of arrival."""
+
+
+def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed: int = 1) -> pa.Table:
+    """Simulate one overload with an append queue and with each policy of an update queue.
+
+    One update arrives in a unit of time, its key drawn at random. A load factor L means that serving a tuple
+    takes L units, so L times as much arrives as one server can serve.
+
+    Parameters
+    ----------
+    load : float
+        The load factor.
+    keys : int
+        Number of keys.
+    skew : float
+        The exponent of the Zipf distribution of keys; 0 makes all keys equally frequent.
+    updates : int
+        Length of the run, in updates.
+
+    Returns
+    -------
+    pyarrow.Table
+        A row for each queue: ``queue``, ``results``, and ``queue_staleness`` and ``application_staleness``,
+        averages over time and keys in numbers of updates of the stream.
+
+    Raises
+    ------
+    InvalidUsageError
+        If an argument is out of range.
+    """
+    if not load > 0 or keys < 1 or skew < 0 or updates < 1:
+        raise InvalidUsageError(
+            "there is nothing to simulate", load=load, keys=keys, skew=skew, updates=updates,
+            hint="load, keys and updates are positive, skew is at least 0",
+        )  # fmt: skip
+    stream = update_stream()
+    trace = drawn_keys(zipf(keys, skew), 1.0, updates, seed=seed)
+    cost_us = max(round(load * UNIT_US), 1)
+    queues = {
+        APPEND: AdaptiveQueue(stream, Policy.FIFO, Semantics.APPEND),
+        **{str(policy): UpdateQueue(stream, policy, cost_us=cost_us) for policy in Policy},
+    }
+    rows = []
+    for name, queue in queues.items():
+        outcome = simulate(queue, stream, trace, cost_us)
+        rows.append({
+            "queue": name,
+            "results": outcome.delivered,
+            "queue_staleness": outcome.queue_updates,
+            "application_staleness": outcome.application_updates,
+        })  # fmt: skip
+    return pa.Table.from_pylist(rows)
