@@ -19,7 +19,6 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import (
     FileFacts,
     Files,
@@ -30,10 +29,8 @@ from penstock.checkpointing.files import (
     remote,
 )
 from penstock.errors import ConflictError, InvalidUsageError, UnavailableError
+from penstock.testing.files import LARGE, FilesTests
 from tests.s3 import SECRET, Request, S3Server
-
-LARGE = 11 * 1024 * 1024
-"""More than pyarrow uploads to S3 in one request."""
 
 
 @pytest.fixture(scope="module")
@@ -65,164 +62,24 @@ def _like_azure(root: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
     return open_files(f"abfss://container@{uuid.uuid4().hex}.dfs.core.windows.net/state")
 
 
-@pytest.fixture(params=["local", "local, direct I/O", "s3", "like hdfs"])
-def directory(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
-    if request.param == "local, direct I/O":
-        return LocalFiles(tmp_path / "state", direct_io=True)
-    if request.param == "s3":
-        return _fresh(request.getfixturevalue("server"))
-    if request.param == "like hdfs":
+class TestLocalFiles(FilesTests):
+    @pytest.fixture(params=[False, True], ids=["page cache", "direct I/O"])
+    def files(self, request: pytest.FixtureRequest, tmp_path: Path) -> Files:
+        return LocalFiles(tmp_path / "state", direct_io=request.param)
+
+
+class TestObjects(FilesTests):
+    exclusive = False
+
+    @pytest.fixture
+    def files(self, server: S3Server) -> Files:
+        return _fresh(server)
+
+
+class TestFilesThatAreMoved(FilesTests):
+    @pytest.fixture
+    def files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
         return _like_hdfs(tmp_path / "state", monkeypatch)
-    return open_files(tmp_path / "state")
-
-
-@pytest.fixture(params=["local", "local, direct I/O", "like hdfs"])
-def exclusive(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
-    """Files that tell when a name is taken."""
-    if request.param == "local, direct I/O":
-        return LocalFiles(tmp_path / "state", direct_io=True)
-    if request.param == "like hdfs":
-        return _like_hdfs(tmp_path / "state", monkeypatch)
-    return open_files(tmp_path / "state")
-
-
-# ------------------------------------------------------------------------------------- all of them
-
-
-@pytest.mark.parametrize("size", [1, 3, 100_000, LARGE])
-@pytest.mark.parametrize("wrap", [bytes, memoryview, pa.py_buffer], ids=["bytes", "memoryview", "buffer"])
-def test_what_was_published_is_read(directory: Files, size: int, wrap: Callable[[bytes], Any]) -> None:
-    content = os.urandom(size)
-    directory.publish("f", memoryview(wrap(content)))
-    assert bytes(directory.read("f")) == content
-
-
-def test_a_file_is_published_in_pieces(directory: Files) -> None:
-    content = os.urandom(LARGE)
-    directory.publish("f", b"", content[:1], memoryview(content[1:100]), b"", content[100:])
-    assert bytes(directory.read("f")) == content
-
-
-def test_a_part_of_a_file_is_read(directory: Files) -> None:
-    content = os.urandom(1000)
-    directory.publish("f", content)
-    for at, size in ((0, 10), (990, 10), (995, 10), (1000, 5), (2000, 5), (17, 0)):
-        assert bytes(directory.read_range("f", at, size)) == content[at : at + size]
-    with pytest.raises(FileNotFoundError):
-        directory.read_range("g", 0, 1)
-
-
-def test_a_p_unit_is_decoded_from_what_is_read(directory: Files) -> None:
-    unit = PUnit("kind", {"n": 1}, {"rows": pa.RecordBatch.from_pydict({"a": [1, 2, 3]})})
-    directory.publish("unit.punit", encode(unit))
-    read = decode(directory.read("unit.punit"), directory.path_of("unit.punit"))
-    assert read.blocks["rows"].equals(unit.blocks["rows"])
-
-
-def test_names_that_look_compressed_or_encoded_are_taken_as_they_are(directory: Files) -> None:
-    for name in ("a.gz", "b%20b", "c c", "d?e=f", "g#h", "ü", "000000000001-abc.punit"):
-        directory.publish(name, name.encode())
-    for name in ("a.gz", "b%20b", "c c", "d?e=f", "g#h", "ü", "000000000001-abc.punit"):
-        assert bytes(directory.read(name)) == name.encode()
-    assert len(directory.list()) == 7
-
-
-def test_a_file_that_is_not_there_is_not_found(directory: Files) -> None:
-    for below in (directory, directory.child("none")):
-        with pytest.raises(FileNotFoundError) as caught:
-            below.read("f")
-        assert below.path_of("f") in str(caught.value)
-    directory.publish("f", b"x")
-    with pytest.raises(FileNotFoundError):
-        directory.read("g")
-
-
-def test_deleting_removes_one_file_and_twice_is_no_error(directory: Files) -> None:
-    directory.delete("f")
-    directory.publish("f", b"x")
-    directory.publish("g", b"y")
-    directory.delete("f")
-    directory.delete("f")
-    assert directory.list() == [FileFacts("g", 1)]
-    directory.publish("f", b"z")
-    assert bytes(directory.read("f")) == b"z"
-
-
-def test_a_list_holds_the_direct_children_by_name(directory: Files) -> None:
-    assert directory.list() == []
-    directory.child("sub").child("deep").publish("below", b"not listed")
-    directory.publish("b", b"22")
-    directory.publish("a", b"1")
-    assert directory.list() == [FileFacts("a", 1), FileFacts("b", 2), FileFacts("sub", 0, is_directory=True)]
-    assert directory.child("sub").list() == [FileFacts("deep", 0, is_directory=True)]
-    assert directory.child("absent").list() == []
-
-
-def test_a_child_is_a_directory_of_its_own_and_names_its_place(directory: Files) -> None:
-    child = directory.child("query").child("operator")
-    child.publish("f", b"below")
-    directory.publish("f", b"above")
-    assert bytes(child.read("f")) == b"below"
-    assert bytes(directory.read("f")) == b"above"
-    assert child.path_of("f").endswith("/query/operator/f")
-    assert child.location.partition("?")[0] == f"{directory.location.partition('?')[0]}/query/operator"
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../f", "/f", "a\\b", "a\0b"], ids=repr)
-def test_a_name_does_not_lead_elsewhere(directory: Files, name: str) -> None:
-    calls: list[Callable[[], object]] = [
-        lambda: directory.publish(name, b"x"),
-        lambda: directory.read(name),
-        lambda: directory.delete(name),
-        lambda: directory.child(name),
-    ]
-    for call in calls:
-        with pytest.raises(InvalidUsageError, match="leads elsewhere"):
-            call()
-    assert directory.list() == []
-
-
-def test_an_empty_file_is_refused(directory: Files) -> None:
-    for content in ([], [b""], [b"", b""]):
-        with pytest.raises(InvalidUsageError, match="at least one byte"):
-            directory.publish("f", *content)
-    assert directory.list() == []
-
-
-def test_a_pickled_directory_is_the_same_one(directory: Files) -> None:
-    child = directory.child("c")
-    child.publish("f", b"x")
-    copy = pickle.loads(pickle.dumps(child))
-    assert copy == child
-    assert bytes(copy.read("f")) == b"x"
-
-
-def test_many_threads_publish_read_and_delete_at_once(directory: Files) -> None:
-    def work(number: int) -> bytes:
-        mine = directory.child(f"bucket-{number % 3}")
-        for name in (f"{number}-a", f"{number}-b"):
-            mine.publish(name, f"{name}".encode() * 1000)
-        content = bytes(mine.read(f"{number}-b"))
-        mine.delete(f"{number}-a")
-        return content
-
-    with ThreadPoolExecutor(8) as pool:
-        contents = list(pool.map(work, range(24)))
-    assert contents == [f"{number}-b".encode() * 1000 for number in range(24)]
-    left = {fact.name for place in range(3) for fact in directory.child(f"bucket-{place}").list()}
-    assert left == {f"{number}-b" for number in range(24)}
-
-
-# ------------------------------------------------------------------------------- names that are taken
-
-
-def test_a_name_is_given_once(exclusive: Files) -> None:
-    exclusive.publish("f", b"first")
-    with pytest.raises(ConflictError) as caught:
-        exclusive.publish("f", b"second")
-    assert str(caught.value.context["file"]) == exclusive.path_of("f")
-    assert bytes(exclusive.read("f")) == b"first"
-    assert exclusive.list() == [FileFacts("f", 5)]
 
 
 def test_of_two_that_publish_one_name_on_a_disk_exactly_one_is_refused(tmp_path: Path) -> None:
@@ -243,13 +100,6 @@ def test_of_two_that_publish_one_name_on_a_disk_exactly_one_is_refused(tmp_path:
         assert outcomes.count(b"refused") == 1
         assert bytes(directory.read(f"f{round_}")) in outcomes
     assert not [fact for fact in directory.list() if fact.is_unfinished]
-
-
-def test_an_object_of_a_name_that_is_taken_is_replaced_as_a_whole(s3: S3Server) -> None:
-    directory = _fresh(s3)
-    directory.publish("f", b"first and longer")
-    directory.publish("f", b"second")
-    assert bytes(directory.read("f")) == b"second"
 
 
 # ------------------------------------------------------------------------------------------ a disk

@@ -22,6 +22,7 @@ HEAVY = ("pyspark", "numba", "pandas", "numpy", "pyarrow", "matplotlib", "pydant
 LEVELS = {
     "jobs": 5,
     "cli": 5,
+    "testing": 4,
     "spark_ext": 4,
     "operators": 3,
     "state_store": 3,

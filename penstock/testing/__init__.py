@@ -1,0 +1,19 @@
+"""Conformance tests for those who write a file system, a codec, a working copy or a table of their own.
+
+Each class holds the tests of one interface. Inherit from it in a test file, and give the fixture that it
+names::
+
+    class TestMyFiles(FilesTests):
+        @pytest.fixture
+        def files(self, tmp_path):
+            return MyFiles(tmp_path)
+
+Penstock tests its own implementations so. The classes need pytest.
+"""
+
+from penstock.testing.codecs import CodecTests
+from penstock.testing.files import FilesTests
+from penstock.testing.state import StateTests
+from penstock.testing.tables import TableTests
+
+__all__ = ["CodecTests", "FilesTests", "StateTests", "TableTests"]

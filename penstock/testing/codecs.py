@@ -1,0 +1,110 @@
+"""Tests of codecs of streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.compression.abc import Codec, UnfitError
+from penstock.compression.codecs import decode_stream
+from penstock.compression.kernels.bits import SUB_BLOCK, Ints, sealed
+from penstock.compression.node import Node, Reader
+from penstock.errors import CorruptDataError
+
+__all__ = ["CodecTests", "hard_streams"]
+
+_SIZES = (0, 1, 2, SUB_BLOCK - 1, SUB_BLOCK, SUB_BLOCK + 1, 3 * SUB_BLOCK + 5)
+
+
+def hard_streams(seed: int = 1) -> Iterator[Ints]:
+    """Yield streams of all widths and many shapes: extremes, runs, small and rising numbers, outliers."""
+    generator = np.random.default_rng(seed)
+    for width in (1, 2, 4, 8):
+        dtype = np.dtype(f"i{width}")
+        limits = np.iinfo(dtype)
+        for size in _SIZES:
+            small = generator.integers(0, 10, size).astype(dtype)
+            outliers = small.copy()
+            outliers[::97] = limits.max
+            yield from (
+                small,
+                outliers,
+                generator.integers(limits.min, limits.max, size, dtype, endpoint=True),
+                generator.choice(np.array([limits.min, -1, 0, 1, limits.max], dtype), size),
+                np.repeat(small[: size // 5 + 1], 7)[:size],
+                np.sort(small),
+                np.full(size, 7, dtype),
+            )
+
+
+class CodecTests:
+    """What a codec promises: the values come back, in parts too, or the codec says that they do not fit.
+
+    The codec is registered (`penstock.compression.codecs.registry.register`), so that nodes find it.
+    """
+
+    @pytest.fixture
+    def codec(self) -> Codec:
+        """Return the codec."""
+        raise NotImplementedError
+
+    def test_values_come_back(self, codec: Codec) -> None:
+        """Decode what was encoded, through bytes; at least one stream has to fit."""
+        fitted = 0
+        for values in hard_streams():
+            node = _encoded(codec, values)
+            if node is None:
+                continue
+            fitted += 1
+            found = decode_stream(node, values.size)
+            assert found.dtype == values.dtype
+            np.testing.assert_array_equal(found, values)
+        assert fitted
+
+    def test_a_part_is_decoded(self, codec: Codec) -> None:
+        """Decode ranges, also empty ones and ones across sub-blocks."""
+        for values in hard_streams():
+            node = _encoded(codec, values)
+            if node is None:
+                continue
+            size = values.size
+            for start, stop in ((0, 0), (0, size), (size // 3, size // 2), (max(size - 3, 0), size)):
+                np.testing.assert_array_equal(decode_stream(node, None, start, stop), values[start:stop])
+
+    def test_damage_is_refused_or_harmless(self, codec: Codec) -> None:
+        """Decode nodes of which a byte is changed: an error, or as many values as before."""
+        generator = np.random.default_rng(2)
+        for values in hard_streams():
+            node = _encoded(codec, values)
+            if node is None or values.size > SUB_BLOCK:
+                continue
+            content = _bytes_of(node)
+            for at in generator.integers(0, len(content), 3).tolist():
+                changed = bytes([*content[:at], content[at] ^ 0x55, *content[at + 1 :]])
+                try:
+                    found = decode_stream(_node_in(changed), values.size)
+                except CorruptDataError:
+                    continue
+                assert found.size == values.size
+
+
+def _encoded(codec: Codec, values: Ints) -> Node | None:
+    """Return the node of a stream, through bytes; None if the codec cannot hold it."""
+    try:
+        node = codec.encode(sealed(values))
+    except UnfitError:
+        return None
+    return _node_in(_bytes_of(node))
+
+
+def _bytes_of(node: Node) -> bytes:
+    parts: list[Any] = []
+    node.write(parts)
+    return b"".join(parts)
+
+
+def _node_in(content: bytes) -> Node:
+    return Reader(np.frombuffer(content, np.uint8), "memory", 1 << 20).node()

@@ -1,0 +1,96 @@
+"""Tests of working copies: what an operator keeps of a bucket, and stores as units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.checkpointing import PUnit, decode, encode
+from penstock.checkpointing.files import open_files
+from penstock.state_store.bucket_store import BucketStore, Handle, State
+
+__all__ = ["StateTests"]
+
+_STEPS = 12
+
+
+class StateTests:
+    """What a `penstock.state_store.bucket_store.State` promises.
+
+    Two states that took the same steps have the same content, whichever way the one was stored and restored.
+    """
+
+    @pytest.fixture
+    def new(self) -> Callable[[], State]:
+        """Return what makes empty states."""
+        raise NotImplementedError
+
+    def change(self, state: Any, step: int) -> None:
+        """Change a state, for each step in another way."""
+        raise NotImplementedError
+
+    def content(self, state: Any) -> object:
+        """Return what a state holds, as a value to compare."""
+        raise NotImplementedError
+
+    def test_deltas_restore_a_state(self, new: Callable[[], State]) -> None:
+        """Follow a state by its deltas, each through bytes."""
+        state, follower = new(), new()
+        for step in range(_STEPS):
+            self.change(state, step)
+            follower.restore([_through_bytes(state.delta())])
+            assert self.content(follower) == self.content(state)
+
+    def test_all_deltas_at_once_restore_a_state(self, new: Callable[[], State]) -> None:
+        """Restore an empty state from the whole chain, and go on with it."""
+        state, units = new(), list[PUnit]()
+        for step in range(_STEPS):
+            self.change(state, step)
+            units.append(_through_bytes(state.delta()))
+        follower = new()
+        follower.restore(iter(units))
+        for both in (state, follower):
+            self.change(both, _STEPS)
+        assert self.content(follower) == self.content(state)
+
+    def test_a_snapshot_is_of_its_moment(self, new: Callable[[], State]) -> None:
+        """Restore from a snapshot that is read after the state has changed."""
+        state = new()
+        for step in range(_STEPS):
+            self.change(state, step)
+        state.delta()
+        before, units = self.content(state), state.snapshot()
+        self.change(state, _STEPS)
+        state.delta()
+        follower = new()
+        follower.restore(map(_through_bytes, units))
+        assert self.content(follower) == before
+
+    def test_a_delta_follows_a_snapshot(self, new: Callable[[], State]) -> None:
+        """Restore from a snapshot and a delta after it."""
+        state = new()
+        self.change(state, 0)
+        state.delta()
+        units: Iterable[PUnit] = list(state.snapshot())
+        self.change(state, 1)
+        follower = new()
+        follower.restore([*map(_through_bytes, units), _through_bytes(state.delta())])
+        assert self.content(follower) == self.content(state)
+
+    def test_a_store_keeps_every_version(self, new: Callable[[], State], tmp_path: Path) -> None:
+        """Commit after each step, and load each version."""
+        store, state, handle = BucketStore(open_files(tmp_path)), new(), Handle()
+        for step in range(_STEPS):
+            self.change(state, step)
+            handle = store.commit(state, handle)
+            assert handle.pointer is not None
+            other = new()
+            store.load(handle.pointer, other)
+            assert self.content(other) == self.content(state)
+
+
+def _through_bytes(unit: PUnit) -> PUnit:
+    return decode(bytes(encode(unit)), "memory")

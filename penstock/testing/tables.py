@@ -1,0 +1,137 @@
+"""Tests of tables that hold the rows of a bucket by key."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import InvalidUsageError
+from penstock.state_store.tables.table import Table
+
+__all__ = ["SCHEMA", "NewTable", "TableTests"]
+
+SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.string()), ("n", pa.float64())])
+NewTable = Callable[..., Table]
+"""Makes an empty table of a schema and a key: of `SCHEMA` and ``("k",)`` by default."""
+
+
+def _rows(*rows: tuple[Any, ...], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+
+
+def _numbered(numbers: range, text: str = "") -> pa.RecordBatch:
+    return _rows(*[(i, f"{text}{i}", i / 2) for i in numbers])
+
+
+class TableTests:
+    """What a `penstock.state_store.tables.table.Table` promises."""
+
+    @pytest.fixture
+    def new(self) -> NewTable:
+        """Return what makes tables."""
+        raise NotImplementedError
+
+    def test_empty_batches_change_nothing(self, new: NewTable) -> None:
+        """Put and get nothing."""
+        table, nothing = new(), _rows()
+        table.put(nothing)
+        rows, found = table.get(nothing)
+        assert (rows.num_rows, len(found), len(table)) == (0, 0, 0)
+        assert [batch.num_rows for batch in table.rows()] == [0]
+
+    def test_a_key_that_is_not_there_has_null_values(self, new: NewTable) -> None:
+        """Get keys that are there, that are not, and one twice."""
+        table = new()
+        rows, found = table.get(_numbered(range(2)))
+        assert rows.to_pylist() == [{"t": None, "n": None}] * 2
+        table.put(_rows((7, "x", 1.0), (1, None, None)))
+        rows, found = table.get(_rows((0, "", 0.0), (7, "", 0.0), (1, "", 0.0), (7, "", 0.0)).select(["k"]))
+        assert found.tolist() == [False, True, True, True]
+        assert rows.column("t").to_pylist() == [None, "x", None, "x"]
+        assert rows.schema.names == ["t", "n"]
+
+    def test_zeros_are_one_key_and_so_are_nans(self, new: NewTable) -> None:
+        """Put floating-point keys that are equal to users and differ in bits."""
+        schema = pa.schema([("k", pa.float64()), ("t", pa.string())])
+        table = new(schema)
+        rows = [(0.0, "a"), (-0.0, "b"), (math.nan, "c"), (-math.nan, "d"), (1.0, "e")]
+        table.put(_rows(*rows, schema=schema))
+        assert len(table) == 3
+        found_rows, found = table.get(_rows((-0.0, ""), (math.nan, ""), (0.0, ""), schema=schema))
+        assert found.all()
+        assert found_rows.column("t").to_pylist() == ["b", "d", "b"]
+        keys = sorted(map(str, (row["k"] for batch in table.rows() for row in batch.to_pylist())))
+        assert keys == ["0.0", "1.0", "nan"]
+
+    def test_a_table_equals_a_dictionary(self, new: NewTable) -> None:
+        """Put and get at random, some keys several times in a batch: the last row wins."""
+        draw, table, known = random.Random(3), new(), dict[int, dict[str, Any]]()
+        for _ in range(100):
+            keys = [draw.randint(0, 60) for _ in range(draw.randint(0, 20))]
+            batch = _rows(*[(key, f"{draw.random()}", draw.random()) for key in keys])
+            table.put(batch)
+            known |= zip(keys, batch.to_pylist(), strict=True)
+            assert len(table) == len(known)
+            asked = [draw.randint(0, 80) for _ in range(10)]
+            rows, found = table.get(_rows(*[(key, "", 0.0) for key in asked]))
+            assert found.tolist() == [key in known for key in asked]
+            assert rows["t"].to_pylist() == [known[key]["t"] if key in known else None for key in asked]
+        assert {row["k"]: row for batch in table.rows() for row in batch.to_pylist()} == known
+
+    def test_huge_values_come_back(self, new: NewTable) -> None:
+        """Put values of which few fit into one batch."""
+        table = new()
+        texts = {i: chr(97 + i) * (9 << 20) for i in range(5)}
+        table.put(_rows(*[(i, text, 0.0) for i, text in texts.items()]))
+        table.put(_rows((9, "small", 0.0)))
+        batches = list(table.rows())
+        assert all(batch.nbytes < 150 << 20 for batch in batches)
+        assert {r["k"]: r["t"] for batch in batches for r in batch.to_pylist()} == texts | {9: "small"}
+
+    def test_rows_are_those_of_the_call(self, new: NewTable) -> None:
+        """Consume the rows in another thread while the table changes and is closed."""
+        table = new()
+        table.put(_numbered(range(20_000), "old "))
+        batches, taken = table.rows(), list[pa.RecordBatch]()
+        thread = threading.Thread(target=lambda: taken.extend(batches))
+        thread.start()
+        for i in range(5):
+            table.put(_numbered(range(0, 20_000, i + 2), f"new and longer {i} "))
+        table.close()
+        thread.join()
+        found = {row["k"]: row["t"] for batch in taken for row in batch.to_pylist()}
+        assert found == {i: f"old {i}" for i in range(20_000)}
+
+    def test_the_key_comes_first(self, new: NewTable) -> None:
+        """Put columns in another order than the schema's."""
+        table = new(SCHEMA, ("n",))
+        table.put(_numbered(range(3)).select(["n", "t", "k"]))
+        (batch,) = table.rows()
+        assert batch.schema.names == ["n", "k", "t"]
+        assert sorted(batch["k"].to_pylist()) == [0, 1, 2]
+
+    def test_rows_that_do_not_fit_are_refused_and_change_nothing(self, new: NewTable) -> None:
+        """Put a null key, too few columns, and one of another type."""
+        other = pa.schema([("k", pa.int64()), ("t", pa.string()), ("n", pa.int64())])
+        table = new()
+        for rows, fact in (
+            (_rows((None, "x", 0.0)), "key column has nulls"),
+            (_rows((1, "x", 0.0)).select(["k", "t"]), "column is missing"),
+            (_rows((1, "x", 0.0)).select(["t", "n"]), "column is missing"),
+            (_rows((1, "x", 0), schema=other), "has another type"),
+        ):
+            with pytest.raises(InvalidUsageError, match=fact):
+                table.put(rows)
+        assert (len(table), [batch.num_rows for batch in table.rows()]) == (0, [0])
+
+    def test_a_closed_table_may_be_closed_again(self, new: NewTable) -> None:
+        """Close twice."""
+        table = new()
+        table.close()
+        table.close()

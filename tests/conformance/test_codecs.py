@@ -1,0 +1,19 @@
+"""Every codec keeps what `penstock.testing` asks of codecs."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.compression.abc import Codec
+from penstock.compression.codecs import CODECS
+from penstock.compression.codecs.registry import codec_named
+from penstock.testing import CodecTests
+
+NAMES = sorted({name for name in CODECS if name != "constant"} | {"quantized_0.5", "decimal_2"})
+LOSSY = {"quantized_0.5"}
+
+
+class TestCodecs(CodecTests):
+    @pytest.fixture(params=[name for name in NAMES if name not in LOSSY])
+    def codec(self, request: pytest.FixtureRequest) -> Codec:
+        return codec_named(request.param)
