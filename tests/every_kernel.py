@@ -157,7 +157,7 @@ def _codecs() -> None:
 
 
 def _fragments_and_joins() -> None:
-    kinds: tuple[PartialKind, ...] = ("count", "sum", "sum_of_squares", "min", "max", "last")
+    kinds: tuple[PartialKind, ...] = ("count", "sum", "m2", "min", "max", "last")
     for keys in ((), ("k",), ("k", "l")):
         folding = Fragmenter(
             Fragments(1000, "t", "s", keys, tuple(Partial(kind, "v", kind) for kind in kinds)),
@@ -172,6 +172,12 @@ def _fragments_and_joins() -> None:
     made = merge_fragments(sums, [folding.finish()])
     every = np.arange(made.num_rows)
     slide(sums.partials, {}, every, made.select(["sum"]), every, every + 1, closing=True)
+    deviations = Fragments(1000, "t", "s", (), tuple(Partial(kind, "v", kind) for kind in kinds[:3]))
+    for number in (pa.int64(), pa.float64()):
+        folding = Fragmenter(deviations, {"t": pa.int64()} | dict.fromkeys(kinds[:3], number))
+        folding.add(pa.array([7] * 3000), [], [NUMBERS.cast(number)] * 3)
+        made = merge_fragments(deviations, [folding.finish()])
+        slide(deviations.partials, {}, every, made, every, every + 1, closing=True)
     sums = Fragments(1000, "t", "s", (), (Partial("sum", "v", "sum"),))
     folding = Fragmenter(sums, {"t": pa.int64(), "sum": pa.float64()})
     folding.add(NUMBERS, [], [NUMBERS.cast(pa.float64())])

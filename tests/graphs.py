@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import duckdb
@@ -26,6 +27,7 @@ from penstock.operators.graph.nodes import (
     UpdateQueue,
     Where,
     Window,
+    WindowJoin,
 )
 from penstock.operators.scan.spec import PANE, Partial
 from penstock.operators.sql.expression import column
@@ -73,6 +75,8 @@ class Oracle:
                 return f"SELECT * FROM {above[0]}"
             case UpdateQueue():
                 return self._newest(above[0], node.schema.names, node.update_key, node.time)
+            case WindowJoin():
+                return self._joined(node, *above)
             case PushedScan():
                 return self._scan(node, above[0])
             case Aggregate():
@@ -80,6 +84,21 @@ class Oracle:
             case Assemble():
                 return self._assemble(node, above[0])
         raise AssertionError(f"the oracle has no SQL for {node.label}")
+
+    def _joined(self, node: WindowJoin, left: str, right: str) -> str:
+        left, right = (
+            re.sub(r" AS q\d+$", f" AS {name}", side) for name, side in (("a", left), ("b", right))
+        )
+        sizes = [node.window_of(side).size_ms // 1000 for side in node.inputs]
+        slide = node.window_of(node.inputs[0]).slide_ms // 1000
+        same = [f"a.{_quoted(name)} = b.{_quoted(name)}" for name in node.on]
+        pairs = " AND ".join([f'a."window" + {sizes[0]} = b."window" + {sizes[1]}', *same])
+        sides = {name: "a" if name in node.inputs[0].schema.names else "b" for name in node.schema.names}
+        columns = ", ".join(f"{side}.{_quoted(name)}" for name, side in sides.items() if name != "window")
+        window = f'a."window" + {sizes[0] - slide} AS "window"'
+        made = f"SELECT {columns}, {window} FROM {left} JOIN {right} ON {pairs}"
+        where = "" if node.condition is None else f" WHERE {duck_sql(node.condition.text)}"
+        return f"SELECT * FROM ({made}) AS j{where}"
 
     def _newest(self, above: str, names: Any, key: Any, time: str) -> str:
         newest = f"row_number() OVER (PARTITION BY {_list(key)} ORDER BY {_quoted(time)} DESC) = 1"
@@ -105,7 +124,9 @@ class Oracle:
 
     def _windows(self, node: Aggregate, above: str) -> str:
         window = node.inputs[0]
-        assert isinstance(window, Window)
+        if not isinstance(window, Window):
+            by_window = ", ".join(f"{duck_sql(one.text)} AS {_quoted(name)}" for name, one in node.aggregates)
+            return f"SELECT {_list(node.group_by)}, {by_window} FROM {above} GROUP BY {_list(node.group_by)}"
         made = ", ".join(
             f"{duck_sql(_timed(one.text, window.time))} AS {_quoted(name)}" for name, one in node.aggregates
         )
@@ -131,7 +152,8 @@ class Oracle:
     def _assemble(self, node: Assemble, above: str) -> str:
         times = node.decomposition.times
         combined = ", ".join(
-            f"{_combined(one, times)} AS {_quoted(one.name)}" for one in node.decomposition.partials
+            f"{_combined(one, times, node.decomposition.partials)} AS {_quoted(one.name)}"
+            for one in node.decomposition.partials
         )
         groups = _list([*node.aggregate.group_by, "window"])
         starts = _starts(_quoted(PANE), node.window)
@@ -165,8 +187,8 @@ def _timed(text: str, time: str) -> str:
 
 def _partial(partial: Partial, time: str) -> str:
     text = partial.expression if partial.expression == "*" else duck_sql(partial.expression)
-    if partial.kind == "sum_of_squares":
-        return f"sum(CAST({text} AS DOUBLE) * ({text}))"
+    if partial.kind == "m2":
+        return f"var_pop({text}) * count({text})"
     if partial.kind == "distinct":
         return f"coalesce(list(DISTINCT {text}), [])"
     if partial.kind in ("first", "last"):
@@ -174,8 +196,14 @@ def _partial(partial: Partial, time: str) -> str:
     return f"{partial.kind}({text})"
 
 
-def _combined(partial: Partial, times: Mapping[str, str]) -> str:
+def _combined(partial: Partial, times: Mapping[str, str], partials: Iterable[Partial]) -> str:
     name = _quoted(partial.name)
+    if partial.kind == "m2":
+        beside = {one.kind: _quoted(one.name) for one in partials if one.expression == partial.expression}
+        n, s = beside["count"], beside["sum"]
+        return (
+            f"sum({name} + CAST({s} AS DOUBLE) * {s} / {n}) - CAST(sum({s}) AS DOUBLE) * sum({s}) / sum({n})"
+        )
     if partial.kind in ("first", "last"):
         return f"{partial.kind}({name} ORDER BY {_quoted(times[partial.name])})"
     if partial.kind == "distinct":

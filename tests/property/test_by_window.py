@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -33,7 +34,9 @@ FOLD = (
     Partial("count", "*", "windows"),
     Partial("count", "top", "tops"),
     Partial("sum", "rows", "rows"),
-    Partial("sum_of_squares", "total", "squares"),
+    Partial("count", "total", "totals"),
+    Partial("sum", "total", "total"),
+    Partial("m2", "total", "m2"),
     Partial("min", "top", "low"),
     Partial("max", "top", "high"),
 )
@@ -93,7 +96,7 @@ def fold(groups: tuple[str, ...], *steps: Any, read: dict[str, str] | None = Non
     finish = Finish(LAYOUT.window, output, "window", PANE_MS, SIZE_MS, assembly, (*steps, projection))
     types = {"house": pa.string(), "plug": pa.int32(), "other": pa.int32()}
     made = [(PANE, pa.int64()), ("size", pa.int64()), *((name, types[name]) for name in groups)]
-    kinds = [pa.int64(), pa.int64(), pa.int64(), pa.float64(), pa.float64(), pa.float64()]
+    kinds = [*[pa.int64()] * 5, *[pa.float64()] * 3]
     made += [(one.name, kind) for one, kind in zip(FOLD, kinds, strict=True)]
     fragments = Fragments(1, "start", "us", ("size", *groups), FOLD)
     return WindowAccumulator(finish, fragments, pa.schema(made))
@@ -128,7 +131,9 @@ def aggregated(rows: list[Row], groups: tuple[str, ...]) -> dict[Any, Any]:
             len(some),
             len(tops),
             sum(row.rows for row in some),
-            float(sum(row.total**2 for row in some)),
+            len(some),
+            sum(row.total for row in some),
+            round(statistics.pvariance(row.total for row in some) * len(some), 6),
             same(least(tops) if tops else None),
             same(greatest(tops) if tops else None),
         )
@@ -145,8 +150,8 @@ def read_back(batches: list[pa.RecordBatch], groups: tuple[str, ...]) -> dict[An
             assert rest == 0
             key = (start, *(row[name] for name in groups))
             assert key not in found
-            floats = (same(row["low"]), same(row["high"]))
-            found[key] = (*(row[one.name] for one in FOLD[:4]), *floats)
+            floats = (round(row["m2"], 6), same(row["low"]), same(row["high"]))
+            found[key] = (*(row[one.name] for one in FOLD[:5]), *floats)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,8 @@ PARTIALS = (
     Partial("min", "v", "min"),
     Partial("max", "v", "max"),
     Partial("last", "v", "last"),
-    Partial("sum_of_squares", "v", "squares"),
+    Partial("count", "v", "known"),
+    Partial("m2", "v", "m2"),
 )
 ROWS = st.lists(
     st.tuples(st.integers(-20, 20), st.tuples(st.integers(-2, 2), st.integers(0, 1)), st.integers(-9, 9)),
@@ -51,18 +53,21 @@ def _fragments(columns: int, *parts: Sequence[Row], group: pa.DataType = INTEGER
         if part:
             values = pa.array([row[2] for row in part])
             groups = [pa.array([row[1][i] for row in part]).cast(group) for i in range(columns)]
-            folding.add(pa.array([row[0] for row in part]), groups, [None, *[values] * 5])
+            folding.add(pa.array([row[0] for row in part]), groups, [None, *[values] * 6])
     return folding.finish()
 
 
 def _check(found: Sequence[pa.RecordBatch], columns: int, rows: Sequence[Row]) -> None:
-    have = {}
+    have, deviations = {}, {}
     for row in [row for batch in found for row in batch.to_pylist()]:
         where = (row[PANE], tuple(int(row[f"k{i}"]) for i in range(columns)))
         assert where not in have
         have[where] = tuple(row[name] for name in ("count", "sum", "min", "max", "last"))
+        deviations[where] = row["m2"]
     assert have == fragments_of([(time, group[:columns], value) for time, group, value in rows], 7)
-    assert sum(sum(batch["squares"].to_pylist()) for batch in found) == sum(row[2] ** 2 for row in rows)
+    for (pane, group), found_m2 in deviations.items():
+        inside = [row[2] for row in rows if row[0] // 7 * 7 == pane and row[1][:columns] == group]
+        assert found_m2 == pytest.approx(statistics.pvariance(inside) * len(inside), abs=1e-9)
 
 
 def _folded(

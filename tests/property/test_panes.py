@@ -202,10 +202,10 @@ def test_of_equal_times_what_came_first_is_first_in_stacks_too(behind: int, how:
 def test_a_micro_batch_goes_over_what_comes_and_what_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     went_over = 0
 
-    def counting(partials: Any, times: Any, panes: Any, *rest: Any, closing: bool) -> pa.RecordBatch:
+    def counting(partials: Any, times: Any, panes: Any, *rest: Any, **options: Any) -> pa.RecordBatch:
         nonlocal went_over
         went_over += len(panes)
-        return sliding.slide(partials, times, panes, *rest, closing=closing)
+        return sliding.slide(partials, times, panes, *rest, **options)
 
     for module in (panes_module, stacks_module, merging_module):
         monkeypatch.setattr(module, "slide", counting)

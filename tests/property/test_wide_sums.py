@@ -1,7 +1,8 @@
-"""Sums of 64-bit integers are exact, however far they are beyond 64 bits."""
+"""Sums of 64-bit integers are exact, however far beyond 64 bits, and deviations are but for rounding."""
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -33,7 +34,9 @@ VALUES = st.one_of(
 )  # fmt: skip
 ROWS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2), VALUES), min_size=1, max_size=50)
 CUTS = st.lists(st.integers(1, 50), max_size=4)
-SPLIT = decompose({"total": "sum(n)", "mean": "avg(n)", "n": "count(n)"}, "t", ("k",)).counted(("k",))
+SPLIT = decompose(
+    {"total": "sum(n)", "mean": "avg(n)", "n": "count(n)", "spread": "stddev(n)"}, "t", ("k",)
+).counted(("k",))
 FRAGMENTS = Fragments(1, "t", "ms", ("k",), SPLIT.partials)
 Rows = list[tuple[int, int, int | None]]
 
@@ -86,7 +89,7 @@ def test_fragments_and_what_is_made_of_them_have_exact_sums(
 
 
 def layout_of(size: int, slide: int, *, wraps: bool) -> WindowLayout:
-    types = (pa.int64(),) * len(SPLIT.partials)
+    types = tuple(pa.float64() if one.kind == "m2" else pa.int64() for one in SPLIT.partials)
     groups = pa.schema([pa.field("k", pa.int64())])
     assembly = Assembly.of(SPLIT, wraps=wraps)
     rows = SPLIT.rows
@@ -98,6 +101,14 @@ def entries_of(rows: Rows, layout: WindowLayout) -> pa.RecordBatch:
     made = fragments_of(rows, [])
     columns = {ENTRY_PANE: made[PANE]} | {name: made[name] for name in made.schema.names}
     return pa.RecordBatch.from_arrays([columns[name] for name in layout.entry.names], layout.entry.names)
+
+
+def deviation_of(values: list[int]) -> Any:
+    """Return about the deviation of a sample; exactly zero where all values are the same."""
+    if len(values) < 2:
+        return None
+    squares = len(values) * sum(value * value for value in values) - sum(values) ** 2
+    return pytest.approx(math.sqrt(Fraction(squares, len(values) * (len(values) - 1))), rel=1e-13, abs=0.0)
 
 
 def wrapped(value: int | None) -> int | None:
@@ -117,6 +128,8 @@ def check(windows: list[pa.RecordBatch], rows: Rows, layout: WindowLayout) -> in
         assert (mean is None) == (total is None)
         if total is not None:
             assert mean == pytest.approx(float(Fraction(total, known)), rel=1e-15, abs=1e-300)
+        (spread,) = (window[name] for name in layout.results.names if "deviation" in name)
+        assert spread == deviation_of([row[2] for row in inside if row[2] is not None])
     return sum(batch.num_rows for batch in windows)
 
 

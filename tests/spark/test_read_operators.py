@@ -104,6 +104,34 @@ def test_the_panes_of_append_windows_are_what_no_closed_window_had_last(
         state(spark, place, "rows")
 
 
+@pytest.mark.parametrize("mode", ["append", "lazy"])
+def test_sums_beyond_64_bits_are_shown_beside_those_that_are_not(
+    spark: SparkSession, tmp_path: Path, mode: str
+) -> None:
+    place, large = Place(tmp_path), 2**63 - 1
+    rows = [(t, k, v) for t in (0, 1, 2) for k, v in (("a", large), ("b", 1), ("c", None))]
+    times = pa.array([(MOMENT + t) * 10**6 for t, _, _ in rows], pa.timestamp("us", "UTC"))
+    table = pa.table(
+        {"t": times, "k": [k for _, k, _ in rows], "n": pa.array([v for *_, v in rows], pa.int64())}
+    )
+    place.input.add(table, table)
+    df = penstock.update_window(
+        place.input.frame(spark, "t timestamp, k string, n bigint"), key="k", time="t", size="1 hour",
+        aggs={"mean": "avg(n)", "spread": "stddev(n)"}, mode=mode, state_location=place.state, buckets=2,
+    )  # fmt: skip
+    place.run(df)
+    panes = either_way(spark, place, "panes")
+    assert dict(panes.dtypes)["sum_n"] == "decimal(38,0)"
+    totals = defaultdict(list)
+    for row in panes.collect():
+        totals[row["k"]].append((row["rows"], row["sum_n"], row["m2_n"]))
+    assert {k: sum(count for count, *_ in some) for k, some in totals.items()} == dict.fromkeys("abc", 6)
+    assert {k: sum(total or 0 for _, total, _ in some) for k, some in totals.items()} == {
+        **{"a": 6 * large, "b": 6, "c": 0}
+    }
+    assert {m2 for k, some in totals.items() for *_, m2 in some if k != "c"} == {0.0}
+
+
 def test_lazy_windows_have_groups_that_wait_and_panes_on_both_sides_of_the_watermark(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from tests.graphs import duck_sql
 
 TIME = pa.timestamp("us", "UTC")
 WINDOW = pa.struct([("start", TIME), ("end", TIME)])
-KINDS = {"count": pa.int64(), "sum": pa.float64(), "sum_of_squares": pa.float64(), "max": pa.float64()}
+KINDS = {"count": pa.int64(), "sum": pa.float64(), "m2": pa.float64(), "max": pa.float64()}
 PANE_MS, SIZE_MS = 500, 2000
 
 
@@ -39,11 +39,16 @@ def windows_of(made: Finish, rows: int = 500) -> pa.RecordBatch:
     computed = {
         "count": pa.array(count),
         "sum": pa.array(taken.sum(axis=1), mask=count == 0),
-        "sum_of_squares": pa.array((taken**2).sum(axis=1), mask=count == 0),
+        "m2": pa.array(
+            [
+                ((values[row, :n] - values[row, :n].mean()) ** 2).sum() if n else None
+                for row, n in enumerate(count)
+            ]
+        ),
     }
     columns = []
     for field in made.windows:
-        kind = next((one for one in ("sum_of_squares", "sum", "count") if field.name.startswith(one)), None)
+        kind = next((one for one in ("m2", "sum", "count") if field.name.startswith(one)), None)
         if kind is not None:
             columns.append(computed[kind])
         elif field.name == START:

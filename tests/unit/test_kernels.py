@@ -21,7 +21,7 @@ from penstock import _kernels
 from penstock.compression import statistics
 from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
 from penstock.compression.kernels import bits, symbols, text, token_kernels
-from penstock.operators.aggregates import wide
+from penstock.operators.aggregates import moment_kernels, wide
 from penstock.operators.joins import join_kernels
 from penstock.operators.queues import pages
 from penstock.operators.scan import selection
@@ -134,10 +134,20 @@ KERNELS = {
     "fragment_kernels": {
         *("_bits", "_position", "enter", "find_slots", "find_slots_of_one", "add_count", "add_sum"),
         *("find_runs", "add_count_of_runs", "add_sum_of_runs", "add_whole_of_runs"),
-        *("add_squares", "mark", "keep_less", "keep_greater", "keep_row"),
+        *("mark", "keep_less", "keep_greater", "keep_row"),
         *("bound_of", "add_wide_sum", "add_wide_sums"),
     },
     "wide": {"add_words"},
+    "moment_kernels": {
+        "_apart",
+        "_finished",
+        "add_floats",
+        "add_integers",
+        "add_entries",
+        "divide",
+        "finish",
+        "slide",
+    },
 }
 REFERENCES = {
     "key_words": "test_keys",
@@ -169,6 +179,7 @@ REFERENCES = {
     "join_kernels": "test_update_join",
     "fragment_kernels": "test_fragments",
     "wide": "test_wide_sums",
+    "moment_kernels": "test_deviations",
 }
 MODULES = [
     *(key_words, key_index, key_set, row_codec, row_store),
@@ -199,6 +210,7 @@ MODULES = [
         variable_byte,
     ),
     fragment_kernels,
+    moment_kernels,
     wide,
 ]
 
@@ -291,7 +303,7 @@ def test_a_second_process_compiles_nothing() -> None:
         "_divide",
         "_bits",
         "_position",
-        *("_due", "_precedes", "_sift", "_beats", "_over", "add_words"),
+        *("_due", "_precedes", "_sift", "_beats", "_over", "add_words", "_apart", "_finished"),
         # What the transitions of window queues consist of.
         *("append", "_forget", "_release", "free_head", "free_tail", "free_middle", "successor"),
         *("_mru_l", "_mru_e", "_is_update", "_do_promote", "_is_avail", "_end", "_push_ready", "_pop_ready"),

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, deviation
+from penstock.operators.aggregates.moments import beside
 from penstock.operators.aggregates.wide import WIDE, as_floats, fits, words_of
 from penstock.operators.sql.expression import Expression, column, edited
 from penstock.operators.sql.tree import Tree
@@ -36,8 +37,8 @@ class Assembly:
         Spark SQL over partials, groups, means and deviations, for each aggregate's name.
     means : mapping of str to (str, str)
         Sum and count, for each mean's name.
-    deviations : mapping of str to (str, str, str)
-        Count, sum and sum of squares, for each deviation's name.
+    deviations : mapping of str to (str, str)
+        Count and sum of squared deviations, for each deviation's name.
     wraps : bool
         Whether a sum of integers beyond 64 bits wraps around, as Spark's does outside of ANSI mode; by
         default it is an error.
@@ -45,7 +46,7 @@ class Assembly:
 
     aggregates: Mapping[str, str]
     means: Mapping[str, tuple[str, str]]
-    deviations: Mapping[str, tuple[str, str, str]]
+    deviations: Mapping[str, tuple[str, str]]
     wraps: bool = False
 
     @classmethod
@@ -116,15 +117,13 @@ class _Divisions:
 
     def __init__(self, decomposition: Decomposition) -> None:
         self._places = {one.name: (one.kind, one.expression) for one in decomposition.partials}
-        names = {place: name for name, place in self._places.items()}
-        self._known: dict[str, tuple[str, str, str]] = {}
-        for (kind, expression), count in names.items():
-            total, squares = names.get(("sum", expression)), names.get(("sum_of_squares", expression))
-            if kind == "count" and total is not None and squares is not None:
-                parts = (count, total, squares)
-                self._known[deviation(*(column(part).text for part in parts))] = parts
+        known = beside(decomposition.partials)
+        self._known = {
+            deviation(column(count).text, column(name).text): (count, name)
+            for name, (count, _) in known.items()
+        }
         self.means: dict[str, tuple[str, str]] = {}
-        self.deviations: dict[str, tuple[str, str, str]] = {}
+        self.deviations: dict[str, tuple[str, str]] = {}
 
     def replaced(self, text: str, node: Tree) -> list[tuple[Tree, str]]:
         """Return which nodes are divisions, with the columns of their values."""
@@ -159,10 +158,9 @@ def _floats(total: pa.Array[Any]) -> pa.Array[Any]:
     return pa.array(as_floats(total), mask=mask)
 
 
-def _deviation(count: pa.Array[Any], total: pa.Array[Any], squares: pa.Array[Any]) -> pa.Array[Any]:
+def _deviation(count: pa.Array[Any], m2: pa.Array[Any]) -> pa.Array[Any]:
     """Return the deviation of a sample, null where it has less than two values; see `decompose`."""
-    n, s, q = (_floats(one).fill_null(0.0).to_numpy(zero_copy_only=False) for one in (count, total, squares))
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        # NaN is greater than 0 for Spark, and maximum keeps it.
-        made = np.sqrt(np.maximum(q - s * s / n, 0.0) / (n - 1.0))
-    return pa.array(made, mask=~(n > 1.0))
+    n = count.fill_null(0).to_numpy(zero_copy_only=False)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        made = np.sqrt(m2.fill_null(0.0).to_numpy(zero_copy_only=False) / (n - 1.0))
+    return pa.array(made, mask=~(n > 1))

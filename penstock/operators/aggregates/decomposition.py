@@ -24,10 +24,10 @@ __all__ = ["Decomposition", "aggregates_of", "decompose", "deviation", "pane_ms"
 class Decomposition:
     """Aggregates in two steps.
 
-    Partials of one pane and group are combined by kind: ``count``, ``sum`` and ``sum_of_squares`` are added;
-    of ``min`` and ``max`` the least or greatest is taken; ``first`` and ``last`` come from the fragment
-    with the least or greatest time, of which each `times` names the partial; of ``distinct`` a window has
-    the number of values that are in any fragment, of ``sketch`` about that number.
+    Partials of one pane and group are combined by kind: ``count`` and ``sum`` are added; ``m2`` is, too,
+    with what means are apart; of ``min`` and ``max`` the least or greatest is taken; ``first`` and ``last``
+    come from the fragment with the least or greatest time, of which each `times` names the partial; of
+    ``distinct`` a window has the number of values that are in any fragment, of ``sketch`` about that number.
 
     Parameters
     ----------
@@ -98,9 +98,9 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
 
     Notes
     -----
-    ``stddev`` is that of a sample, as in Spark, and comes from count, sum and sum of squares, which can be
-    added and taken away. Its error grows with the ratio of mean to deviation: about 1e-16 times the square
-    of that ratio. ``first`` and ``last`` are by time, where Spark's are by order of arrival.
+    ``stddev`` is that of a sample, as in Spark, and comes from the count and the sum of squared deviations
+    from the mean, in which nothing cancels, however large the mean is. ``first`` and ``last`` are by time,
+    where Spark's are by order of arrival.
     """
     group = tuple(group_by)
     found = _Partials(time, group)
@@ -147,11 +147,9 @@ def aggregates_of(tree: Tree) -> list[Tree]:
     return [call for part in tree.children for call in aggregates_of(part)]
 
 
-def deviation(n: str, s: str, q: str) -> str:
-    """Return what makes a sample's deviation of the columns of its count, sum and sum of squares."""
-    # Rounding may make a variance of zero less than that.
-    variance = f"GREATEST({q} - CAST({s} AS DOUBLE) * {s} / {n}, CAST(0.0 AS DOUBLE)) / ({n} - 1)"
-    return f"CASE WHEN {n} > 1 THEN SQRT({variance}) END"
+def deviation(n: str, m2: str) -> str:
+    """Return what makes a sample's deviation of the columns of its count and sum of squared deviations."""
+    return f"CASE WHEN {n} > 1 THEN SQRT({m2} / ({n} - 1)) END"
 
 
 class _Partials:
@@ -214,8 +212,9 @@ class _Partials:
             total, count = self._column("sum", text), self._column("count", text)
             return f"({total} / {count})"
         if function in ("stddev", "stddev_samp"):
-            n, s = self._column("count", text), self._column("sum", text)
-            return deviation(n, s, self._column("sum_of_squares", text))
+            count = self._column("count", text)
+            self._column("sum", text)
+            return deviation(count, self._column("m2", text))
         return None
 
     def _at(self, kind: PartialKind, made: str) -> None:

@@ -79,7 +79,7 @@ def partial_type(partial: Partial, schema: pa.Schema) -> pa.DataType:
     """Return the type of a partial over columns of a schema, `UNKNOWN` where it is not known."""
     if partial.kind == "count":
         return pa.int64()
-    if partial.kind == "sum_of_squares":
+    if partial.kind == "m2":
         return pa.float64()
     kind = expression_type(Expression.parse(partial.expression), schema)
     if kind == UNKNOWN:

@@ -43,7 +43,7 @@ NEWEST: Final = "__penstock_newest"
 """The partial of a fragment that is its newest time, where that says how far the watermark is."""
 
 PartialKind: TypeAlias = Literal[
-    "count", "sum", "add", "sum_of_squares", "min", "max", "first", "last", "distinct", "union", "sketch"
+    "count", "sum", "add", "m2", "add_m2", "min", "max", "first", "last", "distinct", "union", "sketch"
 ]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 
@@ -51,7 +51,7 @@ _KINDS: Final = get_args(PartialKind)
 _AGAIN: Final[dict[PartialKind, PartialKind]] = {
     "count": "sum",
     "sum": "add",
-    "sum_of_squares": "add",
+    "m2": "add_m2",
     "distinct": "union",
 }
 """How partials of a kind are combined, where that is another kind."""
@@ -83,7 +83,9 @@ class Partial:
         - ``sum``: of what is not null; int64 of integers, or `penstock.operators.aggregates.wide.WIDE` where
           one is beyond that, float64 of floats; null where all are null;
         - ``add``: of such sums, their sum;
-        - ``sum_of_squares``: the same of squares, float64;
+        - ``m2``: the sum of squared deviations from the mean, float64, beside count and sum of the same
+          expression (`penstock.operators.aggregates.moments`); null where all are null;
+        - ``add_m2``: of such sums, with their counts and sums, that of all values;
         - ``min``, ``max``: of what is not null, in the expression's type; null where all are null. As in
           Spark, NaN is greater than all numbers;
         - ``first``, ``last``: the value, which may be null, in the row of the least or greatest time, of

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.operators.aggregates.moments import beside, parts_of
 from penstock.operators.aggregates.wide import in_schema
 from penstock.operators.scan.fragments import fragment_kernels
 from penstock.operators.scan.fragments.accumulators import Accumulator, Nulls, new_accumulator, without_nulls
@@ -33,7 +34,7 @@ from penstock.state_store.keys.key_index import KeyIndex
 
 __all__ = ["FOLDED", "Extremes", "WindowAccumulator"]
 
-FOLDED = frozenset({"count", "sum", "sum_of_squares", "min", "max"})
+FOLDED = frozenset({"count", "sum", "m2", "min", "max"})
 """Kinds of partials that do not depend on the order of groups, and are of fixed size."""
 
 _MAX_EMPTY_GROUPS, _MAX_GROUPS_PER_ROW = 1024, 4
@@ -178,13 +179,18 @@ class WindowAccumulator:
 
     def added(self, batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """Return what several buckets have made, with a row for each window and group."""
-        pane_us = 1000 * self.finish.pane_ms
+        pane_us, deviations = 1000 * self.finish.pane_ms, beside(self.fragments.partials)
         parts = [
             _Rows(
                 [batch.column(name) for name in self._groups],
                 np.arange(batch.num_rows),
                 batch.column(PANE).to_numpy() // pane_us,
-                [batch.column(one.name) for one in self.fragments.partials],
+                [
+                    parts_of(batch, one.name, *deviations[one.name])
+                    if one.name in deviations
+                    else batch.column(one.name)
+                    for one in self.fragments.partials
+                ],
             )
             for batch in batches
         ]

@@ -24,8 +24,11 @@ from pyspark.sql.types import (
 
 from penstock.checkpointing import PUnit
 from penstock.operators.aggregates.decomposition import pane_ms
+from penstock.operators.aggregates.moments import of_settings, upgraded
+from penstock.operators.aggregates.wide import WIDE
 from penstock.operators.scan.spec import Partial, PartialKind
 from penstock.operators.scheduling.policy import Policy
+from penstock.operators.windows.append.pane_partials import empty
 from penstock.operators.windows.append.panes import Panes
 from penstock.operators.windows.layout import ENTRY_PANE, RowLayout, WindowLayout
 from penstock.operators.windows.panes import new_panes
@@ -239,7 +242,13 @@ def _entries(block: pa.RecordBatch, layout: WindowLayout, places: _Places) -> li
 
 
 def _entry_columns(layout: WindowLayout, places: _Places) -> list[StructField | Ours]:
-    return [*spark_schema(layout.groups), Ours(places.column, places.kind), *spark_schema(layout.values)]
+    # A bucket has sums of two words only where one is beyond 64 bits; the column is for all of them.
+    sums = {one.name for one in layout.partials if one.kind == "sum"}
+    values = [
+        field.with_type(WIDE) if field.name in sums and field.type == pa.int64() else field
+        for field in layout.values
+    ]
+    return [*spark_schema(layout.groups), Ours(places.column, places.kind), *spark_schema(pa.schema(values))]
 
 
 def _cell_columns(places: _Places, policy: Policy) -> list[Ours]:
@@ -260,16 +269,21 @@ def _cell_columns(places: _Places, policy: Policy) -> list[Ours]:
 
 
 def _partials(settings: Mapping[str, Any]) -> list[Partial]:
-    return [Partial(*aggregate) for aggregate in settings["aggregates"]]
+    return [of_settings(aggregate) for aggregate in settings["aggregates"]]
 
 
 def _layout(settings: Mapping[str, Any], entry: pa.Schema, arriving: pa.Schema | None) -> WindowLayout:
     """Return what windows are made of, as far as restoring them asks: by settings and stored columns."""
+    named = {one.name: one for one in _partials(settings)}
+    entry = upgraded(empty(entry), named.values()).schema
     at = entry.get_field_index(ENTRY_PANE)
     groups, values = pa.schema(list(entry)[:at]), list(entry)[at + 1 :]
-    named = {one.name: one for one in _partials(settings)}
     size, slide, _ = settings["window"]
-    types = tuple(field.type for field in values)
+    # Those of windows of each bucket say themselves whether they have sums of two words.
+    types = tuple(
+        pa.int64() if field.type == WIDE and named[field.name].kind == "sum" else field.type
+        for field in values
+    )
     # Which time a first or last value has matters only where entries are combined.
     if arriving is None:
         pane = pane_ms(size, slide)

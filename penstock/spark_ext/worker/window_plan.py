@@ -15,6 +15,7 @@ from pyspark.sql.types import LongType, NullType, StructField, StructType
 from penstock.ddl import quoted
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import Decomposition
+from penstock.operators.aggregates.moments import to_settings
 from penstock.operators.graph.nodes import Extreme
 from penstock.operators.scan.spec import WEIGHT, Fragments, Partial
 from penstock.operators.scheduling.serve import Budget
@@ -215,10 +216,7 @@ class WindowPlan(ABC):
             "key": list(self.fragments.group_by),
             "time": self.fragments.time,
             "window": self.window,
-            "aggregates": [
-                [one.kind, one.expression, one.name, *([one.log2_size] if one.log2_size else [])]
-                for one in self.decomposition.partials
-            ],
+            "aggregates": [to_settings(one) for one in self.decomposition.partials],
             "schema": list(columns),
         }
 

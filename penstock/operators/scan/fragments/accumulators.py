@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InternalError, InvalidUsageError
+from penstock.operators.aggregates import moment_kernels
+from penstock.operators.aggregates.moments import means_of
 from penstock.operators.aggregates.sketches import hashes_in, hashes_of, images_of, least_hashes
 from penstock.operators.aggregates.wide import WIDE, of_words, words_of
 from penstock.operators.scan.fragments import fragment_kernels
@@ -77,8 +79,12 @@ def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
         return _WholeSum()
     if partial.kind == "add" and kind == WIDE:
         return _WholeSum()
-    if partial.kind in ("sum", "add", "sum_of_squares") and number:
-        return _Sum(squares=partial.kind == "sum_of_squares")
+    if partial.kind in ("sum", "add") and number:
+        return _Sum()
+    if partial.kind == "m2" and number:
+        return _Deviations(kind)
+    if partial.kind == "add_m2":
+        return _AddedDeviations()
     raise InvalidUsageError(
         "a partial aggregate cannot be made of this type",
         hint="min and max are of integers, floats, dates and times, sum of numbers, distinct of what is not "
@@ -99,7 +105,7 @@ def _given(values: Column | None) -> Column:
 def _grown(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
     if count <= len(array):
         return array
-    larger = np.zeros(max(count, 2 * len(array)), array.dtype)
+    larger = np.zeros((max(count, 2 * len(array)), *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger
 
@@ -134,16 +140,15 @@ class Nulls:
 
 
 class _Sum:
-    """Sums of floats, or of squares.
+    """Sums of floats.
 
     `_seen` exists once there was a null, since before every slot had a value.
     """
 
     _sums: npt.NDArray[Any]
 
-    def __init__(self, *, squares: bool) -> None:
+    def __init__(self) -> None:
         self._sums = np.zeros(_LEAST, np.float64)
-        self._kernel = fragment_kernels.add_squares if squares else fragment_kernels.add_sum
         self._seen: npt.NDArray[np.bool_] | None = None
         self._slots = 1
 
@@ -162,11 +167,11 @@ class _Sum:
         self._slots = count
 
     def _add(self, slots: Slots, values: Column, count: int) -> None:
-        self._kernel(slots, bare_values(values), self._sums)
+        fragment_kernels.add_sum(slots, bare_values(values), self._sums)
 
     def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
         values = _given(values)
-        if values.null_count or self._seen is not None or self._kernel is not fragment_kernels.add_sum:
+        if values.null_count or self._seen is not None:
             return False
         self._sums = _grown(self._sums, count)
         if not self._add_runs(runs, values):
@@ -190,7 +195,7 @@ class _WholeSum(_Sum):
     """Sums of integers, in two words each once 64 bits might not do."""
 
     def __init__(self) -> None:
-        super().__init__(squares=False)
+        super().__init__()
         self._sums = np.zeros(_LEAST, np.int64)
         self._highs: npt.NDArray[np.int64] | None = None
         """The upper words; None while no sum is beyond 64 bits."""
@@ -199,7 +204,7 @@ class _WholeSum(_Sum):
 
     def _add(self, slots: Slots, values: Column, count: int) -> None:
         if self._stays_narrow(values):
-            self._kernel(slots, bare_values(values), self._sums)
+            fragment_kernels.add_sum(slots, bare_values(values), self._sums)
             return
         if self._highs is None:
             self._highs = self._sums >> 63
@@ -232,6 +237,51 @@ class _WholeSum(_Sum):
         if self._highs is None:
             return pa.array(lows, mask=mask)
         return of_words(lows, _grown(self._highs, count)[1:count], mask)
+
+
+class _Deviations:
+    """Sums of squared deviations from the mean; see `penstock.operators.aggregates.moment_kernels`."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._large = kind == pa.int64()
+        self._cells = np.zeros((_LEAST, 4))
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        values = _given(values)
+        self._cells = _grown(self._cells, count)
+        if values.null_count:
+            slots = without_nulls(slots, values)
+        if self._large:
+            moment_kernels.add_integers(slots, bare_values(values), self._cells, self._cells.view(np.int64))
+        else:
+            moment_kernels.add_floats(slots, bare_values(values), self._cells)
+
+    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+        return False
+
+    def result(self, count: int) -> Column:
+        cells = _grown(self._cells, count)[1:count]
+        made = np.empty(len(cells))
+        moment_kernels.finish(cells, made)
+        none = cells[:, 1] == 0.0
+        return pa.array(made, mask=none if none.any() else None)
+
+
+class _AddedDeviations(_Deviations):
+    """Sums of such sums; values have the count, the sum and M2 of each."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.float64())
+        self._centers = np.zeros(_LEAST, np.int64)
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        counts, sums, deviations = _given(values).flatten()
+        self._cells, self._centers = _grown(self._cells, count), _grown(self._centers, count)
+        numbers = bare_values(counts)
+        means = means_of(numbers, sums)
+        moment_kernels.add_entries(
+            slots, numbers, *means, bare_values(deviations), self._cells, self._centers
+        )
 
 
 class _Extreme:

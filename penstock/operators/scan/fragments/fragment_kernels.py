@@ -21,7 +21,6 @@ from penstock.operators.aggregates.wide import add_words
 __all__ = [
     "add_count",
     "add_count_of_runs",
-    "add_squares",
     "add_sum",
     "add_sum_of_runs",
     "add_whole_of_runs",
@@ -337,14 +336,6 @@ def add_wide_sums(slots: Any, low: Any, high: Any, lows: Any, highs: Any) -> Non
     for i in range(slots.shape[0]):
         slot = slots[i]
         lows[slot], highs[slot] = add_words(lows[slot], highs[slot], low[i], high[i])
-
-
-@kernel
-def add_squares(slots: Any, values: Any, out: Any) -> None:
-    """Add the squares of values to their slots."""
-    for i in range(slots.shape[0]):
-        value = np.float64(values[i])
-        out[slots[i]] += value * value
 
 
 @kernel

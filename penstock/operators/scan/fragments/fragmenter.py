@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.aggregates.moments import beside, parts_of
 from penstock.operators.aggregates.wide import concat_alike
 from penstock.operators.scan.fragments import fragment_kernels
 from penstock.operators.scan.fragments.accumulators import Accumulator, Nulls, Row, Runs, new_accumulator
@@ -309,11 +310,13 @@ def merge_fragments(
         group_by=tuple(fragments.group_by),
         partials=tuple(partial.again for partial in fragments.partials),
     )
-    fragmenter = Fragmenter(again, {field.name: field.type for field in whole.schema})
+    values = {field.name: whole[field.name] for field in whole.schema}
+    values |= {name: parts_of(whole, name, *rest) for name, rest in beside(fragments.partials).items()}
+    fragmenter = Fragmenter(again, {name: column.type for name, column in values.items()})
     fragmenter.add(
-        whole[PANE],
-        [whole[name] for name in fragments.group_by],
-        [whole[partial.name] for partial in fragments.partials],
+        values[PANE],
+        [values[name] for name in fragments.group_by],
+        [values[partial.name] for partial in fragments.partials],
         row_times={name: whole[column] for name, column in (times or {}).items()},
     )
     found = fragmenter.finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit
+from penstock.operators.aggregates.moments import upgraded
 from penstock.operators.aggregates.wide import schema_like
 from penstock.operators.update_stream.stream import Integers
 from penstock.operators.windows.append.find import find_windows
@@ -244,9 +246,15 @@ class Panes(ABC):
 
     def _closed(self, found: WindowRanges, reads: Container[str] | None) -> Closed:
         layout, entries = self._layout, found.entries
-        partials = [one for one in layout.partials if reads is None or one.name in reads]
         values = slide(
-            partials, layout.times, entries.panes, entries.values, found.low, found.high, closing=True
+            layout.partials,
+            layout.times,
+            entries.panes,
+            entries.values,
+            found.low,
+            found.high,
+            closing=True,
+            reads=reads,
         )
         known = self.groups_of(found.known)
         slide_by = layout.spec.slide
@@ -281,6 +289,8 @@ class Panes(ABC):
         at = entry.get_field_index(ENTRY_PANE)
         entry = entry.set(at, entry.field(at).with_nullable(False))
         if (stored := unit.blocks.get("entries")) is not None:
+            stored = upgraded(stored, self._layout.partials)
+            unit = replace(unit, blocks={**unit.blocks, "entries": stored})
             entry = schema_like(entry, stored.schema, fixed=entry.names[: at + 1])
         return self._partials_of(unit.block("entries", entry)), next_window
 

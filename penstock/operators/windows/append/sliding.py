@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -11,6 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.operators.aggregates import moment_kernels
+from penstock.operators.aggregates.moments import beside, means_of
 from penstock.operators.aggregates.sketches import estimates
 from penstock.operators.aggregates.wide import WIDE, of_words, words_of
 from penstock.operators.scan.fragments import fragment_kernels
@@ -36,6 +38,7 @@ def slide(
     high: Integers,
     *,
     closing: bool,
+    reads: Container[str] | None = None,
 ) -> pa.RecordBatch:
     """Combine the partials of ranges of entries.
 
@@ -57,14 +60,18 @@ def slide(
     closing : bool
         Whether the ranges are windows, whose partials nothing combines any more. If not, each entry is in
         one range.
+    reads : container of str, optional
+        The partials that are wanted; all by default.
 
     Returns
     -------
     pyarrow.RecordBatch
         m rows: entries, or partials of windows (`type_in_windows`).
     """
+    wanted = [partial for partial in partials if reads is None or partial.name in reads]
+    deviations = beside(partials)
     columns = []
-    for partial in partials:
+    for partial in wanted:
         column = entries.column(partial.name)
         match partial.kind:
             case "distinct" if closing:
@@ -78,8 +85,11 @@ def slide(
                     np.repeat(np.arange(1, len(low) + 1), high - low), panes, column, len(low) + 1
                 )
                 columns.append(accumulator.result(len(low) + 1))
-            case "count" | "sum" | "sum_of_squares":
+            case "count" | "sum":
                 columns.append(_sum(column, low, high))
+            case "m2":
+                count, total = map(entries.column, deviations[partial.name])
+                columns.append(_deviations(count, total, column, low, high))
             case "min" | "max":
                 columns.append(_extreme(column, partial.kind == "max", low, high))
             case "first" | "last":
@@ -88,7 +98,7 @@ def slide(
                 pick = sliding_kernels.slide_first if partial.kind == "first" else sliding_kernels.slide_last
                 pick(panes, when, low, high, at)
                 columns.append(column.take(pa.array(at)))
-    return pa.RecordBatch.from_arrays(columns, [partial.name for partial in partials])
+    return pa.RecordBatch.from_arrays(columns, [partial.name for partial in wanted])
 
 
 def in_windows(partials: Sequence[Partial], entries: pa.RecordBatch) -> pa.RecordBatch:
@@ -158,6 +168,13 @@ def _sum(column: _Column, low: Integers, high: Integers) -> _Column:
     else:
         sliding_kernels.slide_sum(values, low, high, np.empty(len(values), values.dtype), sums)
     return pa.array(sums, mask=None if seen is None else ~seen)
+
+
+def _deviations(count: _Column, total: _Column, m2: _Column, low: Integers, high: Integers) -> _Column:
+    seen = _seen(m2, low, high)
+    counts, suffix, found = bare_values(count), np.empty((len(m2), 3)), np.empty(len(low))
+    moment_kernels.slide(counts, *means_of(counts, total), bare_values(m2), low, high, suffix, found)
+    return pa.array(found, mask=None if seen is None else ~seen)
 
 
 def _may_overflow(column: _Column) -> bool:

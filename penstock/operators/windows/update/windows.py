@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from penstock.checkpointing import PUnit
 from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.operators.aggregates.moments import upgraded
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.results import Enqueued, Served
 from penstock.operators.scheduling.staleness import Staleness
@@ -224,7 +225,10 @@ class UpdateWindows:
             if unit.fields.has("panes"):
                 self._panes.restore([PUnit(unit.kind, unit.fields.plain("panes"), unit.blocks)])
             if unit.fields.has("queue"):
-                stored = PUnit(unit.kind, unit.fields.plain("queue"), unit.blocks)
+                blocks = dict(unit.blocks)
+                if "rows" in blocks:
+                    blocks["rows"] = upgraded(blocks["rows"], self._layout.partials)
+                stored = PUnit(unit.kind, unit.fields.plain("queue"), blocks)
                 self._queue.restore([stored], keys=self._panes.groups)
         self._stored = self._panes.groups
 
