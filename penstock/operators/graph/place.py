@@ -140,7 +140,12 @@ def scan_of(node: Node) -> tuple[Source | None, Scan | None]:
     scan = Scan(tuple(node.schema.names))
     for step in reversed(chain):
         scan = _then(scan, step)
-    return node, scan
+    return (node, scan) if _selects(scan, node.schema) else (None, None)
+
+
+def _selects(scan: Scan, schema: pa.Schema) -> bool:
+    """Say whether a reader can evaluate all selections together."""
+    return scan.where is None or type_of(Expression.parse(scan.where), schema) == pa.bool_()
 
 
 def _fused(node: Node) -> Node | None:
@@ -149,7 +154,8 @@ def _fused(node: Node) -> Node | None:
         scan = _scan(above)
         if scan is None or not pushable(node):
             return None
-        return PushedScan(node.name, _base(above), _then(scan, node))
+        base, scan = _base(above), _then(scan, node)
+        return PushedScan(node.name, base, scan) if _selects(scan, base[0].schema) else None
     if isinstance(node, UpdateQueue) and above is not None and node.needs_newest_only:
         base, scan = _reduced(above)
         if scan is None:

@@ -73,6 +73,8 @@ def split_conjunctions(root: Node) -> Rewritten:
         schema = node.inputs[0].schema
         if len(parts) == 1 or not all(_is_condition(part, schema) for part in parts):
             return node
+        if type_of(node.predicate, schema) is None and None not in [type_of(part, schema) for part in parts]:
+            return node  # Spark is to see all of it
         notes.append(f"where {node.predicate.text}: {len(parts)} conditions")
         above: Node = node.inputs[0]
         for part in parts:

@@ -8,7 +8,8 @@ Spark is what would need rules of its own: decimals but for short literals, impl
 be zero.
 
 Only the overflow of integers can fail. A part that may is evaluated for those rows only for which Spark
-evaluates it: those that take a branch, or that what stands before leaves open.
+evaluates it: those that take a branch, or that what stands before leaves open. Left to Spark is, too, what
+its optimizer may shorten so that a part never fails (`penstock.operators.sql.folding`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.sql.expression import Expression
+from penstock.operators.sql.folding import may_shorten
 from penstock.operators.sql.tree import Tree
 
 __all__ = ["as_float", "can_fail", "constant", "evaluate", "filter_rows", "needs_ansi", "project", "type_of"]
@@ -108,6 +110,8 @@ def type_of(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
         return None
     plain = schema.remove_metadata()  # which some versions of Arrow cannot hash
     found = _typed(expression.tree, plain)[0]
+    if found is not None and may_shorten(expression.tree, lambda node: _typed(node, plain)[1]):
+        return None
     return None if found is None or pa.types.is_null(found) or pa.types.is_decimal(found) else found
 
 

@@ -89,7 +89,10 @@ class Expression:
         return Counter(str(node.value) for node in _columns(self.tree))
 
     def conjuncts(self) -> tuple[Expression, ...]:
-        """Return what all must be true for it to be true: ``a AND b`` is two."""
+        """Return what all must be true for it to be true: ``a AND b`` is two.
+
+        Constants come first, as Spark computes them before it runs, and drops the others for ``FALSE``.
+        """
         parts: list[Tree] = []
         waiting = [self.tree]
         while waiting:
@@ -100,6 +103,8 @@ class Expression:
                 waiting.append(tree.parts[0])
             else:
                 parts.append(tree)
+        if self.deterministic:
+            parts.sort(key=lambda part: any(node.kind == "column" for node in part.walk()))
         return (self,) if len(parts) == 1 else tuple(map(self.slice, parts))
 
     def substitute(self, columns: Mapping[str, Expression]) -> Expression:

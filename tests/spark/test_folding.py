@@ -1,0 +1,116 @@
+"""Conditions of which Spark drops a part that can fail: a reader fails only where Spark does."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.scan.scanner import Scanner
+from penstock.operators.scan.spec import Scan
+from penstock.operators.sql.evaluate import type_of
+from penstock.operators.sql.expression import Expression
+from tests.fuzz.subjects.expressions import frame_of
+from tests.spark.queries import settings
+
+pytestmark = pytest.mark.spark
+
+_MOST = 2**31 - 1
+_ROWS = pa.table(
+    {
+        "row": pa.array(range(6), pa.int64()),
+        "i": pa.array([1, 3, _MOST, None, -5, _MOST], pa.int32()),
+        "j": pa.array([2, 2**63 - 1, 3, 4, None, 3], pa.int64()),
+        "b": [True, False, None, True, False, True],
+        "c": [True, True, False, None, False, False],
+    }
+)
+_FAIL = [
+    "i + 1 > 0",
+    "i * 2 < 10",
+    "j + 1 > i",
+    "(j + 1) IS NULL",
+    "- i < 0",
+    "i + 1 <=> i + 1",
+    "i + 1 IN (4, 9)",
+]
+_PLAIN = [
+    "b",
+    "c",
+    "i = 3",
+    "j <=> 3",
+    "i > 0",
+    "NOT b",
+    "true",
+    "false",
+    "NULL",
+    "1 > 2",
+    "2 > 1",
+    "i > NULL",
+]
+_SHAPES = [
+    "{f} AND {p}", "{p} AND {f}", "{f} OR {p}", "{f} AND ({p} OR {f})",
+    "({f} AND {p}) OR ({q} AND {p})",
+    "NOT ({f} OR {p})", "if({f}, {p}, {q})", "CASE WHEN {p} THEN {f} WHEN {f} THEN {q} END", "({f}) = ({p})",
+    "CASE WHEN {f} THEN {p} ELSE {p} END", "coalesce({p}, {f})", "{f} AND {p} AND {q}",
+    "({f} OR {p}) AND {q}",
+    "if({p}, {f}, {q}) AND {p}",
+]  # fmt: skip
+
+
+def shortened(random: Random) -> str:
+    """Return a condition of which a part can fail."""
+    p, q = random.choice(_PLAIN), random.choice(_PLAIN)
+    return random.choice(_SHAPES).format(f=random.choice(_FAIL), p=p, q=q)
+
+
+def rows_of_spark(frame: DataFrame, text: str) -> list[int] | None:
+    """Return the rows that Spark selects; None where it fails."""
+    try:
+        return sorted(row[0] for row in frame.where(text).select("row").collect())
+    except Exception as error:
+        assert "OVERFLOW" in str(error), text
+        return None
+
+
+def rows_of_reader(text: str) -> list[int] | None:
+    """Return the rows that a reader selects; None where it fails."""
+    names = _ROWS.schema.names
+    try:
+        return list(
+            Scanner(Scan(tuple(names), text, {"row": "row"}), _ROWS.schema).apply(_ROWS)["row"].to_pylist()
+        )
+    except InvalidUsageError as error:
+        assert "overflow" in str(error), text
+        return None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_reader_fails_where_spark_does(spark: SparkSession, seed: int) -> None:
+    random, frame = Random(seed), frame_of(spark, _ROWS)
+    texts = {"i + 1 > 0 AND false", *(shortened(random) for _ in range(40))}
+    taken = [text for text in sorted(texts) if type_of(Expression.parse(text), _ROWS.schema) == pa.bool_()]
+    assert len(taken) > 10
+    # It evaluates a selection before Spark has shortened it, which happens over local rows only.
+    local = "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation"
+    with settings(spark, spark__sql__optimizer__excludedRules=local):
+        for text in taken:
+            assert rows_of_reader(text) == rows_of_spark(frame, text), text
+
+
+def test_what_spark_may_shorten_is_left_to_it() -> None:
+    for text in (
+        "i + 1 > NULL", "i + 1 > 0 AND (b OR NULL)", "if(i + 1 > 0, b, b)", "i + 1 <=> (i + 1)",
+        "CASE WHEN i + 1 > 0 THEN NULL END", "i + 1 > 0 AND i = 3", "(i + 1 > 0 AND b) OR (c AND b)",
+    ):  # fmt: skip
+        assert type_of(Expression.parse(text), _ROWS.schema) is None, text
+    for text in (
+        "i + 1 > 0 AND b",
+        "i + 1 > 0 OR true",
+        "CASE WHEN b THEN i + 1 END",
+        "coalesce(i + 1, NULL)",
+    ):
+        assert type_of(Expression.parse(text), _ROWS.schema) is not None, text
