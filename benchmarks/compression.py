@@ -42,7 +42,7 @@ import pyarrow as pa
 from benchmarks.harness import machine, median, run_contender
 from benchmarks.peers import Contender, Ours, contenders, missing, one_core, peers
 from benchmarks.streams import DATA, GENERATED, REAL, ROWS, Stream, load
-from penstock.compression.chooser import DECIDING_SHARE
+from penstock.compression.choice.chooser import DECIDING_SHARE
 
 BLOCK_ROWS = 1 << 18
 INTERVAL_S = 4.0

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 from penstock._lazy import lazily
 
 if TYPE_CHECKING:
-    from penstock.compression.chooser import Chooser, Decision, Plan
+    from penstock.compression.choice.chooser import Chooser, Decision
+    from penstock.compression.choice.goals import GOALS, Goal
+    from penstock.compression.choice.plan import Plan
+    from penstock.compression.choice.statistics import ColumnStats, column_stats
     from penstock.compression.column import FORMAT_VERSION, MAX_BYTES, Block, decode, encode
-    from penstock.compression.goals import GOALS, Goal
-    from penstock.compression.statistics import ColumnStats, column_stats
     from penstock.compression.table import BlockReader, BlockWriter, TableBlock, encode_table
 
 __all__ = [
@@ -37,16 +38,16 @@ __getattr__ = lazily(
         "Block": "penstock.compression.column",
         "BlockReader": "penstock.compression.table",
         "BlockWriter": "penstock.compression.table",
-        "Chooser": "penstock.compression.chooser",
-        "ColumnStats": "penstock.compression.statistics",
-        "Decision": "penstock.compression.chooser",
+        "Chooser": "penstock.compression.choice.chooser",
+        "ColumnStats": "penstock.compression.choice.statistics",
+        "Decision": "penstock.compression.choice.chooser",
         "FORMAT_VERSION": "penstock.compression.column",
-        "GOALS": "penstock.compression.goals",
-        "Goal": "penstock.compression.goals",
+        "GOALS": "penstock.compression.choice.goals",
+        "Goal": "penstock.compression.choice.goals",
         "MAX_BYTES": "penstock.compression.column",
-        "Plan": "penstock.compression.chooser",
+        "Plan": "penstock.compression.choice.plan",
         "TableBlock": "penstock.compression.table",
-        "column_stats": "penstock.compression.statistics",
+        "column_stats": "penstock.compression.choice.statistics",
         "decode": "penstock.compression.column",
         "encode": "penstock.compression.column",
         "encode_table": "penstock.compression.table",

@@ -1,28 +1,8 @@
-"""Arrow arrays as streams of integers, and back.
-
-==================  ============================================================================
-layout              streams
-==================  ============================================================================
-FIXED               the values' bits as signed integers; booleans as 0 and 1
-WIDE                of 16-byte decimals the low and the high 8 bytes; only the low ones where the
-                    high ones repeat their sign
-TEXT                lengths; bytes
-TEXT_DICTIONARY     codes; lengths and bytes of the distinct values
-TEXT_TOKENS         forms, words and numbers: `penstock.compression.texts.tokens`
-NESTED              an Arrow IPC stream as integers of 8 bytes: lists, structs, maps; single
-                    bytes are read, too
-NOTHING             none: the type null
-==================  ============================================================================
-
-Nulls are in a stream of their own. Where a value is null, numbers repeat the valid value before, and
-text is empty.
-"""
+"""Arrow arrays as streams of integers, and back: `penstock.compression.layouts` says which streams."""
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -40,112 +20,28 @@ from penstock.compression.kernels.text import (
     texts_of,
 )
 from penstock.compression.kinds import is_coded_text, is_text
+from penstock.compression.layouts import Layout, Streams, layouts_of
 from penstock.compression.texts.forms import Forms, learn_forms, sample_rows
 from penstock.compression.texts.tokens import texts_of_tokens, to_tokens
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 
 __all__ = [
-    "Layout",
-    "Streams",
     "coded",
     "forms_of",
     "from_streams",
-    "get_type",
-    "is_float",
     "offsets_and_bytes",
-    "put_type",
     "raw_bytes",
     "taken",
     "to_streams",
 ]
 
-_SIMPLE: tuple[pa.DataType, ...] = (
-    *(pa.null(), pa.bool_()),
-    *(pa.int8(), pa.int16(), pa.int32(), pa.int64()),
-    *(pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
-    *(pa.float16(), pa.float32(), pa.float64()),
-    *(pa.date32(), pa.date64()),
-    *(pa.string(), pa.large_string(), pa.binary(), pa.large_binary()),
-    *(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
-    *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
-    *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
-    *(pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")),
-)
-_OTHER = 255
-_REPEATED = 4
+_MIN_REPEATS_TO_KEEP_CODES = 4
 """Texts get their codes where a selection finds them, and keep them, if each is there so often on average."""
-_FEW = 4096
+_DICTIONARY_SAMPLE_ROWS = 4096
 """Of so many texts at least half must repeat others, so that it is tried with all."""
-_MOST_BYTES = (1 << 31) - 1
+_MAX_TEXT_BYTES = (1 << 31) - 1
 """The most text of a block: what readers take, unless they are told otherwise."""
 _I32, _U16 = struct.Struct("<i"), struct.Struct("<H")
-
-
-class Layout(IntEnum):
-    """Which streams a column is."""
-
-    NOTHING = 0
-    FIXED = 1
-    WIDE = 2
-    TEXT = 3
-    TEXT_DICTIONARY = 4
-    NESTED = 5
-    TEXT_TOKENS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """A column as streams; `valid` has 1 where there is a value, and is None where no value is null."""
-
-    layout: Layout
-    streams: tuple[Ints, ...]
-    valid: Ints | None
-
-
-def put_type(kind: pa.DataType) -> bytes:
-    """Return the bytes that name a type: one of a table, or 255 and an Arrow IPC schema."""
-    if kind in _SIMPLE:
-        return bytes([_SIMPLE.index(kind)])
-    schema: pa.Buffer = pa.schema([pa.field("", kind)]).serialize()
-    return bytes([_OTHER]) + schema.to_pybytes()
-
-
-def get_type(data: bytes) -> pa.DataType:
-    """Undo `put_type`.
-
-    Raises
-    ------
-    CorruptDataError
-        If the bytes name no type.
-    """
-    if len(data) == 1:
-        check(data[0] < len(_SIMPLE), "a block has a type that nothing writes")
-        return _SIMPLE[data[0]]
-    check(data[:1] == bytes([_OTHER]), "a block has a type that nothing writes")
-    try:
-        schema = pa.ipc.read_schema(pa.py_buffer(data[1:]))
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptDataError("a block has a type that cannot be read") from error
-    check(len(schema) == 1, "a block has a type that cannot be read")
-    return schema.field(0).type
-
-
-def is_float(kind: pa.DataType) -> bool:
-    """Say whether values are floating-point numbers of 4 or 8 bytes."""
-    return bool(pa.types.is_float32(kind) or pa.types.is_float64(kind))
-
-
-def layouts_of(kind: pa.DataType) -> tuple[Layout, ...]:
-    """Return the layouts that a column of this type can have."""
-    if pa.types.is_null(kind):
-        return (Layout.NOTHING,)
-    if is_text(kind):
-        return (Layout.TEXT, Layout.TEXT_DICTIONARY, Layout.TEXT_TOKENS)
-    if pa.types.is_decimal128(kind):
-        return (Layout.WIDE,)
-    if pa.types.is_boolean(kind) or (pa.types.is_primitive(kind) and kind.bit_width <= 64):
-        return (Layout.FIXED,)
-    return (Layout.NESTED,)
 
 
 def to_streams(
@@ -359,10 +255,10 @@ def coded(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | None:
         The rows.
     """
     texts = offsets_and_bytes(array)
-    few = distinct_texts(*texts, rows[:_FEW])
+    few = distinct_texts(*texts, rows[:_DICTIONARY_SAMPLE_ROWS])
     if few is None or len(few[0]) * 2 > len(few[1]):
         return None
-    found = distinct_texts(*texts, rows, min(MOST_DISTINCT, rows.size // _REPEATED))
+    found = distinct_texts(*texts, rows, min(MOST_DISTINCT, rows.size // _MIN_REPEATS_TO_KEEP_CODES))
     if found is None:
         return None
     first, codes = found
@@ -372,7 +268,11 @@ def coded(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | None:
 def _kept(array: pa.Array[Any]) -> Streams | None:
     """Return the streams of texts that have codes already; None if they are to get others."""
     texts, indices = array.dictionary, array.indices
-    if indices.null_count or texts.null_count or not 0 < len(texts) * _REPEATED <= len(array):
+    if (
+        indices.null_count
+        or texts.null_count
+        or not 0 < len(texts) * _MIN_REPEATS_TO_KEEP_CODES <= len(array)
+    ):
         return None
     found = distinct_texts(*offsets_and_bytes(texts))
     if found is None or len(found[0]) < len(texts):
@@ -389,9 +289,9 @@ def _kept(array: pa.Array[Any]) -> Streams | None:
 
 
 def _refuse_too_much(size_bytes: int) -> None:
-    if size_bytes > _MOST_BYTES:
+    if size_bytes > _MAX_TEXT_BYTES:
         raise InvalidUsageError(
-            "a column has more text than one block holds", size_bytes=size_bytes, most=_MOST_BYTES
+            "a column has more text than one block holds", size_bytes=size_bytes, most=_MAX_TEXT_BYTES
         )
 
 

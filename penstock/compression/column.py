@@ -27,23 +27,14 @@ import pyarrow as pa
 import xxhash
 
 from penstock.compression.abc import Cascade, UnfitError, check, check_version
-from penstock.compression.arrow import (
-    Layout,
-    Streams,
-    dictionary_of,
-    forms_of,
-    from_streams,
-    get_type,
-    layouts_of,
-    put_type,
-    raw_bytes,
-    to_streams,
-)
-from penstock.compression.chooser import Chooser, Plan, plan_quickly
+from penstock.compression.arrow import dictionary_of, forms_of, from_streams, raw_bytes, to_streams
+from penstock.compression.choice.chooser import Chooser, plan_quickly
+from penstock.compression.choice.plan import Plan
 from penstock.compression.codecs import decode_stream, encode_stream
 from penstock.compression.codecs.registry import DEFAULT, cascade_of, head_of
 from penstock.compression.kernels.bits import SUB_BLOCK, Ints
 from penstock.compression.kinds import check_codes, is_coded_text
+from penstock.compression.layouts import Layout, Streams, get_type, layouts_of, put_type
 from penstock.compression.node import Node, Reader, put_varint
 from penstock.compression.texts import tokens
 from penstock.errors import CorruptDataError, InvalidUsageError

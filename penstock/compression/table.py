@@ -28,7 +28,7 @@ import pyarrow as pa
 import xxhash
 
 from penstock.compression.abc import check_version
-from penstock.compression.chooser import Chooser
+from penstock.compression.choice.chooser import Chooser
 from penstock.compression.column import MAX_BYTES, Block, encode
 from penstock.compression.node import Reader, put_varint
 from penstock.errors import CorruptDataError, InvalidUsageError

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
 from penstock.compression import Block, Chooser, decode, encode
-from penstock.compression.arrow import Layout
 from penstock.compression.arrow import coded as coded_in
 from penstock.compression.kernels.text import distinct_texts
+from penstock.compression.layouts import Layout
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.scanner import Scanner
 from penstock.operators.scan.spec import Scan

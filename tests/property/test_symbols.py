@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from benchmarks.texts import columns
 from penstock.compression import Block, decode, encode
 from penstock.compression.abc import UnfitError
-from penstock.compression.chooser import rank
+from penstock.compression.choice.goals import GOALS
+from penstock.compression.choice.search import rank
 from penstock.compression.codecs import CODECS, decode_stream, encode_stream
 from penstock.compression.codecs.symbols import Symbols
-from penstock.compression.goals import GOALS
 from penstock.compression.node import Node
 from penstock.errors import CorruptDataError
 from tests.golden.make_fixtures import SYMBOLS, texts_of_golden_symbols

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from benchmarks.texts import columns
 from penstock.compression import Block, Chooser, decode, encode
-from penstock.compression.arrow import Layout, offsets_and_bytes
+from penstock.compression.arrow import offsets_and_bytes
+from penstock.compression.layouts import Layout
 from penstock.compression.texts.forms import learn_forms
 from penstock.compression.texts.tokens import fits, texts_of_tokens, to_tokens
 from penstock.errors import CorruptDataError, InvalidUsageError

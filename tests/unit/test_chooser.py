@@ -8,14 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.compression import Block, Chooser, Goal, Plan, column_stats, decode, encode, statistics
-from penstock.compression import chooser as chooser_module
-from penstock.compression.chooser import choose
+from penstock.compression import Block, Chooser, Goal, Plan, column_stats, decode, encode
+from penstock.compression.choice import chooser as chooser_module
+from penstock.compression.choice import search, statistics
+from penstock.compression.choice.costs import cost
+from penstock.compression.choice.goals import goal_of
+from penstock.compression.choice.search import choose
+from penstock.compression.choice.statistics import sample_of
 from penstock.compression.codecs import encode_stream
-from penstock.compression.costs import cost
-from penstock.compression.goals import goal_of
 from penstock.compression.kernels import bits
-from penstock.compression.statistics import sample_of
 from penstock.errors import InvalidUsageError
 
 SPEED = Goal(float("inf"))
@@ -313,14 +314,14 @@ def test_statistics_and_a_search_see_few_bytes_of_long_text(monkeypatch: pytest.
     generator = np.random.default_rng(10)
     texts = pa.array([generator.bytes(50).hex() for _ in range(20_000)])
     seen = 0
-    tried = chooser_module.rank
+    tried = search.rank
 
     def counted(values: np.ndarray, *arguments: Any, **options: Any) -> Any:
         nonlocal seen
         seen += values.nbytes
         return tried(values, *arguments, **options)
 
-    monkeypatch.setattr(chooser_module, "rank", counted)
+    monkeypatch.setattr(search, "rank", counted)
     encode(texts, chooser=Chooser("balanced"), column="c")
     assert 0 < seen < texts.nbytes / 3
 
@@ -344,13 +345,13 @@ def test_a_column_that_is_coded_once_is_judged_by_as_many_values_however_many_it
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    tried = chooser_module.rank
+    tried = search.rank
 
     def counted(values: np.ndarray, *arguments: Any, **options: Any) -> Any:
         seen.append(values.nbytes)
         return tried(values, *arguments, **options)
 
-    monkeypatch.setattr(chooser_module, "rank", counted)
+    monkeypatch.setattr(search, "rank", counted)
     sums = []
     for rows in (50_000, 200_000):
         numbers = np.random.default_rng(3).integers(0, 1 << 40, rows)

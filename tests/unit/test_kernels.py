@@ -18,7 +18,7 @@ import pytest
 
 import penstock
 from penstock import _kernels
-from penstock.compression import statistics
+from penstock.compression.choice import statistics
 from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
 from penstock.compression.kernels import bits, symbols, text, token_kernels
 from penstock.operators.aggregates import moment_kernels, wide

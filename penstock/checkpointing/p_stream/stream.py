@@ -19,13 +19,19 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import pyarrow as pa
 
 from penstock import _clock
 from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.files import FileFacts, Files, LocalFiles, open_files
+from penstock.checkpointing.p_stream.description import (
+    DESCRIPTION_FILE,
+    Description,
+    check_schema,
+    checked_name,
+    describe,
+)
 from penstock.checkpointing.p_stream.log import CommitLog
 from penstock.checkpointing.p_stream.log_record import WriterState
 from penstock.checkpointing.p_stream.segments import Piece, pieces, read_blocks, writer_of
@@ -39,13 +45,11 @@ EARLIEST, LATEST = "earliest", "latest"
 
 _LOGGER = logging.getLogger(__name__)
 
-_FILE = "p-stream"
 
 _SPARE_BYTES = 16 << 20
 _SPARE_COMMITS = 16
 """What must be superfluous before something is deleted, so that its cost is spread over many commits."""
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _PROGRESS = re.compile(r"(\d{20})\.progress")
 
 
@@ -66,14 +70,6 @@ class Trimmed:
     start: int
     segments: int = 0
     size_bytes: int = 0
-
-
-class _Description(NamedTuple):
-    """What a p-stream says of itself."""
-
-    identity: str
-    schema: pa.Schema
-    direct_io: bool
 
 
 class PStream:
@@ -126,7 +122,7 @@ class PStream:
             return replace(self.files, direct_io=True)
         return self.files
 
-    def _open(self, schema: pa.Schema | None, direct_io: bool | None) -> _Description:
+    def _open(self, schema: pa.Schema | None, direct_io: bool | None) -> Description:
         try:
             known = self._read()
         except FileNotFoundError:
@@ -138,7 +134,7 @@ class PStream:
                 ) from None
             # Where direct I/O cannot be, nothing is made.
             with contextlib.suppress(ConflictError):
-                self._files(bool(direct_io)).publish(_FILE, _described(schema, bool(direct_io)))
+                self._files(bool(direct_io)).publish(DESCRIPTION_FILE, describe(schema, bool(direct_io)))
             known = self._read()
         if schema is not None:
             check_schema(schema, known.schema, self.files.location)
@@ -152,9 +148,9 @@ class PStream:
             )
         return known
 
-    def _read(self) -> _Description:
-        file = self.files.path_of(_FILE)
-        unit = decode(self.files.read(_FILE), file)
+    def _read(self) -> Description:
+        file = self.files.path_of(DESCRIPTION_FILE)
+        unit = decode(self.files.read(DESCRIPTION_FILE), file)
         if unit.kind != "p-stream":
             raise CorruptDataError("the file describes no p-stream", file=file, kind=unit.kind)
         fields = Fields(unit.meta, file)
@@ -165,7 +161,7 @@ class PStream:
         if len(set(schema.names)) < len(schema):
             raise fields.damaged("schema", "a schema whose names differ")
         direct_io = fields.flag("direct_io") if fields.has("direct_io") else False
-        return _Description(fields.text("identity"), schema, direct_io)
+        return Description(fields.text("identity"), schema, direct_io)
 
     # ------------------------------------------------------------------------------------- readers
 
@@ -415,60 +411,9 @@ def _is_settled(segment: str, writers: Mapping[str, WriterState]) -> bool:
     return state is not None and known[1] <= state.batch
 
 
-def _described(schema: pa.Schema, direct_io: bool) -> memoryview:
-    text = base64.b64encode(schema.serialize().to_pybytes()).decode()
-    meta = {"identity": _clock.new_id(), "schema": text, **({"direct_io": True} if direct_io else {})}
-    return encode(PUnit("p-stream", meta))
-
-
 def _progress_name(offset: int) -> str:
     return f"{offset:020}.progress"
 
 
 def _offsets(files: Files) -> list[int]:
     return [int(found[1]) for fact in files.list() if (found := _PROGRESS.fullmatch(fact.name))]
-
-
-def checked_name(name: str) -> str:
-    """Return the name of a reader or writer.
-
-    Raises
-    ------
-    InvalidUsageError
-        If it cannot be one.
-    """
-    if not _NAME.fullmatch(name):
-        raise InvalidUsageError(
-            "a name is not possible",
-            name=repr(name),
-            hint="use letters of ASCII, digits, _, . and -, at most 100, and no . or - first",
-        )
-    return name
-
-
-def check_schema(given: pa.Schema, known: pa.Schema, location: str) -> None:
-    """Check that rows of one schema may be written to a stream of another; their order may differ.
-
-    Raises
-    ------
-    InvalidUsageError
-        If a column is missing, too many, of another type, or given twice.
-    """
-    names = given.names
-    if len(set(names)) < len(names):
-        raise InvalidUsageError("two columns have one name", columns=", ".join(names))
-    missing = [name for name in known.names if name not in names]
-    unknown = [name for name in names if name not in known.names]
-    others = [
-        f"{name} is {given.field(name).type}, not {known.field(name).type}"
-        for name in names
-        if name in known.names and not given.field(name).type.equals(known.field(name).type)
-    ]
-    if missing or unknown or others:
-        raise InvalidUsageError(
-            "the columns are not those of the p-stream",
-            location=location,
-            missing=", ".join(missing) or "none",
-            unknown=", ".join(unknown) or "none",
-            types="; ".join(others) or "as they should",
-        )

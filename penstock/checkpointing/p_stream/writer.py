@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from penstock._clock import new_id
 from penstock._failpoints import failpoint
+from penstock.checkpointing.p_stream.description import check_schema, checked_name
 from penstock.checkpointing.p_stream.segments import UNIT_ROWS, Coder, SegmentWriter
-from penstock.checkpointing.p_stream.stream import PStream, check_schema, checked_name
+from penstock.checkpointing.p_stream.stream import PStream
 from penstock.checkpointing.p_stream.threads import Threads
 from penstock.compression.kinds import check_codes, coded_as, is_coded_text
 from penstock.ddl import schema_text

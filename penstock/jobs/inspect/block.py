@@ -14,13 +14,14 @@ from rich.text import Text
 
 from penstock.checkpointing.p_unit import MAGIC, tables
 from penstock.compression.abc import UnfitError
-from penstock.compression.arrow import Layout, forms_of, is_float, to_streams
-from penstock.compression.chooser import Choice, rank
+from penstock.compression.arrow import forms_of, to_streams
+from penstock.compression.choice.costs import cost
+from penstock.compression.choice.goals import goal_of
+from penstock.compression.choice.search import Choice, rank
+from penstock.compression.choice.statistics import column_stats, sample_of
 from penstock.compression.codecs.registry import cascade_of, encode_stream
 from penstock.compression.column import Block, parse_cascade
-from penstock.compression.costs import cost
-from penstock.compression.goals import goal_of
-from penstock.compression.statistics import column_stats, sample_of
+from penstock.compression.layouts import Layout, is_float
 from penstock.compression.table import TableBlock, blocks_in
 from penstock.errors import InvalidUsageError
 

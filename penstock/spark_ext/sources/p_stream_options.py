@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from penstock.checkpointing.p_stream import EARLIEST, LATEST, PStream
+from penstock.checkpointing.p_stream.description import checked_name
 from penstock.checkpointing.p_stream.segments import UNIT_ROWS
-from penstock.checkpointing.p_stream.stream import checked_name
-from penstock.compression.goals import goal_of
+from penstock.compression.choice.goals import goal_of
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import Scan
 
@@ -197,7 +197,7 @@ class WriteOptions:
     batch : int or None
         The writer's number of what a batch job writes.
     goal : str
-        What the compression minimises; see `penstock.compression.goals.goal_of`.
+        What the compression minimises; see `penstock.compression.choice.goals.goal_of`.
     unit_rows : int
         The most rows of a p-unit.
     descriptors : bool

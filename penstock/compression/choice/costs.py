@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.compression.abc import Cascade, Codec
+from penstock.compression.choice.goals import Goal
 from penstock.compression.codecs import CODECS, codec_of
 from penstock.compression.codecs.registry import head_of
-from penstock.compression.goals import Goal
 from penstock.compression.node import Node
 
 __all__ = ["COSTS", "Cost", "cost", "kind_of", "least_cost", "token_cost"]

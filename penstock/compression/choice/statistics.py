@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from penstock._kernels import kernel
-from penstock.compression.arrow import Layout, is_float, layouts_of, to_streams
+from penstock.compression.arrow import to_streams
 from penstock.compression.codecs.decimals import digits_of
 from penstock.compression.codecs.dictionary import codes_of
 from penstock.compression.codecs.differences import divisor_of
 from penstock.compression.kernels.bits import SUB_BLOCK, Ints, sealed
+from penstock.compression.layouts import Layout, is_float, layouts_of
 
 __all__ = ["ColumnStats", "column_stats", "sample_of", "stream_stats"]
 

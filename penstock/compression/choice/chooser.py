@@ -1,0 +1,245 @@
+"""Which cascade suits a stream: a search over a short sample, and over a long one among what did best.
+
+The statistics of a sample rule out most candidates before anything is coded, and a bound below what a codec
+costs most of the others. Where the goal values bytes, the best few of each family are coded once more, on
+more values: a codec of repeats shows only there what it can do. (Scabbard §5.2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock import _clock
+from penstock.compression.abc import Cascade
+from penstock.compression.arrow import forms_of, raw_bytes, to_streams
+from penstock.compression.choice.costs import cost, token_cost
+from penstock.compression.choice.goals import Goal, goal_of
+from penstock.compression.choice.plan import Plan
+from penstock.compression.choice.search import QUICK_DEPTH, can_code, choose, decide
+from penstock.compression.choice.statistics import sample_of
+from penstock.compression.codecs import encode_light
+from penstock.compression.codecs.decimals import Quantized
+from penstock.compression.codecs.registry import DEFAULT
+from penstock.compression.kernels.bits import Ints
+from penstock.compression.kinds import is_coded_text
+from penstock.compression.layouts import Layout, Streams, is_float, layouts_of
+from penstock.compression.texts.tokens import STREAMS, fits
+
+__all__ = ["Chooser", "Decision", "plan_quickly"]
+
+DECIDING_SHARE = 1 / 40
+"""The most of the time that passes which decisions about all columns may take together."""
+
+_SAMPLE = 1 << 14
+_LONG_SAMPLE = 1 << 16
+_QUICK_SAMPLE = 1 << 12
+_LONG_SAMPLE_BELOW_MB_S = 500.0
+_SETTLED = 16
+_DECIDED = 3
+_MOST_TOKENS_SHARE = 0.35
+
+
+@dataclass(slots=True)
+class Decision:
+    """What a chooser knows of one column.
+
+    Parameters
+    ----------
+    plan : Plan
+        How it codes the column now.
+    made_s, took_s : float
+        When it decided, on the chooser's clock, and how long that took.
+    type : pyarrow.DataType
+        Of the values that it decided for.
+    blocks, deoptimised : int
+        How many blocks it has coded, and in how many a value did not fit the plan.
+    decisions : int
+        How often it has decided.
+    """
+
+    plan: Plan
+    made_s: float
+    took_s: float
+    type: pa.DataType
+    blocks: int = 0
+    deoptimised: int = 0
+    decisions: int = 1
+    stale: bool = False
+
+
+@dataclass(slots=True)
+class Chooser:
+    """Decides how columns are coded, remembers it, and decides again now and then.
+
+    It decides when it sees a column first, or with another type, for the block after one in which a value did
+    not fit, and after `interval_s`, or 40 times what decisions about all columns take, if that is longer. One
+    chooser belongs to one writer; it is not safe to share among threads.
+
+    Parameters
+    ----------
+    goal : str or Goal
+        ``"fast"``, ``"balanced"`` or ``"small"``, a bandwidth such as ``"500 MB/s"``, or what to minimise.
+    interval_s : float
+        Seconds after which a decision is made again.
+    error_bounds : mapping of str to float
+        Columns of floating-point numbers that may lose precision, and the greatest error of each value.
+    now_s : callable
+        The clock, in seconds.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the goal has no such name, or an error bound is no positive number.
+    """
+
+    goal: str | Goal = "balanced"
+    interval_s: float = 4.0
+    error_bounds: Mapping[str, float] = field(default_factory=dict)
+    now_s: Callable[[], float] = _clock.monotonic_s
+    columns: dict[str, Decision] = field(default_factory=dict, init=False)
+    """What was decided, by column."""
+
+    def __post_init__(self) -> None:
+        """Check the goal and the bounds."""
+        goal_of(self.goal)
+        for bound in self.error_bounds.values():
+            Quantized(bound)
+
+    def plan(self, column: str, array: pa.Array[Any], kind: pa.DataType) -> Plan:
+        """Return how to code `array`, the next values of `column`, which are of a type."""
+        known = self.columns.get(column)
+        now_s = self.now_s()
+        # A plan for floats may code them within a bound, which must not happen to the bits of anything else.
+        if (
+            known is not None
+            and not known.stale
+            and known.type == kind
+            and now_s - known.made_s < self._interval_s()
+        ):
+            return known.plan
+        array = array.cast(kind) if is_coded_text(array.type, kind) else array
+        plan = _decide(array, goal_of(self.goal), self.error_bounds.get(column), quick=False)
+        made_s = self.now_s()
+        if known is None:
+            known = self.columns[column] = Decision(plan, made_s, made_s - now_s, kind)
+        else:
+            known.plan, known.made_s, known.took_s, known.stale = plan, made_s, made_s - now_s, False
+            known.type = kind
+            known.decisions += 1
+        return plan
+
+    def _interval_s(self) -> float:
+        """Return the seconds between decisions about a column: all together take no more than their share."""
+        return max(self.interval_s, sum(known.took_s for known in self.columns.values()) / DECIDING_SHARE)
+
+    def coded(self, column: str, *, fits: bool) -> None:
+        """Take note that a block of `column` was coded, and whether all its streams fitted the plan."""
+        known = self.columns[column]
+        known.blocks += 1
+        if not fits:
+            known.deoptimised += 1
+            known.stale = True
+
+
+def plan_quickly(array: pa.Array[Any], kind: pa.DataType, goal: str | Goal = "balanced") -> Plan:
+    """Return how to code an array once: judged by few values, however many there are.
+
+    What the sample promises is not held to all values: the plan may not fit.
+    """
+    array = array.cast(kind) if is_coded_text(array.type, kind) else array
+    return _decide(array, goal_of(goal), None, quick=True)
+
+
+def _decide(array: pa.Array[Any], goal: Goal, bound: float | None, *, quick: bool) -> Plan:
+    """Return how to code an array, from samples of it."""
+    short = sample_of(array, _QUICK_SAMPLE if quick else _SAMPLE)
+    long = short
+    if not quick and goal.write_mb_s < _LONG_SAMPLE_BELOW_MB_S:
+        long = sample_of(array, _LONG_SAMPLE, 1)
+    floats, depth = is_float(array.type), QUICK_DEPTH if quick else 0
+    share = len(long) / max(len(array), 1)
+    plans: list[tuple[float, Plan]] = []
+    for dictionary, parts in _layouts(short, goal):
+        more = parts if long is short else to_streams(long, dictionary=dictionary)
+        whole = () if quick else _whole(array, dictionary, parts)
+        chosen = []
+        total = 0.0
+        for position, (few, many) in enumerate(zip(parts.streams, more.streams, strict=False)):
+            text = len(parts.streams) > 1 and position == len(parts.streams) - 1 and few.dtype == np.int8
+            found = decide(few, many, goal, floats=floats, bound=bound, text=text, share=share, depth=depth)
+            if position < len(whole):
+                found = [choice for choice in found if can_code(whole[position], choice.cascade)]
+            settled = dictionary and position and more.streams[1].size * _SETTLED <= len(long)
+            total += found[0].cost * (share if settled else 1.0) if found else 0.0
+            chosen.append(found[0].cascade if found else ("run_length", *DEFAULT))
+        validity: Cascade = ()
+        if parts.valid is not None:
+            validity = choose(parts.valid, goal, share=len(short) / len(array)).cascade
+        plans.append((total, Plan(dictionary, tuple(chosen), validity)))
+    if not plans[-1][1].dictionary and Layout.TEXT in layouts_of(array.type):
+        plans += _tokens(array, short, long, goal, plans[-1])
+    return min(plans, key=lambda known: known[0])[1]
+
+
+def _tokens(
+    array: pa.Array[Any], short: pa.Array[Any], long: pa.Array[Any], goal: Goal, other: tuple[float, Plan]
+) -> Iterator[tuple[float, Plan]]:
+    """Yield how texts are coded as tokens, and what it costs, if that may be less than another plan does."""
+    size = raw_bytes(to_streams(long))
+    if token_cost(0, size, goal) >= other[0] or not size:
+        return
+    share = len(long) / len(array)
+    forms = forms_of(array)
+    if forms.share > _MOST_TOKENS_SHARE:
+        return
+    few = to_streams(short, forms=forms).streams
+    many = few if long is short else to_streams(long, forms=forms).streams
+    if not fits(many):
+        return
+    total = token_cost(sum(stream.size for stream in many[:3]), size, goal)
+    cascades: list[Cascade] = []
+    for position, name in enumerate(STREAMS):
+        text = name == "others"
+        cascade: Cascade = ()
+        if position < _DECIDED or text:
+            found = decide(
+                few[position], many[position], goal, floats=False, bound=None, text=text, share=share
+            )
+            total += found[0].cost
+            # Of all texts there may be more.
+            cascade = found[0].cascade if found[0].cascade != ("constant",) else ("lz4",) if text else ()
+        else:
+            node = encode_light(many[position])
+            # Words are about the same for more texts.
+            total += cost(node, (), goal, share) * (share if "others" not in name else 1.0)
+        cascades.append(cascade)
+    yield total, Plan(False, tuple(cascades), other[1].validity, tokens=True, forms=forms)
+
+
+def _whole(array: pa.Array[Any], dictionary: bool, sampled: Streams) -> tuple[Ints, ...]:
+    """Return the streams that a decision about a sample is held to.
+
+    Those of text take long to make, and fit any cascade but one.
+    """
+    one = any(stream.size and not (stream != stream[:1]).any() for stream in sampled.streams)
+    if sampled.layout is Layout.FIXED or sampled.layout is Layout.WIDE or one:
+        return to_streams(array, dictionary=dictionary).streams
+    return ()
+
+
+def _layouts(sample: pa.Array[Any], goal: Goal) -> Iterator[tuple[bool, Streams]]:
+    """Yield the layouts that may suit a sample, and its streams in them."""
+    if Layout.TEXT not in layouts_of(sample.type):
+        yield False, to_streams(sample)
+        return
+    parts = to_streams(sample, dictionary=True)
+    distinct = parts.streams[1].size
+    if distinct * 2 <= len(sample) or not goal.write_mb_s:
+        yield True, parts
+    if distinct * 4 > len(sample) or not goal.write_mb_s:
+        yield False, to_streams(sample)
