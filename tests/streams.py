@@ -9,6 +9,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from penstock.checkpointing import PUnit, decode, encode
+from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.arrivals import Arrivals
@@ -83,13 +84,13 @@ def arrivals_of(
     return Arrivals.of(stream, rows_of(stream, updates), position, part)
 
 
-def enqueue(queue: UpdateQueue, updates: Sequence[Update], now_us: int) -> tuple[int, int, int]:
+def enqueue(queue: KeyedQueue, updates: Sequence[Update], now_us: int) -> tuple[int, int, int]:
     """Return how many tuples came in, were conflated, and were late."""
     entered = queue.enqueue(arrivals_of(queue.stream, updates), now_us)
     return entered.rows_in, entered.conflated, entered.late
 
 
-def served_of(queue: UpdateQueue, limit: int, now_us: int) -> list[tuple[Update, int]]:
+def served_of(queue: KeyedQueue, limit: int, now_us: int) -> list[tuple[Update, int]]:
     """Dequeue and deliver; return the tuples and their queue staleness."""
     served = queue.dequeue(limit, now_us)
     queue.deliver(served, now_us)
@@ -108,12 +109,12 @@ def order_of(queue: UpdateQueue) -> list[int]:
     return [update.key for update, _ in served_of(copy, len(copy), 0)]
 
 
-def queue_content(queue: UpdateQueue) -> PUnit:
+def queue_content(queue: KeyedQueue) -> PUnit:
     """Return the whole state without marking it as stored."""
     return next(queue.snapshot())
 
 
-def assert_same_state(left: UpdateQueue, right: UpdateQueue) -> None:
+def assert_same_state(left: KeyedQueue, right: KeyedQueue) -> None:
     a, b = queue_content(left), queue_content(right)
     assert a.meta == b.meta
     for name in ("cells", "rows"):
@@ -122,7 +123,7 @@ def assert_same_state(left: UpdateQueue, right: UpdateQueue) -> None:
 
 def assert_invariants(queue: UpdateQueue) -> None:
     """Check what must hold between the parts of a queue."""
-    location = queue._records["location"][: len(queue._records)]
+    location = queue.accounts.records["location"][: len(queue.accounts.records)]
     used = location[location >= 0]
     assert len(set(used.tolist())) == len(used) == len(queue) == queue.memory.locations_used
     assert queue.memory.pages_used == len(np.unique(used // queue.memory.page_rows))

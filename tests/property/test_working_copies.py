@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.files import open_files
 from penstock.operators.queues import key_records
+from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
@@ -67,7 +68,7 @@ def forgetful() -> Iterator[None]:
         yield
 
 
-def made(stream: UpdateStream, policy: Policy, semantics: Semantics, table: TableMaker | None) -> UpdateQueue:
+def made(stream: UpdateStream, policy: Policy, semantics: Semantics, table: TableMaker | None) -> KeyedQueue:
     if semantics is Semantics.UPDATE:
         return UpdateQueue(stream, policy, cost_us=20.0, page_rows=2, table=table)
     queue = AdaptiveQueue(stream, policy, semantics, cost_us=20.0, table=table)
@@ -197,9 +198,10 @@ def check_twins(
                 plain.restore(map(through_bytes, units))
                 tabled.restore(map(through_bytes, others))
             elif semantics is Semantics.UPDATE:
-                assert len(tabled._records) == len(tabled), "only keys that wait are in memory"
+                assert len(tabled.accounts.records) == len(tabled), "only keys that wait are in memory"
         assert (plain.keys, len(plain), plain.servable) == (tabled.keys, len(tabled), tabled.servable)
         if semantics is Semantics.UPDATE:
+            assert isinstance(tabled, UpdateQueue)
             assert_invariants(tabled)
     assert served_of(plain, 1000, 1 << 40) == served_of(tabled, 1000, 1 << 40)
     tabled.close()
@@ -349,8 +351,8 @@ def test_the_whole_state_is_never_in_memory_at_once(tmp_path: Path) -> None:
         enqueue(queue, [Update(key, 1, key) for key in range(begin, begin + 1000)], begin)
         served_of(queue, 1000, begin)
         queue.delta()
-        assert len(queue._records) == 0
-        assert queue._records.capacity < 1000
+        assert len(queue.accounts.records) == 0
+        assert queue.accounts.records.capacity < 1000
     enqueue(queue, [Update(17, 2, 0)], 10_000)
     queue.delta()
     sizes = [unit.blocks["cells"].num_rows for unit in queue.snapshot()]

@@ -96,7 +96,7 @@ def test_linecutting_equals_in_place_where_nobody_is_slow_enough() -> None:
     # With interval 40 µs, cost 10 µs and 4 residents u is exactly 1 / (c n), which is not below it.
     queue = _queue(Policy.LINECUTTING, cost_us=10)
     _arrive(queue, 0, "A1", "B1", "C1", "D1")
-    cells = queue._records
+    cells = queue.accounts.records
     cells["interval_us"][:4] = 40.0
     _arrive(queue, 40, "C2")
     assert _serve(queue) == ["A1", "B1", "C2", "D1"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock._clock import SimulatedClock
 from penstock.errors import InvalidUsageError
-from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.scan.spec import PANE, Fragments, Partial
 from penstock.operators.scheduling.serve import Budget, Query
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
@@ -40,7 +40,7 @@ from tests.columns import KINDS, arrays
 from tests.naive import Update, bucket_of, key_words
 from tests.streams import STREAM, rows_of, updates_of
 
-Task: TypeAlias = BucketTask[UpdateQueue]
+Task: TypeAlias = BucketTask[KeyedQueue]
 
 
 @pytest.fixture(autouse=True)

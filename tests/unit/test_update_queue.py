@@ -153,7 +153,7 @@ def test_several_updates_at_once_count_as_that_many_equal_intervals() -> None:
     enqueue(together, [Update(1, 2 + i, i) for i in range(4)], 9000)
     for i in range(4):
         enqueue(apart, [Update(1, 2 + i, i)], 6000 + 1000 * i)
-    intervals = [queue._records["interval_us"][0] for queue in (together, apart)]
+    intervals = [queue.accounts.records["interval_us"][0] for queue in (together, apart)]
     assert intervals[0] == pytest.approx(intervals[1])
     assert intervals[0] == pytest.approx(5000 * 0.9**4 + 1000 * (1 - 0.9**4))
 

@@ -1,18 +1,18 @@
-"""A durable queue of append semantics, and one that is append or update as the load has it (UpStream §8).
+"""A queue of append semantics, and one that switches between append and update with the load (UpStream §8).
 
 Under *append* semantics every tuple waits and is served, in the order of arrival. Under *update* semantics
-the queue is an `UpdateQueue`. An *adaptive* queue is append while it keeps up. When what waits and what
-arrives would take more than `_HIGH` triggers, it becomes update: what waits is conflated to the newest tuple
-of each key. When what waits and what arrives can be served in `_LOW` triggers, new tuples are appended again;
-what the update queue still holds is served before them. Between the two marks it stays what it is.
+the queue is an `UpdateQueue`. An *adaptive* queue appends while it keeps up. When the waiting and arriving
+tuples would take more than `_MAX_TRIGGERS_TO_APPEND` triggers, it switches to update: the waiting tuples are
+conflated to the newest one of each key. When all of them can be served in `_MAX_TRIGGERS_TO_RESUME` triggers,
+new tuples are appended again, and the update queue's tuples are served before them. Between the two limits
+nothing changes.
 
-An adaptive queue never serves an older tuple of a key after a newer one: a tuple that is older than the
-newest one taken in is late under append semantics, too. In a plain append queue nothing is late.
+An adaptive queue never serves an older tuple of a key after a newer one: a tuple older than the newest one
+taken in is late under append semantics too. In a plain append queue nothing is late.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -25,54 +25,40 @@ import pyarrow as pa
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.fields import Fields
 from penstock.errors import InvalidUsageError
+from penstock.operators.queues.abc import KeyedQueue
+from penstock.operators.queues.accounts import NOWHERE
+from penstock.operators.queues.appended import AppendedTuples, TupleChunk
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.results import Enqueued, Served
-from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
+from penstock.operators.scheduling.staleness import Staleness
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.choices import Semantics
-from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers, UpdateStream, concat
+from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers, UpdateStream
 from penstock.state_store.tables.working_copy import TableMaker
 
 __all__ = ["AdaptiveQueue", "Semantics"]
 
-_LOW, _HIGH = 1, 4
+_MAX_TRIGGERS_TO_APPEND = 4
+"""An adaptive queue conflates if what waits would take more triggers than this."""
+_MAX_TRIGGERS_TO_RESUME = 1
+"""It appends again if what waits can be served in this many triggers."""
 _ARRIVED = f"{RESERVED_PREFIX}arrived"
-_NOWHERE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class _Appended(Served):
+class _ServedAppended(Served):
     """Tuples that were appended; a key may have several."""
 
 
-@dataclass(slots=True)
-class _Chunk:
-    """Tuples that wait, in the order of their arrival."""
-
-    rows: pa.RecordBatch
-    ids: Integers
-    arrived_us: Integers
-
-    def cut(self, count: int) -> tuple[_Chunk, _Chunk]:
-        """Return the first `count` tuples, and the others."""
-        head, tail = slice(None, count), slice(count, None)
-        return (
-            _Chunk(self.rows[head], self.ids[head], self.arrived_us[head]),
-            _Chunk(self.rows[tail], self.ids[tail], self.arrived_us[tail]),
-        )
-
-
-class AdaptiveQueue(UpdateQueue):
-    """A queue of append or adaptive semantics; in Spark, the part of it that one bucket holds.
-
-    Used as an `UpdateQueue` is. Its length is the number of tuples that wait.
+class AdaptiveQueue(KeyedQueue):
+    """A queue of append or adaptive semantics; see `KeyedQueue`. Its length is the number of waiting tuples.
 
     Parameters
     ----------
     stream, policy, cost_us, weights, table
-        As of `UpdateQueue`; policy, cost and weights matter under update semantics only.
+        See `UpdateQueue`; policy, cost and weights matter under update semantics only.
     semantics : Semantics
         APPEND or ADAPTIVE.
 
@@ -94,29 +80,27 @@ class AdaptiveQueue(UpdateQueue):
     ) -> None:
         if semantics is Semantics.UPDATE or stream.source is not None:
             raise InvalidUsageError("only an update queue has these semantics", semantics=str(semantics))
-        super().__init__(stream, policy, cost_us=cost_us, weights=weights, table=table)
+        self._appended = AppendedTuples(stream.schema)
+        self._update = UpdateQueue(
+            stream, policy, cost_us=cost_us, weights=weights, table=table, holder=self._appended
+        )
+        super().__init__(stream, policy, self._update.accounts, cost_us, weights)
         self.semantics = semantics
         self.appending = True
         self.switches = 0
         self.capacity: float | None = None
         """How many tuples a trigger can serve; None while all that waits is served, or nothing is known."""
-        self._chunks: deque[_Chunk] = deque()
-        # Appended tuples have numbers: those from head to tail wait, those before `_written` were stored.
-        self._head = self._tail = self._written = 0
+        self._written = 0
+        """Appended tuples before this number are stored."""
 
     def __len__(self) -> int:
         """Return how many tuples wait."""
-        return len(self._queue) + self._tail - self._head
-
-    @property
-    def servable(self) -> int:
-        """How many tuples a `dequeue` without a limit would serve in the end: all that wait."""
-        return len(self)
+        return len(self._update) + len(self._appended)
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the state holds, roughly."""
-        return super().size_bytes + sum(chunk.rows.nbytes + 16 * len(chunk.ids) for chunk in self._chunks)
+        """Memory that the state holds, roughly."""
+        return self._update.size_bytes + self._appended.size_bytes
 
     def enqueue(self, arrivals: Arrivals, now_us: int) -> Enqueued:
         """Let `arrivals` in under the semantics that the load asks for.
@@ -133,74 +117,74 @@ class AdaptiveQueue(UpdateQueue):
         conflated = 0
         if self.semantics is Semantics.ADAPTIVE:
             load = len(self) + len(arrivals)
-            if self.appending and self.capacity is not None and load > _HIGH * self.capacity:
+            if (
+                self.appending
+                and self.capacity is not None
+                and load > _MAX_TRIGGERS_TO_APPEND * self.capacity
+            ):
                 self.appending = False
                 self.switches += 1
                 conflated = self._conflate(now_us)
-            elif not self.appending and (self.capacity is None or load <= _LOW * self.capacity):
+            elif not self.appending and (
+                self.capacity is None or load <= _MAX_TRIGGERS_TO_RESUME * self.capacity
+            ):
                 self.appending = True
                 self.switches += 1
         if self.appending:
             return self._append(arrivals, now_us)
-        entered = super().enqueue(arrivals, now_us)
+        entered = self._enqueue_update(arrivals, now_us)
         return replace(entered, conflated=entered.conflated + conflated)
 
     def dequeue(self, limit: int, now_us: int) -> Served:
-        """Remove up to `limit` tuples: those of the update queue alone, or where it is empty the appended."""
-        if len(self._queue) or self._head == self._tail:
-            return super().dequeue(limit, now_us)
-        chunk = self._take(limit)
-        ids, records = chunk.ids, self._records
-        booked = records["application_booked_us"][ids]
-        self._book(self._queue_meter, "queue_booked_us", chunk, now_us)
-        records["dequeued_us"][ids] = now_us
-        self._records.dirty[ids] = True
-        np.add.at(records["in_service"], ids, 1)
-        self._in_service += len(ids)
-        if len(ids):
-            self._served_at = now_us
+        """Remove up to `limit` tuples: from the update queue, or if it is empty from the appended tuples."""
+        if len(self._update) or not len(self._appended):
+            return self._update.dequeue(limit, now_us)
+        chunk, accounts = self._appended.take(limit), self.accounts
+        booked = accounts.records["application_booked_us"][chunk.ids]
+        accounts.book_first(accounts.queue_meter, "queue_booked_us", chunk.ids, chunk.arrived_us, now_us)
+        accounts.serve(chunk.ids, now_us)
         staleness = np.maximum(now_us - chunk.arrived_us, 0)
-        return _Appended(chunk.rows, ids, chunk.arrived_us, staleness, booked)
+        return _ServedAppended(chunk.rows, chunk.ids, chunk.arrived_us, staleness, booked)
 
     def deliver(self, served: Served, now_us: int) -> None:
         """Note that the results of `served`, dequeued before, have reached the application."""
-        if not isinstance(served, _Appended):
-            super().deliver(served, now_us)
+        if not isinstance(served, _ServedAppended):
+            self._update.deliver(served, now_us)
             return
-        ids, records = served.ids, self._records
-        chunk = _Chunk(served.rows, ids, served.arrived_us)
-        self._book(self._application_meter, "application_booked_us", chunk, now_us)
-        records["delivered_us"][ids] = now_us
-        self._records.dirty[ids] = True
-        np.subtract.at(records["in_service"], ids, 1)
-        self._in_service -= len(ids)
+        ids, accounts = served.ids, self.accounts
+        meter = accounts.application_meter
+        accounts.book_first(meter, "application_booked_us", ids, served.arrived_us, now_us)
+        accounts.deliver(ids, now_us)
+        accounts.records.dirty[ids] = True
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
-        """Book the staleness up to now and return queue and application staleness since last time."""
-        if self._chunks:
-            ids = np.concatenate([chunk.ids for chunk in self._chunks])
-            arrived = np.concatenate([chunk.arrived_us for chunk in self._chunks])
+        """Book the staleness up to now; see `KeyedQueue.account_staleness`."""
+        if parts := self._appended.held():
+            ids, arrived = np.concatenate(parts), np.concatenate(self._appended.arrivals())
+            accounts, records = self.accounts, self.accounts.records
             # A key that waits in the update queue has its oldest update there.
-            alone = self._records["location"][ids] == _NOWHERE
-            idle = alone & (self._records["in_service"][ids] == 0)
+            alone = records["location"][ids] == NOWHERE
+            idle = alone & (records["in_service"][ids] == 0)
             for meter, booked, some in (
-                (self._queue_meter, "queue_booked_us", alone),
-                (self._application_meter, "application_booked_us", idle),
+                (accounts.queue_meter, "queue_booked_us", alone),
+                (accounts.application_meter, "application_booked_us", idle),
             ):
-                self._book(meter, booked, _Chunk(self._chunks[0].rows, ids[some], arrived[some]), now_us)
-        return super().account_staleness(now_us)
+                accounts.book_first(meter, booked, ids[some], arrived[some], now_us)
+        return self._update.account_staleness(now_us)
 
     def delta(self) -> PUnit:
-        """Return what changed since the last call, to be stored."""
-        appended = self._appended(max(self._written, self._head))
-        self._written = self._tail
-        return _with(super().delta(), appended)
+        """Return the changes since the last call, to be stored."""
+        begin = max(self._written, self._appended.head)
+        meta, block = self._meta(begin), self._block(begin)
+        self._written = self._appended.tail
+        return _extended(self._update_unit(self._update.delta()), meta, block)
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole state of this moment; what was appended is in the first unit."""
-        first, nothing = self._appended(self._head), self._appended(self._tail)
-        units = super().snapshot()
-        return chain([_with(next(units), first)], (_with(unit, nothing) for unit in units))
+        """Return the whole state of this moment; the first unit has the appended tuples."""
+        head, tail = self._appended.head, self._appended.tail
+        first, nothing = (self._meta(head), self._block(head)), (self._meta(tail), self._block(tail))
+        units = map(self._update_unit, self._update.snapshot())
+        return chain([_extended(next(units), *first)], (_extended(unit, *nothing) for unit in units))
 
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply stored `units` in their order: to an empty queue, or to catch up."""
@@ -211,80 +195,70 @@ class AdaptiveQueue(UpdateQueue):
         ]
         schema = pa.schema([*fields, pa.field(_ARRIVED, pa.int64(), nullable=False)])
 
-        def passing() -> Iterator[PUnit]:
+        def collect() -> Iterator[PUnit]:
             for unit in units:
                 appended.append((unit.fields, unit.block("appended", schema)))
                 yield unit
 
-        super().restore(passing())
+        self._update.restore(collect())
+        self.measured_cost_us = self._update.measured_cost_us
+        held = self._appended
         for stored, block in appended:
             tail = stored.count("tail")
             first = stored.number("first", tail - block.num_rows, tail - block.num_rows)
             head = stored.count("head", most=tail)
-            if first < self._tail:
+            if first < held.tail:
                 raise stored.damaged("first", "the number after the unit before")
-            if first > self._tail or not self._chunks:
-                self._chunks.clear()
-                self._head = self._tail = first
-            self._take(max(head - self._head, 0))
-            self._head = max(self._head, head)
+            if first > held.tail or not held.held():
+                held.begin_at(first)
+            held.take(max(head - held.head, 0))
+            held.head = max(held.head, head)
             if block.num_rows:
                 rows = pa.RecordBatch.from_arrays(block.columns[:-1], schema=self.stream.schema)
-                ids = self._numbered(self.stream.keys(rows))
-                self._chunks.append(_Chunk(rows, ids, block.column(_ARRIVED).to_numpy()))
-            self._tail = self._written = tail
+                ids = self._update.number(self.stream.keys(rows))
+                held.append(TupleChunk(rows, ids, block.column(_ARRIVED).to_numpy()))
+            held.tail = self._written = tail
             self.appending, self.switches = stored.flag("appending"), stored.count("switches")
-        # Later units take away what earlier ones let in.
-        for chunk in self._chunks:
-            self._book_waiting(chunk.ids)
+        # Later units remove tuples of earlier ones.
+        for ids in held.held():
+            self.accounts.book_restored(ids)
 
-    def _held(self) -> Integers:
-        """Return the keys that have more than what is stored of every key: a tuple that waits."""
-        return np.unique(np.concatenate([super()._held(), *(chunk.ids for chunk in self._chunks)]))
-
-    def _keep(self, ids: Integers) -> None:
-        """Let go of all keys in memory but these."""
-        number = np.full(len(self._records), _NOWHERE, np.int64)
-        number[ids] = np.arange(len(ids))
-        for chunk in self._chunks:
-            chunk.ids = number[chunk.ids]
-        super()._keep(ids)
-
-    def _appended(self, begin: int) -> tuple[dict[str, Any], pa.RecordBatch]:
-        """Return the appended tuples from number `begin` on, and what is stored of the queue of them."""
-        parts, number = [], self._head
-        for chunk in self._chunks:
-            _, rest = chunk.cut(max(begin - number, 0))
-            number += len(chunk.ids)
-            if len(rest.ids):
-                parts.append(rest)
-        rows = [part.rows for part in parts] or [pa.RecordBatch.from_pylist([], self.stream.schema)]
-        arrived = np.concatenate([part.arrived_us for part in parts]) if parts else np.zeros(0, np.int64)
-        block = pa.RecordBatch.from_arrays(
-            [*concat(rows).columns, pa.array(arrived)], [*self.stream.schema.names, _ARRIVED]
-        )
-        meta = {
+    def _meta(self, begin: int) -> dict[str, Any]:
+        """Return what is stored once beside the appended tuples from number `begin` on."""
+        return {
             "first": begin,
-            "head": self._head,
-            "tail": self._tail,
+            "head": self._appended.head,
+            "tail": self._appended.tail,
             "appending": self.appending,
             "switches": self.switches,
         }
-        return meta, block
+
+    def _block(self, begin: int) -> pa.RecordBatch:
+        """Return the appended tuples from number `begin` on, to be stored."""
+        chunk = self._appended.since(begin)
+        return pa.RecordBatch.from_arrays(
+            [*chunk.rows.columns, pa.array(chunk.arrived_us)], [*self.stream.schema.names, _ARRIVED]
+        )
+
+    def _update_unit(self, unit: PUnit) -> PUnit:
+        """Return a unit of the update queue with the length and cost of the whole queue."""
+        return replace(unit, meta={**unit.meta, "waiting": len(self), "cost_us": self.measured_cost_us})
+
+    def _enqueue_update(self, arrivals: Arrivals, now_us: int) -> Enqueued:
+        """Let arrivals into the update queue, which schedules by the cost and weights of the whole queue."""
+        self._update.given_cost_us, self._update.measured_cost_us = self.given_cost_us, self.measured_cost_us
+        self._update.weights = self.weights
+        return self._update.enqueue(arrivals, now_us)
 
     def _append(self, arrivals: Arrivals, now_us: int) -> Enqueued:
         count = len(arrivals)
         if not len(self):
-            self._served_at = now_us
-        arrived = np.full(count, now_us, np.int64)
-        if arrivals.first_arrival_us is not None:
-            np.minimum(arrivals.first_arrival_us, now_us, out=arrived)
-        if self._birth_us is None:
-            self._birth_us = self._settled_at = int(arrived.min())
+            self.accounts.served_at_us = now_us
+        arrived = self.accounts.arrive(arrivals, now_us)
         order = np.lexsort((arrivals.first, arrived))
         rows, arrived = arrivals.rows.take(pa.array(order)), arrived[order]
-        ids = self._numbered(self.stream.keys(rows))
-        records, times = self._records, self.stream.times(rows)
+        ids = self._update.number(self.stream.keys(rows))
+        records, times = self.accounts.records, self.stream.times(rows)
         newest = np.maximum(
             records["emitted"], np.where(records["location"] < 0, records["emitted"], records["waiting"])
         )
@@ -292,57 +266,21 @@ class AdaptiveQueue(UpdateQueue):
         if self.semantics is Semantics.APPEND:
             taken[:] = True
         np.maximum.at(records["emitted"], ids[taken], times[taken])
-        self._records.dirty[ids] = True
+        records.dirty[ids] = True
         kept = int(np.count_nonzero(taken))
         if kept:
-            self._chunks.append(_Chunk(rows.filter(pa.array(taken)), ids[taken], arrived[taken]))
-            self._tail += kept
+            self._appended.append(TupleChunk(rows.filter(pa.array(taken)), ids[taken], arrived[taken]))
         return Enqueued(count, 0, count - kept)
 
     def _conflate(self, now_us: int) -> int:
-        """Move what was appended to the update queue; return how many tuples that conflates."""
-        chunk = self._take(self._tail - self._head)
+        """Move the appended tuples to the update queue; return how many tuples that conflates."""
+        chunk = self._appended.take(len(self._appended))
         count = len(chunk.ids)
         if not count:
             return 0
         places = np.arange(count)
-        entered = super().enqueue(
-            Arrivals(chunk.rows, np.ones(count, np.int64), places, places, chunk.arrived_us), now_us
-        )
-        return entered.conflated
-
-    def _place(self, ids: Integers, arrived_us: Integers) -> None:
-        """Give keys that begin to wait a location; what was booked while they were appended stays booked."""
-        booked = {name: self._records[name][ids] for name in ("queue_booked_us", "application_booked_us")}
-        super()._place(ids, arrived_us)
-        for name, until in booked.items():
-            self._records[name][ids] = np.maximum(self._records[name][ids], until)
-
-    def _take(self, count: int) -> _Chunk:
-        """Remove and return up to `count` appended tuples from the head."""
-        parts: list[_Chunk] = []
-        while count > 0 and self._chunks:
-            part, rest = self._chunks.popleft().cut(count)
-            if len(rest.ids):
-                self._chunks.appendleft(rest)
-            parts.append(part)
-            count -= len(part.ids)
-            self._head += len(part.ids)
-        if not parts:
-            nothing = np.zeros(0, np.int64)
-            return _Chunk(pa.RecordBatch.from_pylist([], self.stream.schema), nothing, nothing)
-        return _Chunk(
-            concat([part.rows for part in parts]),
-            np.concatenate([part.ids for part in parts]),
-            np.concatenate([part.arrived_us for part in parts]),
-        )
-
-    def _book(self, meter: StalenessMeter, booked: str, chunk: _Chunk, now_us: int) -> None:
-        """Book up to now for the first tuple of each key; the others of that key take no time."""
-        keys, first = np.unique(chunk.ids, return_index=True)
-        since, until = chunk.arrived_us[first], self._records[booked]
-        meter.add(since, np.maximum(since, until[keys]), now_us)
-        until[keys] = np.maximum(until[keys], now_us)
+        arrivals = Arrivals(chunk.rows, np.ones(count, np.int64), places, places, chunk.arrived_us)
+        return self._enqueue_update(arrivals, now_us).conflated
 
 
 def _not_behind(ids: Integers, times: Integers, newest: Integers) -> npt.NDArray[np.bool_]:
@@ -361,6 +299,5 @@ def _not_behind(ids: Integers, times: Integers, newest: Integers) -> npt.NDArray
     return found
 
 
-def _with(unit: PUnit, appended: tuple[dict[str, Any], pa.RecordBatch]) -> PUnit:
-    meta, block = appended
+def _extended(unit: PUnit, meta: dict[str, Any], block: pa.RecordBatch) -> PUnit:
     return PUnit(unit.kind, {**unit.meta, **meta}, {**unit.blocks, "appended": block})

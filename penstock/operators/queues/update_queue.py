@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +17,15 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.fields import Fields
-from penstock.errors import InvalidUsageError
-from penstock.operators.queues.key_records import BOOKED, new_key_records
+from penstock.operators.queues.abc import KeyedQueue
+from penstock.operators.queues.accounts import NOWHERE, KeyAccounts
+from penstock.operators.queues.key_records import BOOKED
 from penstock.operators.queues.pages import PagedMemory
 from penstock.operators.scheduling.policy import Policy
-from penstock.operators.scheduling.rates import mean_cost, mean_interval
+from penstock.operators.scheduling.rates import mean_interval
 from penstock.operators.scheduling.results import Enqueued, Served
 from penstock.operators.scheduling.schedulers import new_scheduler
-from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
+from penstock.operators.scheduling.staleness import Staleness
 from penstock.operators.scheduling.weights import KeyWeights, column_shares
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
 from penstock.operators.update_stream.stream import (
@@ -38,9 +40,8 @@ from penstock.state_store.tables.row_store import RowStore
 from penstock.state_store.tables.working_copy import TableMaker
 from penstock.units import NEVER
 
-__all__ = ["UpdateQueue"]
+__all__ = ["KeyHolder", "UpdateQueue"]
 
-_NOWHERE = -1
 _PAGE_ROWS = 256
 _UNIT_KEYS = 1 << 20
 """How many keys a unit of a snapshot has at most."""
@@ -49,27 +50,32 @@ _RECORD = f"{RESERVED_PREFIX}cell"
 _ARRIVED = f"{RESERVED_PREFIX}arrived"
 
 
-class UpdateQueue:
-    """One update queue; in Spark, the part of it that one bucket holds.
+class KeyHolder(Protocol):
+    """Holds tuples of a queue's keys, beside those that wait in the queue itself."""
 
-    Not thread-safe. Used by one task at a time: `enqueue`, then `dequeue` and `deliver` any number of
-    times, then `account_staleness`, then `delta`, which all that was dequeued is delivered before.
+    def __len__(self) -> int:
+        """Return the number of tuples."""
+
+    def held(self) -> list[Integers]:
+        """Return the keys of the tuples, in parts."""
+
+    def renumber(self, numbers: Integers) -> None:
+        """Change the number of each held key to ``numbers[number]``."""
+
+
+class UpdateQueue(KeyedQueue):
+    """A queue in which only the newest tuple of each key waits; see `KeyedQueue`.
 
     Parameters
     ----------
-    stream : UpdateStream
-        Schema, key and time of the tuples.
-    policy : Policy
-        Which waiting key is served next.
-    cost_us : float, optional
-        The time that serving one tuple takes, for linecutting; measured (`observe_cost`) by default.
+    stream, policy, cost_us, weights
+        See `KeyedQueue`.
     page_rows : int
         Locations in a page of the paged memory.
-    weights : KeyWeights, optional
-        How much each key matters to the scheduler, where no column of the stream says so
-        (`UpdateStream.weight`); all the same by default.
     table : TableMaker, optional
         Makes the table of the records of keys that do not wait; by default they are in memory.
+    holder : KeyHolder, optional
+        Holds other tuples of the same keys, whose staleness is booked in the same records.
     """
 
     def __init__(
@@ -81,47 +87,16 @@ class UpdateQueue:
         page_rows: int = _PAGE_ROWS,
         weights: KeyWeights | None = None,
         table: TableMaker | None = None,
+        holder: KeyHolder | None = None,
     ) -> None:
-        if cost_us is not None and cost_us <= 0:
-            raise InvalidUsageError("the cost of a tuple is not positive", cost_us=cost_us)
-        self.stream = stream
-        self.policy = policy
+        super().__init__(stream, policy, KeyAccounts(stream, policy, table), cost_us, weights)
         self.memory = PagedMemory(page_rows)
-        self.given_cost_us = cost_us
-        self.measured_cost_us: float | None = None
-        self.weights = weights
         weighted = weights is not None or stream.weight is not None
         self._queue = new_scheduler(policy, weighted=weighted)
         self._payload = pa.schema([stream.schema.field(name) for name in stream.payload])
         self._rows = RowStore(self._payload)
-        self._birth_us: int | None = None
-        self._settled_at: int | None = None
-        self._served_at: int | None = None
-        self._queue_meter = StalenessMeter()
-        self._application_meter = StalenessMeter()
-        self._in_service = 0
-        columns = {
-            "emitted": NEVER,
-            "seen_us": NEVER,
-            "interval_us": 0.0,
-            "dequeued_us": 0,
-            "delivered_us": 0,
-            # These mean something only while the key waits.
-            "location": _NOWHERE,
-            "waiting": 0,
-            "arrived_us": 0,
-            "queue_booked_us": 0,
-            "application_booked_us": 0,
-            "in_service": 0,
-        }
-        if stream.source:
-            columns["source"] = 0
-        stored = ["emitted"]
-        if policy is Policy.LINECUTTING:
-            stored += ["seen_us", "interval_us"]
-        if stream.arrival:
-            stored += ["dequeued_us", "delivered_us"]
-        self._records = new_key_records(stream, columns, stored, table)
+        self._holder = holder
+        self._records = self.accounts.records
         places = {f"{RESERVED_PREFIX}{name}": kind for name, kind in self._queue.columns.items()}
         rank = next(iter(places))
         fixed = {_RECORD: pa.int64(), rank: places[rank], _ARRIVED: pa.int64(), **places}
@@ -135,39 +110,10 @@ class UpdateQueue:
         return len(self._queue)
 
     @property
-    def servable(self) -> int:
-        """How many keys a `dequeue` without a limit would serve: all that wait."""
-        return len(self._queue)
-
-    @property
-    def keys(self) -> int:
-        """How many keys were ever seen."""
-        return self._records.keys
-
-    @property
-    def settled_at_us(self) -> int | None:
-        """Up to when staleness is booked; None before the first arrival."""
-        return self._settled_at
-
-    @property
-    def cost_us(self) -> float | None:
-        """The cost of a tuple for linecutting, given or measured; None while unknown."""
-        return self.measured_cost_us if self.given_cost_us is None else self.given_cost_us
-
-    @property
-    def served_at_us(self) -> int | None:
-        """When a tuple was dequeued last, or the first one came to an empty queue, if that was later."""
-        return self._served_at
-
-    @property
     def size_bytes(self) -> int:
         """How much memory the state holds, roughly."""
         parts = (self._records, self._queue, self.memory, self._rows)
         return sum(part.size_bytes for part in parts)
-
-    def numbers_of(self, keys: Keys) -> Integers:
-        """Return the number of each key that waits or was served; -1 for others that are not in memory."""
-        return self._records.find(keys)
 
     def enqueue(self, arrivals: Arrivals, now_us: int) -> Enqueued:
         """Let `arrivals` in: one moment of arrival, in which the order of places is that of positions.
@@ -181,19 +127,15 @@ class UpdateQueue:
         if not total:
             return Enqueued()
         if not len(self):
-            self._served_at = now_us
+            self.accounts.served_at_us = now_us
         arrivals = self._in_order(conflate(self.stream, arrivals))
-        arrived = np.full(len(arrivals), now_us, np.int64)
-        if arrivals.first_arrival_us is not None:
-            np.minimum(arrivals.first_arrival_us, now_us, out=arrived)
-        if self._birth_us is None:
-            self._birth_us = self._settled_at = int(arrived.min())
+        arrived = self.accounts.arrive(arrivals, now_us)
         keys = self.stream.keys(arrivals.rows)
-        ids, records = self._numbered(keys), self._records
+        ids, records = self.number(keys), self._records
         times = self.stream.times(arrivals.rows)
         count = arrivals.count
 
-        resident = records["location"][ids] != _NOWHERE
+        resident = records["location"][ids] != NOWHERE
         accepted, newest, given_way = self._compare(arrivals, ids, times)
         duplicates = int(given_way.sum())
         late = int((count - given_way)[~accepted].sum())
@@ -223,17 +165,12 @@ class UpdateQueue:
         locations = records["location"][ids]
         rows = self._assemble(ids, self._rows.take(locations))
         arrived = records["arrived_us"][ids]
-        self._queue_meter.add(arrived, records["queue_booked_us"][ids], now_us)
+        self.accounts.queue_meter.add(arrived, records["queue_booked_us"][ids], now_us)
         self.memory.free(locations)
-        records["location"][ids] = _NOWHERE
+        records["location"][ids] = NOWHERE
         records["emitted"][ids] = np.maximum(records["emitted"][ids], records["waiting"][ids])
-        records["dequeued_us"][ids] = now_us
         records["queue_booked_us"][ids] = now_us
-        if len(ids):
-            self._served_at = now_us
-        records["in_service"][ids] += 1
-        self._in_service += len(ids)
-        records.dirty[ids] = True
+        self.accounts.serve(ids, now_us)
         booked = records["application_booked_us"][ids]
         return Served(rows, ids, arrived, np.maximum(now_us - arrived, 0), booked)
 
@@ -241,43 +178,20 @@ class UpdateQueue:
         """Note that the results of `served`, dequeued before, have reached the application."""
         ids, records = served.ids, self._records
         begin = np.maximum(served.booked_us, records["delivered_us"][ids])
-        self._application_meter.add(served.arrived_us, begin, now_us)
-        records["delivered_us"][ids] = now_us
+        self.accounts.application_meter.add(served.arrived_us, begin, now_us)
         # An update that came meanwhile is the oldest pending one from now on.
         records["application_booked_us"][ids] = np.maximum(records["application_booked_us"][ids], now_us)
-        records["in_service"][ids] -= 1
-        self._in_service -= len(ids)
-
-    def observe_cost(self, elapsed_us: float, tuples: int) -> None:
-        """Note that serving `tuples` tuples took `elapsed_us`."""
-        if tuples > 0:
-            self.measured_cost_us = mean_cost(self.measured_cost_us, elapsed_us, tuples)
+        self.accounts.deliver(ids, now_us)
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
-        """Book the staleness up to now and return queue and application staleness since last time.
-
-        A retroactive arrival (of a stream with an arrival column) is booked whole, so the integral
-        over all calls is exact even where it belongs in part to an earlier one.
-        """
-        begin = now_us if self._settled_at is None else self._settled_at
+        """Book the staleness up to now; see `KeyedQueue.account_staleness`."""
         waiting = self._waiting()
-        records = self._records
         # A key in service has an older pending update than the waiting one: `deliver` books it whole.
-        delivered = waiting[records["in_service"][waiting] == 0]
-        for meter, booked, ids in (
-            (self._queue_meter, "queue_booked_us", waiting),
-            (self._application_meter, "application_booked_us", delivered),
-        ):
-            meter.add(records["arrived_us"][ids], records[booked][ids], now_us)
-            records[booked][ids] = np.maximum(records[booked][ids], now_us)
-        self._settled_at = None if self._settled_at is None else max(now_us, begin)
-        key_time = float(max(now_us - begin, 0)) * self.keys
+        alone = waiting[self._records["in_service"][waiting] == 0]
+        self.accounts.book_until(waiting, now_us, alone=alone)
+        staleness = self.accounts.close_period(now_us)
         self._compact()
-        return self._queue_meter.take(key_time), self._application_meter.take(key_time)
-
-    def close(self) -> None:
-        """Let go of what is not in memory."""
-        self._records.close()
+        return staleness
 
     def delta(self) -> PUnit:
         """Return what changed since the last call, to be stored."""
@@ -299,7 +213,7 @@ class UpdateQueue:
 
     def _unit(self, kind: str, ids: Integers) -> PUnit:
         records = self._records
-        waits = records["location"][ids] != _NOWHERE
+        waits = records["location"][ids] != NOWHERE
         waiting = ids[waits]
         payload = self._rows.take(records["location"][waiting])
         places = {f"{RESERVED_PREFIX}{name}": values for name, values in self._queue.store(waiting).items()}
@@ -310,9 +224,7 @@ class UpdateQueue:
             meta={
                 "rows": self.keys,
                 "waiting": len(self),
-                "birth_us": self._birth_us,
-                "settled_at_us": self._settled_at,
-                "served_at_us": self._served_at,
+                **self.accounts.meta,
                 "cost_us": self.measured_cost_us,
                 **self._queue.meta,
             },
@@ -337,23 +249,12 @@ class UpdateQueue:
             fields = unit.fields
         if fields is None:
             return
-        self._birth_us = fields.number_or_none("birth_us")
-        self._settled_at = fields.number_or_none("settled_at_us")
-        self._served_at = fields.number_or_none("served_at_us")
+        self.accounts.restore(fields)
         self.measured_cost_us = fields.real_or_none("cost_us")
-        waiting, records = self._waiting(), self._records
+        waiting = self._waiting()
         self._queue.rebuild(waiting, fields)
-        for booked, until in BOOKED:
-            records[booked][:] = records[until]
-        self._book_waiting(waiting)
-        records["in_service"][:] = 0
-        self._in_service = 0
-        records.dirty[:] = False
-
-    def _book_waiting(self, ids: Integers) -> None:
-        """Note that the staleness of keys that wait is booked up to when the queue was settled last."""
-        for booked, _ in BOOKED:
-            self._records[booked][ids] = self._settled_at or 0
+        self.accounts.book_restored(waiting)
+        self._records.dirty[:] = False
 
     def _apply(self, unit: PUnit) -> None:
         records_block, rows_block = (
@@ -367,8 +268,8 @@ class UpdateQueue:
         ids, waiting = records.take_up(records_block, places)
         self._queue.reserve(records.capacity)
         held = records["location"][ids]
-        self.memory.free(held[held != _NOWHERE])
-        records["location"][ids] = _NOWHERE
+        self.memory.free(held[held != NOWHERE])
+        records["location"][ids] = NOWHERE
         if rows_block.num_rows == 0:
             return
         self._place(waiting, rows_block.column(_ARRIVED).to_numpy())
@@ -382,25 +283,30 @@ class UpdateQueue:
         places = {name: rows_block.column(f"{RESERVED_PREFIX}{name}") for name in self._queue.columns}
         self._queue.put_back(waiting, {name: column.to_numpy() for name, column in places.items()})
 
-    def _numbered(self, keys: Keys) -> Integers:
-        """Return the numbers of keys that arrive."""
+    def number(self, keys: Keys) -> Integers:
+        """Return the numbers of keys; new keys get the next."""
         ids = self._records.find_or_add(keys)
         self._queue.reserve(self._records.capacity)
         return ids
 
     def _held(self) -> Integers:
-        """Return the keys that have more than what is stored of every key: those that wait."""
-        return self._waiting()
+        """Return the keys that have more than their stored columns: a tuple that waits."""
+        if self._holder is None:
+            return self._waiting()
+        return np.unique(np.concatenate([self._waiting(), *self._holder.held()]))
 
     def _forget(self) -> None:
-        """Let go of the keys that do not wait, where their records are elsewhere and it is time."""
-        # The numbers of those in service are known outside.
-        if not self._in_service and self._records.may_forget(len(self)):
-            self._keep(self._held())
-
-    def _keep(self, ids: Integers) -> None:
-        """Let go of all keys in memory but these."""
-        self._queue = self._queue.subset(ids, self._records["location"][ids] != _NOWHERE)
+        """Forget the keys that do not wait, if their records are in a table and there are many."""
+        kept = len(self) + (0 if self._holder is None else len(self._holder))
+        # The numbers of keys in service are known outside.
+        if self.accounts.in_service or not self._records.may_forget(kept):
+            return
+        ids = self._held()
+        if self._holder is not None:
+            numbers = np.full(len(self._records), NOWHERE, np.int64)
+            numbers[ids] = np.arange(len(ids))
+            self._holder.renumber(numbers)
+        self._queue = self._queue.subset(ids, self._records["location"][ids] != NOWHERE)
         self._records.keep(ids)
 
     def _compare(
@@ -409,7 +315,7 @@ class UpdateQueue:
         """Return which arrivals are not late, which take their key's place, and what gave way to ties."""
         records = self._records
         emitted, waiting = records["emitted"][ids], records["waiting"][ids]
-        resident = records["location"][ids] != _NOWHERE
+        resident = records["location"][ids] != NOWHERE
         if arrivals.tied is None:
             accepted = times >= emitted
             return accepted, accepted & ~(resident & (times < waiting)), np.zeros(len(ids), np.int64)
@@ -441,8 +347,12 @@ class UpdateQueue:
             self._rows.resize(self.memory.capacity)
             records["location"][ids] = locations
         records["arrived_us"][ids] = arrived_us
-        records["queue_booked_us"][ids] = np.maximum(arrived_us, records["dequeued_us"][ids])
-        records["application_booked_us"][ids] = np.maximum(arrived_us, records["delivered_us"][ids])
+        for booked, until in BOOKED:
+            begin = np.maximum(arrived_us, records[until][ids])
+            if self._holder is not None:
+                # It may have been booked while another tuple of the key was held elsewhere.
+                begin = np.maximum(begin, records[booked][ids])
+            records[booked][ids] = begin
 
     def _update_rates(self, ids: Integers, count: Integers, now_us: int) -> npt.NDArray[np.float64]:
         """Take new arrivals into the keys' mean time between updates and return it.
@@ -455,7 +365,7 @@ class UpdateQueue:
         if self.policy is not Policy.LINECUTTING:
             return np.zeros(len(ids), np.float64)
         seen = records["seen_us"][ids]
-        birth = now_us if self._birth_us is None else self._birth_us
+        birth = now_us if self.accounts.birth_us is None else self.accounts.birth_us
         gap = np.maximum(now_us - np.where(seen == NEVER, birth, seen), 0) / count
         interval = mean_interval(records["interval_us"][ids], gap, count)
         records["interval_us"][ids] = interval
@@ -472,7 +382,7 @@ class UpdateQueue:
     def _load(self) -> int:
         """Return how much the tuples in service count to the scheduler."""
         known = len(self._records)
-        return self._queue.load(self._records["in_service"][:known]) if self._in_service else 0
+        return self._queue.load(self._records["in_service"][:known]) if self.accounts.in_service else 0
 
     def _payload_of(self, rows: pa.RecordBatch, chosen: Integers) -> pa.RecordBatch:
         payload = rows.select(self.stream.payload)
@@ -486,7 +396,7 @@ class UpdateQueue:
         return pa.RecordBatch.from_arrays(arrays, schema=self.stream.schema)
 
     def _waiting(self) -> Integers:
-        return np.flatnonzero(self._records["location"][: len(self._records)] != _NOWHERE)
+        return np.flatnonzero(self._records["location"][: len(self._records)] != NOWHERE)
 
     def _compact(self) -> None:
         """Return memory that waiting tuples no longer need."""

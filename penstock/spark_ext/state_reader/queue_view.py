@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark.sql.types import BooleanType, DoubleType, LongType, StructType
 
 from penstock.checkpointing import PUnit
+from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
@@ -59,7 +60,7 @@ class QueueView:
     appended: bool
     schema: StructType
 
-    def new_state(self) -> UpdateQueue:
+    def new_state(self) -> KeyedQueue:
         """See `StateView.new_state`."""
         # Places are stored with their shares; which weights they came from does not matter.
         weights = KeyWeights(self.stream, {}) if self.by_key else None
@@ -67,7 +68,7 @@ class QueueView:
             return UpdateQueue(self.stream, self.policy, weights=weights)
         return AdaptiveQueue(self.stream, self.policy, self.semantics, weights=weights)
 
-    def rows(self, state: UpdateQueue, unit: PUnit) -> list[pa.Array[Any]] | None:
+    def rows(self, state: KeyedQueue, unit: PUnit) -> list[pa.Array[Any]] | None:
         """See `StateView.rows`."""
         if self.appended:
             block = unit.blocks["appended"]

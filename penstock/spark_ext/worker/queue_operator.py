@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock._clock import Clock
+from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.metrics import BatchMetrics
@@ -75,7 +76,7 @@ class QueueOperator:
         """See `Operator.follows_clock`."""
         return follows_clock(Policy(self.options.policy), self.options.limits)
 
-    def new_state(self) -> UpdateQueue:
+    def new_state(self) -> KeyedQueue:
         """Return an empty queue."""
         policy, semantics = Policy(self.options.policy), Semantics(self.options.semantics)
         table = table_maker(WorkingCopy(self.options.working_copy), local_directory())
@@ -84,7 +85,7 @@ class QueueOperator:
         return AdaptiveQueue(self.stream, policy, semantics, weights=self.weights, table=table)
 
     def run(
-        self, state: UpdateQueue, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
+        self, state: KeyedQueue, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Enqueue and serve; see `Operator.run`."""
         # A tuple waits for the turns of other buckets, too.
@@ -112,7 +113,7 @@ class QueueOperator:
         metrics.rows_in += dropped
         return batches, metrics
 
-    def _capacity(self, state: UpdateQueue, budget: Budget, turn: TaskShare) -> float | None:
+    def _capacity(self, state: KeyedQueue, budget: Budget, turn: TaskShare) -> float | None:
         """Return how many tuples a trigger can serve of a bucket, on average; None if there is no bound."""
         rows = self.options.limits.rows
         if rows is not None:

@@ -22,6 +22,7 @@ from penstock.compression import encode as encode_block
 from penstock.compression.codecs.registry import CODECS
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, UnavailableError
 from penstock.operators.joins.join import UpdateJoin
+from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
@@ -132,12 +133,12 @@ def _queue(draw: random.Random) -> _Stored:
     stream, policy = draw.choice([STREAM, ARRIVAL_STREAM, WEIGHTED_STREAM]), draw.choice(list(Policy))
     semantics = draw.choice(list(Semantics))
 
-    def new() -> UpdateQueue:
+    def new() -> KeyedQueue:
         if semantics is Semantics.UPDATE:
             return UpdateQueue(stream, policy, cost_us=1.0)
         return AdaptiveQueue(stream, policy, semantics, cost_us=1.0)
 
-    def use(queue: UpdateQueue) -> None:
+    def use(queue: KeyedQueue) -> None:
         enqueue(queue, _updates(draw, 5), 5000)
         queue.deliver(queue.dequeue(10, 6000), 6001)
         queue.account_staleness(7000)

@@ -1,0 +1,147 @@
+"""The records of a queue's keys, and its accounts of staleness."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.checkpointing.fields import Fields
+from penstock.operators.queues.key_records import BOOKED, new_key_records
+from penstock.operators.scheduling.policy import Policy
+from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
+from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.stream import Integers, UpdateStream
+from penstock.state_store.tables.working_copy import TableMaker
+from penstock.units import NEVER
+
+__all__ = ["NOWHERE", "KeyAccounts"]
+
+NOWHERE = -1
+"""The location of a key that does not wait."""
+
+
+class KeyAccounts:
+    """What is known of each key of a queue, and since when results are stale. Used by one queue only.
+
+    Parameters
+    ----------
+    stream : UpdateStream
+        Schema, key and time of the tuples.
+    policy : Policy
+        Linecutting also records how often keys update.
+    table : TableMaker, optional
+        Makes the table of the records of keys that do not wait; by default they are in memory.
+    """
+
+    def __init__(self, stream: UpdateStream, policy: Policy, table: TableMaker | None) -> None:
+        columns: dict[str, float] = {
+            "emitted": NEVER,
+            "seen_us": NEVER,
+            "interval_us": 0.0,
+            "dequeued_us": 0,
+            "delivered_us": 0,
+            # These mean something only while the key waits.
+            "location": NOWHERE,
+            "waiting": 0,
+            "arrived_us": 0,
+            "queue_booked_us": 0,
+            "application_booked_us": 0,
+            "in_service": 0,
+        }
+        if stream.source:
+            columns["source"] = 0
+        stored = ["emitted"]
+        if policy is Policy.LINECUTTING:
+            stored += ["seen_us", "interval_us"]
+        if stream.arrival:
+            stored += ["dequeued_us", "delivered_us"]
+        self.records = new_key_records(stream, columns, stored, table)
+        self.queue_meter = StalenessMeter()
+        self.application_meter = StalenessMeter()
+        self.birth_us: int | None = None
+        """When the first tuple arrived."""
+        self.settled_at_us: int | None = None
+        """Up to when staleness is booked; None before the first arrival."""
+        self.served_at_us: int | None = None
+        """When a tuple was dequeued last, or the first one came to an empty queue, if that was later."""
+        self.in_service = 0
+        """How many tuples are dequeued and not yet delivered."""
+
+    def arrive(self, arrivals: Arrivals, now_us: int) -> Integers:
+        """Return when each of some arrivals arrived."""
+        arrived = np.full(len(arrivals), now_us, np.int64)
+        if arrivals.first_arrival_us is not None:
+            np.minimum(arrivals.first_arrival_us, now_us, out=arrived)
+        if self.birth_us is None:
+            self.birth_us = self.settled_at_us = int(arrived.min())
+        return arrived
+
+    def serve(self, ids: Integers, now_us: int) -> None:
+        """Note that a tuple was dequeued for each of these keys, of which some may repeat."""
+        self.records["dequeued_us"][ids] = now_us
+        self.records.dirty[ids] = True
+        np.add.at(self.records["in_service"], ids, 1)
+        self.in_service += len(ids)
+        if len(ids):
+            self.served_at_us = now_us
+
+    def deliver(self, ids: Integers, now_us: int) -> None:
+        """Note that the results of tuples in service were delivered."""
+        self.records["delivered_us"][ids] = now_us
+        np.subtract.at(self.records["in_service"], ids, 1)
+        self.in_service -= len(ids)
+
+    def book_until(self, ids: Integers, now_us: int, *, alone: Integers) -> None:
+        """Book the staleness of waiting keys, each of which has one pending update.
+
+        Parameters
+        ----------
+        alone : int64 array
+            The keys among `ids` that have no tuple in service: its delivery books the other keys.
+        """
+        records = self.records
+        for meter, booked, some in (
+            (self.queue_meter, "queue_booked_us", ids),
+            (self.application_meter, "application_booked_us", alone),
+        ):
+            meter.add(records["arrived_us"][some], records[booked][some], now_us)
+            records[booked][some] = np.maximum(records[booked][some], now_us)
+
+    def book_first(
+        self, meter: StalenessMeter, booked: str, ids: Integers, arrived_us: Integers, now_us: int
+    ) -> None:
+        """Book up to now for the first tuple of each key; later tuples of a key add nothing."""
+        keys, first = np.unique(ids, return_index=True)
+        since, until = arrived_us[first], self.records[booked]
+        meter.add(since, np.maximum(since, until[keys]), now_us)
+        until[keys] = np.maximum(until[keys], now_us)
+
+    def close_period(self, now_us: int) -> tuple[Staleness, Staleness]:
+        """Return queue and application staleness since the last call, all of which is booked."""
+        begin = now_us if self.settled_at_us is None else self.settled_at_us
+        self.settled_at_us = None if self.settled_at_us is None else max(now_us, begin)
+        key_time = float(max(now_us - begin, 0)) * self.records.keys
+        return self.queue_meter.take(key_time), self.application_meter.take(key_time)
+
+    @property
+    def meta(self) -> dict[str, int | None]:
+        """The state to store once."""
+        return {
+            "birth_us": self.birth_us,
+            "settled_at_us": self.settled_at_us,
+            "served_at_us": self.served_at_us,
+        }
+
+    def restore(self, fields: Fields) -> None:
+        """Take up `meta` after the records were restored; nothing is in service."""
+        self.birth_us = fields.number_or_none("birth_us")
+        self.settled_at_us = fields.number_or_none("settled_at_us")
+        self.served_at_us = fields.number_or_none("served_at_us")
+        for booked, until in BOOKED:
+            self.records[booked][:] = self.records[until]
+        self.records["in_service"][:] = 0
+        self.in_service = 0
+
+    def book_restored(self, ids: Integers) -> None:
+        """Note that the staleness of waiting keys is booked up to the end of the last period."""
+        for booked, _ in BOOKED:
+            self.records[booked][ids] = self.settled_at_us or 0
