@@ -1,4 +1,8 @@
-"""Random graphs over random rows, from DataFrames and p-streams, and what they mean by DuckDB."""
+"""Random graphs over random rows, from DataFrames and p-streams, and what they mean by DuckDB.
+
+Of a graph that ends in an update queue, the last result of each key is compared: which came before depends on
+how the input was cut.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 
 import penstock
 from penstock.checkpointing.p_stream import PStreamReader
 from penstock.operators.graph import Graph
+from penstock.operators.graph.nodes import StreamTableJoin, UpdateQueue, topological
 from tests.fuzz.case import Case
 from tests.graphs import rounded, rows_of
 from tests.spark.queries import PATIENCE_S, Input
@@ -30,7 +36,10 @@ _AGGREGATES = [
     "count(*)", "count({})", "sum({})", "avg({})", "min({})", "max({})", "stddev({})", "max({}) - min({})",
     "count(DISTINCT {})", "sum({}) FILTER (WHERE k = 'b')", "avg({}) + count(*)",
 ]  # fmt: skip
+_OF_ANY = ("avg", "min", "max", "cou")
+"""What aggregates of numbers begin with that may have a sum beyond 64 bits."""
 _BY_WINDOW = ["sum(a0)", "avg(a0)", "max(a0)", "min(a0)", "count(*)", "stddev(a0)"]
+_TEAMS = pa.table({"k": ["a", "b", "z", "y"], "team": ["red", "blue", "red", None]})
 _LAST = 100_000
 
 
@@ -43,6 +52,7 @@ def check(case: Case) -> None:
     persist = draw.choice(["always", "never", "auto"])
     inputs = {name: Input(case.directory / name) for name in names}
     restart = draw.random() < 0.5
+    lookups = {"teams": _teams(case)} if "teams" in _labels(graph) else {}
     for part in range(1 + restart):
         for name, rows in tables.items():
             half = rows.num_rows // 2 if restart else rows.num_rows
@@ -50,19 +60,39 @@ def check(case: Case) -> None:
         if part == restart:
             for one in inputs.values():
                 one.add(pa.table([["z"], [_LAST], [1], [0.0]], schema=_SCHEMA))
-        _run(case, graph, inputs, persist)
-    found = [tuple(map(rounded, row.values())) for row in _read(case.directory / "out")]
-    expected = rows_of(graph.root, tables)
+        _run(case, graph, inputs, persist, lookups)
+    read = _read(case.directory / "out")
+    if any(isinstance(node, UpdateQueue) for node in topological(graph.root)):
+        assert len({(row["k"], row["t"]) for row in read}) == len(read), f"a result came twice: {graph.root}"
+        newest = sorted(read, key=lambda row: row["t"])
+        read = list({row["k"]: row for row in newest if row["t"] < _LAST}.values())
+    found = [tuple(map(rounded, row.values())) for row in read]
+    expected = rows_of(graph.root, tables | ({"teams": _TEAMS} if lookups else {}))
     told = f"{persist}, restart {restart}: {graph.root}"
     assert sorted(found, key=repr) == expected, told
 
 
-def _run(case: Case, graph: Graph, inputs: dict[str, Input], persist: Any) -> None:
+def _labels(graph: Graph) -> set[str]:
+    return {node.table for node in topological(graph.root) if isinstance(node, StreamTableJoin)}
+
+
+def _teams(case: Case) -> DataFrame:
+    """Return the table that is looked up: one that goes to readers, or one for Spark."""
+    if case.random.random() < 0.5:
+        return case.spark.createDataFrame(_TEAMS)
+    return case.spark.createDataFrame(
+        [tuple(row.values()) for row in _TEAMS.to_pylist()], "k string, team string"
+    )
+
+
+def _run(
+    case: Case, graph: Graph, inputs: dict[str, Input], persist: Any, tables: dict[str, DataFrame]
+) -> None:
     out = case.directory / "out"
     running = penstock.start(
         graph, case.spark, case.directory / "checkpoint",
         sources={name: one.frame(case.spark, _COLUMNS) for name, one in inputs.items()},
-        sink=lambda rows: rows.writeStream.format("pstream").option("path", str(out)),
+        tables=tables, sink=lambda rows: rows.writeStream.format("pstream").option("path", str(out)),
         available_now=True, persist=persist,
     )  # fmt: skip
     with running:
@@ -81,7 +111,7 @@ def _rows(draw: random.Random) -> pa.Table:
     return pa.table(
         [
             pa.array([draw.choice(["a", "b", "c", None]) for _ in range(count)], pa.string()),
-            pa.array(sorted(draw.randint(-50, 150) for _ in range(count)), pa.int64()),
+            pa.array(sorted(draw.sample(range(-60, 160), count)), pa.int64()),
             pa.array([draw.choice([most, most - 1, 3, -2]) for _ in range(count)], pa.int64()),
             pa.array([draw.choice(values) for _ in range(count)], pa.float64()),
         ],
@@ -97,15 +127,24 @@ def _graph(draw: random.Random, names: list[str]) -> Graph:
             made = made.where(draw.choice(_CONDITIONS))
         parts.append(made.select("k", "t", "n", v=draw.choice(["v", *_COMPUTED])))
     graph = parts[0] if len(parts) == 1 else parts[0].union(parts[1])
-    if draw.random() < 0.3:
+    looked = draw.random() < 0.35
+    if looked:
+        graph = graph.lookup("teams", _TEAMS.schema, on="k")
+    kind = draw.random()
+    if kind < 0.2:
         return graph.where(f"t < {_LAST}").sink("pstream")
+    if kind < 0.4 and len(names) == 1:
+        policy = draw.choice(["in_place", "fifo"])
+        queue = graph.where("k IS NOT NULL").update_queue("k", "t", policy=policy)
+        return queue.sink("pstream")
+    if kind < 0.6:
+        return _joined(draw, graph)
     size = draw.choice([10, 12, 30])
     slide = draw.choice([size, 4, 5])
-    keys = draw.choice([["k"], []])
+    keys = draw.choice([["k"], [], ["team", "k"] if looked else ["k"], ["team"] if looked else ["k"]])
     chosen = draw.sample(_AGGREGATES, draw.randint(1, 4))
-    # Only means, counts and extremes of numbers whose sum is beyond 64 bits.
     aggs = {
-        f"a{at}": text.format(draw.choice(["v", "n"] if text[:3] in ("avg", "min", "max", "cou") else ["v"]))
+        f"a{at}": text.replace("{}", draw.choice(["v", "n"] if text[:3] in _OF_ANY else ["v"]))
         for at, text in enumerate(chosen)
     }
     windows = graph.window("t", size=f"{size} s", slide=f"{slide} s", unit="s", watermark_delay="0 s")
@@ -116,3 +155,20 @@ def _graph(draw: random.Random, names: list[str]) -> Graph:
     if draw.random() < 0.4:
         windows = windows.where("a0 > 1")
     return windows.select(*keys, *aggs).sink("pstream")
+
+
+def _joined(draw: random.Random, graph: Graph) -> Graph:
+    """Return the windows of two aggregates that end together."""
+    slide = draw.choice([4, 5, 10])
+    sides = []
+    for aggs in ({"n0": "count(*)", "top": "max(v)"}, {"m0": "count(v)", "low": "min(v)"}):
+        size = slide * draw.choice([1, 2, 3])
+        windows = graph.window("t", size=f"{size} s", slide=f"{slide} s", unit="s", watermark_delay="0 s")
+        sides.append(windows.group_by("k").agg(**aggs))
+    left, right = sides
+    on = draw.choice([(), ("k",)])
+    if not on:
+        right = right.select("window", "m0", "low", other="k")
+    joined = left.join_windows(right, on=on, condition=draw.choice([None, "top > low", "n0 + m0 > 3"]))
+    kept = [name for name in joined.schema.names if name != "window"]
+    return joined.select(*kept).sink("pstream")
