@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.errors import CorruptDataError
@@ -12,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.compression.kernels.bits import Ints
     from penstock.compression.node import Node
 
-__all__ = ["Cascade", "Codec", "Transform", "UnfitError", "check", "check_version"]
+__all__ = ["Cascade", "Codec", "UnfitError", "check", "check_version"]
 
 Cascade = tuple[str, ...]
 """Names of codecs: the first codes the stream, the next its main child, and so on."""
@@ -87,24 +86,3 @@ class Codec(ABC):
         CorruptDataError
             If the node contradicts itself.
         """
-
-
-class Transform(Codec):
-    """A codec whose first child is a stream that a cascade goes on with."""
-
-    @abstractmethod
-    def split(self, values: Ints) -> tuple[Ints, Callable[[Node], Node]]:
-        """Return the stream to go on with, and what makes the node once that is coded.
-
-        Raises
-        ------
-        UnfitError
-            If the codec cannot hold these values.
-        """
-
-    def encode(self, values: Ints) -> Node:
-        """Return the coded stream, the first child coded by what serves most side streams."""
-        from penstock.compression.codecs.registry import encode_light
-
-        rest, finish = self.split(values)
-        return finish(encode_light(rest))

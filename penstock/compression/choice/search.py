@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.compression.abc import Cascade, Transform, UnfitError
+from penstock.compression.abc import Cascade, UnfitError
 from penstock.compression.choice.costs import cost, least_cost
 from penstock.compression.choice.goals import Goal
 from penstock.compression.choice.statistics import ColumnStats, stream_stats
@@ -19,7 +19,7 @@ from penstock.compression.codecs import CODECS, encode_stream
 from penstock.compression.codecs.agnostic import Pcodec
 from penstock.compression.codecs.decimals import Quantized
 from penstock.compression.codecs.dictionary import MAX_DISTINCT
-from penstock.compression.codecs.registry import DEFAULT, head_of
+from penstock.compression.codecs.registry import DEFAULT, Transform, head_of
 from penstock.compression.kernels.bits import Ints, sealed
 from penstock.compression.node import Node
 

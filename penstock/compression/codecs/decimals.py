@@ -15,8 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock._kernels import kernel
-from penstock.compression.abc import Transform, UnfitError, check
-from penstock.compression.codecs.registry import decode_stream, encode_light, register, register_made
+from penstock.compression.abc import UnfitError, check
+from penstock.compression.codecs.registry import (
+    Transform,
+    decode_stream,
+    encode_light,
+    register,
+    register_made,
+)
 from penstock.compression.kernels.bits import Ints
 from penstock.compression.node import Node, width_code
 from penstock.errors import InvalidUsageError

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from penstock._kernels import kernel
-from penstock.compression.abc import Transform, UnfitError, check
-from penstock.compression.codecs.registry import decode_stream, encode_light, register
+from penstock.compression.abc import UnfitError, check
+from penstock.compression.codecs.registry import Transform, decode_stream, encode_light, register
 from penstock.compression.kernels.bits import Ints, sealed
 from penstock.compression.kernels.text import code_type
 from penstock.compression.kernels.vectors import bit_length

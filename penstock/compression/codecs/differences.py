@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from penstock._kernels import kernel
-from penstock.compression.abc import Transform, UnfitError, check
-from penstock.compression.codecs.registry import decode_stream, register
+from penstock.compression.abc import UnfitError, check
+from penstock.compression.codecs.registry import Transform, decode_stream, register
 from penstock.compression.kernels.bits import Ints
 from penstock.compression.kernels.vectors import running_sum, running_xor
 from penstock.compression.node import TYPES, Node, width_code

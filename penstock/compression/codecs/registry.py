@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 
-from penstock.compression.abc import Cascade, Codec, Transform, check
+from penstock.compression.abc import Cascade, Codec, check
 from penstock.compression.kernels.bits import SUB_BLOCK, Ints, sealed
 from penstock.compression.node import Node
 from penstock.errors import InvalidUsageError
@@ -12,6 +13,7 @@ from penstock.errors import InvalidUsageError
 __all__ = [
     "CODECS",
     "DEFAULT",
+    "Transform",
     "cascade_of",
     "codec_named",
     "codec_of",
@@ -31,9 +33,29 @@ DEFAULT: Cascade = ("base_delta", "ns")
 
 _BY_NUMBER: dict[int, Codec] = {}
 _MADE: dict[str, Callable[[str], Codec]] = {}
-_SAMPLE = 4 * SUB_BLOCK
-_FEW_BYTES = 128
-_FEW_BESIDE = 128
+_JUDGED_VALUES = 4 * SUB_BLOCK
+_PLAIN_BELOW_BYTES = 128
+_PLAIN_BELOW_FRACTION = 128
+"""Streams stay plain that take less than so many bytes, or this fraction of what they belong to."""
+
+
+class Transform(Codec):
+    """A codec whose first child is a stream that a cascade goes on with."""
+
+    @abstractmethod
+    def split(self, values: Ints) -> tuple[Ints, Callable[[Node], Node]]:
+        """Return the stream to go on with, and what makes the node once that is coded.
+
+        Raises
+        ------
+        UnfitError
+            If the codec cannot hold these values.
+        """
+
+    def encode(self, values: Ints) -> Node:
+        """Return the coded stream, the first child coded by what serves most side streams."""
+        rest, finish = self.split(values)
+        return finish(encode_light(rest))
 
 
 def register(codec: Codec) -> None:
@@ -134,10 +156,10 @@ def encode_light(values: Ints, beside: int = 0) -> Node:
     if not count or (values == values[0]).all():
         return CODECS["constant"].encode(values)
     best: Cascade = ("plain",)
-    worth = max(_FEW_BYTES, beside // _FEW_BESIDE)
+    worth = max(_PLAIN_BELOW_BYTES, beside // _PLAIN_BELOW_FRACTION)
     if values.nbytes <= worth:
         return CODECS["plain"].encode(values)
-    sample = values[:_SAMPLE]
+    sample = values[:_JUDGED_VALUES]
     best_size = sample.nbytes - worth * sample.size // count
     node = None
     for cascade in (DEFAULT, ("delta", "ns")):

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from penstock._kernels import kernel
-from penstock.compression.abc import Transform, check
+from penstock.compression.abc import check
 from penstock.compression.codecs.differences import narrowed
-from penstock.compression.codecs.registry import decode_stream, encode_light, register
+from penstock.compression.codecs.registry import Transform, decode_stream, encode_light, register
 from penstock.compression.kernels.bits import Ints
 from penstock.compression.kernels.vectors import fill
 from penstock.compression.node import Node, width_code

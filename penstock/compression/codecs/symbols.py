@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from penstock.compression.abc import Transform, UnfitError, check
+from penstock.compression.abc import UnfitError, check
 from penstock.compression.codecs.parts import ends_of
-from penstock.compression.codecs.registry import CODECS, decode_stream, register
+from penstock.compression.codecs.registry import CODECS, Transform, decode_stream, register
 from penstock.compression.kernels.bits import Bytes, Ints, sealed
 from penstock.compression.kernels.symbols import (
     LONGEST,
