@@ -17,6 +17,7 @@ from penstock.operators.sql.comparisons import intervals_of, mask_of
 from penstock.operators.sql.evaluate import evaluate
 from penstock.operators.sql.expression import Expression
 from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.conflation import Conflation
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.operators.windows.append import sliding_kernels
 from penstock.operators.windows.append.pane_partials import PanePartials
@@ -32,7 +33,7 @@ from penstock.state_store.tables.table import Layout
 from tests.naive import Update
 from tests.naive_panes import Row
 from tests.property.test_panes import entries_of, layout_of
-from tests.streams import ARRIVAL_STREAM, WEIGHTED_STREAM, enqueue, served_of, through_bytes
+from tests.streams import ARRIVAL_STREAM, WEIGHTED_STREAM, enqueue, rows_of, served_of, through_bytes
 
 NUMBERS = pa.array(range(3000))
 
@@ -63,6 +64,11 @@ def _queues() -> None:
     queue.enqueue(Arrivals.of(stream, rows), 5)
     queue.dequeue(2, 6)
     queue.numbers_of(stream.keys(rows))
+    many = rows_of(ARRIVAL_STREAM, [Update(k, 1, 2, 3) for k in range(3000)])
+    for one in (stream, ARRIVAL_STREAM):
+        conflation = Conflation(one)
+        conflation.add(rows if one is stream else many, 0)
+        conflation.finish()
     for known in (KeySet(one_word=True), KeySet(one_word=False)):
         some = stream.keys(pa.record_batch([["a"], [1]], ["s", "i"]))
         known.add(some)

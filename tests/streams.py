@@ -13,12 +13,14 @@ from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.arrivals import Arrivals
-from penstock.operators.update_stream.stream import UpdateStream
+from penstock.operators.update_stream.stream import SOURCE_COLUMN, UpdateStream
 from tests.naive import Update
 
 __all__ = [
     "ARRIVAL_STREAM",
     "STREAM",
+    "TEXT_STREAM",
+    "UNION_STREAM",
     "WEIGHTED_STREAM",
     "arrivals_of",
     "enqueue",
@@ -43,6 +45,10 @@ ARRIVAL_STREAM = UpdateStream(
 WEIGHTED_STREAM = UpdateStream(
     pa.schema([*_FIELDS, pa.field("weight", pa.float64())]), ("key",), "time", weight="weight"
 )
+TEXT_STREAM = UpdateStream(pa.schema(_FIELDS), ("text", "key"), "time")
+UNION_STREAM = UpdateStream(
+    pa.schema([*_FIELDS, pa.field(SOURCE_COLUMN, pa.int32())]), ("key",), "time", source=SOURCE_COLUMN
+)
 
 
 def weight_of(update: Update) -> float:
@@ -63,6 +69,7 @@ def rows_of(stream: UpdateStream, updates: Sequence[Update]) -> pa.RecordBatch:
         "time": [u.time for u in updates],
         "arrival": [u.arrival for u in updates],
         "weight": [weight_of(u) for u in updates],
+        SOURCE_COLUMN: [u.value % 3 for u in updates],
     }
     arrays = [pa.array(columns[column.name], column.type) for column in stream.schema]
     return pa.RecordBatch.from_arrays(arrays, schema=stream.schema)

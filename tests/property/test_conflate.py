@@ -16,6 +16,7 @@ from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scan.newest_per_key import Latest
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
+from penstock.operators.update_stream.conflation import Conflation
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border import packing, parcels
 from penstock.spark_ext.border.buckets import bucket_labels
@@ -25,6 +26,8 @@ from tests.streams import (
     ARRIVAL_STREAM,
     POLICIES,
     STREAM,
+    TEXT_STREAM,
+    UNION_STREAM,
     WEIGHTED_STREAM,
     arrivals_of,
     assert_same_state,
@@ -128,6 +131,33 @@ def test_conflating_equals_a_dictionary(batch: list[Update], arrival: bool) -> N
         assert out.first_arrival_us.tolist() == [g.first_arrival for g in groups.values()]
     else:
         assert out.first_arrival_us is None
+
+
+@given(
+    st.data(), st.sampled_from([STREAM, ARRIVAL_STREAM, WEIGHTED_STREAM, UNION_STREAM, TEXT_STREAM]),
+    BATCHES.filter(bool), st.sampled_from([0, 100, 1 << 20]),
+)  # fmt: skip
+def test_conflating_as_rows_come_equals_conflating_all(
+    data: st.DataObject, stream: UpdateStream, batch: list[Update], held_bytes: int
+) -> None:
+    conflation = Conflation(stream, 3, held_bytes)
+    expected = conflate(stream, arrivals_of(stream, batch, 7, part=3))
+    for _ in range(2):
+        position = 7
+        for chunk in _split(data, batch, 4):
+            if chunk:
+                conflation.add(rows_of(stream, chunk), position)
+            position += len(chunk)
+        assert (conflation.rows_seen, len(conflation)) == (len(batch), len(expected))
+        assert conflation.finish().to_batch() == expected.to_batch()
+
+
+def test_conflating_as_rows_come_has_room_for_many_keys() -> None:
+    many = [Update(7 * i % 5003, i % 11, i) for i in range(9_000)]
+    conflation = Conflation(STREAM, held_bytes=100_000)
+    for begin in range(0, len(many), 3_000):
+        conflation.add(rows_of(STREAM, many[begin : begin + 3_000]), begin)
+    assert conflation.finish().to_batch() == conflate(STREAM, arrivals_of(STREAM, many)).to_batch()
 
 
 class _Context:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.state_store.keys.key_index import KeyIndex
 from penstock.state_store.keys.key_words import KeyCodec, Keys, hash_words
+from penstock.state_store.keys.word_index import WordIndex, number_block
 from tests.naive import bucket_of, hash_of, key_words
 
 
@@ -176,3 +177,16 @@ def _with_hashes(batch: list[list[int]], modulus: int) -> Keys:
     words = np.array([word for key in batch for word in key], np.uint64)
     hashes = np.array([hash_of(key) % modulus for key in batch], np.uint64)
     return Keys(words, starts, hashes)
+
+
+@given(st.lists(st.integers(0, 3000), max_size=12), st.integers(1, 700))
+def test_words_get_dense_numbers_in_order_of_first_appearance(starts: list[int], size: int) -> None:
+    index, model = WordIndex(), dict[int, int]()
+    for start in starts:
+        words = [word * 2**40 + 1 for word in (*range(start, start + size), start)]
+        index.make_room()
+        index.count = number_block(
+            np.array(words, np.uint64), 0, len(words), index.table, index.known, index.count, index.numbers
+        )
+        assert index.numbers[: len(words)].tolist() == [model.setdefault(w, len(model)) for w in words]
+    assert index.known[: index.count].tolist() == list(model)

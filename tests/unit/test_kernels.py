@@ -28,10 +28,10 @@ from penstock.operators.scan import selection
 from penstock.operators.scan.fragments import fragment_kernels
 from penstock.operators.scheduling import linked_scheduler, staleness, weighted_scheduler
 from penstock.operators.sql import comparison_kernels
-from penstock.operators.update_stream import arrivals
+from penstock.operators.update_stream import arrivals, conflation
 from penstock.operators.windows.append import sliding_kernels
 from penstock.operators.windows.update import transitions, zones
-from penstock.state_store.keys import key_index, key_set, key_words
+from penstock.state_store.keys import key_index, key_set, key_words, word_index
 from penstock.state_store.tables import row_codec, row_store
 from tests.naive import Update, conflated, hash_of, staleness_bin
 from tests.streams import STREAM, arrivals_of
@@ -43,11 +43,13 @@ ROOT = PACKAGE.parent
 KERNELS = {
     "key_words": {"_put_fixed", "_put_bytes", "_get_fixed", "_get_sizes", "_get_bytes", "hash_words"},
     "key_index": {"_find", "_find_or_add", "_find_or_add_words", "_rebuild", "_gather_words"},
+    "word_index": {"number_block"},
     "key_set": {"_second_hash", "_home", "_slot_of", "_add", "_contains"},
     "row_codec": {"_append", "_extract"},
     "row_store": {"_missing_room", "_touch", "_write", "_gather"},
     "pages": {"_elp_remove", "_elp_add", "_allocate", "_free"},
     "arrivals": {"_conflate"},
+    "conflation": {"_keep_newest", "_keep_newest_of_words"},
     "linked_scheduler": {
         *("_unlink", "_link_tail", "_link_cut", "_pop", "_pop_except"),
         *("_arrive_fifo", "_arrive_in_place", "_arrive_linecutting"),
@@ -152,11 +154,13 @@ KERNELS = {
 REFERENCES = {
     "key_words": "test_keys",
     "key_index": "test_keys",
+    "word_index": "test_keys",
     "key_set": "test_key_set",
     "row_codec": "test_row_codec",
     "row_store": "test_row_store",
     "pages": "test_pages",
     "arrivals": "test_conflate",
+    "conflation": "test_conflate",
     "linked_scheduler": "test_update_queue",
     "weighted_scheduler": "test_weighted_queue",
     "staleness": "test_staleness",
@@ -182,10 +186,11 @@ REFERENCES = {
     "moment_kernels": "test_deviations",
 }
 MODULES = [
-    *(key_words, key_index, key_set, row_codec, row_store),
+    *(key_words, key_index, word_index, key_set, row_codec, row_store),
     *(
         pages,
         arrivals,
+        conflation,
         linked_scheduler,
         weighted_scheduler,
         staleness,

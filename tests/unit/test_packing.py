@@ -19,9 +19,11 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.scan.spec import PANE, Fragments, Partial
 from penstock.operators.scheduling.serve import Budget, Query
-from penstock.operators.update_stream.arrivals import Arrivals, conflate
+from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.cast import cast_to_schema
+from penstock.operators.update_stream.conflation import Conflation
 from penstock.operators.update_stream.operator_options import QueueOptions
+from penstock.operators.update_stream.stream import UpdateStream
 from penstock.operators.windows import groups
 from penstock.operators.windows.groups import GroupCodec
 from penstock.spark_ext.border import packing, parcels
@@ -88,11 +90,12 @@ def test_the_automatic_choice_combines_where_keys_repeat_and_remembers_it(
     monkeypatch.setattr(packing, "_REMEMBERED_ROWS", 50)
     conflations = []
 
-    def counted(*arguments: Any) -> Arrivals:
-        conflations.append(1)
-        return conflate(*arguments)
+    class Counted(Conflation):
+        def __init__(self, stream: UpdateStream, part: int) -> None:
+            conflations.append(1)
+            super().__init__(stream, part)
 
-    monkeypatch.setattr(packing, "conflate", counted)
+    monkeypatch.setattr(packing, "Conflation", Counted)
     repeating = Packer(STREAM, 1, "error", None, name="repeating")
     distinct = Packer(STREAM, 1, "error", None, name="distinct")
     for _ in range(2):

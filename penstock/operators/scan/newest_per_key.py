@@ -6,12 +6,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.operators.scan.spec import LatestBy
-from penstock.operators.update_stream.arrivals import Arrivals, conflate
+from penstock.operators.update_stream.conflation import Conflation
 from penstock.operators.update_stream.stream import UpdateStream, concat
 
 __all__ = ["Latest"]
-
-_ROWS = 1 << 20
 
 
 class Latest:
@@ -37,8 +35,7 @@ class Latest:
         self._schema = schema
         self._by_last = latest_by.by_last
         self._unusable: list[pa.RecordBatch] = []
-        self._held: list[Arrivals] = []
-        self._held_rows = self._seen = 0
+        self._conflation = Conflation(self._stream)
 
     def add(self, rows: pa.Table) -> None:
         """Take in rows, which come after those before."""
@@ -47,26 +44,15 @@ class Latest:
             if unusable.any():
                 self._unusable.append(batch.filter(pa.array(unusable)))
                 batch = batch.filter(pa.array(~unusable))  # noqa: PLW2901 - what is left of it
-            arrivals = Arrivals.of(self._stream, batch, self._seen)
-            self._seen += batch.num_rows
-            newest = conflate(self._stream, arrivals)
-            self._held.append(newest)
-            self._held_rows += len(newest)
-        if self._held_rows > _ROWS:
-            self._hold_one()
-
-    def _hold_one(self) -> None:
-        one = conflate(self._stream, Arrivals.concat(self._held))
-        self._held, self._held_rows = [one], len(one)
+            if batch.num_rows:
+                self._conflation.add(batch, self._conflation.rows_seen)
 
     def finish(self) -> pa.RecordBatch:
         """Return the newest rows, and begin anew."""
         found, self._unusable = self._unusable, []
-        if self._held:
-            self._hold_one()
-            (newest,) = self._held
+        if len(self._conflation):
+            newest = self._conflation.finish()
             if self._by_last:
                 newest = newest.take(np.argsort(newest.last))
             found = [newest.rows, *found]
-        self._held, self._held_rows, self._seen = [], 0, 0
         return concat(found) if found else pa.RecordBatch.from_pylist([], self._schema)

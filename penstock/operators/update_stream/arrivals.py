@@ -20,7 +20,7 @@ from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers, U
 from penstock.state_store.keys.key_index import KeyIndex
 from penstock.state_store.keys.key_words import Keys
 
-__all__ = ["Arrivals", "conflate"]
+__all__ = ["Arrivals", "conflate", "first_position"]
 
 _COUNT = f"{RESERVED_PREFIX}count"
 _FIRST = f"{RESERVED_PREFIX}first"
@@ -28,6 +28,11 @@ _LAST = f"{RESERVED_PREFIX}last"
 _FIRST_ARRIVAL = f"{RESERVED_PREFIX}first_arrival"
 _TIED = f"{RESERVED_PREFIX}tied"
 _PART_BITS = 40
+
+
+def first_position(part: int) -> int:
+    """Return the position within the micro-batch of the first row of a part."""
+    return part << _PART_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,8 @@ class Arrivals:
             Which part of the micro-batch the rows come from, below 2**23. Parts arrive one after
             the other.
         """
-        first = np.arange(position, position + rows.num_rows, dtype=np.int64) + (part << _PART_BITS)
+        begin = first_position(part) + position
+        first = np.arange(begin, begin + rows.num_rows, dtype=np.int64)
         arrival = as_micros(rows.column(stream.arrival)) if stream.arrival else None
         tied = np.zeros(rows.num_rows, np.int64) if stream.source else None
         return Arrivals(rows, np.ones(rows.num_rows, np.int64), first, first, arrival, tied)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.options import check_column, check_weight
-from penstock.state_store.keys.key_words import KeyCodec, Keys
+from penstock.state_store.keys.key_words import KeyCodec, Keys, Words
 
 __all__ = ["RESERVED_PREFIX", "SOURCE_COLUMN", "UpdateStream", "as_int64", "as_micros"]
 
@@ -111,6 +111,10 @@ class UpdateStream:
     def keys(self, rows: pa.RecordBatch) -> Keys:
         """Return the update keys of `rows`."""
         return self.codec.encode([rows.column(name) for name in self.key])
+
+    def words(self, rows: pa.RecordBatch) -> Words:
+        """Return the update keys of `rows` where each is a word (`KeyCodec.is_word`)."""
+        return self.codec.words([rows.column(name) for name in self.key])
 
     def times(self, rows: pa.RecordBatch) -> Integers:
         """Return the times of `rows` as integers in the same order."""

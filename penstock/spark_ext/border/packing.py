@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from penstock.operators.update_stream.arrivals import Arrivals, conflate
+from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.cast import cast_to_schema
-from penstock.operators.update_stream.stream import UpdateStream
+from penstock.operators.update_stream.conflation import Conflation
+from penstock.operators.update_stream.stream import UpdateStream, concat
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.parcels import to_parcels
 
@@ -128,59 +129,63 @@ class Packer:
         drops = _Drops()
         query_id = (context.getLocalProperty("sql.streaming.queryId") if context else None) or ""
         choice = _CHOICES.setdefault((query_id, self.name), _Choice())
-        for arrivals in self._conflated(self._chunks(batches, part, drops), choice):
+        for arrivals in self._conflated(self._usable(batches, drops), part, choice):
             for label, payload in self._by_bucket(arrivals):
                 yield parcel_row(label, 0, payload)
         if drops.rows:
             yield parcel_row(bucket_labels(self.buckets)[0], drops.rows, None)
 
-    def _chunks(self, batches: Iterable[pa.RecordBatch], part: int, drops: _Drops) -> Iterator[Arrivals]:
-        """Gather batches to chunks, without unusable rows."""
-        position = size_bytes = 0
-        gathered: list[Arrivals] = []
+    def _usable(self, batches: Iterable[pa.RecordBatch], drops: _Drops) -> Iterator[pa.RecordBatch]:
+        """Return the usable rows."""
         for batch in batches:
             rows, dropped = self.stream.without_unusable(
                 cast_to_schema(batch, self.stream.schema), self.nulls
             )
             drops.rows += dropped
-            if not rows.num_rows:
-                continue
-            gathered.append(Arrivals.of(self.stream, rows, position, part))
-            position += rows.num_rows
-            size_bytes += rows.nbytes
-            if size_bytes >= _CHUNK_BYTES or sum(map(len, gathered)) >= _CHUNK_ROWS:
-                yield Arrivals.concat(gathered)
-                gathered, size_bytes = [], 0
-        if gathered:
-            yield Arrivals.concat(gathered)
+            if rows.num_rows:
+                yield rows
 
-    def _conflated(self, chunks: Iterable[Arrivals], choice: _Choice) -> Iterator[Arrivals]:
-        """Conflate chunks, alone and with each other, as long as that pays."""
+    def _conflated(self, usable: Iterator[pa.RecordBatch], part: int, choice: _Choice) -> Iterator[Arrivals]:
+        """Conflate what arrives as long as that pays, and gather the rest to chunks."""
         combine = self.combine if self.combine is not None else choice.remembered()
-        held: list[Arrivals] = []
-        size_bytes = 0
-        for chunk in chunks:
-            if combine is False:
-                yield chunk
-                continue
-            left = conflate(self.stream, chunk)
-            if combine is None:
-                combine = len(left) <= self.most_left * len(chunk)
-                if len(chunk) >= _REMEMBERED_ROWS:
-                    choice.remember(combine=combine)
-            if not combine:
-                yield left
-                continue
-            held.append(left)
-            size_bytes += left.rows.nbytes
-            if size_bytes > _HELD_BYTES:
-                merged = conflate(self.stream, Arrivals.concat(held))
-                held, size_bytes = [merged], merged.rows.nbytes
-                if size_bytes > _HELD_BYTES // 2:
-                    yield merged
-                    held, size_bytes = [], 0
-        if held:
-            yield conflate(self.stream, Arrivals.concat(held))
+        position = 0
+        if combine is not False:
+            conflation = Conflation(self.stream, part)
+            for rows in usable:
+                conflation.add(rows, position)
+                position += rows.num_rows
+                if combine is None and _is_chunk(conflation.rows_seen, conflation.bytes_seen):
+                    combine = self._pays(conflation, choice)
+                    if not combine:
+                        break
+                if conflation.newest_bytes > _HELD_BYTES // 2:
+                    yield conflation.finish()
+            if combine is None and conflation.rows_seen:
+                self._pays(conflation, choice)
+            if len(conflation):
+                yield conflation.finish()
+        yield from self._chunks(usable, position, part)
+
+    def _pays(self, conflation: Conflation, choice: _Choice) -> bool:
+        """Say whether conflating leaves few enough of the first rows, and remember that of many."""
+        combine = len(conflation) <= self.most_left * conflation.rows_seen
+        if conflation.rows_seen >= _REMEMBERED_ROWS:
+            choice.remember(combine=combine)
+        return combine
+
+    def _chunks(self, usable: Iterable[pa.RecordBatch], position: int, part: int) -> Iterator[Arrivals]:
+        """Gather rows to chunks."""
+        gathered: list[pa.RecordBatch] = []
+        rows = size_bytes = 0
+        for batch in usable:
+            gathered.append(batch)
+            rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
+            if _is_chunk(rows, size_bytes):
+                yield Arrivals.of(self.stream, concat(gathered), position, part)
+                position += rows
+                gathered, rows, size_bytes = [], 0, 0
+        if gathered:
+            yield Arrivals.of(self.stream, concat(gathered), position, part)
 
     def _by_bucket(self, arrivals: Arrivals) -> Iterator[tuple[int, bytes]]:
         """Cut arrivals into parcels, each for one bucket's label."""
@@ -196,3 +201,7 @@ class Packer:
                 continue
             for parcel in to_parcels([whole.slice(begin, end - begin)]):
                 yield label, parcel
+
+
+def _is_chunk(rows: int, size_bytes: int) -> bool:
+    return rows >= _CHUNK_ROWS or size_bytes >= _CHUNK_BYTES

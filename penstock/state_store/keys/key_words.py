@@ -146,6 +146,17 @@ class KeyCodec:
         self.fields = list(fields)
         self._widths = [_width(field) for field in self.fields]
 
+    @property
+    def is_word(self) -> bool:
+        """Whether each key is a single word."""
+        return self._widths == [1]
+
+    def words(self, columns: Sequence[pa.Array[Any]]) -> Words:
+        """Return the keys in `columns`, which hold no nulls, where each is a single word."""
+        if columns[0].type == pa.int64():
+            return columns[0].to_numpy().view(np.uint64)
+        return _fixed_words(columns[0], 1)
+
     def encode(self, columns: Sequence[pa.Array[Any]]) -> Keys:
         """Return the keys in `columns`, which hold no nulls."""
         count = len(columns[0])
