@@ -23,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.operators.sql.evaluate import as_float, constant
+from penstock.operators.sql.evaluate import constant
 from penstock.operators.sql.expression import Expression
 from penstock.operators.sql.tree import Tree
+from penstock.operators.sql.values import as_float
 
 __all__ = ["Interval", "intervals_of", "mask_of", "union_intervals"]
 

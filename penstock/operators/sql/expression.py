@@ -15,8 +15,9 @@ from typing import Final
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.sql.functions import AGGREGATES, GENERATORS, ROW_FUNCTIONS
+from penstock.operators.sql.parser import Parser
 from penstock.operators.sql.tokens import without_comments
-from penstock.operators.sql.tree import Tree, parse_named, parse_tree
+from penstock.operators.sql.tree import Tree
 
 __all__ = ["Expression", "column", "conjunction", "did_you_mean", "edited", "is_aggregate", "named"]
 
@@ -68,7 +69,7 @@ class Expression:
     @property
     def tree(self) -> Tree:
         """Its tree, whose nodes know where they stand in the text."""
-        return parse_tree(self.text)
+        return _parse_tree(self.text)
 
     @property
     def is_column(self) -> bool:
@@ -202,7 +203,7 @@ def named(text: str) -> tuple[str, Expression]:
         If it is not an expression, or it is more than a column and has no name.
     """
     text = without_comments(text).strip()
-    tree, name = parse_named(text)
+    tree, name = _parse_named(text)
     expression = Expression.parse(text[tree.start : tree.stop])
     if name is None and tree.kind in ("column", "field"):
         name = str(tree.value)
@@ -263,7 +264,7 @@ def _is_fixed(tree: Tree) -> bool:
 
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Expression:
-    tree = parse_tree(text)
+    tree = _parse_tree(text)
     if tree.kind == "column":
         return column(tree.value)
     calls = {str(node.value) for node in tree.walk() if node.kind == "call"}
@@ -275,3 +276,33 @@ def _parse(text: str) -> Expression:
         deterministic=calls <= ROW_FUNCTIONS and not changing and not _is_fixed(tree),
         aggregate=any(map(is_aggregate, tree.walk())),
     )
+
+
+@lru_cache(maxsize=4096)
+def _parse_tree(text: str) -> Tree:
+    """Return the tree of one expression.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is none, or has a subquery in it.
+    """
+    parser = Parser(text)
+    tree = parser.expression()
+    parser.end()
+    return tree
+
+
+def _parse_named(text: str) -> tuple[Tree, str | None]:
+    """Return the tree of an entry of a select list, and the name it gives.
+
+    Raises
+    ------
+    InvalidUsageError
+        As `_parse_tree`.
+    """
+    parser = Parser(text)
+    tree = parser.expression()
+    name = parser.alias()
+    parser.end()
+    return tree, name

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["Token", "tokenize", "without_comments"]
+__all__ = ["Token", "TokenCursor", "tokenize", "without_comments"]
 
 _SPACE: Final = re.compile(r"\s+")
 _LINE_COMMENT: Final = re.compile(r"--(?:\\\n|[^\r\n])*\r?\n?")
@@ -95,3 +95,68 @@ def _end_of_comment(text: str, start: int) -> int:
         if not depth:
             return edge.end()
     raise InvalidUsageError("a comment has no end", expression=text)
+
+
+class TokenCursor:
+    """A place in the tokens of a text, from which a parser reads on.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the text has a token that is not SQL.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = tokenize(text)
+        self._at = 0
+
+    @property
+    def _next(self) -> Token:
+        return self._tokens[self._at]
+
+    def _peek(self, ahead: int = 1) -> Token:
+        return self._tokens[min(self._at + ahead, len(self._tokens) - 1)]
+
+    def _take(self) -> Token:
+        token = self._next
+        self._at += token.kind != "end"
+        return token
+
+    def _sees(self, *texts: str) -> bool:
+        return all(
+            self._peek(ahead).text == text and self._peek(ahead).kind in ("word", "symbol")
+            for ahead, text in enumerate(texts)
+        )
+
+    def _took(self, *texts: str) -> bool:
+        if not self._sees(*texts):
+            return False
+        self._at += len(texts)
+        return True
+
+    def _need(self, *texts: str) -> None:
+        if not self._took(*texts):
+            raise self._wrong()
+
+    def _wrong(self) -> InvalidUsageError:
+        token = self._next
+        if token.kind == "end":
+            return InvalidUsageError(
+                "an expression is empty"
+                if not self._text.strip()
+                else "an expression cannot be parsed: it ends too early",
+                hint="write a SQL expression",
+                expression=self._text,
+            )
+        return InvalidUsageError(
+            "an expression cannot be parsed", position=token.start, expression=self._text
+        )
+
+    def end(self) -> None:
+        """Refuse what follows."""
+        if self._next.kind == "end":
+            return
+        if self._sees(","):
+            raise InvalidUsageError("more than one expression", expression=self._text)
+        raise self._wrong()
