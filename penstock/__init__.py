@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from penstock.jobs.pipelines.run import run
     from penstock.jobs.session import session
     from penstock.operators.graph import graph
+    from penstock.operators.transactions import abort, database, event
     from penstock.spark_ext.api.metrics import metrics
     from penstock.spark_ext.api.register import register
+    from penstock.spark_ext.api.transactions import transactions
     from penstock.spark_ext.api.update_join import update_join
     from penstock.spark_ext.api.update_queue import update_queue
     from penstock.spark_ext.api.update_union import update_union
@@ -26,6 +28,9 @@ __all__ = [
     "PStreamReader",
     "PStreamWriter",
     "__version__",
+    "abort",
+    "database",
+    "event",
     "graph",
     "metrics",
     "read_state",
@@ -34,6 +39,7 @@ __all__ = [
     "run",
     "session",
     "start",
+    "transactions",
     "update_join",
     "update_queue",
     "update_union",
@@ -45,6 +51,9 @@ __getattr__ = lazily(
     {
         "PStreamReader": "penstock.checkpointing.p_stream",
         "PStreamWriter": "penstock.checkpointing.p_stream",
+        "abort": "penstock.operators.transactions",
+        "database": "penstock.operators.transactions",
+        "event": "penstock.operators.transactions",
         "graph": "penstock.operators.graph",
         "metrics": "penstock.spark_ext.api.metrics",
         "read_state": "penstock.spark_ext.state_reader.read_state",
@@ -53,6 +62,7 @@ __getattr__ = lazily(
         "run": "penstock.jobs.pipelines.run",
         "session": "penstock.jobs.session",
         "start": "penstock.spark_ext.graph.runner",
+        "transactions": "penstock.spark_ext.api.transactions",
         "update_join": "penstock.spark_ext.api.update_join",
         "update_queue": "penstock.spark_ext.api.update_queue",
         "update_union": "penstock.spark_ext.api.update_union",

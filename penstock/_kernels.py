@@ -10,15 +10,22 @@ place than the user's cache directory (``XDG_CACHE_HOME``); we name ours while i
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numba
 
-__all__ = ["kernel"]
+from penstock._clock import new_id
+from penstock._durable import replace
+
+__all__ = ["generated", "kernel"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,6 +55,7 @@ def _choose_cache(package: Path) -> Path | None:
 
 
 _PACKAGE = Path(__file__).parent
+_lock = threading.Lock()
 _ARCHIVED = not _PACKAGE.exists()
 _cache = _choose_cache(_PACKAGE) if _ARCHIVED or not numba.config.CACHE_DIR else None
 if _cache is not None and not numba.config.CACHE_DIR:
@@ -75,3 +83,35 @@ def kernel(function: F) -> F:
     with _cache_home(_cache if _ARCHIVED else None):
         compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     return compiled
+
+
+def generated(name: str, source: str) -> ModuleType:
+    """Return a module of generated kernels; numba caches them by its file, which is kept beside the cache.
+
+    Parameters
+    ----------
+    name : str
+        What stands for the source: the same source has the same name, another one has another.
+    source : str
+        The text of the module.
+    """
+    module_name = f"penstock_generated_{name}"
+    with _lock:
+        if module_name in sys.modules:
+            return sys.modules[module_name]
+        cache = numba.config.CACHE_DIR
+        directory = Path(cache) / "generated" if cache else _PACKAGE / "__pycache__" / "generated"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = directory / f"{name}.py"
+        # A file that is there already keeps its time, by which numba knows it.
+        if not path.exists() or path.read_text(encoding="utf-8") != source:
+            made = directory / f".{name}.{new_id()}"
+            made.write_text(source, encoding="utf-8")
+            replace(path, made)
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{path} is no module")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[module_name] = module
+    return module

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import linecache
 import os
 import re
 import signal
@@ -93,7 +94,10 @@ def blocks(page: Path, root: Path = ROOT) -> Iterator[Block]:
 
 
 def _run_python(block: Block, scope: dict[str, Any]) -> None:
-    exec(compile("\n" * block.line + block.text, block.page, "exec"), scope)
+    text = "\n" * block.line + block.text
+    # Procedures are compiled from their text.
+    linecache.cache[block.page] = (len(text), None, text.splitlines(keepends=True), block.page)
+    exec(compile(text, block.page, "exec"), scope)
 
 
 def _run_yaml(block: Block) -> None:

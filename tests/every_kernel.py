@@ -16,6 +16,10 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.sql.comparisons import intervals_of, mask_of
 from penstock.operators.sql.evaluate import evaluate
 from penstock.operators.sql.expression import Expression
+from penstock.operators.transactions.engine import TableSet
+from penstock.operators.transactions.rows import TableRows
+from penstock.operators.transactions.schema import TableSpec
+from penstock.operators.transactions.texts import TextNumbers
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.conflation import Conflation
 from penstock.operators.update_stream.stream import UpdateStream
@@ -32,7 +36,9 @@ from penstock.state_store.tables.row_store import RowStore
 from penstock.state_store.tables.table import Layout
 from tests.naive import Update
 from tests.naive_panes import Row
+from tests.procedures import bank, events_of
 from tests.property.test_panes import entries_of, layout_of
+from tests.property.test_transactions import COMPILED
 from tests.streams import ARRIVAL_STREAM, WEIGHTED_STREAM, enqueue, rows_of, served_of, through_bytes
 
 NUMBERS = pa.array(range(3000))
@@ -45,6 +51,7 @@ def use_every_kernel() -> None:
     _windows()
     _codecs()
     _fragments_and_joins()
+    _transactions()
 
 
 def _queues() -> None:
@@ -190,6 +197,22 @@ def _fragments_and_joins() -> None:
     stream = UpdateStream(pa.schema({"k": pa.int64(), "t": pa.int64()}), ("k",), "t")
     side = Arrivals.of(stream, pa.record_batch([[1, 2], [1, 2]], ["k", "t"]))
     UpdateJoin(JoinedStream(stream, stream, 5, 5)).join(side, side)
+
+
+def _transactions() -> None:
+    for width in (1, 2, 3):
+        key = [f"k{place}" for place in range(width)]
+        spec = TableSpec.of("t", ", ".join(f"{name} bigint" for name in key), key, None)
+        rows = pa.record_batch([NUMBERS] * width, schema=spec.schema)
+        table = TableRows(spec, TextNumbers())
+        table.upsert(rows, dirty=True)
+        table.delta()
+        table.replace({(place,) * width: None for place in range(3000)})
+        table.delta()
+    database = bank(COMPILED["everything"])
+    TableSet(database.tables.values()).run(
+        database.procedures["random"].program(), events_of(database.procedures["random"], [])
+    )
 
 
 if __name__ == "__main__":

@@ -47,6 +47,32 @@ def test_an_upsert_keeps_one_row_of_each_key(spark: SparkSession, capsys: pytest
     assert 200 < int(first[0].removeprefix("symbols: ")) <= 500
 
 
+def test_a_leaderboard_counts_as_python_does(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    first = run("leaderboard.py", capsys)
+    assert first == run("leaderboard.py", capsys)
+    votes = pq.read_table(tmp_path / "leaderboard" / "votes").sort_by("number").to_pylist()
+    running, given, counted, removed = dict.fromkeys(range(6), 0), dict[int, int](), list[int](), list[str]()
+    for vote in votes:
+        phone, contestant = vote["phone"], vote["contestant"]
+        if contestant not in running or given.get(phone) in running:
+            continue
+        given[phone] = contestant
+        running[contestant] += 1
+        counted.append(contestant)
+        if len(counted) % 1000 == 0 and len(running) > 1:
+            lowest = min(running, key=lambda one: (running[one], one))
+            del running[lowest]
+            removed.append(f"vote {vote['number']} removed contestant {lowest}")
+    assert f"counted: {len(counted)}" in first
+    assert [line for line in first if "removed" in line] == removed
+    assert [line for line in first if line.startswith("contestant")] == [
+        f"contestant {one}: {running[one]} votes, {counted[-100:].count(one)} of the last 100"
+        for one in sorted(running, key=lambda one: -running[one])
+    ]
+
+
 def test_late_rows_count_while_their_window_is_open(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

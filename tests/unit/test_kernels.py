@@ -28,6 +28,7 @@ from penstock.operators.scan import selection
 from penstock.operators.scan.fragments import fragment_kernels
 from penstock.operators.scheduling import linked_scheduler, staleness, weighted_scheduler
 from penstock.operators.sql import comparison_kernels
+from penstock.operators.transactions import arithmetic, index_kernels
 from penstock.operators.update_stream import arrivals, conflation
 from penstock.operators.windows.append import sliding_kernels
 from penstock.operators.windows.update import transitions, zones
@@ -150,6 +151,12 @@ KERNELS = {
         "finish",
         "slide",
     },
+    "arithmetic": {"add_overflows", "subtract_overflows", "multiply_overflows"},
+    "index_kernels": {
+        *("_first", "word_2", "word_3", "find_1", "find_2", "find_3", "put_entry", "remove_entry"),
+        *("add_entries", "remove_entries", "_words_2", "_words_3"),
+        *("_find_all_1", "_find_all_2", "_find_all_3"),
+    },
 }
 REFERENCES = {
     "key_words": "test_keys",
@@ -184,6 +191,8 @@ REFERENCES = {
     "fragment_kernels": "test_fragments",
     "wide": "test_wide_sums",
     "moment_kernels": "test_deviations",
+    "arithmetic": "test_transactions",
+    "index_kernels": "test_transactions",
 }
 MODULES = [
     *(key_words, key_index, word_index, key_set, row_codec, row_store),
@@ -217,6 +226,8 @@ MODULES = [
     fragment_kernels,
     moment_kernels,
     wide,
+    arithmetic,
+    index_kernels,
 ]
 
 
@@ -313,6 +324,9 @@ def test_a_second_process_compiles_nothing() -> None:
         *("append", "_forget", "_release", "free_head", "free_tail", "free_middle", "successor"),
         *("_mru_l", "_mru_e", "_is_update", "_do_promote", "_is_avail", "_end", "_push_ready", "_pop_ready"),
         *("_wait", "_needed_from", "_trim", "_set_due", "_close", "_start", "_commit"),
+        # What generated kernels and look-ups of many keys consist of.
+        *("add_overflows", "subtract_overflows", "multiply_overflows", "_first", "word_2", "word_3"),
+        *("find_1", "find_2", "find_3", "put_entry", "remove_entry"),
     }
     unused = {name for name, (hits, _, _) in stats.items() if not hits}
     assert {name.rpartition(".")[2] for name in unused} <= inner

@@ -34,6 +34,8 @@ class BatchMetrics:
     held, freed : int
         Of a join: tuples that are held for matches to come; those let go of. Nothing waits in a join:
         ``rows_in == late + duplicates + dropped + freed + growth of held``, and `emitted` counts matches.
+    committed, rejected : int
+        Of transactions: ``rows_in == committed + rejected``.
     budget_used_rows : int
         Tuples served against a budget; equals `emitted` but for eager windows, of which some are committed to
         and not complete yet.
@@ -65,6 +67,8 @@ class BatchMetrics:
     keys: int = 0
     held: int = 0
     freed: int = 0
+    committed: int = 0
+    rejected: int = 0
     budget_used_rows: int = 0
     budget_used_ms: float = 0.0
     cost_us: float | None = None
@@ -137,6 +141,8 @@ _SUMMED = (
     "keys",
     "held",
     "freed",
+    "committed",
+    "rejected",
     "budget_used_rows",
     "budget_used_ms",
     "append_buckets",

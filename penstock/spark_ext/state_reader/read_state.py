@@ -22,6 +22,7 @@ from penstock.spark_ext.state_reader.committed import committed_pointers, query_
 from penstock.spark_ext.state_reader.join_view import join_view
 from penstock.spark_ext.state_reader.queue_view import queue_view
 from penstock.spark_ext.state_reader.state_view import StateView, Stored
+from penstock.spark_ext.state_reader.table_view import table_view
 from penstock.spark_ext.state_reader.window_view import sides_view, window_view
 from penstock.spark_ext.worker.bucket_task import SPECIFICATION_FILE
 from penstock.spark_ext.worker.python_workers import prepare_workers
@@ -35,6 +36,7 @@ _OUTPUT_BYTES = 16 << 20
 _TRIES = 5
 
 _VIEWS: tuple[tuple[set[str], Callable[[Stored, str | None], StateView]], ...] = (
+    ({"program", "tables"}, table_view),
     ({"sides"}, sides_view),
     ({"mode", "window", "aggregates"}, window_view),
     ({"key", "time", "within", "left", "right"}, join_view),
@@ -88,7 +90,7 @@ def read_state(
         Which table of the operator; needed if it has several. Queues of append or adaptive semantics have
         ``keys`` and ``appended``; windows ``panes``, in lazy or eager mode also ``keys`` and ``settled``, and
         those of rows also ``rows`` and ``counts``; joins ``keys`` and ``held``; joins of windows ``left``
-        and ``right``.
+        and ``right``; transactions those of their database.
 
     Returns
     -------

@@ -1,0 +1,143 @@
+"""The lines of a kernel as they are written: temporaries, failures, and which writes have to be logged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+__all__ = ["ROOM", "Output"]
+
+ROOM = 1
+"""The code of a transaction for which there is no room: it was undone, and runs again in more room."""
+
+_FIRST_REASON = 2
+_INDENT = "    "
+
+
+@dataclass(slots=True)
+class _Logged:
+    """Lines that are written only if the transaction may still fail behind them, and others if not."""
+
+    depth: int
+    lines: Sequence[str]
+    otherwise: Sequence[str]
+
+
+@dataclass
+class Output:
+    """The body of a transaction.
+
+    A failure may follow a write if it is further down, or anywhere in a loop around both. So an undo log is
+    written only where one is needed, and a program without such writes has none.
+
+    Attributes
+    ----------
+    reasons : list of str
+        Why a transaction may be rejected; the code of one is its place plus 2.
+    undo_ops : dict
+        The numbers of what the undo log can undo, by what it is.
+    """
+
+    reasons: list[str] = field(default_factory=list)
+    undo_ops: dict[tuple[str, ...], int] = field(default_factory=dict)
+    _lines: list[str | _Logged] = field(default_factory=list)
+    _fails: list[int] = field(default_factory=list)
+    _loops: list[tuple[int, int]] = field(default_factory=list)
+    _depth: int = 0
+    _temporaries: int = 0
+
+    def line(self, text: str) -> None:
+        """Write a line."""
+        self._lines.append(self._depth * _INDENT + text)
+
+    @contextmanager
+    def block(self, head: str, *, loop: bool = False) -> Iterator[None]:
+        """Write a statement with a body."""
+        self.line(head)
+        begin = len(self._lines)
+        self._depth += 1
+        yield
+        if len(self._lines) == begin:
+            self.line("pass")
+        self._depth -= 1
+        if loop:
+            self._loops.append((begin, len(self._lines)))
+
+    def temporary(self) -> str:
+        """Return the name of a new variable."""
+        self._temporaries += 1
+        return f"x{self._temporaries}"
+
+    def keep(self, code: str) -> str:
+        """Write an expression into a variable; return its name."""
+        name = self.temporary()
+        self.line(f"{name} = {code}")
+        return name
+
+    def code_of(self, reason: str) -> int:
+        """Return the code of a reason."""
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+        return self.reasons.index(reason) + _FIRST_REASON
+
+    def fail(self, condition: str, reason: str) -> None:
+        """Reject the transaction if a condition holds."""
+        with self.block(f"if {condition}:"):
+            self.reject(reason)
+
+    def reject(self, reason: str) -> None:
+        """Reject the transaction."""
+        self._fails.append(len(self._lines))
+        self.line(f"code = {self.code_of(reason)}")
+        self.line("break")
+
+    def need_room(self, condition: str, cause: int) -> None:
+        """Stop if a condition holds; `cause` tells the caller what has to grow."""
+        self._fails.append(len(self._lines))
+        with self.block(f"if {condition}:"):
+            self.line(f"code = {ROOM}")
+            self.line(f"control[0] = {cause}")
+            self.line("break")
+
+    def log(self, what: tuple[str, ...], lines: Sequence[str], otherwise: Sequence[str] = ()) -> None:
+        """Write an entry of the undo log if one is needed here.
+
+        Parameters
+        ----------
+        what : tuple of str
+            What would be undone.
+        lines : sequence of str
+            Which write the entry, but for its number.
+        otherwise : sequence of str
+            What is written if no entry is needed.
+        """
+        number = self.undo_ops.setdefault(what, len(self.undo_ops))
+        entry = [
+            "if u == u_op.shape[0]:",
+            f"{_INDENT}code = {ROOM}",
+            f"{_INDENT}control[0] = -1",
+            f"{_INDENT}break",
+            f"u_op[u] = {number}",
+            *lines,
+            "u += 1",
+        ]
+        self._lines.append(_Logged(self._depth, entry, otherwise))
+
+    def finish(self) -> tuple[list[str], bool]:
+        """Return the lines, and whether any writes to the undo log."""
+        made: list[str] = []
+        logs = False
+        for place, line in enumerate(self._lines):
+            if isinstance(line, str):
+                made.append(line)
+                continue
+            needed = self._may_fail_behind(place)
+            logs = logs or needed
+            made += [line.depth * _INDENT + text for text in (line.lines if needed else line.otherwise)]
+        return made, logs
+
+    def _may_fail_behind(self, place: int) -> bool:
+        around = [bounds for bounds in self._loops if bounds[0] <= place < bounds[1]]
+        first = min((begin for begin, _ in around), default=place)
+        return any(fail >= first for fail in self._fails)

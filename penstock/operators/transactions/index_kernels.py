@@ -1,0 +1,222 @@
+"""The hash index of a table: open addressing over one word a key.
+
+An entry is two words side by side, so that a look-up mostly takes one line of the cache: the key's word, and
+its row's slot plus one, 0 where the entry is free. A key of one column is its own word; one of several has a
+hash as its word, and the columns are compared. There are no deleted entries: what follows one is moved up.
+At most half of the entries are used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock._kernels import kernel
+
+__all__ = [
+    "Entries",
+    "add_entries",
+    "find_1",
+    "find_2",
+    "find_3",
+    "find_all",
+    "new_index",
+    "put_entry",
+    "remove_entries",
+    "remove_entry",
+    "word_2",
+    "word_3",
+    "words_of",
+]
+
+Entries = npt.NDArray[np.int64]
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_S32, _S29 = np.uint64(32), np.uint64(29)
+_LEAST_BITS = 6
+
+
+def new_index(rows: int) -> tuple[Entries, int]:
+    """Return an index without entries with room for so many rows, and the shift that its look-ups take."""
+    bits = max((2 * rows - 1).bit_length(), _LEAST_BITS)
+    return np.zeros(2 << bits, np.int64), 64 - bits
+
+
+@kernel
+def _first(word: int, shift: int) -> Any:
+    h = np.uint64(word)
+    h = (h ^ (h >> _S32)) * _MULTIPLIER
+    return np.int64(h >> np.uint64(shift))
+
+
+@kernel
+def word_2(a: int, b: int) -> Any:
+    """Return the word of a key of two columns."""
+    h = (np.uint64(a) * _MULTIPLIER) ^ (np.uint64(a) >> _S29)
+    h = (h ^ np.uint64(b)) * _MIX
+    return np.int64(h ^ (h >> _S32))
+
+
+@kernel
+def word_3(a: int, b: int, c: int) -> Any:
+    """Return the word of a key of three columns."""
+    return word_2(word_2(a, b), c)
+
+
+@kernel
+def find_1(entries: Entries, shift: int, word: int) -> int:
+    """Return the slot of a key of one column, -1 if there is none."""
+    mask = (entries.shape[0] >> 1) - 1
+    at = _first(word, shift)
+    while True:
+        slot = entries[2 * at + 1]
+        if slot == 0:
+            return -1
+        if entries[2 * at] == word:
+            return slot - 1
+        at = (at + 1) & mask
+
+
+@kernel
+def find_2(entries: Entries, shift: int, a: int, b: int, a_column: Any, b_column: Any) -> int:
+    """Return the slot of a key of two columns, -1 if there is none."""
+    mask = (entries.shape[0] >> 1) - 1
+    word = word_2(a, b)
+    at = _first(word, shift)
+    while True:
+        slot = entries[2 * at + 1] - 1
+        if slot < 0:
+            return -1
+        if entries[2 * at] == word and a_column[slot] == a and b_column[slot] == b:
+            return slot
+        at = (at + 1) & mask
+
+
+@kernel
+def find_3(
+    entries: Entries, shift: int, a: int, b: int, c: int, a_column: Any, b_column: Any, c_column: Any
+) -> int:
+    """Return the slot of a key of three columns, -1 if there is none."""
+    mask = (entries.shape[0] >> 1) - 1
+    word = word_3(a, b, c)
+    at = _first(word, shift)
+    while True:
+        slot = entries[2 * at + 1] - 1
+        if slot < 0:
+            return -1
+        if entries[2 * at] == word and a_column[slot] == a and b_column[slot] == b and c_column[slot] == c:
+            return slot
+        at = (at + 1) & mask
+
+
+@kernel
+def put_entry(entries: Entries, shift: int, word: int, slot: int) -> None:
+    """Add an entry, for which there is room and none of its key."""
+    mask = (entries.shape[0] >> 1) - 1
+    at = _first(word, shift)
+    while entries[2 * at + 1] != 0:
+        at = (at + 1) & mask
+    entries[2 * at] = word
+    entries[2 * at + 1] = slot + 1
+
+
+@kernel
+def remove_entry(entries: Entries, shift: int, word: int, slot: int) -> None:
+    """Remove the entry of a slot, which is there."""
+    mask = (entries.shape[0] >> 1) - 1
+    at = _first(word, shift)
+    while entries[2 * at + 1] != slot + 1:
+        at = (at + 1) & mask
+    after = (at + 1) & mask
+    while entries[2 * after + 1] != 0:
+        # An entry moves up unless its own place is behind the gap.
+        first = _first(entries[2 * after], shift)
+        if ((after - first) & mask) >= ((after - at) & mask):
+            entries[2 * at] = entries[2 * after]
+            entries[2 * at + 1] = entries[2 * after + 1]
+            at = after
+        after = (after + 1) & mask
+    entries[2 * at + 1] = 0
+
+
+@kernel
+def add_entries(entries: Entries, shift: int, words: Entries, slots: Entries) -> None:
+    """Add entries, for which there is room and no two of one key."""
+    for i in range(words.shape[0]):
+        put_entry(entries, shift, words[i], slots[i])
+
+
+@kernel
+def remove_entries(entries: Entries, shift: int, words: Entries, slots: Entries) -> None:
+    """Remove the entries of slots, which are there."""
+    for i in range(words.shape[0]):
+        remove_entry(entries, shift, words[i], slots[i])
+
+
+@kernel
+def _words_2(a: Entries, b: Entries, words: Entries) -> None:
+    for i in range(words.shape[0]):
+        words[i] = word_2(a[i], b[i])
+
+
+@kernel
+def _words_3(a: Entries, b: Entries, c: Entries, words: Entries) -> None:
+    for i in range(words.shape[0]):
+        words[i] = word_3(a[i], b[i], c[i])
+
+
+@kernel
+def _find_all_1(entries: Entries, shift: int, a: Entries, slots: Entries) -> None:
+    for i in range(slots.shape[0]):
+        slots[i] = find_1(entries, shift, a[i])
+
+
+@kernel
+def _find_all_2(
+    entries: Entries, shift: int, a: Entries, b: Entries, a_column: Any, b_column: Any, slots: Entries
+) -> None:
+    for i in range(slots.shape[0]):
+        slots[i] = find_2(entries, shift, a[i], b[i], a_column, b_column)
+
+
+@kernel
+def _find_all_3(
+    entries: Entries,
+    shift: int,
+    a: Entries,
+    b: Entries,
+    c: Entries,
+    a_column: Any,
+    b_column: Any,
+    c_column: Any,
+    slots: Entries,
+) -> None:
+    for i in range(slots.shape[0]):
+        slots[i] = find_3(entries, shift, a[i], b[i], c[i], a_column, b_column, c_column)
+
+
+def words_of(key: list[Entries]) -> Entries:
+    """Return the words of keys, which are given by column."""
+    if len(key) == 1:
+        return key[0]
+    words = np.empty(len(key[0]), np.int64)
+    if len(key) == 2:
+        _words_2(key[0], key[1], words)
+    else:
+        _words_3(key[0], key[1], key[2], words)
+    return words
+
+
+def find_all(entries: Entries, shift: int, key: list[Entries], columns: list[Any]) -> Entries:
+    """Return the slots of keys, -1 where there is none; `columns` are those of the table's key."""
+    slots = np.empty(len(key[0]), np.int64)
+    if len(key) == 1:
+        _find_all_1(entries, shift, key[0], slots)
+    elif len(key) == 2:
+        _find_all_2(entries, shift, key[0], key[1], columns[0], columns[1], slots)
+    else:
+        _find_all_3(entries, shift, *key, *columns, slots)  # type: ignore[call-arg]
+    return slots

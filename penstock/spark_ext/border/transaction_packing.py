@@ -1,0 +1,135 @@
+"""The map side of transactions: each row goes to the bucket of its routing attribute, with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.update_stream.cast import cast_to_schema
+from penstock.operators.update_stream.stream import RESERVED_PREFIX, concat
+from penstock.spark_ext.border.buckets import bucket_labels
+from penstock.spark_ext.border.packing import parcel_row
+from penstock.spark_ext.border.parcels import to_parcels
+from penstock.state_store.keys.key_words import KeyCodec
+
+__all__ = ["TransactionPacker", "in_order"]
+
+_POSITION = f"{RESERVED_PREFIX}position"
+_TIME = f"{RESERVED_PREFIX}time"
+_PART_BITS = 40
+_CHUNK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class TransactionPacker:
+    """The map side of transactions, for ``mapInArrow``. Called once per partition, in a worker.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        All columns that arrive.
+    needed : tuple of str
+        Which of them go on.
+    time : str, optional
+        The column that orders transactions, and then their arrival does.
+    route : str, optional
+        The attribute by which rows go to buckets; None if there is one bucket.
+    buckets : int
+        Number of buckets.
+    """
+
+    schema: pa.Schema
+    needed: tuple[str, ...]
+    time: str | None
+    route: str | None
+    buckets: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return the parcels of one partition's rows."""
+        context = TaskContext.get()
+        position = (context.partitionId() if context else 0) << _PART_BITS
+        held: list[pa.RecordBatch] = []
+        size_bytes = 0
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            held.append(self._placed(cast_to_schema(batch, self.schema), position))
+            position += batch.num_rows
+            size_bytes += batch.nbytes
+            if size_bytes >= _CHUNK_BYTES:
+                yield from self._parcels(held)
+                held, size_bytes = [], 0
+        if held:
+            yield from self._parcels(held)
+
+    def _placed(self, batch: pa.RecordBatch, position: int) -> pa.RecordBatch:
+        arrays = [batch.column(name) for name in self.needed]
+        places = pa.array(np.arange(position, position + batch.num_rows, dtype=np.int64))
+        if self.time is None:
+            return pa.RecordBatch.from_arrays([*arrays, places], [*self.needed, _POSITION])
+        times = batch.column(self.time)
+        if times.null_count:
+            raise InvalidUsageError(
+                "a transaction has no time",
+                column=self.time,
+                rows=times.null_count,
+                hint="filter them out first",
+            )
+        if pa.types.is_date(times.type):
+            times = times.view(pa.int32())
+        elif pa.types.is_timestamp(times.type):
+            times = times.view(pa.int64())
+        return pa.RecordBatch.from_arrays(
+            [*arrays, times.cast(pa.int64()), places], [*self.needed, _TIME, _POSITION]
+        )
+
+    def _parcels(self, held: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = concat(list(held))
+        labels = bucket_labels(self.buckets)
+        if self.route is None or self.buckets == 1:
+            for parcel in to_parcels([rows]):
+                yield parcel_row(labels[0], 0, parcel)
+            return
+        field = self.schema.field(self.route)
+        # A transaction whose routing attribute is null is rejected, in whichever bucket.
+        values = rows.column(self.route)
+        if values.null_count:
+            values = values.fill_null(_nothing(field.type))
+        number = KeyCodec([field]).encode([values]).bucket(self.buckets)
+        order = np.argsort(number, kind="stable")
+        bounds = np.searchsorted(number[order], np.arange(self.buckets + 1))
+        rows = rows.take(pa.array(order))
+        for bucket, label in enumerate(labels):
+            begin, end = int(bounds[bucket]), int(bounds[bucket + 1])
+            if begin < end:
+                for parcel in to_parcels([rows.slice(begin, end - begin)]):
+                    yield parcel_row(label, 0, parcel)
+
+
+def in_order(parcels: Sequence[pa.RecordBatch], needed: int) -> pa.RecordBatch:
+    """Return the rows of parcels, at least one, by time and then by arrival; without their places.
+
+    Parameters
+    ----------
+    parcels : sequence of pyarrow.RecordBatch
+        The rows of a bucket, in any order.
+    needed : int
+        How many columns go on.
+    """
+    rows = concat(list(parcels))
+    keys = [rows.column(place).to_numpy() for place in range(rows.num_columns - 1, needed - 1, -1)]
+    order = np.lexsort(keys)
+    if (order[1:] > order[:-1]).all():
+        return rows.select(list(range(needed)))
+    return rows.select(list(range(needed))).take(pa.array(order))
+
+
+def _nothing(kind: pa.DataType) -> pa.Scalar:
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return pa.scalar("", kind)
+    return pa.scalar(0, pa.int32() if pa.types.is_date(kind) else pa.int64()).cast(kind)

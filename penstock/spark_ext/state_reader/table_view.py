@@ -1,0 +1,59 @@
+"""The tables of transactions as rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from penstock.checkpointing import PUnit
+from penstock.operators.transactions.engine import TableSet
+from penstock.operators.transactions.schema import TableSpec
+from penstock.spark_ext.border.types import spark_schema
+from penstock.spark_ext.state_reader.state_view import Stored, one_of_tables, shown
+
+__all__ = ["TableView", "table_view"]
+
+
+@dataclass(frozen=True)
+class TableView:
+    """The rows of one table; a `StateView`.
+
+    Parameters
+    ----------
+    tables : tuple of TableSpec
+        All tables of the state.
+    table : str
+        Which of them is shown.
+    schema : StructType
+        The columns.
+    """
+
+    tables: tuple[TableSpec, ...]
+    table: str
+    schema: StructType
+
+    def new_state(self) -> TableSet:
+        """See `StateView.new_state`."""
+        return TableSet(self.tables)
+
+    def rows(self, state: TableSet, unit: PUnit) -> list[pa.Array[Any]] | None:
+        """See `StateView.rows`."""
+        block = unit.blocks.get(f"{self.table}/upserts")
+        return None if block is None else list(block.columns)
+
+
+def table_view(stored: Stored, table: str | None) -> TableView:
+    """Return the view of a table.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such table, or several and none is named.
+    """
+    tables = tuple(TableSpec.from_json(one) for one in stored.specification["tables"])
+    chosen = one_of_tables([spec.name for spec in tables], table, of="transactions")
+    spec = next(one for one in tables if one.name == chosen)
+    return TableView(tables, chosen, shown(list(spark_schema(spec.schema))))

@@ -1,0 +1,101 @@
+"""What a bucket's task does for transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock._clock import Clock, monotonic_s
+from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.operators.transactions.compiler.program import Program
+from penstock.operators.transactions.engine import REJECTED, TableSet, event_schema
+from penstock.operators.transactions.procedure import PlainProgram
+from penstock.operators.transactions.schema import TableSpec
+from penstock.operators.update_stream.cast import cast_to_schema
+from penstock.spark_ext.border.transaction_packing import in_order
+from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
+
+__all__ = ["TransactionOperator"]
+
+
+@dataclass(frozen=True)
+class TransactionOperator:
+    """Transactions as an `Operator`.
+
+    Parameters
+    ----------
+    program : Program or PlainProgram
+        What runs for each row.
+    tables : tuple of TableSpec
+        The tables of the database.
+    needed : tuple of str
+        The columns that arrive.
+    keep : tuple of str
+        Those that leave with the results.
+    time : str, optional
+        The column that orders transactions of a micro-batch.
+    identity : str
+        The digest of the program that the checkpoint was begun with.
+    """
+
+    program: Program | PlainProgram
+    tables: tuple[TableSpec, ...]
+    needed: tuple[str, ...]
+    keep: tuple[str, ...]
+    time: str | None
+    identity: str
+
+    def specification(self) -> dict[str, Any]:
+        """Return what must not change; see `Operator.specification`."""
+        return {
+            "program": self.identity,
+            "tables": [spec.to_json() for spec in self.tables],
+            "time": self.time,
+        }
+
+    @property
+    def follows_clock(self) -> bool:
+        """See `Operator.follows_clock`: procedures have no clock."""
+        return False
+
+    def new_state(self) -> TableSet:
+        """Return empty tables."""
+        return TableSet(self.tables)
+
+    def run(
+        self, state: TableSet, parcels: Iterable[Parcel], share: TaskShare, clock: Clock
+    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        """Run a transaction for each row, by time and arrival; see `Operator.run`."""
+        held = [parcel.batch for parcel in parcels if parcel.batch is not None]
+        metrics = BatchMetrics()
+        batches: list[pa.RecordBatch] = []
+        if held:
+            begin = monotonic_s()
+            rows = in_order(held, len(self.needed))
+            first = state.transactions
+            schema = event_schema(self.program.event)
+            made = state.run(self.program, cast_to_schema(rows.select(schema.names), schema))
+            batches.append(self._results(share, first, rows, made))
+            metrics.rows_in = metrics.rows_out = made.num_rows
+            metrics.rejected = made.num_rows - made.column(made.schema.get_field_index(REJECTED)).null_count
+            metrics.committed = metrics.rows_in - metrics.rejected
+            metrics.duration_ms["run"] = 1000 * (monotonic_s() - begin)
+        metrics.keys = state.rows
+        return batches, metrics
+
+    def _results(
+        self, share: TaskShare, first: int, rows: pa.RecordBatch, made: pa.RecordBatch
+    ) -> pa.RecordBatch:
+        count = rows.num_rows
+        arrays = [
+            pa.array(np.full(count, share.bucket, np.int32)),
+            pa.array(np.arange(first, first + count, dtype=np.int64)),
+            *(rows.column(name) for name in self.keep),
+            *made.columns,
+        ]
+        names = ["bucket", "transaction", *self.keep, *made.schema.names]
+        return pa.RecordBatch.from_arrays(arrays, names)

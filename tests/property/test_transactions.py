@@ -1,0 +1,137 @@
+"""Compiled transactions equal the plain run of the same text, in serial order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.operators.transactions.compiler.program import Program
+from penstock.operators.transactions.databases import Database
+from penstock.operators.transactions.engine import TableSet
+from penstock.operators.transactions.plain import PlainTables
+from tests.procedures import (
+    EVENTS,
+    bank,
+    comparable,
+    contents,
+    events_of,
+    interpreted,
+    plain,
+    results_of,
+    sources,
+)
+from tests.streams import through_bytes
+
+CUTS = st.lists(st.tuples(st.integers(0, 25), st.sampled_from(["go on", "restart", "catch up"])), max_size=4)
+
+
+def check(database: Database, rows: list[dict[str, Any]], cuts: list[tuple[int, str]]) -> None:
+    """Run events in micro-batches, with restarts between them; compare with the plain run of all."""
+    procedure = database.procedures["random"]
+    program, events = procedure.program(), events_of(procedure, rows)
+    oracle = PlainTables(database.tables.values())
+    expected = [comparable(one) for one in plain(procedure, events, oracle)]
+    state, behind = TableSet(database.tables.values()), TableSet(database.tables.values())
+    made: list[pa.RecordBatch] = []
+    begin, versions = 0, []
+    for place, then in [*sorted(cuts), (len(rows), "go on")]:
+        end = min(max(place, begin), len(rows))
+        made.append(state.run(program, events.slice(begin, end - begin)))
+        versions.append(through_bytes(state.delta()))
+        if then == "restart":
+            units = [through_bytes(unit) for unit in state.snapshot()]
+            state = TableSet(database.tables.values())
+            state.restore(units)
+        elif then == "catch up":
+            behind.restore(versions)
+            versions = []
+            assert contents(behind, database) == contents(oracle_after(database, rows[:end]), database)
+        begin = end
+    assert results_of(made) == expected
+    assert contents(state, database) == contents(oracle, database)
+    assert state.transactions == len(rows)
+
+
+def oracle_after(database: Database, rows: list[dict[str, Any]]) -> PlainTables:
+    procedure = database.procedures["random"]
+    oracle = PlainTables(database.tables.values())
+    plain(procedure, events_of(procedure, rows), oracle)
+    return oracle
+
+
+@given(sources(), EVENTS, CUTS)
+def test_a_random_procedure_does_what_python_does(
+    source: str, rows: list[dict[str, Any]], cuts: list[tuple[int, str]]
+) -> None:
+    database = bank(source)
+    program = database.procedures["random"].program()
+    # Numba takes seconds for each; what it compiles is tested below.
+    assert isinstance(program, Program)
+    program.__dict__["kernel"] = interpreted(program)
+    check(database, rows, cuts)
+
+
+COMPILED = {
+    "everything": '''
+def random(e, a, b, c):
+    i = 0
+    t = e.s
+    for k in e.ks:
+        row = a.get(k)
+        if row is None:
+            a.insert(k=k, x=e.v, n=k, f=e.f, s=t)
+        elif row.s == t:
+            row.x += e.v * 2
+            row.n = row.n + 1
+        else:
+            del a[k]
+            t = None
+        i += k
+    if (e.k, e.j) in b:
+        b[e.k, e.j].x -= i
+    else:
+        b.insert(k=e.k, j=e.j, x=i, d=e.f / 2)
+    if t not in c:
+        c.insert(s=t, x=i // e.j, b=e.b)
+    if e.b and (i > 3 or e.v % e.j == 1):
+        abort("one")
+    for r in range(e.j, 3):
+        if r == 2:
+            continue
+        c[t].x = min(r, i) - abs(e.k)
+        if e.f > 0.05:
+            break
+    return i, e.f * i, t, c[t].x
+''',
+    "undo": '''
+def random(e, a, b, c):
+    for k in e.ks:
+        if k in a:
+            del a[k]
+        a.insert(k=k, x=helper(event(key=0, amount=0), a) if False else 1)
+        a.insert(k=k + 10, s=e.s)
+    a[e.k].x += 1
+    helper(event(key=e.k, amount=e.v), a)
+    a[e.j].x += 1
+''',
+}  # fmt: skip
+COMPILED["undo"] = COMPILED["undo"].replace("helper(event(key=0, amount=0), a) if False else 1", "e.v")
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@given(rows=EVENTS, cuts=CUTS)
+def test_machine_code_does_what_python_does(
+    name: str, rows: list[dict[str, Any]], cuts: list[tuple[int, str]]
+) -> None:
+    check(bank(COMPILED[name]), rows, cuts)
+
+
+@given(EVENTS, CUTS)
+def test_python_runs_a_procedure_over_the_same_tables(
+    rows: list[dict[str, Any]], cuts: list[tuple[int, str]]
+) -> None:
+    check(bank(COMPILED["everything"], plain=True), rows, cuts)

@@ -1,0 +1,160 @@
+"""Transactions over a stream of Spark equal the serial run, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import penstock
+from penstock._failpoints import STATE_POINTS
+from penstock.errors import InvalidUsageError
+from penstock.operators.transactions.databases import Database
+from tests.procedures import define
+from tests.spark.queries import Place, failure, fresh_workers
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "id long, ts long, kind string, source long, target long, amount long"
+TRANSFER = """
+def act(e, accounts):
+    if e.kind == "open":
+        accounts.insert(id=e.source, balance=e.amount, owner=e.kind)
+        return e.amount
+    source = accounts[e.source]
+    source.balance -= e.amount
+    if source.balance < 0:
+        abort("short")
+    if e.kind == "move":
+        accounts[e.target].balance += e.amount
+    return source.balance
+"""
+SPEND = """
+def act(e, accounts):
+    if e.source not in accounts:
+        accounts.insert(id=e.source, balance=0)
+    account = accounts[e.source]
+    account.balance += e.amount
+    if account.balance < 0:
+        abort("short")
+    return account.balance
+"""
+
+
+def bank(text: str = TRANSFER) -> Any:
+    database: Database = penstock.database("bank")
+    database.table(
+        "accounts", "id bigint, balance bigint NOT NULL, owner string", key="id", partition_by="id"
+    )
+    return database.procedure(returns="left bigint")(define(text))
+
+
+def events(*rows: tuple[int, int, str, int | None, int, int]) -> pa.Table:
+    names = ["id", "ts", "kind", "source", "target", "amount"]
+    types = [pa.int64(), pa.int64(), pa.string(), pa.int64(), pa.int64(), pa.int64()]
+    columns = list(zip(*rows, strict=True))
+    return pa.table([pa.array(c, t) for c, t in zip(columns, types, strict=True)], names=names)
+
+
+def query(spark: SparkSession, place: Place, procedure: Any = None, **options: Any) -> DataFrame:
+    given: dict[str, Any] = {"time": "ts", "keep": "id", "state_location": place.state} | options
+    return penstock.transactions(place.input.frame(spark, SCHEMA), procedure or bank(), **given)
+
+
+POINTS = [*(point for point in STATE_POINTS if point.startswith("state.")), "operator.after_commit"]
+FIRST = events(
+    (2, 5, "move", 1, 2, 30), (1, 1, "open", 2, 0, 0), (0, 1, "open", 1, 0, 100), (3, 6, "move", 1, 2, 71),
+    (4, 7, "move", 1, 9, 1), (5, 8, "open", 1, 0, 1), (6, 9, "move", None, 1, 1),
+)  # fmt: skip
+SECOND = events((7, 1, "move", 2, 1, 30), (8, 2, "spend", 1, 0, 100), (9, 3, "spend", 1, 0, 1))
+
+
+def results(place: Place) -> list[tuple[Any, ...]]:
+    return sorted(place.sequence("bucket", "transaction", "id", "left", "rejected"))
+
+
+EXPECTED = [
+    (0, 0, 1, 0, None), (0, 1, 0, 100, None), (0, 2, 2, 70, None), (0, 3, 3, None, "short"),
+    (0, 4, 4, None, "unknown key: accounts"), (0, 5, 5, None, "duplicate key: accounts"),
+    (0, 6, 6, None, "null key: accounts"), (0, 7, 7, 0, None), (0, 8, 8, 0, None), (0, 9, 9, None, "short"),
+]  # fmt: skip
+
+
+def test_transactions_run_by_time_and_go_on_after_a_restart(spark: SparkSession, tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.input.add(FIRST)
+    ended = place.run(query(spark, place))
+    entry = penstock.metrics(ended)[0]
+    assert (entry["rows_in"], entry["committed"], entry["rejected"], entry["keys"]) == (7, 3, 4, 2)
+    place.input.add(SECOND)
+    place.run(query(spark, place))
+    assert results(place) == EXPECTED
+    accounts = penstock.read_state(spark, place.state, checkpoint=place.checkpoint)
+    found = accounts.orderBy("id").select("id", "balance", "owner").collect()
+    assert [tuple(row) for row in found] == [(1, 0, "open"), (2, 0, "open")]
+
+
+def test_a_changed_program_is_refused_unless_it_is_compatible(spark: SparkSession, tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.input.add(FIRST)
+    place.run(query(spark, place))
+    place.input.add(SECOND)
+    changed = bank(TRANSFER.replace('"short"', '"too little"'))
+    with pytest.raises(InvalidUsageError, match="the checkpoint was made with another program") as caught:
+        place.start(query(spark, place, changed))
+    begun = json.loads(caught.value.context["was"])
+    place.run(query(spark, place, changed, compatible_with=begun))
+    assert results(place)[-1] == (0, 9, 9, None, "too little")
+
+
+def test_several_buckets_take_transactions_of_one_partition_each(spark: SparkSession, tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    rows = [(i, i, "spend", i % 7, 0, 10 - i % 3 * 15) for i in range(200)]
+    for begin in range(0, 200, 50):
+        place.input.add(events(*rows[begin : begin + 50]))
+    place.run(query(spark, place, bank(SPEND), buckets=4))
+    balances: dict[int | None, int] = {}
+    expected = []
+    for number, _, _, source, _, amount in rows:
+        new = balances.get(source, 0) + amount
+        if new >= 0:
+            balances[source] = new
+        expected.append((number, new if new >= 0 else None, None if new >= 0 else "short"))
+    assert sorted(place.sequence("id", "left", "rejected")) == expected
+    assert {row[0] for row in place.sequence("bucket")} > {0}
+    stored = penstock.read_state(spark, place.state, table="accounts").select("id", "balance").collect()
+    assert {row["id"]: row["balance"] for row in stored} == balances
+
+
+def test_what_cannot_run_is_refused_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.input.add(FIRST)
+    with pytest.raises(InvalidUsageError, match="keys are of several attributes: source, target"):
+        query(spark, place, buckets=2)
+    with pytest.raises(InvalidUsageError, match="there is no such column"):
+        query(spark, place, keep="nothing")
+    with pytest.raises(InvalidUsageError, match="no time"):
+        query(spark, place, time="kind")
+    with pytest.raises(InvalidUsageError, match="the event has no missing"):
+        query(spark, place, bank("def act(e, accounts):\n    x = e.missing\n"))
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("point", POINTS)
+def test_a_worker_killed_at_a_fail_point_changes_nothing(
+    spark: SparkSession, tmp_path: Path, point: str
+) -> None:
+    place = Place(tmp_path)
+    place.input.add(FIRST)
+    place.run(query(spark, place))
+    place.input.add(SECOND)
+    marker = tmp_path / "died"
+    with fresh_workers(spark, PENSTOCK_FAILPOINTS=f"{point}=kill@{marker}"):
+        failure(query(spark, place), place)
+    assert marker.exists()
+    place.run(query(spark, place))
+    assert results(place) == EXPECTED
