@@ -25,7 +25,6 @@ from penstock.jobs.commands.inspect import inspect
 from penstock.jobs.commands.repair import repair
 
 if TYPE_CHECKING:
-    from penstock.conf.document import Document
     from penstock.conf.pipeline import Pipeline
 
 __all__ = ["app", "main"]
@@ -74,16 +73,6 @@ def _options(
     """Update streams for Spark Structured Streaming: newest first, fresh under overload."""
 
 
-def _load(pipeline: str, overrides: list[str] | None) -> tuple[Pipeline, Document]:
-    """Read a pipeline, and check that it can write where it says."""
-    from penstock.conf.pipeline import load_document
-    from penstock.jobs.pipelines.places import check_places
-
-    loaded, document = load_document(pipeline, overrides or [])
-    check_places(loaded, document)
-    return loaded, document
-
-
 @app.command()
 def run(
     pipeline: PipelineArgument,
@@ -96,7 +85,11 @@ def run(
     Ctrl-C and SIGTERM stop it cleanly: a restart with the same checkpoint goes on where it was.
     """
     with errors(debug=debug):
-        loaded, _ = _load(pipeline, overrides)
+        from penstock.conf.pipeline import load_document
+        from penstock.jobs.pipelines.places import check_places
+
+        loaded, document = load_document(pipeline, overrides or [])
+        check_places(loaded, document)
         from penstock.jobs.pipelines.batches import batch_printer, summary_line
         from penstock.jobs.pipelines.run import run_to_end
 
@@ -127,10 +120,7 @@ def check(
     What only Spark can check, such as the options of a source, is checked when the pipeline runs.
     """
     with errors(debug=debug):
-        loaded, document = _load(pipeline, overrides)
-        from penstock.jobs.pipelines.explain import graph_of
-
-        graph_of(loaded, document)
+        loaded = _checked(pipeline, overrides or [])
     steps: list[str] = [loaded.source.type]
     queue, window = loaded.queue or loaded.union, loaded.window
     if loaded.lookup is not None:
@@ -154,6 +144,31 @@ def check(
         groups = ", ".join(("window", *(loaded.by_window.group_by or ())))
         steps.append(f"aggregates by ({groups})")
     typer.echo(f"{pipeline}: valid: {' -> '.join([*steps, loaded.sink.type])}")
+
+
+def _checked(pipeline: str, overrides: list[str]) -> Pipeline:
+    """Read a pipeline, and check its places, columns and expressions.
+
+    Raises
+    ------
+    PipelineError
+        If any of that is wrong, with a line for each problem.
+    """
+    from penstock.conf.document import PipelineError
+    from penstock.conf.pipeline import load_document
+    from penstock.jobs.pipelines.explain import graph_of
+    from penstock.jobs.pipelines.places import check_places
+
+    loaded, document = load_document(pipeline, overrides)
+    problems: list[str] = []
+    for check_part in (graph_of, check_places):
+        try:
+            check_part(loaded, document)
+        except PipelineError as error:
+            problems += error.problems
+    if problems:
+        raise PipelineError(problems)
+    return loaded
 
 
 def _budget(budget: int | str | None) -> str:

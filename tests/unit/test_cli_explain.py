@@ -293,3 +293,16 @@ def test_places_that_cannot_be_written_are_told_before_spark_starts(
 def test_a_drawing_that_cannot_be_written_is_one_line() -> None:
     result = penstock("explain", "w.yaml", "--svg", "nodir/x.svg")
     assert (result.exit_code, result.stderr) == (2, "nodir/x.svg: No such file or directory.\n")
+
+
+def test_check_tells_of_columns_and_places_at_once() -> None:
+    wrong = ["filter=prise > 1", "query.checkpoint=/proc/checkpoint", "query.metrics=/proc/none/metrics"]
+    result = penstock("check", "market", *(part for one in wrong for part in ("--set", one)))
+    assert result.exit_code == 2
+    columns, *places = result.stderr.splitlines()
+    assert columns.startswith("--set filter=prise > 1: filter: there is no column 'prise'")
+    assert [line.partition(": ")[2].partition(":")[0] for line in places] == [
+        "query.checkpoint",
+        "query.metrics",
+    ]
+    assert all("/proc" in line for line in places), "also root cannot write there"

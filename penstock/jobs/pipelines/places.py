@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from penstock.conf.document import Document, FieldPath, PipelineError, describe
@@ -52,6 +53,12 @@ def _wrong_with(path: Path, *, directory: bool) -> str | None:
         return f"{path} cannot be used: {error.strerror}"
     if there != path and not there.is_dir():
         return f"{path} cannot be made: {there} is no directory"
-    if not os.access(there, os.W_OK):
-        return f"{path} cannot be written: no permission for {there}"
+    try:
+        # Permissions do not tell all: a file system may be read-only, or take no files.
+        if there.is_dir():
+            tempfile.TemporaryFile(dir=there).close()
+        else:
+            there.open("ab").close()
+    except OSError as error:
+        return f"{path} cannot be written: {there}: {error.strerror}"
     return None
