@@ -15,7 +15,10 @@ from penstock.checkpointing.files import FileFacts, Files
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.state_store.bucket_store import number_of
 
-__all__ = ["Damage", "Operator", "find_operators", "names_in"]
+__all__ = ["QUERY_NAME", "Damage", "Operator", "find_operators", "names_in"]
+
+QUERY_NAME = "query_name"
+"""The field, in what describes an operator, with its query's name at the first start."""
 
 _BUCKET = re.compile("[0-9]{5,}")
 _SUFFIX = ".punit"
@@ -45,6 +48,8 @@ class Operator:
         The directories of its buckets, by name.
     damage : tuple of Damage
         Of the files that all buckets share.
+    query_name : str or None
+        The name with which the query was first started, if it had one.
     """
 
     location: str
@@ -53,6 +58,12 @@ class Operator:
     files: Files | None
     buckets: tuple[Files, ...]
     damage: tuple[Damage, ...] = ()
+    query_name: str | None = None
+
+    @property
+    def query_label(self) -> str:
+        """What people call the query: its name and id, or its id alone."""
+        return f"{self.query_name} ({self.query})" if self.query_name else self.query
 
 
 def find_operators(place: Files) -> list[Operator]:
@@ -95,23 +106,29 @@ def _operators(place: Files, entries: Sequence[FileFacts], depth: int) -> Iterat
     buckets = tuple(place.child(name) for name in directories if _BUCKET.fullmatch(name))
     if any(_is_bucket(bucket.list()) for bucket in buckets):
         query, name = ["", "", *names_in(place.location)][-2:]
-        yield Operator(place.location, query, name, place, buckets, tuple(_damage_in(place, entries)))
+        damage, named = _shared(place, entries)
+        yield Operator(place.location, query, name, place, buckets, tuple(damage), named)
     elif depth:
         for name in directories:
             child = place.child(name)
             yield from _operators(child, child.list(), depth - 1)
 
 
-def _damage_in(place: Files, entries: Sequence[FileFacts]) -> Iterator[Damage]:
+def _shared(place: Files, entries: Sequence[FileFacts]) -> tuple[list[Damage], str | None]:
+    """Return the damage of the files that all buckets share, and the query's name."""
+    damage: list[Damage] = []
+    name: str | None = None
     for facts in entries:
         if facts.is_directory or facts.is_unfinished or not facts.name.endswith(_SUFFIX):
             continue
         try:
-            decode(place.read(facts.name), place.path_of(facts.name))
+            found = decode(place.read(facts.name), place.path_of(facts.name)).meta.get(QUERY_NAME)
+            name = found if isinstance(found, str) else name
         except CorruptDataError as error:
-            yield Damage(place.path_of(facts.name), error.fact)
+            damage.append(Damage(place.path_of(facts.name), error.fact))
         except FileNotFoundError:
             continue
+    return damage, name
 
 
 def names_in(location: str) -> list[str]:

@@ -79,6 +79,8 @@ class BucketSurvey:
         Its directory, for messages.
     files, size_bytes : int
         All files on disk, unfinished ones too.
+    written_us : int or None
+        When the newest of them was written, as far as the file system says.
     newest : tuple of Pointer
         The readable files of the highest version: one for each attempt that wrote it.
     proven : Pointer or None
@@ -104,6 +106,7 @@ class BucketSurvey:
     location: str
     files: int = 0
     size_bytes: int = 0
+    written_us: int | None = None
     newest: tuple[Pointer, ...] = ()
     proven: Pointer | None = None
     likely: Pointer | None = None
@@ -290,6 +293,9 @@ def _surveyed(store: BucketStore, sight: _Sight, committed: Pointer | None) -> B
         location=store.files.location,
         files=len(sight.facts),
         size_bytes=sum(facts.size_bytes for facts in sight.facts.values()),
+        written_us=max(
+            (facts.written_us for facts in sight.facts.values() if facts.written_us), default=None
+        ),
         newest=tuple(newest),
         proven=proven,
         likely=likely,

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import penstock
+from penstock.checkpointing.files import open_files
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError, PenstockError
 from penstock.jobs.pipelines.batches import batch_line, summary_line
@@ -26,6 +27,7 @@ from penstock.jobs.pipelines.build import pack_values, unpack_values
 from penstock.jobs.pipelines.run import Batch, run_pipeline, run_to_end
 from penstock.market import Market
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
+from penstock.state_store.location import find_operators
 
 pytestmark = pytest.mark.spark
 
@@ -299,6 +301,14 @@ def test_a_record_that_cannot_be_read_ends_a_pipeline_that_says_so(
     with pytest.raises(PenstockError, match="a record cannot be read") as failed:
         run_to_end(run, spark=spark)
     assert "nonsense" not in str(failed.value)
+
+
+def test_state_keeps_the_name_of_its_query(spark: SparkSession, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    run = pipeline(tmp_path, query={"name": "first name", "checkpoint": str(checkpoint)})
+    run_to_end(run, spark=spark)
+    (operator,) = find_operators(open_files(checkpoint / "penstock"))
+    assert operator.query_label == f"first name ({operator.query})"
 
 
 def test_values_of_kafka_are_unpacked_and_packed(spark: SparkSession) -> None:

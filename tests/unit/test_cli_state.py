@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -159,8 +160,11 @@ def _pointer(store: BucketStore, version: int) -> Pointer:
 def test_inspect_shows_every_bucket(stores: list[BucketStore], place: Path) -> None:
     result = penstock("inspect", "state", str(place))
     assert (result.exit_code, result.stderr.strip()) == (0, "")
-    title, _, header, _, first, second, _ = result.stdout.splitlines()
+    title, whose, _, header, _, first, second, _ = result.stdout.splitlines()
     assert title.strip() == str(place / "query" / "prices")
+    assert re.fullmatch(
+        r"prices of query query, last written \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", whose.strip()
+    )
     assert _cells(header) == [
         "bucket", "newest", "proven", "versions", "chain", "chain size", "rows", "waiting", "files", "size",
         "garbage",
@@ -189,15 +193,18 @@ def test_inspect_writes_json(tmp_path: Path) -> None:
     newest, proven = (
         {"version": link.pointer.version, "file_id": link.pointer.file_id} for link in reversed(second.links)
     )
+    written_us = max(path.stat().st_mtime_ns for path in Path(store.files.location).iterdir()) // 1000
     assert json.loads(result.stdout) == {
         "buckets": [
             {
                 "location": store.files.location,
                 "query": "query",
+                "query_name": None,
                 "operator": "prices",
                 "bucket": "00003",
                 "files": 2,
                 "size_bytes": second.size_bytes,
+                "written_us": written_us,
                 "newest": [newest],
                 "proven": proven,
                 "likely": newest,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.errors import InvalidUsageError
@@ -16,11 +16,15 @@ Content = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """One entry of a directory. A directory's `size_bytes` is 0."""
+    """One entry of a directory. A directory's `size_bytes` is 0.
+
+    `written_us` is when it was written, as far as the file system says. It is shown, and decides nothing.
+    """
 
     name: str
     size_bytes: int
     is_directory: bool = False
+    written_us: int | None = field(default=None, compare=False)
 
     @property
     def is_unfinished(self) -> bool:

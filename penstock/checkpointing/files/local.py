@@ -77,6 +77,7 @@ def _facts(entry: os.DirEntry[str]) -> FileFacts | None:
     try:
         if entry.is_dir():
             return FileFacts(entry.name, 0, is_directory=True)
-        return FileFacts(entry.name, entry.stat().st_size)
+        status = entry.stat()
+        return FileFacts(entry.name, status.st_size, written_us=status.st_mtime_ns // 1000)
     except FileNotFoundError:
         return None

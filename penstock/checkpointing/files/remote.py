@@ -129,7 +129,12 @@ class RemoteFiles:
             found = system.get_file_info(fs.FileSelector(directory, allow_not_found=True))
         return sorted(
             (
-                FileFacts(info.base_name, info.size or 0, is_directory=info.type == fs.FileType.Directory)
+                FileFacts(
+                    info.base_name,
+                    info.size or 0,
+                    is_directory=info.type == fs.FileType.Directory,
+                    written_us=None if info.mtime_ns is None else info.mtime_ns // 1000,
+                )
                 for info in found
             ),
             key=lambda fact: fact.name,

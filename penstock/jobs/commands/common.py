@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -28,6 +29,7 @@ __all__ = [
     "errors",
     "size",
     "unwrapped",
+    "utc_time",
 ]
 
 FAILED: Final = 1
@@ -124,6 +126,11 @@ def unwrapped(command: Callable[..., Any] | None) -> str:
     return "\n\n".join(
         paragraph if paragraph.startswith("\b") else paragraph.replace("\n", " ") for paragraph in paragraphs
     )
+
+
+def utc_time(time_us: int) -> str:
+    """Return a time for people."""
+    return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def size(size_bytes: int) -> str:

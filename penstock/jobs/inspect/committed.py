@@ -49,7 +49,7 @@ def committed_in(checkpoint: str, operators: Sequence[Operator]) -> tuple[list[O
             raise InvalidUsageError(
                 "the checkpoint is of another query",
                 checkpoint_of=query,
-                found=sorted({operator.query for operator in operators}),
+                found=", ".join(sorted({operator.query_label for operator in operators})),
             )
         pointers = {}
         for operator in chosen:

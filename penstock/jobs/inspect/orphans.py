@@ -174,9 +174,10 @@ def _in_state(
         elif operator in chosen:
             _garbage(operator, committed, retain_versions, report)
         else:
+            named = f" of query {operator.query_name}" if operator.query_name else ""
             report.kept.append(
-                f"{operator.location}: nothing says what is committed; give --checkpoint, or --drop-query "
-                f"{operator.query} if its checkpoint is gone for good"
+                f"{operator.location}{named}: nothing says what is committed; give --checkpoint, or "
+                f"--drop-query {operator.query} if its checkpoint is gone for good"
             )
 
 

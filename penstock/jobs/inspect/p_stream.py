@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from datetime import UTC, datetime
 from typing import Any
 
 import typer
@@ -17,7 +16,7 @@ from penstock.checkpointing.p_stream import PStream, read_blocks
 from penstock.checkpointing.p_stream.segments import pieces
 from penstock.checkpointing.p_stream.survey import Survey, delete_garbage, survey
 from penstock.errors import InvalidUsageError
-from penstock.jobs.commands.common import amount, size
+from penstock.jobs.commands.common import amount, size, utc_time
 from penstock.jobs.inspect.block import describe as describe_block
 
 __all__ = ["check", "collect", "describe", "newest_columns", "show", "surveyed", "tell_findings"]
@@ -141,7 +140,9 @@ def _facts(found: Survey) -> Table:
     units = sum(len(segment.units) for segment in found.segments)
     kept = f"{found.start:,} to {found.end:,}: {found.end - found.start:,}"
     if found.commits:
-        kept += f", committed from {_time(found.commits[0].time_us)} to {_time(found.commits[-1].time_us)}"
+        kept += (
+            f", committed from {utc_time(found.commits[0].time_us)} to {utc_time(found.commits[-1].time_us)}"
+        )
     rows = {
         "identity": found.identity,
         "rows": kept,
@@ -185,7 +186,7 @@ def _writers_table(found: Survey) -> Table:
     table.add_column("clock")
     for one in found.writers:
         clock = "\n".join(f"{source} {position:,}" for source, position in one.clock.items())
-        time = "-" if one.time_us is None else _time(one.time_us)
+        time = "-" if one.time_us is None else utc_time(one.time_us)
         table.add_row(Text(one.name), f"{one.batch:,}" if one.batch >= 0 else "-", time, Text(clock or "-"))
     return table
 
@@ -204,10 +205,6 @@ def _table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Tabl
     for name in numbers:
         table.add_column(name, justify="right")
     return table
-
-
-def _time(time_us: int) -> str:
-    return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def tell_findings(found: Survey) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from penstock.checkpointing.files import open_files
 from penstock.checkpointing.spark_checkpoint import make_durable
-from penstock.jobs.commands.common import console, size
+from penstock.jobs.commands.common import console, size, utc_time
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.location import Operator, find_operators
 from penstock.state_store.survey import BucketSurvey, survey
@@ -58,12 +58,16 @@ def show(surveys: list[tuple[Operator, int, BucketSurvey]]) -> None:
     """Write one table for each operator."""
     out = console()
     for operator in dict.fromkeys(operator for operator, _, _ in surveys):
-        table = Table(title=Text(operator.location), title_justify="left", title_style="bold")
+        own = [found for other, _, found in surveys if other is operator]
+        written = max((found.written_us for found in own if found.written_us), default=None)
+        title = f"{operator.location}\n{operator.name} of query {operator.query_label}"
+        title += f", last written {utc_time(written)}" if written else ""
+        table = Table(title=Text(title), title_justify="left", title_style="bold")
         for column in ("bucket", "newest", "proven", "versions"):
             table.add_column(column)
         for column in ("chain", "chain size", "rows", "waiting", "files", "size", "garbage"):
             table.add_column(column, justify="right")
-        for found in (found for other, _, found in surveys if other is operator):
+        for found in own:
             style = "red" if found.damage else "yellow" if found.withheld else None
             table.add_row(*(Text(cell) for cell in _cells(found)), style=style)
         out.print(table)
@@ -96,10 +100,12 @@ def describe(operator: Operator, _: int, found: BucketSurvey) -> dict[str, objec
     return {
         "location": found.location,
         "query": operator.query,
+        "query_name": operator.query_name,
         "operator": operator.name,
         "bucket": found.name,
         "files": found.files,
         "size_bytes": found.size_bytes,
+        "written_us": found.written_us,
         "newest": [pointer(one) for one in found.newest],
         "proven": pointer(found.proven),
         "likely": pointer(found.likely),

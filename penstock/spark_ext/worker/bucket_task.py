@@ -33,6 +33,7 @@ from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Handle, Pointer
 from penstock.state_store.cache import CachedState, Found, StateCache
 from penstock.state_store.clock_record import ClockRecord, RecordedClock
+from penstock.state_store.location import QUERY_NAME
 
 __all__ = [
     "SPECIFICATION_FILE",
@@ -186,8 +187,11 @@ class BucketTask(Generic[S]):
         pointer: Pointer | None,
         parcels: Iterable[Parcel],
         clock: Clock,
+        query_name: str | None = None,
     ) -> tuple[Pointer | None, list[pa.RecordBatch], BatchMetrics]:
         """Run one bucket of one micro-batch; return its new pointer, the rows to emit and metrics.
+
+        The name of the query is kept, with the operator's description, for people who look at the state.
 
         Raises
         ------
@@ -200,7 +204,7 @@ class BucketTask(Generic[S]):
         """
         begin = monotonic_s()
         files = open_files(self.state_location).child(query_id).child(self.name)
-        self._check_specification(files, pointer)
+        self._check_specification(files, pointer, query_name)
         store = BucketStore(
             files.child(f"{bucket:05d}"),
             retain_versions=self.retain_versions,
@@ -268,7 +272,7 @@ class BucketTask(Generic[S]):
         """Return what must not change while a checkpoint lives."""
         return {"buckets": self.buckets, **self.operator.specification()}
 
-    def _check_specification(self, files: Files, pointer: Pointer | None) -> None:
+    def _check_specification(self, files: Files, pointer: Pointer | None, query_name: str | None) -> None:
         """Compare these settings with those that the checkpoint was made with, once per process."""
         ours = json.dumps(self.specification(), sort_keys=True)
         mark = (files.location, hashlib.sha256(ours.encode()).hexdigest())
@@ -279,7 +283,8 @@ class BucketTask(Generic[S]):
         if theirs is None and pointer is None:
             # If another task was faster, we compare with what it wrote.
             with contextlib.suppress(ConflictError):
-                files.publish(SPECIFICATION_FILE, encode(PUnit("operator", self.specification())))
+                described = self.specification() | ({QUERY_NAME: query_name} if query_name else {})
+                files.publish(SPECIFICATION_FILE, encode(PUnit("operator", described)))
             theirs = specification_in(files)
         if theirs is None:
             raise missing_state(path)

@@ -215,7 +215,7 @@ class _BucketFunction:
         )
         try:
             pointer, batches, metrics = self.task.run(
-                query_id, int(batch_id), bucket, pointer, parcels, now_us
+                query_id, int(batch_id), bucket, pointer, parcels, now_us, _query_name(context)
             )
             if self.into is not None:
                 begin = monotonic_s()
@@ -234,6 +234,13 @@ class _BucketFunction:
             state.setTimeoutDuration(1)
         yield from result_frames(to_parcels(batches), self.batch_rows)
         yield pd.DataFrame({"payload": [None], "metrics": [json.dumps(metrics.to_json())]}, dtype=object)
+
+
+def _query_name(context: TaskContext | None) -> str | None:
+    """Return the name of the query whose task runs: Spark describes its jobs as ``NAME<br/>id = ...``."""
+    described = context and context.getLocalProperty("spark.job.description")
+    name, found, _ = (described or "").partition("id = ")
+    return name.removesuffix("<br/>").strip() or None if found else None
 
 
 def result_frames(
