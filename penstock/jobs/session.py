@@ -8,9 +8,10 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import AnalysisException, PySparkRuntimeError
@@ -93,7 +94,7 @@ def _launch_jvm(options: Mapping[str, str]) -> None:
     thread.start()
     conf = SparkConf(loadDefaults=False).setAll(list(options.items()))
     try:
-        gateway = launch_gateway(conf, {"stderr": writing})
+        gateway = _launched(conf, {"stderr": writing})
     except PySparkRuntimeError as error:
         os.close(writing)
         thread.join(_DRAIN_S)
@@ -104,6 +105,25 @@ def _launch_jvm(options: Mapping[str, str]) -> None:
         ) from None
     os.close(writing)
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+
+
+def _launched(conf: SparkConf, popen_options: dict[str, Any]) -> Any:
+    """Return the gateway to a new JVM; a signal meanwhile ends this call at once.
+
+    PySpark waits for the JVM's answer in a file, whose directory it deletes when the wait is interrupted.
+    The JVM then fails to write that file, and lives on for ever. So another thread waits: the JVM writes its
+    file, finds that this process has ended, and ends.
+    """
+    found: Future[Any] = Future()
+
+    def launch() -> None:
+        try:
+            found.set_result(launch_gateway(conf, popen_options))
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=launch, name="penstock-jvm-launch", daemon=True).start()
+    return found.result()
 
 
 def _laptop_options(settings: Mapping[str, str], log_level: str) -> dict[str, str]:

@@ -305,10 +305,10 @@ def test_a_record_that_cannot_be_read_ends_a_pipeline_that_says_so(
 
 def test_state_keeps_the_name_of_its_query(spark: SparkSession, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
-    run = pipeline(tmp_path, query={"name": "first name", "checkpoint": str(checkpoint)})
+    run = pipeline(tmp_path, query={"name": "first", "checkpoint": str(checkpoint)})
     run_to_end(run, spark=spark)
     (operator,) = find_operators(open_files(checkpoint / "penstock"))
-    assert operator.query_label == f"first name ({operator.query})"
+    assert operator.query_label == f"first ({operator.query})"
 
 
 def test_values_of_kafka_are_unpacked_and_packed(spark: SparkSession) -> None:

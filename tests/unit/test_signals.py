@@ -8,7 +8,9 @@ import sys
 import threading
 
 import pytest
+from pyspark import SparkConf
 
+from penstock.jobs import session
 from penstock.jobs.signals import StopSignals
 
 _PROGRAM = """
@@ -76,3 +78,29 @@ def test_in_another_thread_signals_stay_as_they_are() -> None:
     thread.start()
     thread.join()
     assert within == [before]
+
+
+def test_a_signal_does_not_interrupt_who_waits_for_the_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    # PySpark's cleaning up would leave a JVM that never ends.
+    waiting, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def launch_gateway(conf: object, options: object) -> str:
+        waiting.set()
+        goes_on.wait(30)
+        ended.set()
+        return "gateway"
+
+    monkeypatch.setattr(session, "launch_gateway", launch_gateway)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        waiting.wait(30)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt), StopSignals(raises=True):
+        session._launched(SparkConf(loadDefaults=False), {})
+    assert not ended.is_set(), "the call has ended before the other thread has"
+    goes_on.set()
+    assert ended.wait(30)
