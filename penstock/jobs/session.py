@@ -7,11 +7,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import AnalysisException, PySparkRuntimeError
@@ -27,6 +27,8 @@ from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 
 __all__ = ["is_local", "open_session", "session"]
 
+_T = TypeVar("_T")
+
 _DEFAULTS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
     "spark.sql.session.timeZone": "UTC",
@@ -40,6 +42,13 @@ _LOCAL_DEFAULTS: Final = {
     # checkpoint keeps its buckets, and may be taken to another machine.
     "spark.sql.shuffle.partitions": "8",
 }
+_LATE_OPTIMISATION: Final = (
+    "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
+    "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+)
+"""Ten times the thresholds of the JVM's second compiler, which works most on what runs only at the start."""
+_MAX_CORES_FOR_SERIAL_GC: Final = 4
+"""With so few cores, threads of a parallel collector take time from the work."""
 _LOG_FILE: Final = Path(__file__).parents[1] / "conf" / "log4j2.properties"
 _BANNERS: Final = (b"WARNING: Using incubator modules: jdk.incubator.vector\n",)
 """Lines of the JVM that no option of it suppresses."""
@@ -47,6 +56,7 @@ _JAVA_HINT: Final = (
     "install Java 17 or newer, such as with sudo apt-get install openjdk-17-jre-headless, "
     "or let JAVA_HOME name it"
 )
+_POLL_S: Final = 0.1
 _DRAIN_S: Final = 2.0
 """How long the last output of a JVM that ended is waited for."""
 
@@ -94,7 +104,7 @@ def _launch_jvm(options: Mapping[str, str]) -> None:
     thread.start()
     conf = SparkConf(loadDefaults=False).setAll(list(options.items()))
     try:
-        gateway = _launched(conf, {"stderr": writing})
+        gateway = _in_other_thread(lambda: launch_gateway(conf, {"stderr": writing}))
     except PySparkRuntimeError as error:
         os.close(writing)
         thread.join(_DRAIN_S)
@@ -107,22 +117,26 @@ def _launch_jvm(options: Mapping[str, str]) -> None:
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)
 
 
-def _launched(conf: SparkConf, popen_options: dict[str, Any]) -> Any:
-    """Return the gateway to a new JVM; a signal meanwhile ends this call at once.
+def _in_other_thread(call: Callable[[], _T]) -> _T:
+    """Return what `call` returns in a thread of its own; a signal meanwhile ends the wait at once, quietly.
 
-    PySpark waits for the JVM's answer in a file, whose directory it deletes when the wait is interrupted.
-    The JVM then fails to write that file, and lives on for ever. So another thread waits: the JVM writes its
-    file, finds that this process has ended, and ends.
+    PySpark waits for a new JVM's answer in a file, whose directory it deletes when the wait is interrupted.
+    The JVM then fails to write that file, and lives on for ever. In another thread the wait goes on: the JVM
+    writes its file, finds that this process has ended, and ends. A context that is made in the main thread
+    takes SIGINT for itself: its handler asks the JVM in the middle of another question, and prints a trace.
     """
-    found: Future[Any] = Future()
+    found: Future[_T] = Future()
 
-    def launch() -> None:
+    def run() -> None:
         try:
-            found.set_result(launch_gateway(conf, popen_options))
+            found.set_result(call())
         except BaseException as error:
             found.set_exception(error)
 
-    threading.Thread(target=launch, name="penstock-jvm-launch", daemon=True).start()
+    threading.Thread(target=run, name="penstock-start", daemon=True).start()
+    while not found.done():
+        # A signal that comes right before a wait does not end it.
+        wait([found], timeout=_POLL_S)
     return found.result()
 
 
@@ -148,8 +162,18 @@ def _laptop_options(settings: Mapping[str, str], log_level: str) -> dict[str, st
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             options[DAEMON_SETTING] = DAEMON
         logs = f"-Dlog4j2.configurationFile={_LOG_FILE.as_uri()} -Dpenstock.log.level={log_level.lower()}"
-        options[JAVA_OPTIONS] = f"{archive_options().get(JAVA_OPTIONS, '')} {logs}".strip()
+        java = [archive_options().get(JAVA_OPTIONS, ""), logs, _LATE_OPTIMISATION]
+        if not _chooses_collector(settings) and (os.cpu_count() or 1) <= _MAX_CORES_FOR_SERIAL_GC:
+            java.append("-XX:+UseSerialGC")
+        options[JAVA_OPTIONS] = " ".join(java).strip()
     return options
+
+
+def _chooses_collector(settings: Mapping[str, str]) -> bool:
+    """Whether the user says which garbage collector the JVM has; it takes only one."""
+    said = [settings.get("spark.driver.extraJavaOptions", "")]
+    said += [os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")]
+    return any("GC" in options for options in said)
 
 
 def open_session(
@@ -196,6 +220,8 @@ def open_session(
         options = {**_laptop_options(settings, log_level), **settings}
         if SparkContext._gateway is None:
             _launch_jvm(options)
+    conf = SparkConf().setAppName(name).setAll(list(options.items()))
+    _in_other_thread(lambda: SparkContext.getOrCreate(conf))
     spark = SparkSession.builder.appName(name).config(map=dict(options)).getOrCreate()
     given = spark.sparkContext.getConf()
     for setting, value in _DEFAULTS.items():

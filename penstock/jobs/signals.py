@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 __all__ = ["StopSignals"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_INTERRUPTED = "KeyboardInterrupt while sending command."
+"""What Py4J logs, with a traceback, before it raises the exception again."""
 _STOPPING = b"stopping; another Ctrl-C ends at once\n"
 
 
@@ -37,7 +40,12 @@ class StopSignals(AbstractContextManager["StopSignals"]):
 
     def __enter__(self) -> StopSignals:
         self.take()
+        logging.getLogger().addFilter(self._is_news)
         return self
+
+    def _is_news(self, record: logging.LogRecord) -> bool:
+        """Say whether a record is more than that the signal has interrupted a call into the JVM."""
+        return self.received is None or record.msg != _INTERRUPTED
 
     def take(self) -> None:
         """Put the handlers in place."""
@@ -63,6 +71,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        logging.getLogger().removeFilter(self._is_news)
         for number, handler in self._before.items():
             signal.signal(number, handler)
             outer = getattr(handler, "__self__", None)

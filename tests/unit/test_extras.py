@@ -34,7 +34,12 @@ def penstock(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("command", [("demo",), ("simulate", "5", "--fast")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("demo",),
+    ],
+)
 def test_what_draws_asks_for_the_plot_extra_before_it_begins(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:

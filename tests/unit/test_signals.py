@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import sys
 import threading
 
 import pytest
-from pyspark import SparkConf
 
 from penstock.jobs import session
 from penstock.jobs.signals import StopSignals
@@ -56,6 +56,18 @@ def test_where_nobody_asks_the_first_signal_raises() -> None:
     assert caught.value.code == 143
 
 
+def test_nothing_is_logged_of_the_call_that_a_signal_interrupts(caplog: pytest.LogCaptureFixture) -> None:
+    interrupted = "KeyboardInterrupt while sending command."
+    with pytest.raises(KeyboardInterrupt), StopSignals(raises=True):
+        logging.error(interrupted)  # not ours
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            logging.error(interrupted)
+            logging.error("something else")
+    assert caplog.messages == [interrupted, "something else"]
+
+
 def test_a_signal_counts_for_the_blocks_around_it() -> None:
     before = signal.getsignal(signal.SIGINT)
     with StopSignals(raises=True) as outer:
@@ -80,17 +92,16 @@ def test_in_another_thread_signals_stay_as_they_are() -> None:
     assert within == [before]
 
 
-def test_a_signal_does_not_interrupt_who_waits_for_the_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_does_not_interrupt_who_waits_for_the_jvm() -> None:
     # PySpark's cleaning up would leave a JVM that never ends.
     waiting, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def launch_gateway(conf: object, options: object) -> str:
+    def launch_gateway() -> str:
         waiting.set()
         goes_on.wait(30)
         ended.set()
         return "gateway"
 
-    monkeypatch.setattr(session, "launch_gateway", launch_gateway)
     main = threading.main_thread().ident
     assert main is not None
 
@@ -100,7 +111,7 @@ def test_a_signal_does_not_interrupt_who_waits_for_the_jvm(monkeypatch: pytest.M
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt), StopSignals(raises=True):
-        session._launched(SparkConf(loadDefaults=False), {})
+        session._in_other_thread(launch_gateway)
     assert not ended.is_set(), "the call has ended before the other thread has"
     goes_on.set()
     assert ended.wait(30)
