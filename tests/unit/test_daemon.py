@@ -11,6 +11,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pyspark.sql import SparkSession
@@ -180,6 +181,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | None]:
 
         monkeypatch.setattr(session, "SparkSession", Session)
         monkeypatch.setattr(session, "_launch_jvm", lambda options: None)
+        context = SimpleNamespace(_gateway=None, getOrCreate=lambda conf: None)
+        monkeypatch.setattr(session, "SparkContext", context)
         with pytest.raises(_OpenedError):
             session.open_session("test", {name.replace("__", "."): value for name, value in settings.items()})
         return Session.builder.settings.get(got)
@@ -213,6 +216,24 @@ def test_a_session_on_this_machine_logs_only_what_is_fatal(opened: Callable[...,
     )
     assert "-Dpenstock.log.level=fatal" in options
     assert opened("spark.log.level") is None
+
+
+def test_a_session_on_a_small_machine_collects_serially_unless_told_otherwise(
+    opened: Callable[..., str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def options(**settings: str) -> str:
+        return opened("spark.driver.defaultJavaOptions", **settings) or ""
+
+    for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert "-XX:+UseSerialGC" in options()
+    assert "GC" not in options(spark__driver__extraJavaOptions="-XX:+UseParallelGC"), "a JVM takes only one"
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", "-XX:+UseG1GC")
+    assert "GC" not in options()
+    monkeypatch.delenv("JDK_JAVA_OPTIONS")
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    assert "GC" not in options()
 
 
 def test_without_java_a_session_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
