@@ -156,10 +156,11 @@ def _checked(pipeline: str, overrides: list[str]) -> Pipeline:
     """
     from penstock.conf.document import PipelineError
     from penstock.conf.pipeline import load_document
+
+    loaded, document = load_document(pipeline, overrides)
     from penstock.jobs.pipelines.explain import graph_of
     from penstock.jobs.pipelines.places import check_places
 
-    loaded, document = load_document(pipeline, overrides)
     problems: list[str] = []
     for check_part in (graph_of, check_places):
         try:
