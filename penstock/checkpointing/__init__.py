@@ -1,4 +1,4 @@
-"""What makes Penstock's data durable: p-units and, later, lineage, markers and the protocol."""
+"""Durable data: files, p-units, p-streams, and the checkpoints of graphs."""
 
 from penstock.checkpointing.p_unit import FORMAT_VERSION, PUnit, decode, encode, encode_blocks, head
 

@@ -62,10 +62,10 @@ PACKED = "base_delta>ns"
 """The cascade of integers in units that are `PUnit.packed`: a tenth of the time."""
 
 PACKED_FLOATS = f"decimal>{PACKED}"
-"""That of floats in such units: a twentieth of the time; those that are no decimals take `PACKED`."""
+"""The cascade of floats in packed units; floats that are no decimals take `PACKED`."""
 
 MAGIC = b"PENSTOCK"
-"""What a p-unit begins with."""
+"""The first bytes of a p-unit."""
 _PREFIX = struct.Struct("<8sHHI")
 _CHECKSUM = struct.Struct("<Q")
 _HEADER_AT = _PREFIX.size + _CHECKSUM.size
@@ -98,7 +98,7 @@ class PUnit:
 
     @property
     def fields(self) -> Fields:
-        """What it says of itself, checked when it is read."""
+        """The metadata, checked when it is read."""
         return Fields(self.meta)
 
     def block(self, name: str, schema: pa.Schema) -> pa.RecordBatch:

@@ -14,7 +14,7 @@ from penstock._clock import monotonic_s
 __all__ = ["Releases"]
 
 _PAUSE = 19.0
-"""How many times as long as a sync took nothing is synced again: it has a twentieth of the time at most."""
+"""Pause after a sync, in multiples of its duration: syncs take at most a twentieth of the time."""
 
 
 class Releases:

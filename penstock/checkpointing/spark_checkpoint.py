@@ -106,7 +106,7 @@ def plan_of(location: str | None, batch: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What a repair of a checkpoint deletes.
+    """The files that a repair of a checkpoint deletes.
 
     Attributes
     ----------
@@ -217,7 +217,7 @@ def _with_sums(file: _File) -> Iterator[_File]:
 
 
 class _Checkpoint:
-    """What is whole of a checkpoint.
+    """The undamaged part of a checkpoint.
 
     Parameters
     ----------

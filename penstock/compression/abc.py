@@ -1,4 +1,4 @@
-"""What a codec is."""
+"""The interface of codecs."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class Codec(ABC):
     """
 
     number: int
-    """What names the codec in a node's bytes."""
+    """The codec's number in the bytes of a node."""
     name: str
-    """What names the codec in a cascade."""
+    """The codec's name in a cascade."""
 
     @abstractmethod
     def encode(self, values: Ints) -> Node:

@@ -60,9 +60,9 @@ _STREAMS: dict[Layout, tuple[str, ...]] = {
     Layout.NESTED: ("Arrow IPC",),
     Layout.TEXT_TOKENS: tokens.STREAMS,
 }
-"""What the streams of a layout are; of wide values the last one may be missing."""
+"""Names of the streams of a layout; the last one of wide values may be missing."""
 _OF_ROWS = {Layout.FIXED: 1, Layout.WIDE: 2, Layout.TEXT: 1, Layout.TEXT_DICTIONARY: 1, Layout.TEXT_TOKENS: 1}
-"""How many of a layout's first streams have a value for each row."""
+"""Number of a layout's first streams that have a value for each row."""
 _FALLBACKS: dict[Cascade, Cascade] = {("constant",): ("run_length", *DEFAULT)}
 
 

@@ -1,4 +1,4 @@
-"""Which Arrow types are texts, and texts as dictionaries."""
+"""Arrow types of text, plain and as dictionaries."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _OTHER_TYPE = 255
 
 
 class Layout(IntEnum):
-    """Which streams a column is."""
+    """The streams that a column becomes."""
 
     NOTHING = 0
     FIXED = 1

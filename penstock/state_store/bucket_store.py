@@ -34,27 +34,26 @@ Invariants:
    released, also where another snapshot follows before that.
 7. A commit begins a snapshot only where its lineage has none begun that a later commit may adopt, unless
    this process knows that the one which it began has failed.
-8. A chain grows by no more than ``_SNAPSHOT_COMMITS`` + 2 deltas after a snapshot is due, whatever becomes of
-   workers, as long as the file system takes the snapshot and its writer is dead or done.
+8. After a snapshot is due, a chain grows by no more than ``_MAX_SNAPSHOT_COMMITS`` + 2 deltas, whatever
+   becomes of workers, as long as the file system takes the snapshot and its writer is dead or done.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import replace
-from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from penstock._clock import new_id
 from penstock._failpoints import failpoint
-from penstock.checkpointing import PUnit, decode, encode, encode_blocks, head
-from penstock.checkpointing.fields import Fields
-from penstock.checkpointing.files import Content, Files
+from penstock.checkpointing import PUnit, encode_blocks
+from penstock.checkpointing.files import Files
 from penstock.checkpointing.trace import trace
-from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
+from penstock.errors import InvalidUsageError, PenstockError
+from penstock.state_store.bucket_files import BucketFiles, State
 from penstock.state_store.lineage import (
     CLOCK_SUFFIX,
     FileId,
@@ -86,35 +85,22 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 RETAIN_VERSIONS = 2
-"""How many versions stay loadable by default: the newest committed one and those before it."""
+"""Versions that stay loadable by default: the newest committed one and those before it."""
 
-_SNAPSHOT_SHARE = 1.0
-"""A snapshot is due when the chain's deltas hold more bytes than this share of its base."""
+_DELTAS_PER_BASE = 1.0
+"""A snapshot is due when the deltas of a chain hold more bytes than this multiple of its base."""
 
-_LEAST_CHAIN_BYTES = 256 * 1024
+_MIN_BYTES_FOR_SNAPSHOT = 256 * 1024
 """Below so many bytes of deltas a chain gets no snapshot, unless it is longer than the limit."""
 
-_LONGEST_CHAIN = 64
+_MAX_DELTAS = 64
 """A snapshot is due when more deltas than this follow the base."""
 
-_SNAPSHOT_COMMITS = 16
-"""How many commits a snapshot may take to be written; one that takes longer is given up for lost."""
+_MAX_SNAPSHOT_COMMITS = 16
+"""Commits within which a snapshot must be complete; one that takes longer counts as lost."""
 
 
-class State(Protocol):
-    """What a store needs of a working copy."""
-
-    def delta(self) -> PUnit:
-        """Return what changed since the last call of `delta` or `restore`."""
-
-    def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole state of this moment, in units of bounded size; later changes do not show."""
-
-    def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply units in their order."""
-
-
-class BucketStore:
+class BucketStore(BucketFiles):
     """Loads and commits the state of one bucket.
 
     Used in a Python worker by one task at a time. Several attempts of a task may use their own stores
@@ -139,7 +125,7 @@ class BucketStore:
     ) -> None:
         if retain_versions < 1:
             raise InvalidUsageError("less than one version is retained", retain_versions=retain_versions)
-        self.files = files
+        super().__init__(files)
         self.retain_versions = retain_versions
         self._background = background
 
@@ -309,18 +295,6 @@ class BucketStore:
                 self._read(link.pointer)
         return handle
 
-    def _from_head(self, pointer: Pointer, size_bytes: int) -> Handle | None:
-        """Return where a version stands by the header of its own file; None if it is not whole."""
-        read = partial(self.files.read_range, pointer.file_name)
-        path = self.files.path_of(pointer.file_name)
-        try:
-            unit, whole_bytes = head(read, size_bytes, path)
-            if whole_bytes != size_bytes:
-                return None
-            return self._handle_in(pointer, self._checked(pointer, unit), size_bytes)
-        except (CorruptDataError, FileNotFoundError):
-            return None
-
     def _try_sweep(self, held: Handle) -> None:
         try:
             freed = self.sweep(held)
@@ -331,7 +305,7 @@ class BucketStore:
 
     def _begun(self, shown: Version, deltas_begin: int) -> Snapshot:
         """Return a snapshot of the version `shown`, under a name that no other has."""
-        last = Version(shown + _SNAPSHOT_COMMITS)
+        last = Version(shown + _MAX_SNAPSHOT_COMMITS)
         number = Version(last + self.retain_versions - 1)
         return Snapshot(Pointer(number, FileId(new_id())), last, deltas_begin)
 
@@ -395,19 +369,6 @@ class BucketStore:
             raise
         return tuple(parts)
 
-    def _publish(
-        self,
-        pointer: Pointer,
-        unit: PUnit,
-        coded: Mapping[str, bytes],
-        before: Handle,
-        parent: Pointer | None,
-    ) -> Link:
-        """Publish `unit` at `pointer`, its blocks as `coded`, with the chain of `before` in its header."""
-        content = encode(PUnit(unit.kind, _meta(pointer, unit, before, parent)), coded)
-        self.files.publish(pointer.file_name, content)
-        return Link(pointer, len(content))
-
     def _run(self, work: Callable[[], T], *, wait: bool = False) -> Future[T]:
         """Have `work` done in the background, or here if there is none or its end is waited for."""
         if self._background is not None and not wait:
@@ -419,87 +380,11 @@ class BucketStore:
             future.set_exception(error)
         return future
 
-    def _open(self, pointer: Pointer) -> tuple[PUnit, Handle]:
-        """Read the file at `pointer` and the chain in its header."""
-        newest, size_bytes = self._read(pointer)
-        return newest, self._handle_in(pointer, newest, size_bytes)
-
-    def _handle_in(self, pointer: Pointer, unit: PUnit, size_bytes: int) -> Handle:
-        """Return where the version stands whose file at `pointer` is `unit`."""
-        path = self.files.path_of(pointer.file_name)
-        fields = Fields(unit.meta, path)
-        before = tuple(map(Link.from_json, fields.rows("chain", 3)))
-        superseded = tuple((Version(one.count(0)), one.text(1)) for one in fields.rows("superseded", 2))
-        # The first files of the format named neither base, which was one file, nor parent, nor snapshot.
-        base = fields.count("base", most=len(before) + 1) if fields.has("base") else 1
-        parent = fields.row("parent", 2) if fields.has("parent") else None
-        before_it = Pointer(Version(parent.count(0)), FileId(parent.text(1))) if parent else None
-        snapshot = Snapshot.from_json(fields.row("snapshot", 4)) if fields.has("snapshot") else None
-        if snapshot is not None and snapshot.deltas_begin > len(before) + 1:
-            raise fields.damaged("snapshot", "a place in the chain")
-        names = [link.pointer.file_name for link in before] + [name for _, name in superseded]
-        names += [snapshot.pointer.file_name] if snapshot else []
-        if any(number_of(name) is None for name in names):
-            raise CorruptDataError("the file names others outside its directory", file=path)
-        return Handle((*before, Link(pointer, size_bytes)), base, superseded, before_it, snapshot)
-
-    def _restore(self, state: State, links: Sequence[Link], units: Iterable[PUnit]) -> None:
-        """Apply the units of some files; what is wrong with one names its file."""
-        at = -1
-
-        def counted() -> Iterator[PUnit]:
-            nonlocal at
-            for unit in units:
-                at += 1
-                yield unit
-
-        try:
-            state.restore(counted())
-        except CorruptDataError as error:
-            raise error.in_file(self.files.path_of(links[at].pointer.file_name)) from error
-
-    def _state_unit(self, source: Link | PUnit) -> PUnit:
-        unit = source if isinstance(source, PUnit) else self._read(source.pointer)[0]
-        return PUnit(unit.kind, unit.meta["state"], unit.blocks)
-
-    def _read(self, pointer: Pointer) -> tuple[PUnit, int]:
-        path = self.files.path_of(pointer.file_name)
-        try:
-            content = self.files.read(pointer.file_name)
-        except FileNotFoundError:
-            raise CorruptDataError(
-                "a state file is missing", file=path, hint="restore it, or start a new checkpoint"
-            ) from None
-        return self._decoded(pointer, content), len(content)
-
-    def _decoded(self, pointer: Pointer, content: Content) -> PUnit:
-        return self._checked(pointer, decode(content, self.files.path_of(pointer.file_name)))
-
-    def _checked(self, pointer: Pointer, unit: PUnit) -> PUnit:
-        """Return the unit in the file at `pointer` if it is what the name says."""
-        path = self.files.path_of(pointer.file_name)
-        if (unit.meta.get("version"), unit.meta.get("file_id")) != (pointer.version, pointer.file_id):
-            raise CorruptDataError("the file holds another version than its name says", file=path)
-        if not isinstance(unit.meta.get("state"), dict):
-            raise CorruptDataError("the header of a state file is not as it should be", file=path)
-        return unit
-
 
 def _snapshot_is_due(held: Handle, more_bytes: int) -> bool:
     """Say whether the deltas outgrow the base with one more, of about `more_bytes`."""
     sizes = [*(link.size_bytes for link in held.links), more_bytes]
     base, deltas = sizes[: held.base], sizes[held.base :]
-    return len(deltas) > _LONGEST_CHAIN or sum(deltas) > max(_SNAPSHOT_SHARE * sum(base), _LEAST_CHAIN_BYTES)
-
-
-def _meta(pointer: Pointer, unit: PUnit, before: Handle, parent: Pointer | None) -> dict[str, object]:
-    return {
-        "version": pointer.version,
-        "file_id": pointer.file_id,
-        "parent": parent and [parent.version, parent.file_id],
-        "base": before.base,
-        "chain": [link.to_json() for link in before.links],
-        "superseded": [list(entry) for entry in before.superseded],
-        "snapshot": before.snapshot and before.snapshot.to_json(),
-        "state": unit.meta,
-    }
+    return len(deltas) > _MAX_DELTAS or sum(deltas) > max(
+        _DELTAS_PER_BASE * sum(base), _MIN_BYTES_FOR_SNAPSHOT
+    )

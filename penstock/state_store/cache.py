@@ -23,7 +23,7 @@ class CachedState(State, Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the state holds."""
+        """Memory of the state."""
 
     def close(self) -> None:
         """Let go of memory and files; the state is not used afterwards."""
@@ -115,5 +115,5 @@ class StateCache(Generic[S]):
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the kept states hold."""
+        """Memory of the kept states."""
         return sum(state.size_bytes for state, _ in self._entries.values())

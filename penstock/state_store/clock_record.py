@@ -1,4 +1,4 @@
-"""What the clock told the attempt that served a micro-batch first, so that every later one serves the same.
+"""Readings of the clock by the first attempt at a micro-batch, so that every later one serves the same.
 
 With a budget of time, or linecutting, what an operator serves follows the clock. A micro-batch may run
 again after a sink has taken what an earlier attempt served, and a sink that skips what it has would miss

@@ -1,4 +1,4 @@
-"""Where versions of a bucket's state stand: pointers, chains of files, and the names of these.
+"""Lineage of versions of a bucket's state: pointers, chains of files, and their names.
 
 `penstock.state_store.bucket_store` says what they mean and has their invariants.
 """
@@ -29,14 +29,14 @@ FileId = NewType("FileId", str)
 
 _SUFFIX = ".punit"
 CLOCK_SUFFIX = ".clock"
-"""How the names of records of the clock end (`penstock.state_store.clock_record`)."""
+"""Suffix of the names of clock records (`penstock.state_store.clock_record`)."""
 
 _NAME = re.compile(r"\.?([0-9]{12,})-[^./\\\0]+\.(punit|clock)(\.[^./\\\0]+\.tmp)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """What Spark's ``GroupState`` holds of a bucket: which file is its newest version."""
+    """The content of Spark's ``GroupState`` for a bucket: the file of its newest version."""
 
     version: Version
     file_id: FileId
@@ -75,7 +75,7 @@ class Snapshot:
     deltas_begin: int
     """Where, in the chains of its version and of those after it, the deltas begin that it does not hold."""
     parts: Future[tuple[Link, ...]] | None = field(default=None, compare=False)
-    """What this process writes; None if another one does, or did."""
+    """The parts that this process writes; None if another process does, or did."""
 
     def is_lost(self, version: Version) -> bool:
         """Say whether another process never finished it, now that `version` is committed."""
@@ -94,7 +94,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """Where a loaded state stands: its chain up to and with its newest file.
+    """The position of a loaded state: its chain up to and with its newest file.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Whose state lies in a state location.
+"""The owners of the state in a state location.
 
 State lies in ``<location>/<query id>/<operator>/<bucket>/``. `find_operators` takes a directory at any of
 these levels.

@@ -1,4 +1,4 @@
-"""What lies in a bucket: versions, chains, sizes, damage and garbage, told without Spark.
+"""Survey of a bucket without Spark: versions, chains, sizes, damage and garbage.
 
 `state_location.find_operators` finds the buckets, `survey` looks into one, and `delete_garbage` deletes what
 it found needless.
@@ -48,12 +48,12 @@ from penstock.state_store.location import Damage, names_in
 __all__ = ["BucketSurvey", "Chain", "delete_garbage", "likely_pointer", "survey"]
 
 _TRIES = 5
-"""How often a bucket is looked at anew when its query deletes files meanwhile."""
+"""Attempts at a consistent look at a bucket whose query deletes files meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What a load of one version reads.
+    """The files that a load of one version reads.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class BucketSurvey:
-    """What was found in one bucket.
+    """The result of the survey of one bucket.
 
     Attributes
     ----------
@@ -125,7 +125,7 @@ class BucketSurvey:
 
     @property
     def garbage_bytes(self) -> int:
-        """What garbage collection frees."""
+        """Bytes that garbage collection frees."""
         return sum(facts.size_bytes for facts in self.garbage)
 
 
@@ -226,14 +226,14 @@ def likely_pointer(bucket: Files) -> Pointer | None:
 
 @dataclass(slots=True)
 class _Sight:
-    """What one look at all files of a bucket has shown."""
+    """The result of one look at all files of a bucket."""
 
     facts: dict[str, FileFacts]
     unreadable: dict[str, CorruptDataError] = field(default_factory=dict)
     handles: dict[Pointer, Handle] = field(default_factory=dict)
-    """Where each version stands."""
+    """The handle of each version."""
     meta: dict[Pointer, Mapping[str, Any]] = field(default_factory=dict)
-    """What each version's own unit says of it."""
+    """The metadata in each version's own unit."""
 
 
 def _listed(bucket: Files) -> dict[str, FileFacts]:

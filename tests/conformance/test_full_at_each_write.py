@@ -65,7 +65,7 @@ class FullDisk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[FullDisk]:
     """Give a disk, and workers that write a snapshot after every few commits, before the commit returns."""
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 1)
+    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 1)
     monkeypatch.setattr(bucket_task, "_background", AtOnce)
     monkeypatch.setattr(_durable, "sync_everything", lambda: None)
     yield FullDisk(monkeypatch)

@@ -61,7 +61,7 @@ def _patch(owner: Any, name: str, value: object) -> None:
 
 if __name__ == "__main__":
     # So that files are released after a few micro-batches already.
-    _patch(bucket_store, "_LONGEST_CHAIN", 3)
+    _patch(bucket_store, "_MAX_DELTAS", 3)
     if os.environ.get(_KNOWN_BAD):
         syncs_nothing()
     daemon.main()

@@ -43,8 +43,8 @@ def test_every_version_is_what_was_committed_and_the_last_ones_stay(
     batches: list[tuple[int, dict[int, bytes | None], int, bool, bool]], least_bytes: int, longest: int
 ) -> None:
     with _directory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bucket_store, "_LEAST_CHAIN_BYTES", least_bytes)
-        patch.setattr(bucket_store, "_LONGEST_CHAIN", longest)
+        patch.setattr(bucket_store, "_MIN_BYTES_FOR_SNAPSHOT", least_bytes)
+        patch.setattr(bucket_store, "_MAX_DELTAS", longest)
         caches: list[StateCache[DictState]] = [StateCache(1 << 20) for _ in range(2)]
         store = BucketStore(LocalFiles(directory / "bucket"))
         committed: list[tuple[Pointer, dict[int, bytes]]] = []
@@ -171,9 +171,9 @@ def test_whichever_attempts_were_committed_spark_may_go_on_from_any(
     retain_versions: int,
 ) -> None:
     with _directory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bucket_store, "_LEAST_CHAIN_BYTES", least_bytes)
-        patch.setattr(bucket_store, "_LONGEST_CHAIN", longest)
-        patch.setattr(bucket_store, "_SNAPSHOT_COMMITS", snapshot_commits)
+        patch.setattr(bucket_store, "_MIN_BYTES_FOR_SNAPSHOT", least_bytes)
+        patch.setattr(bucket_store, "_MAX_DELTAS", longest)
+        patch.setattr(bucket_store, "_MAX_SNAPSHOT_COMMITS", snapshot_commits)
         bucket = Siblings(directory / "bucket", retain_versions)
         for attempts in batches:
             bucket.run_batch(attempts)
@@ -184,8 +184,8 @@ def test_disk_use_is_bounded_by_the_chain_and_what_is_retained(
     batches: list[dict[int, bytes | None]], longest: int
 ) -> None:
     with _directory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bucket_store, "_LONGEST_CHAIN", longest)
-        patch.setattr(bucket_store, "_LEAST_CHAIN_BYTES", 300)
+        patch.setattr(bucket_store, "_MAX_DELTAS", longest)
+        patch.setattr(bucket_store, "_MIN_BYTES_FOR_SNAPSHOT", 300)
         store, state, handle = BucketStore(LocalFiles(directory)), DictState(), Handle()
         for changes in batches:
             store.release(handle)

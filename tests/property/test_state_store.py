@@ -139,9 +139,9 @@ class Workers(RuleBasedStateMachine):
 
     @initialize(longest=st.integers(0, 4), least_bytes=st.sampled_from([0, 2000, 1 << 20]))
     def limits(self, longest: int, least_bytes: int) -> None:
-        self.patch.setattr(bucket_store, "_LONGEST_CHAIN", longest)
-        self.patch.setattr(bucket_store, "_LEAST_CHAIN_BYTES", least_bytes)
-        self.patch.setattr(bucket_store, "_SNAPSHOT_COMMITS", COMMITS)
+        self.patch.setattr(bucket_store, "_MAX_DELTAS", longest)
+        self.patch.setattr(bucket_store, "_MIN_BYTES_FOR_SNAPSHOT", least_bytes)
+        self.patch.setattr(bucket_store, "_MAX_SNAPSHOT_COMMITS", COMMITS)
 
     @property
     def newest(self) -> Version:

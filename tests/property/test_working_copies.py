@@ -229,7 +229,7 @@ def test_a_bucket_goes_on_whichever_copy_loads_it_and_whatever_fails(
     background = Later()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
-        patch.setattr(bucket_store, "_LEAST_CHAIN_BYTES", 0)
+        patch.setattr(bucket_store, "_MIN_BYTES_FOR_SNAPSHOT", 0)
         store = BucketStore(open_files(place), background=background)
         for number, (step, worker, batch, limit) in enumerate(steps):
             now_us = 1_000_000 + 10 * number

@@ -96,7 +96,7 @@ def test_the_empty_state_has_no_file_and_no_pointer(store: BucketStore) -> None:
 def test_a_snapshot_takes_the_place_of_the_chain_when_the_deltas_outgrow_the_base(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_LEAST_CHAIN_BYTES", 0)
+    monkeypatch.setattr(bucket_store, "_MIN_BYTES_FOR_SNAPSHOT", 0)
     monkeypatch.setattr(DictState, "part", 2)
     draw = random.Random(1)  # nothing that can be compressed
     state = DictState({0: draw.randbytes(10_000)})
@@ -117,7 +117,7 @@ def test_a_snapshot_takes_the_place_of_the_chain_when_the_deltas_outgrow_the_bas
 def test_small_states_get_no_snapshot_until_the_chain_is_long(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 5)
+    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 5)
     _, handles = _commits(store, 14)
     assert [len(handle.links) for handle in handles] == [1, 2, 3, 4, 5, 6, 7, 2, 3, 4, 5, 6, 7, 2]
 
@@ -126,7 +126,7 @@ def test_small_states_get_no_snapshot_until_the_chain_is_long(
 def test_a_snapshot_may_be_written_while_commits_go_on(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch, commits: int
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
+    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
     later = Later()
     store = BucketStore(store.files, background=later)
     state, handles = _commits(store, 5)
@@ -159,7 +159,7 @@ def test_a_snapshot_may_be_written_while_commits_go_on(
 def test_a_snapshot_that_cannot_be_written_fails_no_commit_and_leaves_nothing(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
+    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
     monkeypatch.setattr(DictState, "part", 2)
     later = Later()
     store = BucketStore(store.files, background=later)
@@ -189,7 +189,7 @@ def test_a_snapshot_that_cannot_be_written_fails_no_commit_and_leaves_nothing(
 def test_release_deletes_what_a_snapshot_superseded_and_what_no_attempt_can_need(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
+    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
     state, handles = _commits(store, 6)
     assert handles[4].snapshot is not None
     old = {*links_of(handles[4]), handles[4].snapshot.pointer.file_name}
@@ -218,7 +218,7 @@ def test_attempts_at_a_version_that_are_all_committed_stay_until_no_recent_versi
     store: BucketStore, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
     """Two executors have a lineage each in memory, and either is on disk."""
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 2)
+    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 2)
     later = [Later(), Later()]
     stores = [BucketStore(store.files, background=work) for work in later]
     states = [DictState(), DictState()]
@@ -248,7 +248,7 @@ def test_a_snapshot_stays_that_a_committed_sibling_may_yet_adopt(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is complete, and the other lineage has even replaced it; but its writer was not told yet."""
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 1)
+    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 1)
     later = Later()
     writer = BucketStore(store.files, background=later)
     state, handles = _commits(writer, 3)
@@ -312,7 +312,7 @@ def test_a_sweep_takes_unfinished_files_and_leaves_what_it_does_not_know(store: 
 def test_exactly_the_retained_versions_and_the_one_before_stay_loadable_after_each_sweep(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch, retain: int, every: int
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", every)
+    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", every)
     store = BucketStore(store.files, retain_versions=retain)
     state, handle = DictState(), Handle()
     expected: list[tuple[Handle, dict[int, bytes]]] = []
@@ -379,7 +379,7 @@ def test_catching_up_reads_only_the_deltas_between(
 def test_catching_up_to_a_chain_without_the_held_version_changes_nothing(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 1)
+    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 1)
     _, handles = _commits(store, 4)
     assert len(handles[3].links) == 2
     follower = DictState()

@@ -33,12 +33,12 @@ def _content(table: RowState) -> list[Any]:
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[BucketStore, Handle, list[Any]]:
     """Give a store whose chain has a snapshot and two deltas, one with tombstones."""
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 0)
+    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 0)
     store, table, handle = BucketStore(LocalFiles(tmp_path)), RowState(SCHEMA), Handle()
     for keys in ([1, 2, 3, 4], [5]):
         table.put(_rows(*keys))
         handle = store.commit(table, handle)
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 64)
+    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 64)
     for keys in ([6, 1], [7]):
         table.put(_rows(*keys))
         table.delete([2, keys[0] - 1])

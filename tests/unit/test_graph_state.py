@@ -35,7 +35,7 @@ class Checkpoint:
     """A query with an operator of four buckets, of which the last was never written."""
 
     def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch, location: str | None = None) -> None:
-        monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
+        monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
         self.place = place
         self.state = StatePlace(location or str(place / "state"), "queue")
         self.home = place / "state" / "id of results" / "queue"

@@ -44,7 +44,7 @@ class Worker:
 @pytest.fixture
 def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
     """Give three workers that take turns at one bucket, whose snapshots have parts of two keys."""
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
+    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
     monkeypatch.setattr(DictState, "part", 2)
     return [Worker(tmp_path / "bucket") for _ in range(3)]
 
@@ -134,7 +134,7 @@ def test_a_writer_that_catches_up_knows_what_it_wrote(workers: list[Worker], rea
 def test_a_writer_that_forgot_its_state_finds_its_snapshot_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
+    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
     worker = Worker(tmp_path / "bucket", cache_bytes=0)
     handles = _turns([worker], 5)
     worker.later.run()
@@ -178,7 +178,7 @@ def test_a_chain_is_bounded_and_garbage_goes_though_no_worker_lives_to_do_anythi
         content[number % 20] = b"%d" % number
         handle = worker.commit(handle.pointer, {number % 20: content[number % 20]})
         longest = max(longest, len(handle.links) - handle.base)
-    assert longest == bucket_store._LONGEST_CHAIN + COMMITS + 2
+    assert longest == bucket_store._MAX_DELTAS + COMMITS + 2
     assert handle.pointer is not None
     assert content_of(worker.store, handle.pointer) == content
     # The chain, the one before it, and what the last of the snapshots that were begun and lost has left.
@@ -277,7 +277,7 @@ def test_parts_stay_as_long_as_a_version_is_retained_upon_which_they_may_be_adop
     workers: list[Worker], monkeypatch: pytest.MonkeyPatch, passed: int, retain: int
 ) -> None:
     """A writer stalls between two parts while others commit and sweep; then the checkpoint is set back."""
-    monkeypatch.setattr(bucket_store, "_SNAPSHOT_COMMITS", 3)
+    monkeypatch.setattr(bucket_store, "_MAX_SNAPSHOT_COMMITS", 3)
     store = BucketStore(workers[0].store.files, retain_versions=retain)
     state, handles = SlowState(), [Handle()]
 

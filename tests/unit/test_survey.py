@@ -150,7 +150,7 @@ def test_rows_and_waiting_keys_are_what_the_queue_says(store: BucketStore) -> No
 
 
 def test_parts_of_snapshots_are_no_versions(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
+    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
     monkeypatch.setattr(DictState, "part", 2)
     later = Later()
     store = BucketStore(store.files, background=later)
@@ -260,7 +260,7 @@ def test_the_newly_committed_version_after_a_checkpoint_was_set_back_stays(store
 def test_what_no_version_needs_that_can_be_loaded_is_garbage_without_the_checkpoint(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
+    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
     state, handles = _commits(store, 6)
     garbage = {_attempt(store, handles[number]) for number in (0, 2)}
     before = names_of(store)
@@ -435,7 +435,7 @@ class _Running:
 def test_a_query_that_runs_meanwhile_is_neither_damaged_nor_called_so(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
+    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
     monkeypatch.setattr(DictState, "part", 3)
     running = _Running(store, monkeypatch, every)
     for _ in range(10):
@@ -457,7 +457,7 @@ def test_a_query_that_runs_meanwhile_is_neither_damaged_nor_called_so(
 def test_a_pointer_is_chosen_while_the_query_runs(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
+    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
     running = _Running(store, monkeypatch, 2)
     for number in range(40):
         running.step()
@@ -501,8 +501,8 @@ class _History:
     def __init__(
         self, store: BucketStore, monkeypatch: pytest.MonkeyPatch, seed: int, retain_versions: int
     ) -> None:
-        monkeypatch.setattr(bucket_store, "_LONGEST_CHAIN", 3)
-        monkeypatch.setattr(bucket_store, "_SNAPSHOT_COMMITS", 4)
+        monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
+        monkeypatch.setattr(bucket_store, "_MAX_SNAPSHOT_COMMITS", 4)
         monkeypatch.setattr(DictState, "part", 3)
         self.draw, self.later = random.Random(seed), Later()
         self.store = BucketStore(store.files, retain_versions=retain_versions, background=self.later)

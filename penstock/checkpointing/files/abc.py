@@ -1,4 +1,4 @@
-"""What a directory of immutable files is; `penstock.checkpointing.files` says what each kind promises."""
+"""The interface of directories; `penstock.checkpointing.files` says what each kind promises."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.errors import InvalidUsageError
 __all__ = ["Content", "FileFacts", "Files", "bytes_of", "checked", "is_name"]
 
 Content = bytes | memoryview
-"""What a file holds."""
+"""The content of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Files(Protocol):
 
     @property
     def location(self) -> str:
-        """What a user recognises: an absolute path, or a URI in which secrets are ``***``.
+        """The location as users know it: an absolute path, or a URI in which secrets are ``***``.
 
         It is for messages. Where a URI holds secrets, or where it is that of a child, pickle the object
         instead of opening its location.

@@ -19,10 +19,10 @@ from penstock.errors import ConflictError, UnavailableError
 __all__ = ["OBJECT_STORES", "RemoteFiles"]
 
 OBJECT_STORES = frozenset({"s3", "gs", "gcs", "abfs", "abfss"})
-"""Where a file comes by one upload of the whole."""
+"""Schemes of stores that take a file by one upload of the whole."""
 
 _EMPTY_FIRST = frozenset({"abfs", "abfss"})
-"""Where pyarrow creates an empty object when it begins an upload."""
+"""Schemes for which pyarrow creates an empty object when it begins an upload."""
 
 _PART_BYTES = 10 * 1024 * 1024
 """pyarrow uploads less than this to S3 in one request."""

@@ -36,7 +36,7 @@ _LOG_VERSION: Final = "v1"
 
 @dataclass(frozen=True, slots=True)
 class QueryProgress:
-    """How far one of Spark's queries is, as its checkpoint says.
+    """The progress of one of Spark's queries, from its checkpoint.
 
     Parameters
     ----------

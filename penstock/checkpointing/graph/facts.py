@@ -1,4 +1,4 @@
-"""What the checkpoint of a graph says of it: its queries, p-streams and markers. No Spark is needed."""
+"""Facts in the checkpoint of a graph: its queries, p-streams and markers. No Spark is needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["GraphFacts", "Markers", "QueryFacts", "ReaderFacts", "StreamFacts", 
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """How many markers of each kind there were, since the first start.
+    """Counts of markers of each kind, since the first start.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class QueryFacts:
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """What a checkpoint says of its graph.
+    """The facts in a graph's checkpoint.
 
     Parameters
     ----------

@@ -55,7 +55,7 @@ def _name(number: int, kind: str) -> str:
 
 
 class CommitLog:
-    """What one process knows of a log; `refresh` brings in what others have added since.
+    """One process's view of a log; `refresh` brings in the entries of others.
 
     Used by writers and by readers, each with an object of its own; it is not safe to share among threads.
 

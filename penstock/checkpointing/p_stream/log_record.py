@@ -1,4 +1,4 @@
-"""What a p-stream's commit log holds: its entries, and starts, which stand for all entries up to one.
+"""Records of a p-stream's commit log: entries, and starts, which stand for all entries up to one.
 
 All are p-units without blocks (`penstock.checkpointing.p_unit`), so that each has a format version and a
 checksum. The kinds of entries and their meta::
@@ -158,7 +158,7 @@ Entry = Commit | Subscribe | Unsubscribe | Release
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Where a reader began: the number of the entry, which no other subscription has, and the row."""
+    """The beginning of a subscription: the number of its entry, which is unique, and the row."""
 
     number: int
     offset: int

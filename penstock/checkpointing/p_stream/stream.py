@@ -48,14 +48,14 @@ _LOGGER = logging.getLogger(__name__)
 
 _SPARE_BYTES = 16 << 20
 _SPARE_COMMITS = 16
-"""What must be superfluous before something is deleted, so that its cost is spread over many commits."""
+"""Garbage that must be there before any is deleted, so that a deletion serves many commits."""
 
 _PROGRESS = re.compile(r"(\d{20})\.progress")
 
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """What `PStream.trim` did.
+    """The result of `PStream.trim`.
 
     Parameters
     ----------

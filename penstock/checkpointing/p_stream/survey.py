@@ -1,4 +1,4 @@
-"""What a p-stream holds, who uses it, and what of its files nobody needs."""
+"""Survey of a p-stream: its rows, writers, readers and garbage."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Garbage:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What is known of a p-stream.
+    """The result of a survey.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""How columns are coded: goals, costs, statistics, the search for a cascade, and the chooser."""
+"""Choosing how columns are coded: goals, costs, statistics, the search for a cascade, and the chooser."""

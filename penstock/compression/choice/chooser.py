@@ -1,9 +1,4 @@
-"""Which cascade suits a stream: a search over a short sample, and over a long one among what did best.
-
-The statistics of a sample rule out most candidates before anything is coded, and a bound below what a codec
-costs most of the others. Where the goal values bytes, the best few of each family are coded once more, on
-more values: a codec of repeats shows only there what it can do. (Scabbard §5.2)
-"""
+"""The chooser: decides how columns are coded, remembers it, and decides again now and then."""
 
 from __future__ import annotations
 
@@ -46,7 +41,7 @@ _MOST_TOKENS_SHARE = 0.35
 
 @dataclass(slots=True)
 class Decision:
-    """What a chooser knows of one column.
+    """A chooser's record of one column.
 
     Parameters
     ----------
@@ -102,7 +97,7 @@ class Chooser:
     error_bounds: Mapping[str, float] = field(default_factory=dict)
     now_s: Callable[[], float] = _clock.monotonic_s
     columns: dict[str, Decision] = field(default_factory=dict, init=False)
-    """What was decided, by column."""
+    """The decisions, by column."""
 
     def __post_init__(self) -> None:
         """Check the goal and the bounds."""

@@ -1,4 +1,4 @@
-"""What a coded stream costs: a model over its size, the time to encode and to decode it, and write bandwidth.
+"""The cost of a coded stream: a model of its size, the time to encode and decode it, and write bandwidth.
 
 A value costs nanoseconds: to encode it, to write its bytes at the bandwidth, and, weighed, to decode it
 again. Sizes are those of a sample that was coded; times are constants of each codec, walked over the coded

@@ -1,4 +1,4 @@
-"""What compression minimises."""
+"""Goals of compression: the cost to minimise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["GOALS", "Goal", "goal_of"]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a chooser minimises, in nanoseconds a value.
+    """The cost that a chooser minimises, in nanoseconds a value.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How a column is coded."""
+"""Plans: the layout and the cascades that code a column."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Plan"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a column is to be coded.
+    """The layout and the cascades that code a column.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a sample of a stream says about which codecs suit it."""
+"""Statistics of a sample, which rule out codecs before they are tried."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Library(Framed):
 
 
 class _Contexts(threading.local):
-    """What decompresses, kept: to make it anew for each frame takes up to a fifth of the time."""
+    """The decompressor, kept: making one for each frame takes up to a fifth of the time."""
 
     def __init__(self) -> None:
         self.reader = zstandard.ZstdDecompressor()

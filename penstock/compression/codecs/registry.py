@@ -1,4 +1,4 @@
-"""Which codecs there are, and how one calls another for its children."""
+"""The known codecs, and coding by cascades of them."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def sealed(values: Words) -> Words:
 
 
 class Step(IntEnum):
-    """What an offset is counted from."""
+    """The value that offsets count from."""
 
     NONE = 0
     BASE_DELTA = 1

@@ -1,4 +1,4 @@
-"""What texts look like: forms, learned from a sample of them.
+"""Forms: the patterns of texts, learned from a sample of them.
 
 A text is cut into tokens: runs of letters and digits, and of what is neither. Texts that begin with the same
 pieces share them, so forms are paths of a tree. A piece is a literal, a number, or a word of a dictionary;
@@ -18,7 +18,7 @@ from penstock.compression.kernels.token_kernels import ANY_END, LITERAL, MOST_DI
 __all__ = ["MOST_FORMS", "MOST_WORDS", "Forms", "Piece", "learn_forms", "sample_rows"]
 
 MOST_FORMS = 126
-"""That are learned; one more is of texts that have none."""
+"""Most forms that are learned; one more stands for texts without a form."""
 
 MOST_WORDS = (1 << 15) - 1
 """Of a piece."""
@@ -75,7 +75,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """What texts look like.
+    """The patterns of texts.
 
     Parameters
     ----------

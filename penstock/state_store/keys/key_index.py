@@ -191,7 +191,7 @@ class KeyIndex:
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the index holds."""
+        """Memory of the index."""
         arrays = (self._table, self._hashes, self._words, self._starts)
         return sum(array.nbytes for array in arrays)
 

@@ -1,4 +1,4 @@
-"""Which keys there are, in a few bytes a key, for tables whose rows are not in memory.
+"""Sets of keys in a few bytes a key, for tables whose rows are not in memory.
 
 A key is known by its fingerprint. That of a key of one word is the hash of the word
 (`penstock.state_store.keys.key_words.hash_words`), which can be undone, so no two keys share one. Other keys
@@ -21,7 +21,7 @@ __all__ = ["KeySet"]
 
 _LEAST_SLOTS = 64
 _LOAD = 0.75
-"""How full the table may be."""
+"""Most of the slots that may be taken, as a fraction."""
 _GROWTH = 1.5
 
 _S32, _S29 = np.uint64(32), np.uint64(29)
@@ -108,7 +108,7 @@ class KeySet:
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the set holds."""
+        """Memory of the set."""
         return self._table.nbytes
 
     def add(self, keys: Keys) -> int:

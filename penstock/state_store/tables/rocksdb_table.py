@@ -41,7 +41,7 @@ _CACHE_BYTES = 128 << 20
 """The block cache, one for all tables of a process. Filters and indexes (2 bytes a key) are beside it."""
 
 _MEMTABLES_BYTES = 128 << 20
-"""What is not flushed yet, of all tables of a process."""
+"""Memory for rows that are not flushed yet, of all tables of a process."""
 
 _MEMTABLE_BYTES = 32 << 20
 _KEY_SET_BYTES = 512 << 20
@@ -53,7 +53,7 @@ _ENTRIES_PER_COUNT = 128
 
 @dataclass(frozen=True)
 class _Shared:
-    """What all tables of a process have in common."""
+    """Memory that all tables of a process share."""
 
     cache: Any
     memtables: Any
@@ -128,7 +128,7 @@ class _Database:
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the database holds beside the shared cache."""
+        """Memory of the database beside the shared cache."""
         names = ("rocksdb.cur-size-all-mem-tables", "rocksdb.estimate-table-readers-mem")
         return sum(self._db.property_int_value(name) or 0 for name in names)
 
@@ -217,7 +217,7 @@ class RocksdbTable:
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the table holds, beside the process's block cache."""
+        """Memory of the table, beside the process's block cache."""
         database = 0 if self._database is None else self._database.size_bytes
         known = 0 if self._known is None else self._known.size_bytes
         return database + known

@@ -21,7 +21,7 @@ _LEAST_GARBAGE_BYTES = 64 * 1024
 """A heap with less garbage is left as it is."""
 
 _AHEAD = 64
-"""How many values are looked up before the first of them is copied."""
+"""Values that are looked up before the first of them is copied."""
 
 _Where = Positions | slice
 
@@ -135,7 +135,7 @@ class RowStore:
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the columns hold."""
+        """Memory of the columns."""
         return sum(column.size_bytes for column in self._columns)
 
     def resize(self, capacity: int) -> None:
@@ -314,7 +314,7 @@ class _HeapColumn(_Column):
         self._heap: Bytes = np.zeros(0, np.uint8)
         self._end = 0
         self._used = 0
-        """How many bytes were in use when that was counted last."""
+        """Bytes in use at the last count."""
 
     @property
     def size_bytes(self) -> int:

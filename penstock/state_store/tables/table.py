@@ -78,7 +78,7 @@ class Table(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the table holds, roughly."""
+        """Memory of the table, roughly."""
 
     def close(self) -> None:
         """Let go of memory and files; the table is of no use afterwards. Closing twice is no error."""

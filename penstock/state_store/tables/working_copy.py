@@ -1,4 +1,4 @@
-"""Where a worker holds what it has loaded of a bucket."""
+"""Kinds of working copies: where a worker holds a loaded bucket."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WorkingCopy(StrEnum):
 
 
 class TableMaker(Protocol):
-    """What makes a table with these columns and this key."""
+    """Makes tables."""
 
     def __call__(self, schema: pa.Schema, key: tuple[str, ...], /) -> Table:
         """Return an empty table."""

@@ -210,7 +210,7 @@ def _patched(disk: _Disk, *, broken: bool) -> Iterator[None]:
         (_durable, "sync_file_system", sync),
         (_durable, "sync_everything", sync),
         (stream, "_SPARE_COMMITS", 2),
-        (bucket_store, "_LONGEST_CHAIN", 3),
+        (bucket_store, "_MAX_DELTAS", 3),
         (bucket_task, "_background", AtOnce),
         (bucket_task, "_SWEEP_BATCHES", 3),
         (p_stream_source, "_RELEASE_BATCHES", 3),
