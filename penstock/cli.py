@@ -94,7 +94,8 @@ def run(
         from penstock.jobs.pipelines.run import run_to_end
 
         with batch_printer() if progress else nullcontext(lambda batch: None) as on_batch:
-            totals = run_to_end(loaded, on_batch, log_level="ERROR" if debug else "FATAL")
+            level = "ERROR" if debug else "FATAL"
+            totals = run_to_end(loaded, on_batch, document=document, log_level=level)
     if totals.signal is not None:
         typer.echo(f"stopped by {Signals(totals.signal).name}", err=True)
     typer.echo(summary_line(totals), err=True)
@@ -158,7 +159,7 @@ def _checked(pipeline: str, overrides: list[str]) -> Pipeline:
     from penstock.conf.pipeline import load_document
 
     loaded, document = load_document(pipeline, overrides)
-    from penstock.jobs.pipelines.explain import graph_of
+    from penstock.jobs.pipelines.graph import graph_of
     from penstock.jobs.pipelines.places import check_places
 
     problems: list[str] = []
@@ -201,7 +202,7 @@ def explain(
     left for Spark. Nothing runs.
     """
     with errors(debug=debug):
-        from penstock.jobs.pipelines.explain import plan_file
+        from penstock.jobs.pipelines.graph import plan_file
         from penstock.operators.graph import as_json as json_of
         from penstock.operators.graph import draw, explain, render
 

@@ -1,7 +1,4 @@
-"""Columns as people write them, such as ``ts timestamp, value double``: the DDL of Spark, without Spark.
-
-sqlglot is not asked: it takes much that is no schema, and drops what it does not understand.
-"""
+"""Columns as people write them, such as ``ts timestamp, value double``: the DDL of Spark, without Spark."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ Problem: TypeAlias = tuple[FieldPath, str, str | None]
 def disagreements(pipeline: Pipeline) -> Iterator[Problem]:
     """Yield what is wrong although every field by itself is right."""
     yield from _source_problems(pipeline.source, pipeline.query)
-    if not pipeline.is_graph or pipeline.persist == "always":
+    if pipeline.planned_persist == "never" or pipeline.persist == "always":
         # With persist: always all sources have p-streams, which take every row.
         for place, source in [((), pipeline.source), *((at, one.source) for at, one in _others(pipeline))]:
             if isinstance(source, FilesSource) and source.reader != "spark":

@@ -117,15 +117,11 @@ class Pipeline(Section):
     query: Annotated[Query, BeforeValidator(empty_section)] = Query()
 
     @property
-    def persists(self) -> bool:
-        """Whether it says that something has a p-stream; ``auto`` leaves that to graphs from Python."""
+    def planned_persist(self) -> _Persist | dict[str, _Persist]:
+        """What has a p-stream; only pipelines with windows or another p-stream leave it to the planner."""
         persist = self.persist
-        return persist == "always" or (isinstance(persist, dict) and "always" in persist.values())
-
-    @property
-    def is_graph(self) -> bool:
-        """Whether it runs as a graph: what persists does, and so do windows."""
-        return self.persists or self.window is not None
+        some = "always" in (persist.values() if isinstance(persist, dict) else (persist,))
+        return persist if some or self.window is not None else "never"
 
     @property
     def step(self) -> Queue | JoinSection | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,25 @@ def test_a_union_with_results(spark: SparkSession, inputs: Path, persist: str) -
 def test_a_run_that_was_killed_while_its_first_offset_was_written_starts_again(
     spark: SparkSession, inputs: Path
 ) -> None:
-    offsets = inputs / "checkpoint" / "offsets"
-    offsets.mkdir(parents=True)
-    (offsets / ".0.de89336d.tmp").write_text("v1")
-    sink = {"type": "parquet", "path": str(inputs / "out")}
-    run_to_end(pipeline(inputs, queue={"key": "k", "time": "t", "nulls": "drop"}, sink=sink))
+    killed = pipeline(
+        inputs,
+        queue={"key": "k", "time": "t", "nulls": "drop"},
+        sink={"type": "parquet", "path": str(inputs / "out")},
+    )
+    run_to_end(killed)
+    results = inputs / "checkpoint" / "queries" / "results"
+    for done in (results, inputs / "out"):
+        shutil.rmtree(done)
+    (results / "offsets").mkdir(parents=True)
+    (results / "offsets" / ".0.de89336d.tmp").write_text("v1")
+    run_to_end(killed)
     assert spark.read.parquet(str(inputs / "out")).count() == 3
+
+
+def test_a_checkpoint_of_a_single_query_is_refused(spark: SparkSession, inputs: Path) -> None:
+    (inputs / "checkpoint" / "offsets").mkdir(parents=True)
+    with pytest.raises(InvalidUsageError, match=r"of a single query, not of a graph: .* a new checkpoint"):
+        run_pipeline(pipeline(inputs, queue={"key": "k", "time": "t"}))
 
 
 @pytest.mark.parametrize("persist", ["auto", "always"])
@@ -148,11 +162,11 @@ def test_what_spark_refuses_in_a_step_names_the_section(spark: SparkSession, inp
         ({"queue": queue, "results": {"projection": ["t", "v"]}}, "results.projection: .* lose its key"),
         ({"queue": queue, "results": {"projection": ["lower(k) AS k"]}}, "the update key would change"),
         ({"queue": queue, "results": {"filter": "w > 1"}}, "results.filter: "),
-        ({"join": join}, "join: both sides of a join have a column of this name: columns=v"),
+        ({"join": join}, "join: two columns have the same name: column=v"),
         ({"join": join | {"with": other | {"filter": "x = 1"}}}, "join.with.filter: "),
         (
             {"union": queue | {"inputs": {"two": other | {"projection": ["k", "t"]}}}},
-            "union: the inputs of a union differ in their columns: .*missing=v",
+            "union: the streams of a union differ",
         ),
         (
             {"union": queue | {"inputs": {"two": other | {"projection": ["x"]}}}},

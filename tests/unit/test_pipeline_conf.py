@@ -21,7 +21,7 @@ from penstock.conf.pipeline import (
     load_pipeline,
 )
 from penstock.errors import InvalidUsageError
-from penstock.jobs.pipelines.explain import queue_options
+from penstock.jobs.pipelines.graph import queue_options
 
 _WHOLE = """\
     source:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.conf.document import PipelineError
 from penstock.conf.pipeline import JoinSection, Pipeline, UnionSection, load_pipeline
-from penstock.jobs.pipelines.explain import plan_file
+from penstock.jobs.pipelines.graph import plan_file
 from penstock.operators.graph.nodes import Join, StreamTableJoin, UpdateUnion, topological
 
 _HEAD = """
@@ -83,7 +83,7 @@ def test_a_join_and_a_lookup_are_read_and_planned(tmp_path: Path) -> None:
     )
     root = plan_file(_file(tmp_path, _JOIN)).root
     join = next(node for node in topological(root) if isinstance(node, Join))
-    assert (join.key, join.within_ms) == (("k",), 5000)
+    assert (join.key, join.within_us) == (("k",), 5_000_000)
     assert any(isinstance(node, StreamTableJoin) for node in topological(join.inputs[0]))
     assert root.schema.names == ["k", "t", "v", "name", "ask"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.conf.document import PipelineError
 from penstock.conf.pipeline import load_pipeline
-from penstock.jobs.pipelines.explain import graph_of, plan_file
+from penstock.jobs.pipelines.graph import graph_of, plan_file
 from penstock.operators.graph.nodes import Aggregate, RowWindow, Source, Window, WindowJoin, topological
 
 _FILE = """\

@@ -64,7 +64,7 @@ def find_orphans(path: str, checkpoint: str | None, gone: Collection[str], retai
     Parameters
     ----------
     path : str
-        A state location, a p-stream, a graph's directory, or the checkpoint of a pipeline.
+        A state location, a p-stream, a graph's directory, or a query's checkpoint with its state in ``penstock``.
     checkpoint : str or None
         The checkpoint of a query whose state lies there. Spark reads it.
     gone : collection of str

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,10 +15,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.checkpointing.spark_checkpoint import repair_checkpoint
+from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline, load_pipeline
-from penstock.errors import InvalidUsageError
+from penstock.errors import PenstockError
 from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer, summary_line
-from penstock.jobs.pipelines.build import start, start_graph, writer
+from penstock.jobs.pipelines.start import start, start_pipeline
 from penstock.jobs.session import open_session, session
 from penstock.jobs.signals import StopSignals
 from penstock.spark_ext.api.failure import failure_of
@@ -32,7 +31,7 @@ from penstock.spark_ext.api.metrics import (
     had_input,
     is_last,
 )
-from penstock.spark_ext.api.register import register, wait_for_metrics
+from penstock.spark_ext.api.register import wait_for_metrics
 from penstock.spark_ext.api.stopping import stop_between_batches
 from penstock.spark_ext.graph.handle import RESULTS, RunningGraph
 
@@ -42,11 +41,10 @@ _POLL_S = 0.25
 _COUNTS = ("rows_in", "emitted", "conflated", "late", "dropped", "waiting_keys")
 
 
-def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = None) -> StreamingQuery:
-    """Start a pipeline.
+def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = None) -> RunningGraph:
+    """Start a pipeline, which runs as a graph.
 
-    Called on the driver. Returns as soon as the query runs. With the trigger available_now and a budget the
-    query goes on after its input is used up, because keys may wait; `run_to_end` stops it when none does.
+    Called on the driver. Returns as soon as its queries run.
 
     Parameters
     ----------
@@ -57,37 +55,17 @@ def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = N
 
     Returns
     -------
-    pyspark.sql.streaming.StreamingQuery
+    RunningGraph
 
     Raises
     ------
     InvalidUsageError
-        If the configuration is wrong, or Spark or the queue refuses a section of it.
+        If the configuration is wrong, or Spark or the graph refuses a section of it.
     """
     if not isinstance(pipeline, Pipeline):
         pipeline = load_pipeline(pipeline)
-    if pipeline.is_graph:
-        part = "persist" if pipeline.persists else "window"
-        raise InvalidUsageError(
-            f"{part}: it runs as a graph, which may be more than one query", hint="use run_to_end"
-        )
     spark, _ = open_session(pipeline.query.name, pipeline.query.spark, spark)
-    return _start(spark, pipeline, _prepared(pipeline, spark))
-
-
-def _start(spark: SparkSession, pipeline: Pipeline, checkpoint: str) -> StreamingQuery:
-    return start(writer(spark, pipeline, checkpoint))
-
-
-def _prepared(pipeline: Pipeline, spark: SparkSession) -> str:
-    """Make Penstock's parts known to a session; return the checkpoint, a temporary one if none is given."""
-    register(spark, metrics_file=pipeline.query.metrics, metrics_query=pipeline.query.name)
-    if pipeline.query.checkpoint is not None:
-        return pipeline.query.checkpoint
-    # The query may outlive its handle, so the directory goes only when the process does.
-    temporary = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
-    atexit.register(temporary.cleanup)
-    return temporary.name
+    return start_pipeline(spark, pipeline)
 
 
 def _new_batches(reader: ProgressReader) -> list[Batch]:
@@ -198,7 +176,10 @@ def _follow_graph(
     reader: ProgressReader | None = None
     ended = False
     while not ended:
-        ended = running.await_termination(_POLL_S)
+        try:
+            ended = running.await_termination(_POLL_S)
+        except PenstockError as error:
+            raise error from None  # its text tells the cause
         if signals.received is not None:
             running.stop()
             ended = True
@@ -274,9 +255,10 @@ def run_to_end(
     on_batch: Callable[[Batch], None] = lambda batch: None,
     spark: SparkSession | None = None,
     *,
+    document: Document | None = None,
     log_level: str = "FATAL",
 ) -> Totals:
-    """Run a pipeline until its query ends or SIGINT or SIGTERM stops it.
+    """Run a pipeline until its queries end or SIGINT or SIGTERM stops it.
 
     Called on the driver's main thread. A session that it makes it also ends.
 
@@ -288,6 +270,8 @@ def run_to_end(
         Called with each batch that ended.
     spark : pyspark.sql.SparkSession, optional
         The session to run in; by default the active one, or a new one.
+    document : Document, optional
+        Where the pipeline's fields were written, for errors.
     log_level : str
         What Spark logs, where neither the pipeline nor a Spark installation says so. A query's failure is
         raised, so its log adds only the stack of the JVM.
@@ -301,10 +285,5 @@ def run_to_end(
     """
     query = pipeline.query
     with session(query.spark, name=query.name, log_level=log_level, spark=spark) as opened:
-        checkpoint = _prepared(pipeline, opened)
-        running = (
-            start_graph(opened, pipeline, checkpoint)
-            if pipeline.is_graph
-            else _start(opened, pipeline, checkpoint)
-        )
+        running = start_pipeline(opened, pipeline, document)
         return run(running, drain=query.drain, on_batch=on_batch)

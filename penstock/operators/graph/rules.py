@@ -163,7 +163,7 @@ def prune(root: Node) -> Rewritten:
         elif isinstance(node, Union):
             # Columns that one input still has and another has not would make the inputs differ.
             used = wanted | node.needs(wanted)[0]
-            pruned = _union(node, inputs, [name for name in node.schema.names if name in used])
+            pruned = _union(node, inputs, [name for name in node.inputs[0].schema.names if name in used])
         elif not same:
             pruned = replace(node, inputs=inputs)
         narrow = isinstance(node, Source | Where | StreamTableJoin)

@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
+
 from penstock.operators.graph.nodes import (
     Aggregate,
     Assemble,
@@ -14,6 +16,7 @@ from penstock.operators.graph.nodes import (
     PushedScan,
     Source,
     UpdateQueue,
+    UpdateUnion,
     Window,
     topological,
 )
@@ -60,9 +63,14 @@ def _line(node: Node, leads: list[int]) -> dict[str, Any]:
         "kind": node.label,
         "name": node.name,
         "does": lasting.describe(),
-        "columns": {one.name: str(one.type) for one in lasting.schema},
+        "columns": {one.name: str(one.type) for one in _stored(lasting)},
         "reads": leads,
     }
+
+
+def _stored(node: Node) -> pa.Schema:
+    """Return the columns that a node's state has, or that leave it without."""
+    return node.inputs[0].schema if isinstance(node, UpdateQueue | UpdateUnion) else node.schema
 
 
 def _lasting(node: Node) -> Node:

@@ -186,7 +186,9 @@ def _made(node: Node, inputs: list[pa.Table]) -> pa.Table | None:
         return project(inputs[0], dict(node.columns))
     if isinstance(node, Materialize | Window | Sink):
         return inputs[0]
-    return pa.concat_tables(inputs) if isinstance(node, Union) and not node.stateful else None
+    if isinstance(node, Union) and not node.stateful:
+        return pa.concat_tables([table.select(known.names) for table in inputs])
+    return None
 
 
 def _scanned(node: PushedScan, flow: Flow) -> Flow:

@@ -15,15 +15,12 @@ from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.scheduling.results import Enqueued, Served
 from penstock.operators.scheduling.staleness import Staleness
 from penstock.operators.update_stream.cast import cast_to_schema, fits
-from penstock.operators.update_stream.operator_options import Apply
+from penstock.operators.update_stream.operator_options import STALENESS_COLUMN, Apply
 from penstock.operators.update_stream.options import Budget
 from penstock.operators.update_stream.stream import SOURCE_COLUMN, Integers
 from penstock.state_store.keys.key_words import KeyCodec, Keys
 
 __all__ = ["STALENESS_COLUMN", "Apply", "Budget", "Query", "serve"]
-
-STALENESS_COLUMN = "queue_staleness_ms"
-"""The column with each tuple's queue staleness when it was dequeued, where it was asked for."""
 
 A_contra = TypeVar("A_contra", contravariant=True)
 

@@ -31,6 +31,7 @@ from penstock.state_store.tables.working_copy import WorkingCopy
 from penstock.units import parse_duration_us
 
 __all__ = [
+    "STALENESS_COLUMN",
     "Apply",
     "JoinArguments",
     "JoinOptions",
@@ -46,6 +47,9 @@ __all__ = [
 
 Apply = Callable[[pa.Table], pa.Table]
 """The query: from a table of newest tuples to a table of results. It may drop rows, never keys."""
+
+STALENESS_COLUMN = "queue_staleness_ms"
+"""The column with each tuple's queue staleness when it was dequeued, where it was asked for."""
 
 _NULLS = ("error", "drop")
 _COMBINE = ("auto", True, False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
+from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -37,6 +38,7 @@ from penstock.operators.scan.spec import Scan
 from penstock.operators.sql.expression import Expression, column
 from penstock.operators.update_stream.operator_options import StateOptions
 from penstock.operators.windows.finish import Step
+from penstock.spark_ext.api.failure import spark_message
 from penstock.spark_ext.api.update_join import run_join
 from penstock.spark_ext.api.update_queue import run_queue
 from penstock.spark_ext.api.update_union import run_union
@@ -214,6 +216,16 @@ class Frames:
         return None
 
     def _of(self, node: Node) -> DataFrame:
+        try:
+            return self._made(node)
+        except (AnalysisException, ParseException) as error:
+            raise InvalidUsageError(spark_message(error), node=node.name) from error
+        except InvalidUsageError as error:
+            if isinstance(node, Source) or "node" in error.context:
+                raise
+            raise InvalidUsageError(error.fact, hint=error.hint, **error.context, node=node.name) from error
+
+    def _made(self, node: Node) -> DataFrame:
         match node:
             case Source(kind="p-stream") | Materialize():
                 return self._read(node, None, list(node.schema.names))
@@ -291,7 +303,7 @@ class Frames:
             right,
             node.key,
             node.time,
-            timedelta(milliseconds=node.within_ms),
+            timedelta(microseconds=node.within_us),
             None if node.condition is None else node.condition.text,
             node.unit,
             self._located(node.options),

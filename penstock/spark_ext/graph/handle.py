@@ -248,7 +248,11 @@ class RunningGraph:
     def _told(self, fact: str, error: Exception, **context: str) -> PenstockError:
         """Return the error that tells of another one."""
         hint = "start the graph again with the same checkpoint" if is_without_answer(error) else None
-        told = failure_of(error, fact, hint=hint, graph=self.name, **context)
+        if "query" in context and len(self._names) == 1:
+            fact, context = fact.replace("a query of the graph", "the query"), {"query": self.name}
+        else:
+            context = {"graph": self.name, **context}
+        told = failure_of(error, fact, hint=hint, **context)
         told.__cause__ = error
         return told
 

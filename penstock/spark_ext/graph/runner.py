@@ -119,6 +119,12 @@ def start(
     old = directory.newest("graph")
     if old is not None:
         _check_same_graph(plan, old, directory)
+    elif any(facts.name in ("metadata", "offsets") for facts in directory.files.list()):
+        raise InvalidUsageError(
+            "the checkpoint is of a single query, not of a graph",
+            hint="start with a new checkpoint",
+            checkpoint=directory.location,
+        )
     register(spark)
     places = _places(results)
     frames = Frames(

@@ -30,8 +30,8 @@ from penstock.operators.update_stream.operator_options import (
     UnionArguments,
     make_options,
 )
-from penstock.operators.update_stream.options import milliseconds
 from penstock.operators.update_stream.steps import steps_of
+from penstock.units import parse_duration_us
 
 __all__ = ["Streams"]
 
@@ -151,7 +151,7 @@ class Streams(Written):
         names = (on,) if isinstance(on, str) else tuple(on)
         inputs = (self.root, other._ready())
         joined = Join(
-            *(own, inputs, names, time, milliseconds("within", within, least=0)),
+            *(own, inputs, names, time, parse_duration_us(within)),
             updates=updates, unit=unit, options=made,
         )  # fmt: skip
         if joined.key:

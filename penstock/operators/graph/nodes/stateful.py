@@ -18,22 +18,38 @@ from penstock.operators.scan.spec import TimeUnit
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.sql.expression import Expression, column
 from penstock.operators.update_stream.choices import Semantics
-from penstock.operators.update_stream.operator_options import JoinOptions, QueueOptions
+from penstock.operators.update_stream.operator_options import STALENESS_COLUMN, JoinOptions, QueueOptions
 
 __all__ = ["Join", "UpdateQueue", "UpdateUnion", "update_time"]
 
 
-def _check_results(node: Node, key: tuple[str, ...], output: object) -> None:
-    """Refuse results of a queue's function that would lose the key, where their columns can be told."""
+def _results(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
+    """Return the columns of what leaves a queue."""
+    if options.apply is None:
+        added = [pa.field(STALENESS_COLUMN, pa.float64())] if options.staleness_column else []
+        return pa.schema([*schema, *added])
+    output = options.output_schema
     if not isinstance(output, str):
-        return
+        return pa.schema([(name, UNKNOWN) for name in output.names])
     try:
-        names = parse_schema(output).names
+        return parse_schema(output)
     except InvalidUsageError:
-        return  # Spark knows more than we do, and is asked when the graph starts
-    lost = [name for name in key if name not in names]
+        return schema  # Spark knows more than we do, and is asked when the graph starts
+
+
+def _check_results(node: Node, key: tuple[str, ...]) -> None:
+    """Refuse results of a queue's function that would lose the key."""
+    lost = [name for name in key if name not in node.schema.names]
     if lost:
         raise node.wrong("an update stream would lose its key", "keep it in output_schema", column=lost[0])
+
+
+def _needed(node: UpdateQueue | UpdateUnion, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+    """Return what a queue needs of each input: a function in it may need every column."""
+    there = frozenset(node.inputs[0].schema.names)
+    if node.options.apply is None:
+        there &= required | {*node.update_key, node.time, *node.options.columns}
+    return (there,) * len(node.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +76,7 @@ class UpdateQueue(Node):
         for name in (*self.update_key, self.time, *self.options.columns):
             known(self, name, schema)
         check_weights(self, self.options.weight, self.update_key)
-        # What `apply` returns is written in Spark's DDL: its columns are known when the graph runs.
-        return schema
+        return distinct(self, _results(schema, self.options))
 
     def _key(self) -> tuple[str, ...]:
         lost = [name for name in self.inputs[0].key if name not in self.update_key]
@@ -72,14 +87,12 @@ class UpdateQueue(Node):
                 column=lost[0],
                 key=", ".join(self.update_key),
             )
-        _check_results(self, self.update_key, self.options.output_schema)
+        _check_results(self, self.update_key)
         return self.update_key
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
         """Add key and time; a function in it may need every column."""
-        if self.options.apply is not None:
-            return (frozenset(self.inputs[0].schema.names),)
-        return (required | {*self.update_key, self.time, *self.options.columns},)
+        return _needed(self, required)
 
     @property
     def needs_newest_only(self) -> bool:
@@ -129,7 +142,7 @@ class UpdateUnion(Union):
         for name in (*self.update_key, self.time, *self.options.columns):
             known(self, name, schema)
         check_weights(self, self.options.weight, self.update_key)
-        return schema
+        return distinct(self, _results(schema, self.options))
 
     def _key(self) -> tuple[str, ...]:
         for input in self.inputs:
@@ -139,14 +152,12 @@ class UpdateUnion(Union):
                     key=", ".join(self.update_key),
                     input=", ".join(input.key),
                 )
-        _check_results(self, self.update_key, self.options.output_schema)
+        _check_results(self, self.update_key)
         return self.update_key
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
         """Add key and time; a function in it may need every column."""
-        if self.options.apply is not None:
-            required = frozenset(self.schema.names)
-        return (required | {*self.update_key, self.time, *self.options.columns},) * len(self.inputs)
+        return _needed(self, required)
 
     def describe(self) -> str:
         """Return key, time, and the input whose truth wins."""
@@ -158,12 +169,12 @@ class UpdateUnion(Union):
 class Join(Node):
     """Joins two streams by columns of the same name, within an interval of time.
 
-    Two tuples match if their times differ by at most `within_ms`. Of update streams, which are joined by
+    Two tuples match if their times differ by at most `within_us`. Of update streams, which are joined by
     their key, the newest match of each key comes out, with the greater of both times (UpStream §3.2).
 
     Parameters
     ----------
-    on, time, within_ms, condition
+    on, time, within_us, condition
         As of `Graph.join`.
     updates : bool
         Whether its inputs are taken for update streams whose key is `on`.
@@ -178,7 +189,7 @@ class Join(Node):
 
     on: tuple[str, ...]
     time: str
-    within_ms: int
+    within_us: int
     condition: Expression | None = None
     updates: bool = False
     unit: TimeUnit | None = None
@@ -230,7 +241,11 @@ class Join(Node):
     def describe(self) -> str:
         """Return keys, interval and condition."""
         more = f" and {self.condition.text}" if self.condition else ""
-        return f"on {', '.join(self.on)} within {duration(self.within_ms)} of {self.time}{more}"
+        return f"on {', '.join(self.on)} within {_duration_us(self.within_us)} of {self.time}{more}"
+
+
+def _duration_us(us: int) -> str:
+    return f"{us} us" if us % 1000 else duration(us // 1000)
 
 
 def update_time(node: Node) -> str | None:

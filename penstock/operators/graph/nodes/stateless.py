@@ -150,10 +150,10 @@ class Union(Node):
     def _schema(self) -> pa.Schema:
         first = self.inputs[0].schema
         for other in self.inputs[1:]:
-            if other.schema != first:
+            if not _are_alike(first, other.schema):
                 raise self.wrong(
                     "the streams of a union differ",
-                    "make the same columns in the same order with select",
+                    "make the same columns with select",
                     first=_columns(first),
                     other=_columns(other.schema),
                 )
@@ -248,6 +248,14 @@ class Sink(Node):
     def describe(self) -> str:
         """Return its kind."""
         return self.kind
+
+
+def _are_alike(first: pa.Schema, other: pa.Schema) -> bool:
+    """Whether two schemas have the same columns, in any order; a type that is not known may be any."""
+    if sorted(first.names) != sorted(other.names):
+        return False
+    types = ((one.type, other.field(one.name).type) for one in first)
+    return all(here == there or UNKNOWN in (here, there) for here, there in types)
 
 
 def _columns(schema: pa.Schema) -> str:

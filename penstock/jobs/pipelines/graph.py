@@ -1,0 +1,308 @@
+"""A pipeline as a graph of operators; no Spark is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from penstock.conf.document import Document, FieldPath, PipelineError, describe
+from penstock.conf.pipeline import (
+    FilesSource,
+    Input,
+    JoinSection,
+    Pipeline,
+    Queue,
+    Source,
+    TableSection,
+    UnionSection,
+    load_document,
+)
+from penstock.conf.sections import ByWindowSection, Section, WindowJoinSection, WindowSection
+from penstock.errors import InternalError, InvalidUsageError
+from penstock.jobs.pipelines.schemas import read_sample, schema_of
+from penstock.operators.graph import Graph, PhysicalPlan, graph
+from penstock.operators.sql.expression import named
+from penstock.operators.update_stream.operator_options import Apply, JoinArguments, QueueArguments
+
+__all__ = ["OTHER", "SOURCE", "TABLE", "Binding", "graph_of", "plan_file", "queue_options"]
+
+SOURCE: Final = "source"
+"""The name of a pipeline's source in its graph."""
+OTHER: Final = "with"
+"""The name of the other side of a join."""
+TABLE: Final = "table"
+"""The name of the static table of a lookup."""
+
+
+def _fail(table: pa.Table) -> pa.Table:
+    """Stand for the function of a queue, which is imported when the pipeline runs."""
+    raise InternalError("the function of a pipeline that does not run")
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What the graph of a pipeline refers to outside of its file; by default what planning needs.
+
+    Parameters
+    ----------
+    columns : callable
+        From the name of a source or table in the graph, and its section, to its columns.
+    function : callable
+        From the name of a queue's function to the function.
+    state_location : str, optional
+        Where the state of a queue, a union or a join is, unless it is in the checkpoint.
+    """
+
+    columns: Callable[[str, Source | TableSection], pa.Schema] = lambda name, section: schema_of(section)
+    function: Callable[[str], Apply] = lambda name: _fail
+    state_location: str | None = None
+
+
+def plan_file(reference: str, overrides: Sequence[str] = (), sample: Path | None = None) -> PhysicalPlan:
+    """Return the plan of a pipeline's file.
+
+    Parameters
+    ----------
+    reference : str
+        The file, or the name of a packaged example.
+    overrides : sequence of str
+        ``section.field=value`` each.
+    sample : pathlib.Path, optional
+        A file with tuples of the source; see `read_sample`.
+
+    Raises
+    ------
+    PipelineError
+        If the file is wrong, or names a column that is not there: with the line and the field.
+    InvalidUsageError
+        If the sample cannot be read, or is not of the source.
+    """
+    pipeline, document = load_document(reference, overrides)
+    made = graph_of(pipeline, document)
+    statistics = None
+    if sample is not None:
+        statistics = made.measure(read_sample(sample))
+    with _field(document, "persist"):
+        return made.plan(statistics, pipeline.planned_persist)
+
+
+def graph_of(pipeline: Pipeline, document: Document | None = None, binding: Binding | None = None) -> Graph:
+    """Return a pipeline as a graph of operators.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        What was read.
+    document : Document, optional
+        Where its fields were written, for errors.
+    binding : Binding, optional
+        What the graph refers to, if it is to run.
+
+    Raises
+    ------
+    PipelineError
+        If expressions are wrong, or name columns that are not there: with a line for each.
+    """
+    place = document or Document("pipeline", {})
+    place.problems.clear()
+    return _Builder(pipeline, place, binding or Binding()).build()
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """Builds the graph of a pipeline, section by section, and notes what is wrong with its fields."""
+
+    pipeline: Pipeline
+    document: Document
+    binding: Binding
+
+    def build(self) -> Graph:
+        """Return the graph."""
+        pipeline = self.pipeline
+        made = self._input(pipeline, SOURCE)
+        if pipeline.lookup is not None:
+            with self._field("lookup"):
+                schema = self.binding.columns(TABLE, pipeline.lookup.table)
+                made = made.lookup(TABLE, schema, on=pipeline.lookup.key, name="lookup")
+        if pipeline.queue is not None:
+            with self._field("queue", goes_on=True):
+                options = self._queue_options(pipeline.queue)
+                made = made.update_queue(pipeline.queue.key, pipeline.queue.time, name="queue", **options)
+        if pipeline.union is not None:
+            made = self._union(made, pipeline.union)
+        if pipeline.join is not None:
+            made = self._join(made, pipeline.join)
+        if pipeline.results is not None:
+            if pipeline.results.filter is not None:
+                with self._field("results", "filter", goes_on=True):
+                    made = made.where(pipeline.results.filter, name="results.filter")
+            if pipeline.results.projection is not None:
+                with self._field("results", "projection"):
+                    made = made.select(*pipeline.results.projection, name="results.projection")
+        if pipeline.window is not None:
+            made = self._windows(made, pipeline.window)
+        if self.document.problems:
+            raise PipelineError(self.document.problems)
+        return made.sink(pipeline.sink.type)
+
+    def _field(self, *path: str, goes_on: bool = False) -> Any:
+        return _field(self.document, *path, goes_on=goes_on)
+
+    def _input(self, section: Pipeline | Input, name: str, *path: str) -> Graph:
+        """Return a source, and the filter and the projection that follow it."""
+        with self._field(*path, "source"):
+            kind, options = _kind_of(section.source)
+            columns = self.binding.columns(name, section.source)
+            made = graph(self.pipeline.query.name).source(name, columns, kind=kind, options=options)
+        prefix = "" if name == SOURCE else f"{name}."
+        if section.filter is not None:
+            with self._field(*path, "filter", goes_on=True):
+                made = made.where(section.filter, name=f"{prefix}filter")
+        if section.projection is not None:
+            with self._field(*path, "projection"):
+                made = made.select(*section.projection, name=f"{prefix}projection")
+        return made
+
+    def _queue_options(self, queue: Queue) -> dict[str, Any]:
+        apply = None if queue.apply is None else self.binding.function(queue.apply)
+        return queue_options(queue, apply) | self._location
+
+    @property
+    def _location(self) -> dict[str, Any]:
+        location = self.binding.state_location
+        return {} if location is None else {"state_location": location}
+
+    def _union(self, made: Graph, union: UnionSection) -> Graph:
+        others = [self._input(other, name, "union", "inputs", name) for name, other in union.inputs.items()]
+        with self._field("union"):
+            prefer = None if union.prefer is None else [SOURCE, *union.inputs].index(union.prefer)
+            return made.union(
+                *others, key=union.key, time=union.time, prefer=prefer, name="union",
+                **self._queue_options(union),
+            )  # fmt: skip
+
+    def _join(self, made: Graph, join: JoinSection) -> Graph:
+        other = self._input(join.other, OTHER, "join", "with")
+        with self._field("join"):
+            return made.join(
+                other, on=join.key, time=join.time, within=join.within, condition=join.condition,
+                unit=join.unit, updates=True, name="join",
+                **_given(join, JoinArguments.__annotations__), **self._location,
+            )  # fmt: skip
+
+    def _windows(self, made: Graph, window: WindowSection) -> Graph:
+        """Return windows and their aggregates, joined with others, and aggregated by window."""
+        before = made
+        # What is not given stays so: in append mode a policy is refused, also the default.
+        serving = {name: getattr(window, name) for name in window.SERVING if name in window.model_fields_set}
+        with self._field("window"):
+            made = made.window(
+                window.time, size=window.size, slide=window.slide, unit=window.unit,
+                watermark_delay=window.watermark_delay, mode=window.mode, **serving,
+            )  # fmt: skip
+        made = self._aggregates(made, self.pipeline)
+        join = self.pipeline.window_join
+        if join is not None:
+            if join.by_window is not None:
+                other = self._aggregates(made, join.by_window, "window_join", "by_window")
+            else:
+                other = self._other_windows(before, window, join)
+            with self._field("window_join"):
+                made = made.join_windows(
+                    other, on=join.key or (), condition=join.condition, name="window_join"
+                )
+        if self.pipeline.by_window is not None:
+            made = self._aggregates(made, self.pipeline.by_window, "by_window")
+        return made
+
+    def _other_windows(self, before: Graph, window: WindowSection, join: WindowJoinSection) -> Graph:
+        """Return the windows that those of a pipeline are joined with, of the same stream."""
+        own = join.window
+        if own is None:
+            raise InternalError("a join of windows is with a window, or by window")
+        with self._field("window_join", "window"):
+            other = before.window(
+                own.time or window.time,
+                size=own.size,
+                slide=window.slide or window.size,
+                unit=own.unit or (window.unit if own.time is None else None),
+                watermark_delay=own.watermark_delay or window.watermark_delay,
+                name="window_join.window",
+            )
+        return self._aggregates(other, join, "window_join")
+
+    def _aggregates(
+        self, made: Graph, section: Pipeline | WindowJoinSection | ByWindowSection, *path: str
+    ) -> Graph:
+        """Return the aggregates of groups, and what of them is kept."""
+        prefix = "".join(f"{part}." for part in path)
+        with self._field(*path, "group_by"):
+            groups = section.group_by or ()
+            made = _grouped(made, ("window", *groups) if isinstance(section, ByWindowSection) else groups)
+        with self._field(*path, "aggregates"):
+            made = made.agg(section.aggregates or {}, name=f"{prefix}aggregates")
+        if section.having is not None:
+            with self._field(*path, "having", goes_on=True):
+                made = made.where(section.having, name=f"{prefix}having")
+        return made
+
+
+def queue_options(queue: Queue, apply: Apply | None) -> dict[str, Any]:
+    """Return the options of an update queue, with the function that it names, if it names one."""
+    found = _given(queue, QueueArguments.__annotations__)
+    return found | {"apply": apply} if queue.apply is not None else found
+
+
+def _given(section: Section, names: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of these names that a section has and that are not null."""
+    found = {name: getattr(section, name, None) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _grouped(made: Graph, texts: Sequence[str]) -> Graph:
+    groups = [(text, *named(text)) for text in texts]
+    columns = [text for text, name, one in groups if one.is_column and name in one.columns]
+    return made.group_by(*columns, **{name: one.text for text, name, one in groups if text not in columns})
+
+
+@contextmanager
+def _field(document: Document, *path: str, goes_on: bool = False) -> Iterator[None]:
+    """Say which field, in which line or override, an error is about.
+
+    Parameters
+    ----------
+    goes_on : bool
+        Whether the sections that follow can be checked without this one: then the error is kept for later.
+    """
+    try:
+        yield
+    except PipelineError:
+        raise
+    except InvalidUsageError as error:
+        context = "".join(f" {name}={value}" for name, value in error.context.items() if name != "node")
+        fact = f"{error.fact}:{context}" if context else error.fact
+        problem = describe(_place_of(document, path, fact), path, fact, error.hint)
+        document.problems.append(problem)
+        if not goes_on:
+            raise PipelineError(document.problems) from error
+
+
+def _place_of(document: Document, path: FieldPath, fact: str) -> str:
+    """Return where a section was written; if what is wrong with it is the value of an override, that."""
+    for at, place in document.places.items():
+        if at[: len(path)] == path and place.startswith("--set ") and str(document.value(at)) in fact:
+            return place
+    return document.place(path)
+
+
+def _kind_of(source: Source) -> tuple[Any, dict[str, str]]:
+    if isinstance(source, FilesSource):
+        if source.reader == "penstock":
+            return "parquet", {**source.options, "path": source.path}
+        return "files", {"format": source.format, "path": source.path}
+    return source.type, {}

@@ -1,0 +1,101 @@
+"""The columns of a pipeline's sources and samples, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from penstock.conf.sections import FilesSource, KafkaSource, MarketSource, Source, TableSection
+from penstock.ddl import parse_schema
+from penstock.errors import InvalidUsageError
+from penstock.market import MARKET_SCHEMA
+
+__all__ = ["read_sample", "schema_of"]
+
+_INSTANT: Final = pa.timestamp("us", "UTC")
+_RATE: Final = pa.schema({"timestamp": _INSTANT, "value": pa.int64()})
+_KAFKA: Final = pa.schema(
+    {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": _INSTANT,
+        "timestampType": pa.int32(),
+    }
+)
+
+
+def schema_of(source: Source | TableSection) -> pa.Schema:
+    """Return the columns of a source or a table.
+
+    Raises
+    ------
+    InvalidUsageError
+        If they are in files that are not there, or have a type that is not known.
+    """
+    if isinstance(source, MarketSource):
+        return MARKET_SCHEMA
+    if isinstance(source, TableSection):
+        return _declared_schema(source.columns)
+    if isinstance(source, KafkaSource):
+        if source.columns is None:
+            return _KAFKA
+        return _declared_schema(source.columns).append(pa.field("kafka_timestamp", _INSTANT))
+    if isinstance(source, FilesSource):
+        if source.columns is not None:
+            return _declared_schema(source.columns)
+        return pa.schema({"value": pa.string()}) if source.format == "text" else _schema_in_files(source)
+    return _RATE
+
+
+def _declared_schema(text: str) -> pa.Schema:
+    """Return the columns of Spark's DDL, all of them with nulls, as Spark's readers of files have them."""
+    return pa.schema([field.with_nullable(True) for field in parse_schema(text)])
+
+
+def _schema_in_files(source: FilesSource) -> pa.Schema:
+    import pyarrow.dataset as ds
+
+    try:
+        found: pa.Schema = ds.dataset(source.path, format=source.format).schema
+    except (OSError, pa.ArrowException) as error:
+        raise InvalidUsageError(
+            f"its columns cannot be read: {str(error).partition('. ')[0]}",
+            hint="write schema, as in CREATE TABLE",
+        ) from None
+    return found
+
+
+def read_sample(path: Path) -> pa.Table:
+    """Return the tuples of a file: Parquet, CSV with names, JSON lines, Arrow, or lines of text.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such file, or its name or content is none of these.
+    """
+    import pyarrow.csv
+    import pyarrow.feather
+    import pyarrow.json
+    import pyarrow.parquet
+
+    readers = {
+        ".parquet": pyarrow.parquet.read_table,
+        ".csv": pyarrow.csv.read_csv,
+        ".json": pyarrow.json.read_json,
+        ".ndjson": pyarrow.json.read_json,
+        ".arrow": pyarrow.feather.read_table,
+        ".feather": pyarrow.feather.read_table,
+        ".txt": lambda file: pa.table({"value": file.read_text().splitlines()}),
+    }
+    reader = readers.get(path.suffix)
+    if reader is None:
+        raise InvalidUsageError("a sample of an unknown format", file=path, known=", ".join(readers))
+    try:
+        return reader(path)
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        raise InvalidUsageError(f"the sample cannot be read: {error}", file=path) from None

@@ -1,0 +1,53 @@
+"""A pipeline's sink as a writer of Spark."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock.conf.pipeline import ConsoleSink, KafkaSink, MemorySink, ParquetSink, Pipeline
+from penstock.ddl import quoted
+from penstock.jobs.pipelines.sources import resolve, spark_options
+from penstock.operators.sql.expression import named
+
+__all__ = ["pack_values", "sink_writer"]
+
+
+def sink_writer(spark: SparkSession, rows: DataFrame, pipeline: Pipeline) -> DataStreamWriter:
+    """Return the writer of a pipeline's results."""
+    sink = pipeline.sink
+    if isinstance(sink, ConsoleSink):
+        options = spark_options(numRows=sink.rows, truncate=sink.truncate)
+        return rows.writeStream.format("console").options(**options)
+    if isinstance(sink, ParquetSink):
+        writer = rows.writeStream.format("parquet").options(**sink.options)
+        return writer.option("path", resolve(spark, sink.path))
+    if isinstance(sink, KafkaSink):
+        records = pack_values(rows, _record_key(pipeline))
+        return records.writeStream.format("kafka").options(**sink.options)
+    return rows.writeStream.format("memory" if isinstance(sink, MemorySink) else "noop")
+
+
+def pack_values(rows: DataFrame, key: tuple[str, ...]) -> DataFrame:
+    """Return Kafka records of rows.
+
+    Parameters
+    ----------
+    rows : pyspark.sql.DataFrame
+        What to send; the record's value is all columns as JSON.
+    key : tuple of str
+        The columns of the record's key: one as text, several as JSON.
+    """
+    columns = [sf.col(quoted(name)) for name in rows.columns]
+    keys = [sf.col(quoted(name)) for name in key]
+    name = keys[0].cast("string") if len(keys) == 1 else sf.to_json(sf.struct(*keys))
+    return rows.select(name.alias("key"), sf.to_json(sf.struct(*columns)).alias("value"))
+
+
+def _record_key(pipeline: Pipeline) -> tuple[str, ...]:
+    """Return the columns of a record's key: the update key, or the groups of windows."""
+    if pipeline.window is None:
+        return pipeline.step.key if pipeline.step is not None else ()
+    last = pipeline if pipeline.by_window is None else pipeline.by_window
+    return tuple(named(text)[0] for text in last.group_by or ()) or ("window",)

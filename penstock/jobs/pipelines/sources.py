@@ -1,0 +1,212 @@
+"""A pipeline's sources and tables as DataFrames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from penstock.conf.pipeline import (
+    FilesSource,
+    KafkaSource,
+    MarketSource,
+    Pipeline,
+    RateSource,
+    Source,
+    TableSection,
+)
+from penstock.errors import InvalidUsageError
+from penstock.jobs.pipelines.bad_records import BAD_RECORD, OnError, counted
+from penstock.jobs.pipelines.graph import OTHER, SOURCE, TABLE
+from penstock.jobs.session import is_local
+from penstock.spark_ext.api.failure import root_cause, spark_message
+
+__all__ = [
+    "SectionError",
+    "read_sources",
+    "read_tables",
+    "resolve",
+    "section",
+    "spark_options",
+    "unpack_values",
+]
+
+
+def read_sources(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame | str]:
+    """Return the sources of a pipeline by their names in its graph; files that Penstock reads by their path.
+
+    Raises
+    ------
+    InvalidUsageError
+        If Spark refuses one; its text names the section.
+    """
+    given: dict[str, tuple[Source, str]] = {SOURCE: (pipeline.source, "source")}
+    if pipeline.union is not None:
+        for name, other in pipeline.union.inputs.items():
+            given[name] = other.source, f"union.inputs.{name}.source"
+    if pipeline.join is not None:
+        given[OTHER] = pipeline.join.other.source, "join.with.source"
+    return {name: _read(spark, source, place) for name, (source, place) in given.items()}
+
+
+def read_tables(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame]:
+    """Return the static tables of a pipeline by their names in its graph.
+
+    Raises
+    ------
+    InvalidUsageError
+        If Spark refuses one.
+    """
+    return {} if pipeline.lookup is None else {TABLE: _table(spark, pipeline.lookup.table)}
+
+
+class SectionError(InvalidUsageError):
+    """An error that names the section it is about."""
+
+
+@contextmanager
+def section(name: str) -> Iterator[None]:
+    """Say which section an error of Spark or of Penstock is about, unless it says so itself."""
+    try:
+        yield
+    except SectionError:
+        raise
+    except InvalidUsageError as error:
+        if _lacks_kafka(str(error)):
+            raise _no_connector(name) from error
+        raise SectionError(f"{name}: {error.fact}", hint=error.hint, **error.context) from error
+    except (AnalysisException, IllegalArgumentException, ParseException) as error:
+        text = str(error)
+        if "PYTHON_DATA_SOURCE_ERROR" in text:
+            raise SectionError(f"{name}: {root_cause(error).removesuffix('.')}") from error
+        if _lacks_kafka(text):
+            raise _no_connector(name) from error
+        raise SectionError(f"{name}: {spark_message(error)}") from error
+
+
+def _lacks_kafka(text: str) -> bool:
+    return "kafka" in text and "Failed to find" in text
+
+
+def _no_connector(name: str) -> SectionError:
+    return SectionError(
+        f"{name}: Spark's connector for Kafka is not there",
+        hint="set query.spark.spark.jars.packages to "
+        f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}, "
+        "or pass it to spark-submit as --packages",
+    )
+
+
+def resolve(spark: SparkSession, location: str) -> str:
+    """Make a path of this machine absolute; what names its file system stays as it is."""
+    if "://" in location or not is_local(spark):
+        return location
+    return str(Path(location).absolute())
+
+
+def spark_options(**values: Any) -> dict[str, str]:
+    """Return options of Spark, which are texts, of those that are given."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _market(spark: SparkSession, source: MarketSource) -> DataFrame:
+    options = spark_options(
+        rowsPerSecond=source.rows_per_second,
+        symbols=source.symbols,
+        skew=source.skew,
+        seed=source.seed,
+        numPartitions=source.partitions,
+        startTime=source.start_time,
+        maxRowsPerTrigger=source.max_rows_per_trigger,
+        rows=source.rows,
+        realTime=source.real_time,
+    )
+    return spark.readStream.format("market").options(**options).load()
+
+
+def _path(spark: SparkSession, source: FilesSource) -> str:
+    path = resolve(spark, source.path)
+    if "://" not in path and Path(path).is_file():
+        # Spark's stream of files takes directories and patterns: a pattern that only this file matches.
+        file = Path(path)
+        path = str(file.with_name(f"[{file.name[0]}]{file.name[1:]}"))
+    return path
+
+
+def _files(spark: SparkSession, source: FilesSource, place: str) -> DataFrame:
+    path = _path(spark, source)
+    reader = spark.readStream.format(source.format).options(**source.options)
+    if source.counts_bad_records:
+        reader = reader.schema(f"{source.columns}, {BAD_RECORD} STRING")
+        rows = reader.option("columnNameOfCorruptRecord", BAD_RECORD).load(path)
+        return counted(rows, place, source.on_error)
+    if source.columns is not None:
+        reader = reader.schema(source.columns)
+    elif source.format != "text":
+        # A stream wants to know its columns; these formats keep them in the files.
+        there = spark.read.format(source.format).options(**source.options).load(path)
+        reader = reader.schema(there.schema)
+    return reader.load(path)
+
+
+def _kafka(spark: SparkSession, source: KafkaSource, place: str) -> DataFrame:
+    records = spark.readStream.format("kafka").options(**source.options).load()
+    if source.columns is None:
+        return records
+    return unpack_values(records, source.columns, place, source.on_error)
+
+
+def unpack_values(
+    records: DataFrame, columns: str, place: str = SOURCE, on_error: OnError = "keep"
+) -> DataFrame:
+    """Return the columns of Kafka records whose values are JSON, and ``kafka_timestamp``.
+
+    A value that is not JSON, or has a field of another type, is a bad record; one that is kept has nulls.
+
+    Parameters
+    ----------
+    records : pyspark.sql.DataFrame
+        With the columns of Spark's connector for Kafka, of which ``value`` and ``timestamp`` are read.
+    columns : str
+        Names and types, as DDL.
+    place, on_error
+        As of `counted`.
+    """
+    options = {"columnNameOfCorruptRecord": BAD_RECORD}
+    parsed = sf.from_json(sf.col("value").cast("string"), f"{columns}, {BAD_RECORD} STRING", options)
+    values = records.select(parsed.alias("value"), sf.col("timestamp").alias("kafka_timestamp"))
+    return counted(values.select("value.*", "kafka_timestamp"), place, on_error)
+
+
+def _rate(spark: SparkSession, source: RateSource) -> DataFrame:
+    options = {"rowsPerSecond": str(source.rows_per_second)} | source.options
+    return spark.readStream.format("rate").options(**options).load()
+
+
+def _read(spark: SparkSession, source: Source, place: str) -> DataFrame | str:
+    with section(place):
+        if isinstance(source, MarketSource):
+            return _market(spark, source)
+        if isinstance(source, FilesSource):
+            if source.reader == "penstock":
+                return _path(spark, source)
+            return _files(spark, source, place)
+        if isinstance(source, KafkaSource):
+            return _kafka(spark, source, place)
+        return _rate(spark, source)
+
+
+def _table(spark: SparkSession, table: TableSection) -> DataFrame:
+    with section("lookup.table"):
+        reader = spark.read.format(table.format).schema(table.columns).options(**table.options)
+        return reader.load(resolve(spark, table.path))

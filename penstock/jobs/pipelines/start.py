@@ -1,0 +1,149 @@
+"""Starts of pipelines: YAML becomes a graph, and the graph runs."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import DataType, StructType
+
+from penstock.conf.document import Document
+from penstock.conf.pipeline import Pipeline, Source, TableSection
+from penstock.errors import InvalidUsageError
+from penstock.jobs.pipelines.graph import OTHER, Binding, graph_of
+from penstock.jobs.pipelines.schemas import schema_of
+from penstock.jobs.pipelines.sinks import sink_writer
+from penstock.jobs.pipelines.sources import SectionError, read_sources, read_tables, resolve, section
+from penstock.spark_ext.api.failure import failure_of
+from penstock.spark_ext.api.register import register
+from penstock.spark_ext.border.types import spark_schema, stored_schema
+from penstock.spark_ext.graph import runner
+from penstock.spark_ext.graph.handle import RunningGraph
+
+__all__ = ["start", "start_pipeline"]
+
+
+def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document | None = None) -> RunningGraph:
+    """Start a pipeline: check it, build its graph, and run that.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+        Where it runs; Penstock is registered with it.
+    pipeline : Pipeline
+        What to run.
+    document : Document, optional
+        Where its fields were written, for errors.
+
+    Raises
+    ------
+    InvalidUsageError
+        If Spark or the graph refuses a section; its text names the section.
+    """
+    query = pipeline.query
+    register(spark, metrics_file=query.metrics, metrics_query=query.name)
+    sources, tables = read_sources(spark, pipeline), read_tables(spark, pipeline)
+
+    def columns(name: str, section: Source | TableSection) -> pa.Schema:
+        return _columns(tables[name] if name in tables else sources[name], section)
+
+    location = None if query.state_location is None else resolve(spark, query.state_location)
+    graph = graph_of(pipeline, document, Binding(columns, _import_function, location))
+    available_now = query.trigger == "available_now"
+    with section("the pipeline cannot start"), _sections_of_nodes(pipeline):
+        return runner.start(
+            graph,
+            spark,
+            resolve(spark, _checkpoint(pipeline)),
+            sources=sources,
+            tables=tables,
+            sink=lambda rows: sink_writer(spark, rows, pipeline).outputMode("append"),
+            persist=pipeline.planned_persist,
+            checkpoint_interval=None if available_now else query.trigger,
+            available_now=available_now,
+            drain=query.drain,
+        )
+
+
+def _columns(given: DataFrame | str, source: Source | TableSection) -> pa.Schema:
+    """Return the columns of a source or table: as planning without Spark finds them, where Spark agrees."""
+    if isinstance(given, str):
+        return schema_of(source)
+    with suppress(InvalidUsageError):
+        known = schema_of(source)
+        if _types(spark_schema(known)) == _types(given.schema):
+            return known
+    return stored_schema(given.schema)
+
+
+def _types(schema: StructType) -> list[tuple[str, DataType]]:
+    return [(column.name, column.dataType) for column in schema]
+
+
+@contextmanager
+def _sections_of_nodes(pipeline: Pipeline) -> Iterator[None]:
+    """Say which section an error of an operator is about."""
+    try:
+        yield
+    except InvalidUsageError as error:
+        context = dict(error.context)
+        name = str(context.pop("node", ""))
+        if not name:
+            raise
+        stream = name.partition(".")[0]
+        if pipeline.union is not None and stream in pipeline.union.inputs:
+            name = f"union.inputs.{name}"
+        elif pipeline.join is not None and stream == OTHER:
+            name = f"join.{name}"
+        raise SectionError(f"{name}: {error.fact}", hint=error.hint, **context) from error
+
+
+def _checkpoint(pipeline: Pipeline) -> str:
+    """Return the graph's directory, a temporary one if none is given."""
+    if pipeline.query.checkpoint is not None:
+        return pipeline.query.checkpoint
+    # The query may outlive its handle, so the directory goes only when the process does.
+    temporary = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
+    atexit.register(temporary.cleanup)
+    return temporary.name
+
+
+def _import_function(name: str) -> Callable[..., Any]:
+    """Import what `queue.apply` names."""
+    module_name, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise InvalidUsageError(
+            f"apply: {error}",
+            hint="the module must be installed, on PYTHONPATH, or passed to spark-submit with --py-files",
+        ) from error
+    if not callable(found):
+        raise InvalidUsageError(f"apply: {name} is not a function")
+    return found
+
+
+def start(writing: DataStreamWriter) -> StreamingQuery:
+    """Start a query.
+
+    Raises
+    ------
+    InvalidUsageError
+        If Spark refuses it, such as for a sink that is not there.
+    """
+    with section("the query cannot start"):
+        try:
+            return writing.start()
+        except Py4JJavaError as error:  # a file system that refuses the checkpoint, for one
+            raise failure_of(error, "the query cannot start") from None
