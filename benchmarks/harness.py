@@ -75,7 +75,7 @@ def session(master: str = "local[2]", **settings: str) -> Any:
     """Return a Spark session as all contenders get it."""
     from pyspark.sql import SparkSession
 
-    from penstock.jobs.warm_up import archive_options
+    from penstock.jobs.class_archive import archive_options
     from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 
     base = {
@@ -276,7 +276,7 @@ def machine() -> str:
     """Return one line about machine and versions."""
     from importlib.metadata import version
 
-    from penstock.jobs.warm_up import archive_options
+    from penstock.jobs.class_archive import archive_options
 
     packages = ", ".join(f"{p} {version(p)}" for p in ("pyspark", "pyarrow", "numba", "numpy"))
     archive = "Spark's classes archived" if archive_options() else "no archive of Spark's classes"

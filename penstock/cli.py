@@ -290,7 +290,7 @@ def warm_up(
     ~/.cache/penstock.
     """
     with errors(debug=debug):
-        from penstock.jobs.warm_up import class_archive, make_class_archive
+        from penstock.jobs.class_archive import class_archive, make_class_archive
 
         there = class_archive()
         if not (if_missing and there is not None and there.exists()):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from penstock.jobs.warm_up import class_archive, option
+from penstock.jobs.class_archive import class_archive, option
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Sessions

@@ -1,12 +1,11 @@
-"""What is wrong with a pipeline although every field by itself is right."""
+"""Checks of fields of a pipeline against each other."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeAlias
 
-from penstock.conf.document import FieldPath
+from penstock.conf.document import FieldPath, Problem
 from penstock.conf.sections import (
     FilesSource,
     Input,
@@ -15,6 +14,7 @@ from penstock.conf.sections import (
     MarketSource,
     MemorySink,
     ParquetSink,
+    PipelineSections,
     Query,
     Queue,
     Sink,
@@ -26,16 +26,11 @@ from penstock.conf.values import choice
 from penstock.errors import InvalidUsageError
 from penstock.units import parse_duration_us, window_rows
 
-if TYPE_CHECKING:
-    from penstock.conf.pipeline import Pipeline
-
-__all__ = ["Problem", "disagreements"]
-
-Problem: TypeAlias = tuple[FieldPath, str, str | None]
+__all__ = ["find_disagreements"]
 
 
-def disagreements(pipeline: Pipeline) -> Iterator[Problem]:
-    """Yield what is wrong although every field by itself is right."""
+def find_disagreements(pipeline: PipelineSections) -> Iterator[Problem]:
+    """Yield the problems of a pipeline each of whose fields by itself is right."""
     yield from _source_problems(pipeline.source, pipeline.query)
     if pipeline.planned_persist == "never" or pipeline.persist == "always":
         # With persist: always all sources have p-streams, which take every row.
@@ -55,7 +50,7 @@ def disagreements(pipeline: Pipeline) -> Iterator[Problem]:
                 yield (name, *path[1:]), fact, hint
 
 
-def _others(pipeline: Pipeline) -> Iterator[tuple[FieldPath, Input]]:
+def _others(pipeline: PipelineSections) -> Iterator[tuple[FieldPath, Input]]:
     """Yield the streams beside the pipeline's own, and where they are."""
     if pipeline.union is not None:
         for name, other in pipeline.union.inputs.items():
@@ -64,7 +59,7 @@ def _others(pipeline: Pipeline) -> Iterator[tuple[FieldPath, Input]]:
         yield ("join", "with"), pipeline.join.other
 
 
-def _step_problems(pipeline: Pipeline) -> Iterator[Problem]:
+def _step_problems(pipeline: PipelineSections) -> Iterator[Problem]:
     """Yield which steps do not go together: a query of Spark has room for one with a state."""
     union = pipeline.union
     given = [name for name in ("union", "join", "queue", "window") if getattr(pipeline, name) is not None]
@@ -90,7 +85,7 @@ def _step_problems(pipeline: Pipeline) -> Iterator[Problem]:
         yield (("union", "prefer"), *choice(union.prefer, ["source", *union.inputs]))
 
 
-def _window_problems(pipeline: Pipeline) -> Iterator[Problem]:
+def _window_problems(pipeline: PipelineSections) -> Iterator[Problem]:
     window, aggregates = pipeline.window, pipeline.aggregates
     if window is not None and aggregates is None:
         yield (
@@ -119,7 +114,7 @@ def _window_problems(pipeline: Pipeline) -> Iterator[Problem]:
         yield from _length_problems(pipeline, window)
 
 
-def _length_problems(pipeline: Pipeline, window: WindowSection) -> Iterator[Problem]:
+def _length_problems(pipeline: PipelineSections, window: WindowSection) -> Iterator[Problem]:
     """Yield what is wrong with sizes and slide."""
     other = pipeline.window_join
     try:
@@ -162,7 +157,7 @@ def _length_problems(pipeline: Pipeline, window: WindowSection) -> Iterator[Prob
             )
 
 
-def _service_problems(pipeline: Pipeline, window: WindowSection) -> Iterator[Problem]:
+def _service_problems(pipeline: PipelineSections, window: WindowSection) -> Iterator[Problem]:
     """Yield what does not go with the way in which windows are emitted."""
     if window.mode == "append":
         for name in window.SERVING:

@@ -10,10 +10,13 @@ import yaml
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["Document", "FieldPath", "PipelineError", "describe", "read_document"]
+__all__ = ["Document", "FieldPath", "PipelineError", "Problem", "describe", "read_document"]
 
 FieldPath: TypeAlias = tuple[str | int, ...]
-"""Where a field is: the names of the sections around it and its own, and positions in lists."""
+"""The path of a field: the names of the sections around it and its own, and positions in lists."""
+
+Problem: TypeAlias = tuple[FieldPath, str, str | None]
+"""A field, what is wrong with it, and perhaps what would be right."""
 
 
 class PipelineError(InvalidUsageError):
@@ -53,13 +56,13 @@ class Document:
     Parameters
     ----------
     name : str
-        What messages call the file.
+        The name of the file in messages.
     data : dict
         The fields; changed by `set`.
     places : dict
         For each field's path ``name:line``, or the text of the override that wrote it.
     problems : list of str
-        What was found wrong with it so far.
+        The problems found so far.
     """
 
     name: str
@@ -92,7 +95,7 @@ class Document:
         Parameters
         ----------
         override : str
-            What to set. Sections that do not exist are made.
+            The assignment. Missing sections are made.
         free : frozenset of FieldPath
             Sections whose fields have names with dots in them, such as options: what follows the section's
             name is one name.
@@ -222,7 +225,7 @@ def read_document(text: str, name: str) -> Document:
     text : str
         The whole file.
     name : str
-        What messages call the file.
+        The name of the file in messages.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a pipeline, in our own words."""
+"""The errors that pydantic finds in a pipeline, in Penstock's words."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from penstock.conf.cross_field_checks import Problem
-from penstock.conf.document import FieldPath
+from penstock.conf.document import FieldPath, Problem
 from penstock.conf.sections import (
     ByWindowSection,
     ConsoleSink,
@@ -36,7 +35,7 @@ from penstock.conf.sections import (
 )
 from penstock.conf.values import choice, did_you_mean, show
 
-__all__ = ["explain"]
+__all__ = ["explain_error"]
 
 _SOURCES: Final[dict[str, type[Section]]] = {
     "market": MarketSource,
@@ -129,8 +128,8 @@ _KINDS: Final[dict[str, tuple[str, str | None]]] = {
 }
 
 
-def explain(error: ErrorDetails, data: dict[str, Any], root: type[BaseModel]) -> list[Problem]:
-    """Say in our own words what pydantic found."""
+def explain_error(error: ErrorDetails, data: dict[str, Any], root: type[BaseModel]) -> list[Problem]:
+    """Return the problems that an error of pydantic tells of, in Penstock's words."""
     path, kind, got, context = error["loc"], error["type"], error["input"], error.get("ctx", {})
     for place in range(len(path) - 1, 0, -1):
         before = path[place - 1]

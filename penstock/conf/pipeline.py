@@ -1,4 +1,4 @@
-"""What a pipeline's configuration may hold, and how it is read from a file.
+"""Pipelines: the whole configuration, read from a file and checked.
 
 A pipeline is ``source -> filter -> projection -> lookup -> queue -> results -> sink``, or has a union or a
 join with other streams in the queue's place, or a window and aggregates. `load_pipeline`
@@ -13,16 +13,15 @@ from collections.abc import Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Final
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from penstock.conf.cross_field_checks import Problem, disagreements
-from penstock.conf.document import Document, FieldPath, PipelineError, describe, read_document
-from penstock.conf.error_messages import explain
+from penstock.conf.cross_field_checks import find_disagreements
+from penstock.conf.document import Document, FieldPath, PipelineError, Problem, describe, read_document
+from penstock.conf.error_messages import explain_error
 from penstock.conf.sections import (
-    ByWindowSection,
     ConsoleSink,
     FilesSource,
     Input,
@@ -34,19 +33,18 @@ from penstock.conf.sections import (
     MemorySink,
     NoopSink,
     ParquetSink,
+    PipelineSections,
     Query,
     Queue,
     RateSource,
     ResultsSection,
-    Section,
     Sink,
     Source,
     TableSection,
     UnionSection,
-    WindowJoinSection,
     WindowSection,
 )
-from penstock.conf.values import Text, aggregates_of, did_you_mean, empty_section, persist_of, sql, texts
+from penstock.conf.values import did_you_mean
 from penstock.errors import InvalidUsageError
 
 __all__ = [
@@ -84,53 +82,12 @@ FREE_SECTIONS: Final[frozenset[FieldPath]] = frozenset(
 """Sections whose fields are the names of Spark's own options and settings."""
 
 
-def _one_step(queue: Queue | None, info: ValidationInfo) -> Queue | None:
-    """Refuse a pipeline that has no step with a state; one that is wrong was meant."""
-    others = ("window", "aggregates", "union", "join")
-    if queue is None and all(info.data.get(name, ...) is None for name in others):
-        raise PydanticCustomError("missing", "is required")
-    return queue
-
-
-_Persist: TypeAlias = Literal["auto", "always", "never"]
-
-
-class Pipeline(Section):
+class Pipeline(PipelineSections):
     """A whole pipeline. `load_pipeline` reads one from a file."""
-
-    source: Source = Field(discriminator="type")
-    filter: Annotated[Text | None, BeforeValidator(sql)] = None
-    projection: Annotated[tuple[str, ...] | None, BeforeValidator(texts)] = None
-    lookup: LookupSection | None = None
-    window: WindowSection | None = None
-    group_by: Annotated[tuple[str, ...] | None, BeforeValidator(texts)] = None
-    aggregates: Annotated[dict[Text, Text] | None, BeforeValidator(aggregates_of)] = None
-    having: Annotated[Text | None, BeforeValidator(sql)] = None
-    window_join: WindowJoinSection | None = None
-    by_window: ByWindowSection | None = None
-    persist: Annotated[_Persist | dict[str, _Persist], BeforeValidator(persist_of)] = "auto"
-    union: UnionSection | None = None
-    join: JoinSection | None = None
-    queue: Annotated[Queue | None, AfterValidator(_one_step)] = Field(default=None, validate_default=True)
-    results: ResultsSection | None = None
-    sink: Sink = Field(discriminator="type")
-    query: Annotated[Query, BeforeValidator(empty_section)] = Query()
-
-    @property
-    def planned_persist(self) -> _Persist | dict[str, _Persist]:
-        """What has a p-stream; only pipelines with windows or another p-stream leave it to the planner."""
-        persist = self.persist
-        some = "always" in (persist.values() if isinstance(persist, dict) else (persist,))
-        return persist if some or self.window is not None else "never"
-
-    @property
-    def step(self) -> Queue | JoinSection | None:
-        """The step that has an update key: a queue, a union or a join."""
-        return self.queue or self.union or self.join
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Pipeline:
-        problems = list(disagreements(self))
+        problems = list(find_disagreements(self))
         if problems:
             facts = "; ".join(f"{'.'.join(map(str, path))}: {fact}" for path, fact, _ in problems)
             raise PydanticCustomError("sections", "{facts}", {"facts": facts, "problems": problems})
@@ -144,7 +101,7 @@ def _validate(document: Document) -> Pipeline:
         found = [
             problem
             for details in error.errors(include_url=False)
-            for problem in explain(details, document.data, Pipeline)
+            for problem in explain_error(details, document.data, Pipeline)
         ]
     order = list(document.places)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic_core import PydanticCustomError
 
 from penstock.conf.values import (
     Options,
@@ -13,8 +14,10 @@ from penstock.conf.values import (
     budget_of,
     cost_of,
     delay_of,
+    empty_section,
     function_of,
     names_of,
+    persist_of,
     sql,
     start_time_of,
     texts,
@@ -24,9 +27,11 @@ from penstock.conf.values import (
     window_length,
 )
 
+Persist: TypeAlias = Literal["auto", "always", "never"]
+
 
 class Section(BaseModel):
-    """What all sections share: unknown fields are errors, and nothing is changed after reading."""
+    """Base of all sections: unknown fields are errors, and sections are immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
 
@@ -47,7 +52,7 @@ class MarketSource(Section):
 
 
 class FilesSource(Section):
-    """Files that arrive in a directory; `options` are those of Spark's reader of the format.
+    """Files that arrive in a directory; `options` are for Spark's reader of the format.
 
     `reader` says who reads Parquet files of a graph: Spark, or Penstock where it makes less of them.
     `on_error` says what becomes of records of CSV and JSON that cannot be read.
@@ -134,7 +139,7 @@ class Input(Section):
 
 
 class TableSection(Section):
-    """A static table in files; `options` are those of Spark's reader of the format."""
+    """A static table in files; `options` are for Spark's reader of the format."""
 
     format: Literal["csv", "json", "parquet", "orc"]
     path: Text
@@ -191,14 +196,14 @@ class JoinSection(Section):
 
 
 class ResultsSection(Section):
-    """What is done with what leaves a queue, a union or a join. The update key stays as it is."""
+    """Filter and projection after a queue, a union or a join. The update key stays unchanged."""
 
     filter: Annotated[Text | None, BeforeValidator(sql)] = None
     projection: Annotated[tuple[str, ...] | None, BeforeValidator(texts)] = None
 
 
 class WindowSection(Section):
-    """Windows, of time or of so many rows, to aggregate in; `unit` is that of a time in whole numbers.
+    """Windows, of time or of so many rows, to aggregate in; `unit` is for a time in whole numbers.
 
     Mode, budget, policy, cost and weight are those of `penstock.update_window`; those in `SERVING` are for
     lazy and eager mode.
@@ -252,7 +257,7 @@ class WindowJoinSection(Section):
 
 
 class Query(Section):
-    """How Spark runs the pipeline.
+    """The settings of a pipeline's run.
 
     With the trigger available_now the run ends when the input is used up and, with `drain`, no key waits.
     """
@@ -264,3 +269,45 @@ class Query(Section):
     state_location: Text | None = None
     metrics: Text | None = None
     spark: Options = {}
+
+
+def _one_step(queue: Queue | None, info: ValidationInfo) -> Queue | None:
+    """Refuse a pipeline that has no step with a state; one that is wrong was meant."""
+    others = ("window", "aggregates", "union", "join")
+    if queue is None and all(info.data.get(name, ...) is None for name in others):
+        raise PydanticCustomError("missing", "is required")
+    return queue
+
+
+class PipelineSections(Section):
+    """The sections of a whole pipeline."""
+
+    source: Source = Field(discriminator="type")
+    filter: Annotated[Text | None, BeforeValidator(sql)] = None
+    projection: Annotated[tuple[str, ...] | None, BeforeValidator(texts)] = None
+    lookup: LookupSection | None = None
+    window: WindowSection | None = None
+    group_by: Annotated[tuple[str, ...] | None, BeforeValidator(texts)] = None
+    aggregates: Annotated[dict[Text, Text] | None, BeforeValidator(aggregates_of)] = None
+    having: Annotated[Text | None, BeforeValidator(sql)] = None
+    window_join: WindowJoinSection | None = None
+    by_window: ByWindowSection | None = None
+    persist: Annotated[Persist | dict[str, Persist], BeforeValidator(persist_of)] = "auto"
+    union: UnionSection | None = None
+    join: JoinSection | None = None
+    queue: Annotated[Queue | None, AfterValidator(_one_step)] = Field(default=None, validate_default=True)
+    results: ResultsSection | None = None
+    sink: Sink = Field(discriminator="type")
+    query: Annotated[Query, BeforeValidator(empty_section)] = Query()
+
+    @property
+    def planned_persist(self) -> Persist | dict[str, Persist]:
+        """The persistence to plan; `auto` only for pipelines with windows or another p-stream."""
+        persist = self.persist
+        some = "always" in (persist.values() if isinstance(persist, dict) else (persist,))
+        return persist if some or self.window is not None else "never"
+
+    @property
+    def step(self) -> Queue | JoinSection | None:
+        """The step that has an update key: a queue, a union or a join."""
+        return self.queue or self.union or self.join

@@ -1,4 +1,4 @@
-"""What single fields of a pipeline may hold: functions that check and convert what YAML gave."""
+"""Checks and conversions of single fields of a pipeline."""
 
 from __future__ import annotations
 

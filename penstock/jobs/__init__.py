@@ -1,1 +1,1 @@
-"""What the command line and ``spark-submit`` run."""
+"""The jobs that the command line and ``spark-submit`` run."""

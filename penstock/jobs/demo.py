@@ -40,7 +40,7 @@ from penstock.spark_ext.api.update_queue import update_queue
 __all__ = ["LOAD", "run"]
 
 LOAD: Final = 5.0
-"""How much more arrives than can be served."""
+"""The arrival rate divided by the service rate."""
 
 _CORES: Final = 2
 _COST_US: Final = 2_000
@@ -127,7 +127,7 @@ def _calibrate(spark: SparkSession, work: Path) -> _Valuation:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What one of the two queries did."""
+    """The outcome of one of the two queries."""
 
     name: str
     seconds: float

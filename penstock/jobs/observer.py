@@ -55,7 +55,7 @@ class Observer:
 
     @property
     def delivered(self) -> int:
-        """How many updates were delivered so far."""
+        """The number of updates delivered so far."""
         with self._lock:
             return sum(len(sequences) for _, sequences in self._deliveries)
 

@@ -20,8 +20,8 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidUsageError, UnavailableError
+from penstock.jobs.class_archive import JAVA_OPTIONS, archive_options, find_java
 from penstock.jobs.signals import StopSignals
-from penstock.jobs.warm_up import JAVA_OPTIONS, archive_options, find_java
 from penstock.spark_ext.api.register import register
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 
@@ -58,7 +58,7 @@ _JAVA_HINT: Final = (
 )
 _POLL_S: Final = 0.1
 _DRAIN_S: Final = 2.0
-"""How long the last output of a JVM that ended is waited for."""
+"""How long to wait for the last output of a JVM that ended."""
 
 
 def _configured_elsewhere() -> bool:

@@ -1,123 +1,21 @@
-"""What a first run on a machine does slowly, done ahead: kernels compiled, Spark's classes archived.
+"""The program that warms a machine up: small queries, which compile kernels and load Spark's classes.
 
-A JVM spends two fifths of the work until its first micro-batches on loading Spark's classes from jars. It
-can keep them as they lie in memory, when it ends (class data sharing, JEP 350), and the next one maps that
-file. The JVM itself checks that the file belongs to it and to its class path; where it does not, it warns and
-loads classes as ever.
+`penstock.jobs.class_archive` runs it in a process of its own.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
 
-from penstock._durable import replace
-from penstock.errors import UnavailableError
+from pyspark.sql import DataFrame
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-__all__ = ["JAVA_OPTIONS", "archive_options", "class_archive", "find_java", "make_class_archive", "option"]
-
-JAVA_OPTIONS: Final = "spark.driver.defaultJavaOptions"
-"""The Spark setting with options of the driver's JVM, beside those that a user gives."""
-
-_ELSEWHERE: Final = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "JDK_JAVA_OPTIONS")
-_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
-_SHORT_LIVED: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr"
-
-
-def find_java() -> str | None:
-    """Return the Java that Spark takes: that of ``JAVA_HOME``, else that of the path; None without one."""
-    home = os.environ.get("JAVA_HOME")
-    return shutil.which("java", path=f"{home}/bin" if home else None)
-
-
-def class_archive(directory: Path | None = None) -> Path | None:
-    """Return where the archive for this Python's Spark and its Java is, or would be.
-
-    Parameters
-    ----------
-    directory : Path, optional
-        The folder; by default ``penstock`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
-
-    Returns
-    -------
-    Path or None
-        None without a folder, a Java or a PySpark.
-    """
-    if directory is None:
-        home = os.environ.get("HOME")
-        cache = os.environ.get("XDG_CACHE_HOME") or (home and f"{home}/.cache")
-        if not cache:
-            return None
-        directory = Path(cache) / "penstock"
-    java = find_java()
-    spark = importlib.util.find_spec("pyspark")
-    if java is None or spark is None or spark.origin is None:
-        return None
-    # Another version in the same place has another time.
-    facts = [(os.path.realpath(path), Path(path).stat().st_mtime_ns) for path in (java, spark.origin)]
-    return directory / f"classes-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}.jsa"
-
-
-def option(archive: Path) -> str:
-    """Return the JVM's options to use an archive, and to warn on standard error where it cannot."""
-    return f"-XX:SharedArchiveFile={archive} -Xlog:disable -Xlog:all=warning:stderr"
-
-
-def archive_options() -> dict[str, str]:
-    """Return the setting with which Spark's JVM starts from the archive, where there is one."""
-    archive = class_archive()
-    return {JAVA_OPTIONS: option(archive)} if archive is not None and archive.exists() else {}
-
-
-def make_class_archive() -> Path:
-    """Run small queries in a JVM of their own, which compiles their kernels, and keep the classes it loaded.
-
-    Takes about half a minute. An archive that is there is replaced. Returns where it is.
-
-    Raises
-    ------
-    UnavailableError
-        If there is no place for it, Spark does not run, or its JVM cannot keep classes.
-    """
-    archive = class_archive()
-    if archive is None:
-        raise UnavailableError(
-            "no place or no Java for an archive of classes", hint="set XDG_CACHE_HOME or HOME, and JAVA_HOME"
-        )
-    archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=archive.parent.resolve()) as directory:
-        made = Path(directory) / archive.name
-        environment = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
-        environment[_OPTIONS] = f"-XX:ArchiveClassesAtExit={made} {_SHORT_LIVED}"
-        # The JVM ends after its driver, and has the driver's standard error until then.
-        done = subprocess.run(
-            [sys.executable, "-m", "penstock.jobs.warm_up"],
-            cwd=directory, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode or not made.exists():
-            raise UnavailableError(
-                "Spark's classes could not be archived", code=done.returncode, said=done.stderr[-2000:]
-            )
-        made.chmod(0o600)
-        replace(archive, made)
-    return archive
+import penstock
+from penstock.jobs.class_archive import JAVA_OPTIONS
+from penstock.jobs.session import open_session
 
 
 def _run_queries(directory: Path) -> None:
     """Take a few rows from Parquet files through a queue, a p-stream and windows."""
-    import penstock
-    from penstock.jobs.session import open_session
-
     settings = {
         "spark.master": "local[2]",
         "spark.sql.shuffle.partitions": "2",

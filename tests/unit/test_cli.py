@@ -17,7 +17,7 @@ from penstock import __version__
 from penstock.cli import app
 from penstock.conf.pipeline import Pipeline, example_names, load_pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError
-from penstock.jobs import warm_up
+from penstock.jobs import class_archive
 from penstock.jobs.pipelines import run as jobs_run
 from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer
 
@@ -66,20 +66,23 @@ def test_the_archive_of_classes_is_used_once_it_is_there(
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert warm_up.archive_options() == {}
+    assert class_archive.archive_options() == {}
     for options, runs in (((), 1), (("--if-missing",), 1), ((), 2)):
         result = penstock("warm-up", *options)
         assert (result.exit_code, len(made)) == (0, runs), result.output
         assert ".jsa: 7 bytes" in result.stdout
     (archive,) = (tmp_path / "penstock").iterdir()
     assert archive.stat().st_mode & 0o777 == 0o600
-    assert f"-XX:SharedArchiveFile={archive}" in warm_up.archive_options()["spark.driver.defaultJavaOptions"]
+    assert (
+        f"-XX:SharedArchiveFile={archive}"
+        in class_archive.archive_options()["spark.driver.defaultJavaOptions"]
+    )
 
 
 def test_without_a_home_there_is_no_archive_of_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert warm_up.archive_options() == {}
+    assert class_archive.archive_options() == {}
     result = penstock("warm-up")
     assert result.exit_code == 1
     assert "set XDG_CACHE_HOME or HOME" in result.stderr

@@ -1,4 +1,4 @@
-"""What commands share: options, errors as messages and exit codes, sizes, the width of tables."""
+"""Helpers of all commands: options, errors as messages and exit codes, sizes, the width of tables."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ __all__ = [
 FAILED: Final = 1
 WRONG: Final = 2
 SIGNALLED: Final = 128
-RETAIN_VERSIONS: Final = 2  # that of `BucketStore`, whose module is heavy
+RETAIN_VERSIONS: Final = 2  # as in `BucketStore`, whose module is heavy
 _PIPE_WIDTH: Final = 200
-"""How wide a table is that no terminal shows."""
+"""The width of tables without a terminal."""
 
 StateArgument = Annotated[
     str,

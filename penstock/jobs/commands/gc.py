@@ -23,7 +23,7 @@ __all__ = ["gc"]
 
 @dataclass(slots=True)
 class _Freed:
-    """What garbage collection deleted, or would."""
+    """The files that garbage collection deleted, or would delete."""
 
     files: int = 0
     size_bytes: int = 0

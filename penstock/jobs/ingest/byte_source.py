@@ -14,9 +14,9 @@ from penstock.errors import InvalidUsageError, UnavailableError
 __all__ = ["FileBytes", "Octets", "PipeBytes", "connect"]
 
 _GATHER_S = 0.02
-"""How long a pipe that has given something is waited for, so that parsing has more at once."""
+"""How long to wait for more from a pipe that gave something, so that parsing has larger chunks."""
 _WAIT_S = 0.1
-"""How long one is waited for that gives nothing."""
+"""How long to wait for a pipe that gives nothing."""
 
 _COUNTED_BYTES = 1 << 20
 

@@ -26,15 +26,15 @@ _TEXTS = ("csv", "json", "ndjson")
 _LINES = ("csv", "ndjson")
 _PIPES = ("stdin", "socket")
 KINDS = (*_TEXTS, *_TABLES, *_PIPES)
-"""What rows can be read from."""
+"""The formats that rows can be read from."""
 
 _IDLE_S = 0.1
-"""How often files that grow, and their directories, are looked at."""
+"""How often to poll files that grow, and their directories."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is read, how, and where it goes.
+    """The input, its format and the p-stream that takes it.
 
     Parameters
     ----------
@@ -100,11 +100,11 @@ class Settings:
 
     @property
     def text_format(self) -> str | None:
-        """How text is written; None where it is no text."""
+        """The dialect of text; None for binary formats."""
         return self.line_format if self.kind in _PIPES else self.kind if self.kind in _TEXTS else None
 
     def dialect(self, names: tuple[str, ...]) -> Dialect:
-        """Return how text is read; `names` are those of the columns of files without a header."""
+        """Return the dialect; `names` are the columns of files without a header."""
         if self.text_format == "csv":
             return CsvDialect(self.header, self.delimiter, self.multiline, self.null, names)
         return JsonDialect(arrays=self.text_format == "json")
@@ -112,7 +112,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Totals:
-    """What was read and written so far.
+    """Counts of rows and bytes read and written so far.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ class Totals:
 
 
 class Report:
-    """What is told while rows are read; nothing, unless a subclass does."""
+    """Callbacks while rows are read; they do nothing unless overridden."""
 
     def created(self, schema: pa.Schema) -> None:
         """Tell that the stream is made, with columns that were found in the first rows."""
@@ -205,7 +205,7 @@ class _Ingest:
                 try:
                     self._read_all(writer, dialect)
                 except PenstockError:
-                    # What was read before it stays read.
+                    # Rows read before it stay read.
                     writer.flush()
                     raise
                 finally:

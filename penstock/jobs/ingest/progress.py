@@ -1,4 +1,4 @@
-"""How `penstock ingest` goes, on standard error."""
+"""Progress of `penstock ingest` on standard error."""
 
 from __future__ import annotations
 

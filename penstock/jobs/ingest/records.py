@@ -18,12 +18,13 @@ import pyarrow.csv
 import pyarrow.json
 
 from penstock.errors import InvalidUsageError
+from penstock.jobs.ingest.column_types import cast_column, choose_type, parse_type
 
 __all__ = ["Bad", "CsvDialect", "Dialect", "JsonDialect", "Records", "parsed"]
 
 _NEWLINE, _QUOTE, _COMMA = b"\n", b'"', ord(",")
 _BLOCK_BYTES = 1 << 20
-"""What one thread of pyarrow's parsers takes at a time."""
+"""The bytes that one thread of pyarrow's parsers takes at a time."""
 
 _SAMPLE_BYTES = 1 << 16
 
@@ -48,7 +49,7 @@ class Bad:
 
 
 class Records(ABC):
-    """How the records of one file are told apart and parsed; its first one begins at byte `begin`."""
+    """Splits and parses the records of one file; the first one begins at byte `begin`."""
 
     begin: int = 0
     sparse: bool = False
@@ -85,7 +86,7 @@ class Records(ABC):
             If they are none.
         """
         rows = self._rows(content, None)
-        return pa.schema([pa.field(name, _inferred(rows[name])) for name in rows.schema.names])
+        return pa.schema([pa.field(name, choose_type(rows[name])) for name in rows.schema.names])
 
     def parse(self, content: bytes, schema: pa.Schema) -> pa.Table:
         """Return whole records as rows, parsed by all of pyarrow's threads.
@@ -95,11 +96,11 @@ class Records(ABC):
         pyarrow.ArrowInvalid
             If one of them is none, or of other columns.
         """
-        kinds = {field.name: _text_of_time(field.type) for field in schema}
+        kinds = {field.name: parse_type(field.type) for field in schema}
         rows = self._rows(content, pa.schema(list(kinds.items())))
         if any(not field.nullable and rows[field.name].null_count for field in schema):
             raise pa.ArrowInvalid("there are nulls")
-        return pa.table([_typed(rows[field.name], field.type) for field in schema], schema)
+        return pa.table([cast_column(rows[field.name], field.type) for field in schema], schema)
 
     @abstractmethod
     def _rows(self, content: bytes, schema: pa.Schema | None) -> pa.Table:
@@ -121,7 +122,7 @@ class Records(ABC):
 
 
 class Dialect(ABC):
-    """How files of one kind are written."""
+    """The format of text files of one kind."""
 
     @abstractmethod
     def records(self, head: bytes, *, whole: bool) -> Records | None:
@@ -400,61 +401,12 @@ def _outside_text(
     return outside, depth
 
 
-# ------------------------------------------------------------------------------------------- types
-
-
-def _text_of_time(kind: pa.DataType) -> pa.DataType:
-    """Return as what a column is parsed: pyarrow's parsers differ in dates, times and their zones."""
-    return pa.string() if pa.types.is_timestamp(kind) or pa.types.is_date32(kind) else kind
-
-
-def _typed(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return texts as dates or times; other columns as they are.
-
-    A time without a zone is one of UTC. Digits after the point that the type has no room for must be 0.
-    """
-    if column.type.equals(kind) or not pa.types.is_timestamp(kind):
-        return column.cast(kind)
-    first = column.drop_null()[:1]
-    zone = kind.tz or "UTC"
-    kinds = [pa.timestamp(unit, tz) for unit in (kind.unit, "ns") for tz in (zone, None)]
-    # A cast that fails is slow, so it is tried with one value first.
-    fitting = [other for other in kinds if _is(first, other)] or kinds[:1]
-    for other in fitting[:-1]:
-        try:
-            return column.cast(other).cast(kind)
-        except pa.ArrowInvalid:
-            continue
-    return column.cast(fitting[-1]).cast(kind)
-
-
-def _is(values: pa.ChunkedArray, kind: pa.DataType) -> bool:
-    try:
-        values.cast(kind)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _inferred(column: pa.ChunkedArray) -> pa.DataType:
-    """Return the type for a column of which pyarrow inferred one: one that Spark has, where there is."""
-    kind = column.type
-    if pa.types.is_null(kind):
-        return pa.string()
-    if pa.types.is_timestamp(kind):
-        micros = pa.timestamp("us", kind.tz and "UTC")
-        return micros if _is(column, micros) else kind
-    if pa.types.is_list(kind) and pa.types.is_null(kind.value_type):
-        return pa.list_(pa.string())
-    return kind
-
-
 def parsed(
     records: Records, content: bytes, schema: pa.Schema, at: int = 0
 ) -> Iterator[tuple[int, pa.Table | Bad]]:
     """Parse whole records; return, in their order, rows or a bad record, and where each part ends.
 
-    What cannot be parsed is halved until the bad records stand alone.
+    Chunks that cannot be parsed are halved until the bad records stand alone.
     """
     try:
         rows = records.parse(content, schema)

@@ -77,7 +77,7 @@ class BadRecord:
 
 
 class Source(ABC):
-    """Where rows come from.
+    """A source of rows.
 
     Called in this order: `infer` if there is no stream yet, `begin`, and `read` until it is `done`.
     """

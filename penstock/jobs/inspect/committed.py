@@ -1,4 +1,4 @@
-"""What a checkpoint says of a state location, for commands that look at it."""
+"""The committed state of a state location, as a checkpoint says, for commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["committed_in"]
 
 
 def committed_in(checkpoint: str, operators: Sequence[Operator]) -> tuple[list[Operator], dict[str, Pointer]]:
-    """Return those of `operators` that belong to the checkpoint's query, and their buckets' pointers.
+    """Return the `operators` of the checkpoint's query, and their buckets' pointers.
 
     Called once, on the driver. The active session is used, or one is started and stopped.
 

@@ -46,7 +46,7 @@ class Orphans:
 
 @dataclass(slots=True)
 class Report:
-    """What was found; `kept` tells of what may be orphans, and `damage` of what hides whether it is."""
+    """The orphans found; `kept` lists possible ones, `damage` the files that make it uncertain."""
 
     orphans: list[Orphans] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
@@ -64,7 +64,8 @@ def find_orphans(path: str, checkpoint: str | None, gone: Collection[str], retai
     Parameters
     ----------
     path : str
-        A state location, a p-stream, a graph's directory, or a query's checkpoint with its state in ``penstock``.
+        A state location, a p-stream, a graph's directory, or a query's checkpoint with its state in
+        ``penstock``.
     checkpoint : str or None
         The checkpoint of a query whose state lies there. Spark reads it.
     gone : collection of str
@@ -165,7 +166,7 @@ def _in_state(
         from penstock.jobs.inspect.committed import committed_in
 
         chosen, committed = committed_in(checkpoint, operators)
-        # What is an orphan by a commit that a power cut takes back would be needed again.
+        # A power cut may undo the commit, and then the orphan would be needed again.
         make_durable(checkpoint)
     _refuse(gone, {operator.query for operator in operators}, {operator.query for operator in chosen})
     for operator in operators:

@@ -31,7 +31,7 @@ def surveys(
         from penstock.jobs.inspect.committed import committed_in
 
         operators, committed = committed_in(checkpoint, operators)
-        # What is garbage by a commit that a power cut takes back would be needed again.
+        # A power cut may undo the commit, and then the garbage would be needed again.
         make_durable(checkpoint)
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("looking", total=sum(len(operator.buckets) for operator in operators))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 __all__ = ["Batch", "Totals", "batch_line", "batch_printer", "summary_line"]
 
 _SILENCE_S = 10.0
-"""How long a run may show nothing before it says that it is starting."""
+"""Silence after which a run says that it is still starting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a run did, from its start to its end.
+    """The totals of a run, from its start to its end.
 
     Attributes
     ----------

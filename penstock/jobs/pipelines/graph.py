@@ -46,7 +46,7 @@ def _fail(table: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What the graph of a pipeline refers to outside of its file; by default what planning needs.
+    """Columns, functions and places that a pipeline's graph refers to; by default for planning only.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ class _Builder:
     def _windows(self, made: Graph, window: WindowSection) -> Graph:
         """Return windows and their aggregates, joined with others, and aggregated by window."""
         before = made
-        # What is not given stays so: in append mode a policy is refused, also the default.
+        # Defaults are left out: in append mode a policy is refused, also the default one.
         serving = {name: getattr(window, name) for name in window.SERVING if name in window.model_fields_set}
         with self._field("window"):
             made = made.window(

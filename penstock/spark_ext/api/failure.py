@@ -1,4 +1,4 @@
-"""What to tell of an error that comes out of Spark: its cause, without the stack of the JVM."""
+"""Errors of Spark as errors of Penstock: the cause in one line, without the stack of the JVM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PENSTOCK = re.compile(
 _TRACEBACK = "Traceback (most recent call last):\n"
 _PYTHON = re.compile(r"^(?P<error>[A-Za-z_][\w.]*(?:: .*)?)$")
 _NO_SOURCE = "[DATA_SOURCE_NOT_FOUND]"
-"""What Spark says, in an error of the JVM, of a format that is not there."""
+"""The condition in an error of the JVM for a format that is not there."""
 _NO_WORKER = re.compile(r"^Error from python worker:\n(.+?)\nPYTHONPATH was:", re.DOTALL | re.MULTILINE)
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 _TERMINATED = re.compile(r"terminated with exception: (.+)", re.DOTALL)

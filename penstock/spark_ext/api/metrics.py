@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -22,9 +23,6 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.operators.scheduling.metrics import BatchMetrics
-
-if TYPE_CHECKING:
-    from penstock.spark_ext.graph.handle import RunningGraph
 
 __all__ = [
     "BAD_RECORDS_PREFIX",
@@ -45,7 +43,15 @@ BAD_RECORDS_PREFIX = "penstock_bad_records."
 """The number of a source's records that could not be read is observed under this prefix and its name."""
 
 
-def metrics(query: StreamingQuery | RunningGraph) -> list[dict[str, Any]]:
+class SeveralQueries(Protocol):
+    """A running graph."""
+
+    @property
+    def queries(self) -> Mapping[str, StreamingQuery]:
+        """Its queries by name."""
+
+
+def metrics(query: StreamingQuery | SeveralQueries) -> list[dict[str, Any]]:
     """Return the metrics of the recent micro-batches of a query, or of a graph's queries, oldest first.
 
     One entry for each batch and update queue (Spark keeps as many batches as

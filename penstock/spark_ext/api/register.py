@@ -20,7 +20,7 @@ __all__ = ["register", "wait_for_metrics"]
 
 _LOGGER = logging.getLogger(__name__)
 _LAST_LINE_S = 10.0
-"""How long after a query's end its last metrics may come."""
+"""How long to wait for a query's last metrics after its end."""
 
 _files: WeakKeyDictionary[SparkSession, dict[tuple[str, str | None], MetricsFile]] = WeakKeyDictionary()
 

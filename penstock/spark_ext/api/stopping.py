@@ -13,9 +13,9 @@ __all__ = ["stop_between_batches"]
 
 _POLL_S = 0.01
 _BATCH_END_S = 10.0
-"""How long a stop waits for the batch that runs."""
+"""How long to wait for the running batch."""
 _SETTLE_S = 10.0
-"""How long it waits for the tasks of a batch that was given up."""
+"""How long to wait for the tasks of a cancelled batch."""
 
 
 def stop_between_batches(query: StreamingQuery, spark: SparkSession) -> None:

@@ -18,6 +18,6 @@ def skip_size_of_each_row(spark: SparkSession) -> None:
     rows only (``spark.sql.execution.arrow.maxRecordsPerBatch``), for all queries of the session that
     start later. A bound that the user has set stays.
     """
-    # What is given as the default is returned only where nothing is set.
+    # The default is returned only where nothing is set.
     if spark.conf.get(_MOST_BYTES, _NO_BOUND) == _NO_BOUND:
         spark.conf.set(_MOST_BYTES, _NO_BOUND)

@@ -14,7 +14,7 @@ _BINARY = "UTF8_BINARY"
 
 
 def refuse_collations(schema: StructType, names: Iterable[str]) -> None:
-    """Refuse columns that are compared and have another collation than that of bytes.
+    """Refuse columns that are compared by another collation than bytes.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How rows cross the border between JVM and Python: once in, once out, in whole Arrow batches.
+"""Packing of rows at the border between JVM and Python: once in, once out, in whole Arrow batches.
 
 Between the two, rows travel as *parcels*: binary values, each an Arrow IPC stream. Spark shuffles and
 groups a handful of parcels in place of millions of rows, and no type is lost on the way through pandas.
@@ -26,7 +26,7 @@ from penstock.spark_ext.border.parcels import to_parcels
 __all__ = ["Packer", "parcel_row", "side_of"]
 
 _SIDE = b"penstock.side"
-"""Where the metadata of a parcel's schema says which side of a join its rows are of."""
+"""The key in a parcel's schema metadata for the side of a join that its rows are of."""
 
 _CHUNK_ROWS = 1_000_000
 _CHUNK_BYTES = 64 << 20

@@ -71,7 +71,7 @@ def _stream(batch: pa.RecordBatch) -> bytes:
 
 def _packed(batch: pa.RecordBatch) -> bytes | None:
     """Return rows as a p-unit; None where they have what only a stream of Arrow's holds."""
-    # What codes blocks is loaded where there is much only.
+    # The codecs are loaded only for large parcels.
     from penstock.compression import encode_table
 
     if any(field.metadata for field in batch.schema):

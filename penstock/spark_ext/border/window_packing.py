@@ -1,4 +1,4 @@
-"""How windows' entries reach their buckets: fragments of the map side as parcels.
+"""Packing of windows' entries: fragments of the map side as parcels for their buckets.
 
 Every task of the map side sends each bucket a parcel, if need be an empty one, that says which pane is its
 newest. So all buckets of a micro-batch know the same watermark, and close the same windows, also those whose

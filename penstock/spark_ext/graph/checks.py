@@ -1,4 +1,4 @@
-"""What a plan must be like for Spark to run it."""
+"""Checks that Spark can run a plan."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
@@ -14,7 +14,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.checkpointing.p_stream import PStream
-from penstock.ddl import quoted
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.graph.nodes import (
     Aggregate,
@@ -35,17 +34,18 @@ from penstock.operators.graph.nodes import (
     WindowJoin,
 )
 from penstock.operators.scan.spec import Scan
-from penstock.operators.sql.expression import Expression, column
+from penstock.operators.sql.expression import Expression
 from penstock.operators.update_stream.operator_options import StateOptions
-from penstock.operators.windows.finish import Step
 from penstock.spark_ext.api.failure import spark_message
 from penstock.spark_ext.api.update_join import run_join
 from penstock.spark_ext.api.update_queue import run_queue
 from penstock.spark_ext.api.update_union import run_union
-from penstock.spark_ext.border.types import check_same, same_types, spark_schema
+from penstock.spark_ext.border.types import same_types, spark_schema
 from penstock.spark_ext.graph.checks import needing_ansi, with_state
+from penstock.spark_ext.graph.inputs import check_frame, check_one_row_each
 from penstock.spark_ext.graph.lookup_tables import joined, lookup_in
 from penstock.spark_ext.graph.state import StatePlace
+from penstock.spark_ext.graph.steps import apply_step, apply_steps, select_item, split_steps, step_text
 from penstock.spark_ext.graph.window_join import Side, joined_windows
 from penstock.spark_ext.graph.windows import (
     assembled,
@@ -62,7 +62,7 @@ from penstock.spark_ext.sources.pushed import Columns, Pushed
 from penstock.spark_ext.worker.stateful import Stateful
 from penstock.spark_ext.worker.window_plan import Windowed
 
-__all__ = ["Frames", "Reading", "Written", "checked"]
+__all__ = ["Frames", "Reading", "Written"]
 
 OptionsT = TypeVar("OptionsT", bound=StateOptions)
 
@@ -88,7 +88,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a p-stream's sink takes.
+    """The input of a p-stream's sink.
 
     Parameters
     ----------
@@ -186,15 +186,15 @@ class Frames:
             As `of`, and if an option is wrong or the rows do not fit the p-stream.
         """
         before = len(self._readings)
-        at, steps = _without_steps(node)
+        at, steps = split_steps(node)
         if not isinstance(at, Assemble):
             rows, readings = self.of(node)
             return Written(rows, rows.schema, readings, direct=False)
         place = self._place(at)
         windows = self._windowed(at, place.buckets)
-        rows, seen = _after(steps, windows.results(place))
+        rows, seen = apply_steps(steps, windows.results(place))
         readings = tuple(self._readings[before:])
-        finish = windows.plan.finish([_texts(step) for step in steps]) if self._ansi else None
+        finish = windows.plan.finish([step_text(step) for step in steps]) if self._ansi else None
         if finish is None or not same_types(finish.schemas(), seen):
             return Written(rows, rows.schema, readings, direct=False)
         chosen = any(name.lower() == "goal" for name in options)
@@ -256,7 +256,7 @@ class Frames:
         rows = self._of(node.inputs[0])
         match node:
             case Where() | Select():
-                return _stepped(node, rows)
+                return apply_step(node, rows)
             case UpdateQueue():
                 return self._queue(node, rows)
             case Window():
@@ -272,12 +272,12 @@ class Frames:
                 hint=f"such as sources={{{node.name!r}: spark.readStream...}}",
                 source=node.name,
             )
-        return checked(self._sources[node.name], spark_schema(node.columns), node.name, streaming=True)
+        return check_frame(self._sources[node.name], spark_schema(node.columns), node.name, streaming=True)
 
     def _lookup(self, node: StreamTableJoin) -> DataFrame:
         rows, table = self._of(node.inputs[0]), self._table(node)
         if node.key:
-            _check_one_row_each(table, node)
+            check_one_row_each(table, node)
         return joined(rows, table, node.on)
 
     def _table(self, node: StreamTableJoin) -> DataFrame:
@@ -286,7 +286,7 @@ class Frames:
             raise InvalidUsageError(
                 "a table is not given", hint=f"such as tables={{{node.table!r}: df}}", table=node.table
             )
-        return checked(self._tables[node.table], spark_schema(node.columns), node.table, streaming=False)
+        return check_frame(self._tables[node.table], spark_schema(node.columns), node.table, streaming=False)
 
     def _queue(self, node: UpdateQueue, rows: DataFrame) -> DataFrame:
         return run_queue(rows, node.update_key, node.time, self._located(node.options), _plain(node.name))
@@ -335,13 +335,13 @@ class Frames:
 
     def _by_window(self, node: Aggregate) -> DataFrame:
         """Return windows aggregated by window: by the buckets that make them, where these can."""
-        at, steps = _without_steps(node.inputs[0])
+        at, steps = split_steps(node.inputs[0])
         if not _makes_windows(at):
             return of_windows(node, self._of(node.inputs[0]))
         place = self._place(at)
         windows = self._windowed(at, place.buckets)
-        rows, seen = _after(steps, windows.results(place))
-        texts = [_texts(step) for step in steps]
+        rows, seen = apply_steps(steps, windows.results(place))
+        texts = [step_text(step) for step in steps]
         fold = window_accumulator(node, windows.plan, rows, texts, seen) if self._ansi else None
         return of_windows(node, rows) if fold is None else of_folded(node, windows.folded(place, fold), fold)
 
@@ -353,7 +353,7 @@ class Frames:
         rows = self._read(node.inputs[0], None, names)
         rows = rows if node.scan.where is None else rows.where(node.scan.where)
         select = node.scan.select or {}
-        made = [_item(name, Expression.parse(text)) for name, text in select.items()]
+        made = [select_item(name, Expression.parse(text)) for name, text in select.items()]
         return rows.selectExpr(*made) if made else rows
 
     def _calculates_alike(self, node: PushedScan) -> bool:
@@ -429,45 +429,6 @@ class Frames:
         return self._spark.readStream.format("pstream").schema(what.spark).options(**options).load(location)
 
 
-def checked(df: DataFrame, wanted: StructType, name: str, *, streaming: bool) -> DataFrame:
-    """Return those columns of a DataFrame that are wanted.
-
-    Raises
-    ------
-    InvalidUsageError
-        If one is missing or of another type, or the DataFrame is streaming and should not be, or the reverse.
-    """
-    if df.isStreaming != streaming:
-        raise InvalidUsageError(
-            "a source is a streaming DataFrame, and a table is not", name=name, is_streaming=df.isStreaming
-        )
-    there = df.select(*(quoted(one) for one in wanted.names if one in df.columns))
-    try:
-        check_same(there.schema, wanted, name)
-    except InvalidUsageError as error:
-        raise InvalidUsageError(
-            "a DataFrame has not the columns that the graph says",
-            name=name,
-            missing=error.context["missing"],
-            types=error.context["types"],
-        ) from None
-    return there
-
-
-def _check_one_row_each(table: DataFrame, node: StreamTableJoin) -> None:
-    """Refuse a table that would make several tuples of one update (UpStream §3.2)."""
-    keys = [quoted(name) for name in node.on]
-    # A null is nobody's key.
-    table = table.where(" AND ".join(f"{name} IS NOT NULL" for name in keys))
-    if table.groupBy(*keys).count().where("count > 1").limit(1).count():
-        raise InvalidUsageError(
-            "a table has several rows for one update, which would be several of the same key and time",
-            hint="look up by columns that are unique in it, or aggregate it first",
-            table=node.table,
-            columns=", ".join(node.on),
-        )
-
-
 def _plain(name: str) -> str:
     """Return the name of an operator's state."""
     return "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in name)
@@ -475,39 +436,3 @@ def _plain(name: str) -> str:
 
 def _makes_windows(node: Node) -> bool:
     return isinstance(node, Assemble) or (isinstance(node, Aggregate) and isinstance(node.inputs[0], Window))
-
-
-def _without_steps(node: Node) -> tuple[Node, list[Where | Select]]:
-    """Return what is before selections and projections, and these in order."""
-    steps: list[Where | Select] = []
-    while isinstance(node, Where | Select | Sink):
-        if not isinstance(node, Sink):
-            steps.insert(0, node)
-        node = node.inputs[0]
-    return node, steps
-
-
-def _after(steps: Sequence[Where | Select], rows: DataFrame) -> tuple[DataFrame, list[StructType]]:
-    """Return rows after steps, and their columns before and after each projection."""
-    seen = [rows.schema]
-    for step in steps:
-        rows = _stepped(step, rows)
-        if isinstance(step, Select):
-            seen.append(rows.schema)
-    return rows, seen
-
-
-def _stepped(node: Where | Select, rows: DataFrame) -> DataFrame:
-    if isinstance(node, Where):
-        return rows.where(node.predicate.text)
-    return rows.selectExpr(*(_item(name, one) for name, one in node.columns))
-
-
-def _texts(node: Where | Select) -> Step:
-    if isinstance(node, Where):
-        return node.predicate.text
-    return {name: one.text for name, one in node.columns}
-
-
-def _item(name: str, expression: Expression) -> str:
-    return f"{expression.text} AS {column(name).text}"

@@ -67,7 +67,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class QueryTotals:
-    """What a query did since this start of the graph.
+    """The counts of a query since this start of the graph.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class QueryTotals:
 
 @dataclass(frozen=True, slots=True)
 class GraphProgress:
-    """What a graph did, and how far its p-streams are.
+    """The counts of a graph's queries, and the progress of its p-streams.
 
     Parameters
     ----------
@@ -313,7 +313,7 @@ class RunningGraph:
 
     @property
     def recovery(self) -> RecoveryReport | None:
-        """How the recovery of this start went; None if there was none, or it has not ended."""
+        """The report of this start's recovery; None if there was none, or it has not ended."""
         return None if self._recovery is None else self._recovery.report
 
     def status(self) -> dict[str, Any]:

@@ -200,7 +200,7 @@ class GraphRecovery:
 
     @property
     def _counts(self) -> dict[str, int]:
-        """What the report says of the state."""
+        """The state's counts for the report."""
         state = self._state
         return {"buckets": state.buckets, "state_files": state.files, "state_bytes": state.size_bytes}
 

@@ -1,4 +1,4 @@
-"""What a recovery finds of the state of a graph's queries, before any task starts.
+"""The search of a recovery for the state of a graph's queries, before any task starts.
 
 Steps, for each query: 1. what describes its operator is read, 2. the pointers that its last committed
 micro-batch left are read from Spark's state, 3. the files that a load of each of them reads are looked for,
@@ -41,7 +41,7 @@ HeldBySpark = Callable[[str], Held]
 
 @dataclass(frozen=True, slots=True)
 class StatePlace:
-    """Where a query's operator has its state: the state location, and the operator's name there."""
+    """The place of an operator's state: the state location, and the operator's name there."""
 
     location: str
     name: str

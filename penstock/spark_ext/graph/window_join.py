@@ -239,20 +239,20 @@ def _opened(rows: DataFrame, side: int) -> DataFrame:
 
 
 def _with(rows: DataFrame, side: int, columns: Sequence[Column]) -> DataFrame:
-    """Return rows of which those of a side have other columns."""
+    """Return rows in which one side has other columns."""
     made = sf.when(sf.col(_SIDE) == side, sf.struct(*columns)).alias(_STRUCTS[side])
     names = [made if name == _STRUCTS[side] else sf.col(name) for name in rows.columns]
     return _opened(rows, side).select(*names)
 
 
 def _where(rows: DataFrame, side: int, step: Where) -> DataFrame:
-    """Return rows without those of a side for which a condition is not true."""
+    """Return rows without those rows of a side for which a condition is not true."""
     kept = (sf.col(_SIDE) != side) | sf.expr(step.predicate.text)
     return _opened(rows, side).where(kept).select(*rows.columns)
 
 
 def _folded(rows: DataFrame, side: int, step: Aggregate) -> DataFrame:
-    """Return rows of which those of a side are aggregated by window; a window's are in one partition."""
+    """Return rows in which one side is aggregated by window; a window's rows are in one partition."""
     by_window = ByWindow.of(step, wraps=wraps_around(rows.sparkSession))
     rows = _with(rows, side, by_window.values)
     values = as_arrow_of_spark(StructType(_fields(rows, _STRUCTS[side])))

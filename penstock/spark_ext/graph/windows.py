@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 START_COLUMN = f"{RESERVED_PREFIX}start"
-"""Where a window starts, in microseconds, while it is aggregated."""
+"""The column of a window's start, in microseconds, while it is aggregated."""
 
 
 def assembled(node: Assemble, parcels: DataFrame) -> Windowed:
@@ -260,7 +260,7 @@ class ByWindow:
 
     @property
     def values(self) -> list[Column]:
-        """What is folded: `START_COLUMN`, the window's length, and what is read."""
+        """The columns to fold: `START_COLUMN`, the window's length, and `read`."""
         start = sf.unix_micros(sf.col(f"{WINDOW}.start"))
         size = sf.unix_micros(sf.col(f"{WINDOW}.end")) - start
         return [start.alias(START_COLUMN), size.alias(_SIZE), *self.read]

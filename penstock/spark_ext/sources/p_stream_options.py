@@ -22,7 +22,7 @@ _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 
 
 def _known(options: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
-    """Return the options, named in lower case, without those of Spark."""
+    """Return the options that are not Spark's, named in lower case."""
     given = {name.lower(): text for name, text in options.items()}
     unknown = sorted(given.keys() - {name.lower() for name in names} - _OF_SPARK)
     if unknown:
@@ -95,7 +95,7 @@ def _columns(text: str | None) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How a p-stream is read.
+    """The options of reading a p-stream.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def _start(text: str) -> str | int | datetime:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How a p-stream is written.
+    """The options of writing a p-stream.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How tasks make rows of a p-stream durable, and how where they are crosses from one task to another.
+"""Rows of a p-stream that tasks make durable, and the descriptors that tell other tasks where they are.
 
 A p-stream's sink writes the rows that reach it. Where an operator writes its results itself, only descriptors
 reach the sink: the segments' names, and what their p-units are. Both write through `SegmentRows`, so that

@@ -32,7 +32,7 @@ _SWEEP_BATCHES = 64
 
 @dataclass(frozen=True, slots=True)
 class _Written(WriterCommitMessage):
-    """What one task made durable: `segments` are the rows of `partition`, in their order."""
+    """The commit message of one task: `segments` are the rows of `partition`, in their order."""
 
     writer: str
     query: str

@@ -150,9 +150,9 @@ def _scan_of(options: ReadOptions, stored: pa.Schema, columns: Sequence[str] | N
 
 
 def _planned(options: ReadOptions, stream: PStream, schema: StructType) -> Columns | Pushed:
-    """Return what the readers do, whose rows Spark takes for those of `schema`."""
+    """Return the plan of the readers, whose rows have the columns of `schema`."""
     if options.scan:
-        # What runs scans takes long to load and made this schema in `PStreamDataSource.schema`.
+        # The scanner takes long to load and made this schema in `PStreamDataSource.schema`.
         return Pushed(options.scan, stream.schema, schema, options.buckets, options.lookup)
     scan = Columns.of(stream.schema, options.columns or tuple(schema.names))
     check_same(schema, scan.spark, stream.files.location)
@@ -161,7 +161,7 @@ def _planned(options: ReadOptions, stream: PStream, schema: StructType) -> Colum
 
 
 class _Pieces(InputPartition):
-    """Where the rows of one task are."""
+    """The place of one task's rows."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         super().__init__(None)
@@ -181,7 +181,7 @@ def balanced(pieces: Sequence[Piece], parts: int) -> list[_Pieces]:
 
 
 class _Plan:
-    """What both readers share. Of its parts only those for reading go to the workers."""
+    """Base of both readers. Only the parts for reading go to the workers."""
 
     def __init__(
         self, options: ReadOptions, partitions: int, stream: PStream, scan: Columns | Pushed

@@ -53,7 +53,7 @@ _MOST_BYTES = 1 << 27
 """Rows, and bytes about, that are decoded at once."""
 
 _LENGTH_BYTES = 4
-"""What the length of a text takes where it is stored beside it."""
+"""The bytes of the length that is stored beside a text."""
 
 
 def parquet_files(spark: SparkSession, source: Source) -> DataFrame:
@@ -105,7 +105,7 @@ def read_parquet(
     pushed = Pushed.of(source.columns, scan, buckets, lookup)
     skip_size_of_each_row(spark)
     files = _files(spark, source)
-    # What is left to Spark is a look at the number of each row: a remainder would cost a fifth more.
+    # Spark only reads the number of each row: a remainder would cost a fifth more.
     ranges = files.select("_metadata.file_path", "_metadata.row_index").where(f"row_index & {RANGE - 1} = 0")
     return ranges.mapInArrow(_ReadRanges(pushed), pushed.spark)
 

@@ -1,4 +1,4 @@
-"""What becomes of a task's rows before they cross to the JVM."""
+"""Conversions of a task's rows before they cross to the JVM."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["Columns", "Pushed", "behind_lookup", "bounded"]
 
 _BATCH_BYTES = 32 << 20
-"""What crosses to the JVM at once."""
+"""The bytes that cross to the JVM at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What becomes of a p-unit's rows before they cross to the JVM: some columns, in Spark's types.
+    """Selects columns of a p-unit, in Spark's types, before they cross to the JVM.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What becomes of a task's rows where a graph's planner set a `Scan`.
+    """Runs the `Scan` of a graph's planner on a task's rows.
 
     Parameters
     ----------

@@ -31,10 +31,10 @@ _STORED = {
     "dequeued_us": LongType(),
     "delivered_us": LongType(),
 }
-"""What is stored beside a tuple, and its type; the first two only while the key waits."""
+"""The columns stored beside a tuple, and their types; the first two only while the key waits."""
 
 _UNKNOWN = {"seen_us": NEVER, "interval_us": 0, "dequeued_us": 0, "delivered_us": 0}
-"""What stands for nothing."""
+"""The stored value for null."""
 
 
 @dataclass(frozen=True)

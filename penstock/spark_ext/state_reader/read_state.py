@@ -42,7 +42,7 @@ _VIEWS: tuple[tuple[set[str], Callable[[Stored, str | None], StateView]], ...] =
     ({"key", "time", "within", "left", "right"}, join_view),
     ({"key", "time", "arrival", "policy", "schema"}, queue_view),
 )
-"""What an operator of each kind has in its specification, and how its state is shown."""
+"""For each kind of operator, a key of its specification and its view."""
 
 
 def read_state(
@@ -140,7 +140,7 @@ def read_state(
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, PenstockError):
             raise
-        # What each kind of operator says of itself is nested; it is taken apart by many functions.
+        # The specification of each kind of operator is nested, and many functions take it apart.
         file = place.files.path_of(SPECIFICATION_FILE)
         raise CorruptDataError("the file describes no operator", file=file) from error
     numbered = _numbered(view.schema)
@@ -196,7 +196,7 @@ class _Reader:
         return cast_to_schema(pa.RecordBatch.from_arrays([*placed, *columns], names), self.schema)
 
     def _loaded(self, files: Files, given: Pointer | None) -> tuple[Pointer | None, State]:
-        """Return the state at the pointer; without one that of the likely one, chosen anew if it is gone."""
+        """Return the state at the pointer, or at the likely one, which is chosen anew if it is gone."""
         for attempt in range(1, _TRIES + 1):
             pointer = given or likely_pointer(files)
             state = self.view.new_state()

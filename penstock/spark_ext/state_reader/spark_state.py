@@ -36,7 +36,7 @@ Held = dict[int, dict[int, Pointer]]
 """Of each of Spark's operators that holds pointers, by its number, the pointers by their labels."""
 
 SPARK_OPERATOR = "applyInPandasWithState"
-"""What Spark calls an operator of ours."""
+"""Spark's name for Penstock's operators."""
 
 POINTER_FIELDS = ("version", "file_id")
 """The columns of a pointer in its state."""
@@ -63,7 +63,7 @@ class _UnknownError(Exception):
 _UNKNOWN = (
     _UnknownError, OSError, ValueError, LookupError, TypeError, struct.error, pa.ArrowException
 )  # fmt: skip
-"""What comes of reading what is written otherwise."""
+"""Errors of reading files in another format."""
 
 
 def held_in_files(state: Files, batch: int, labels: Iterable[int], run: Run = map) -> Held | None:

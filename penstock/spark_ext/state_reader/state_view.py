@@ -27,7 +27,7 @@ _SIGN = np.int64(np.iinfo(np.int64).max)
 
 
 class StateView(Protocol):
-    """How the state of one operator is shown as rows. Made on the driver, sent to the workers.
+    """Shows the state of one operator as rows. Made on the driver, sent to the workers.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Ours(NamedTuple):
 
 
 def shown(columns: Sequence[StructField | Ours]) -> StructType:
-    """Return the columns of a view, those of bucket and version before them."""
+    """Return the columns of a view, after bucket and version."""
     taken = {one.name.lower() for one in columns if isinstance(one, StructField)}
     fields = []
     for one in (Ours("bucket", IntegerType()), Ours("version", LongType()), *columns):
@@ -92,7 +92,7 @@ def one_of_tables(tables: Sequence[str], table: str | None, *, of: str) -> str:
 
 @dataclass(frozen=True)
 class Stored:
-    """What is known of a stored operator on the driver.
+    """A stored operator as the driver knows it.
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ _SIDES = ("left", "right")
 
 @dataclass(frozen=True)
 class _Places:
-    """What a pane's number means: a time, or the number of a row of its group.
+    """The meaning of a pane's number: a time, or the number of a row of its group.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class _Places:
 
     @property
     def column(self) -> str:
-        """What the column is called where it says where a pane begins."""
+        """The name of the column for the begin of a pane."""
         return "pane_row" if isinstance(self.kind, LongType) else "pane_start"
 
     def of(self, panes: npt.NDArray[np.int64]) -> pa.Array[Any]:
@@ -109,7 +109,7 @@ class WindowView:
         """See `StateView.new_state`."""
         if self.mode is WindowMode.APPEND:
             return new_panes(self.layout)
-        # Which weights shares came from does not matter.
+        # The weights behind the shares do not matter.
         return UpdateWindows(self.layout, self.mode, self.policy, "" if self.weighted else None)
 
     def rows(self, state: Panes | UpdateWindows, unit: PUnit) -> list[pa.Array[Any]] | None:
@@ -279,12 +279,12 @@ def _layout(settings: Mapping[str, Any], entry: pa.Schema, arriving: pa.Schema |
     at = entry.get_field_index(ENTRY_PANE)
     groups, values = pa.schema(list(entry)[:at]), list(entry)[at + 1 :]
     size, slide, _ = settings["window"]
-    # Those of windows of each bucket say themselves whether they have sums of two words.
+    # Each bucket's stored columns say whether their sums have two words.
     types = tuple(
         pa.int64() if field.type == WIDE and named[field.name].kind == "sum" else field.type
         for field in values
     )
-    # Which time a first or last value has matters only where entries are combined.
+    # The time of a first or last value matters only where entries are combined.
     if arriving is None:
         pane = pane_ms(size, slide)
         made = tuple(named[field.name] for field in values)

@@ -1,4 +1,4 @@
-"""What a Python worker does for one bucket in one micro-batch: state in, operator, state out.
+"""The task of a Python worker for one bucket in one micro-batch: state in, operator, state out.
 
 The pointer protocol. Spark's ``GroupState`` of a bucket holds only a pointer to the newest file of
 Penstock's own state. A task 1. takes the state at the pointer, 2. has released, once it is durable that the
@@ -110,7 +110,7 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class TaskShare:
-    """Which part of which micro-batch is run.
+    """The part of a micro-batch to run.
 
     Attributes
     ----------
@@ -129,12 +129,12 @@ class TaskShare:
 
     @property
     def buckets_per_task(self) -> int:
-        """How many buckets share one of Spark's parallel tasks."""
+        """The number of buckets that share one of Spark's parallel tasks."""
         return -(-self.buckets // min(self.parallel, self.buckets))
 
 
 class Operator(Protocol[S]):
-    """What a bucket's task runs. Made on the driver, sent to the workers."""
+    """The operator of a bucket's task. Made on the driver, sent to the workers."""
 
     def specification(self) -> dict[str, Any]:
         """Return what must not change while a checkpoint lives, as JSON values."""
@@ -149,7 +149,7 @@ class Operator(Protocol[S]):
     def run(
         self, state: S, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
-        """Change the state by what arrives; return the rows to emit, and metrics without those of state."""
+        """Apply arrivals to the state; return the rows to emit, and metrics except the state's."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class BucketTask(Generic[S]):
             failpoint("operator.after_commit")
             metrics.state_bytes = found.state.size_bytes
         except BaseException:
-            # What an attempt that failed made of it is nothing to keep.
+            # A failed attempt may have changed it.
             found.state.close()
             raise
         _CACHE.put(store, found.state, handle)

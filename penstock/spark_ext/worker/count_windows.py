@@ -87,7 +87,7 @@ class CountWindowPlan(WindowPlan):
 
     @property
     def delay_panes(self) -> int:
-        """How many steps of the time the watermark is behind the newest row."""
+        """The steps of the time that the watermark is behind the newest row."""
         return -(-self.delay_ms * _STEPS[self.fragments.time_unit] // 1000)
 
     @property

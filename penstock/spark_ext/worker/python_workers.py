@@ -64,7 +64,7 @@ def _use_drivers_python(context: SparkContext) -> None:
 
 def _lack_of_workers(context: SparkContext) -> str | None:
     """Return what workers lack, by a job of one task; None if they lack nothing."""
-    # Functions of Penstock could not be sent to workers without it: those of the standard library can.
+    # Functions of Penstock cannot be sent to workers without it; the standard library's can.
     specs = context.parallelize(_NEEDED, 1).map(importlib.util.find_spec)
     try:
         found = specs.map(bool).collect()

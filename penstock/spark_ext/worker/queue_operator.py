@@ -1,4 +1,4 @@
-"""What a bucket's task does for an update queue."""
+"""Update queues as operators of bucket tasks."""
 
 from __future__ import annotations
 

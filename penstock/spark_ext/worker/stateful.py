@@ -1,4 +1,4 @@
-"""What every stateful operator on Spark shares: its checks, its way through Spark, its state's location."""
+"""The common parts of stateful operators on Spark: checks, Spark's plan, the state's location."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from penstock.spark_ext.worker.restart import plan_task
 from penstock.state_store.bucket_store import FileId, Pointer, Version
 
 if TYPE_CHECKING:
-    # What codes p-units is loaded where something is written only.
+    # The codecs are loaded only where something is written.
     from penstock.spark_ext.sources.p_stream_rows import OperatorRows
 
 __all__ = [
@@ -66,7 +66,7 @@ _WORKERS = "PENSTOCK_WORKERS"
 _CHECKS_OPERATORS = "spark.sql.streaming.unsupportedOperationCheck"
 _SPARK_OPERATOR = "FlatMapGroupsInPandasWithState"
 _HELD_BYTES = 32 << 20
-"""How much of a bucket's output Spark may gather before it passes it on."""
+"""The bytes of a bucket's output that Spark may gather before it passes them on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +248,9 @@ def result_frames(
 ) -> Iterator[pd.DataFrame]:
     """Return parcels as rows of `_RESULT_SCHEMA`, in frames that Spark does not gather without bound.
 
-    It passes on what it has gathered of a task's output when that has more than `batch_rows` rows, whatever
-    their size, and so it holds all windows of a large micro-batch at once, four times over. Rows without a
-    parcel, which are free beside so much, make up the number.
+    Spark passes a task's output on once it has more than `batch_rows` rows, whatever their size, so it would
+    hold all windows of a large micro-batch at once, four times over. Pad with empty rows so that Spark
+    flushes every `held_bytes`.
     """
     held = 0
     for parcel in parcels:

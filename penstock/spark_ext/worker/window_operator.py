@@ -1,4 +1,4 @@
-"""What a bucket's task does for windows."""
+"""Windows as operators of bucket tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["ParcelInputs", "WindowOperator"]
 
 @dataclass
 class ParcelInputs:
-    """What parcels hold, by the operator's inputs.
+    """Collects the entries of parcels by the operator's inputs.
 
     Parameters
     ----------

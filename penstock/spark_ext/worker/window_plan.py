@@ -1,4 +1,4 @@
-"""How windows become Spark's operators: what both `update_window` and running graphs are made of."""
+"""Plans of windows as Spark's operators, for `update_window` and for running graphs."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class WindowPlan(ABC):
 
     @property
     def assembly(self) -> Assembly:
-        """How aggregates are computed of windows."""
+        """The computation of aggregates from windows."""
         return Assembly.of(self.decomposition, wraps=self.wraps)
 
     @abstractmethod
@@ -194,7 +194,7 @@ class WindowPlan(ABC):
 
     @property
     def _extremes(self) -> Extremes | None:
-        """What leaves out windows that are not wanted."""
+        """The filter of windows that are not wanted."""
         if self.extreme is None:
             return None
         (partial,) = Expression.parse(self.assembly.aggregates[self.extreme.value]).columns

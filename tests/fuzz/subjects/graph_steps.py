@@ -14,7 +14,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.graph import Graph
 from penstock.operators.graph.nodes import Materialize, Node, PushedScan, Select, Sink, Source, Union, Where
 from penstock.operators.scan.scanner import Scanner
-from penstock.spark_ext.graph.frames import _stepped
+from penstock.spark_ext.graph.steps import apply_step
 from tests.fuzz.case import Case
 from tests.fuzz.subjects.expressions import SCHEMA, frame_of, random_rows, random_text, shown
 
@@ -95,7 +95,7 @@ def _in_spark(node: Node, source: DataFrame) -> DataFrame:
         return source
     rows = [_in_spark(above, source) for above in node.inputs]
     if isinstance(node, Where | Select):
-        return _stepped(node, rows[0])
+        return apply_step(node, rows[0])
     return rows[0].unionByName(rows[1]) if isinstance(node, Union) else rows[0]
 
 
@@ -120,7 +120,7 @@ def _made(node: Node, table: pa.Table, spark: SparkSession) -> pa.Table | DataFr
         return _made(node.inputs[0], table, spark)
     rows = [_planned(above, table, spark) for above in node.inputs]
     if isinstance(node, Where | Select):
-        return _stepped(node, rows[0])
+        return apply_step(node, rows[0])
     assert isinstance(node, Union)
     return rows[0].unionByName(rows[1])
 

@@ -1,4 +1,4 @@
-"""How a graph is written: ``graph(name).source(...).where(...).select(...)...sink(...)``."""
+"""The builder of graphs: ``graph(name).source(...).where(...).select(...)...sink(...)``."""
 
 from penstock.operators.graph.builder.graph import Graph, GraphName, graph
 

@@ -104,7 +104,7 @@ class GraphName:
             ``kafka``, ``p-stream``, ``market`` and ``rate`` can. ``parquet`` are files of which Penstock
             reads what fragments of windows and the newest tuples of keys are made of.
         options : mapping of str to str, optional
-            What the one that reads it is told.
+            Options of its reader.
         key, time : str or sequence of str, and str, optional
             If it is an update stream: the update key, and the column that orders the updates of a key.
             Then no operator loses or changes the key.
@@ -150,7 +150,7 @@ class Graph(Windows, Streams):
     root : Node
         The last operator.
     groups : tuple of str, optional
-        What `group_by` said, until `agg`.
+        The columns of `group_by`, until `agg`.
     """
 
     def where(self, predicate: str, *, name: str | None = None) -> Self:

@@ -1,4 +1,4 @@
-"""What is shared by all that can be said of a graph: its last operator, names, columns, checks."""
+"""The base of `Graph`: its last operator, and checks of names and columns."""
 
 from __future__ import annotations
 

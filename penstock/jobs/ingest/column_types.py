@@ -1,0 +1,53 @@
+"""The types of columns of text: what they are parsed as, and cast to."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+__all__ = ["cast_column", "choose_type", "parse_type"]
+
+
+def parse_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type to parse a column as: pyarrow's parsers differ in dates, times and their zones."""
+    return pa.string() if pa.types.is_timestamp(kind) or pa.types.is_date32(kind) else kind
+
+
+def cast_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return texts as dates or times; other columns as they are.
+
+    A time without a zone is one of UTC. Digits after the point that the type has no room for must be 0.
+    """
+    if column.type.equals(kind) or not pa.types.is_timestamp(kind):
+        return column.cast(kind)
+    first = column.drop_null()[:1]
+    zone = kind.tz or "UTC"
+    kinds = [pa.timestamp(unit, tz) for unit in (kind.unit, "ns") for tz in (zone, None)]
+    # A cast that fails is slow, so it is tried with one value first.
+    fitting = [other for other in kinds if _can_cast(first, other)] or kinds[:1]
+    for other in fitting[:-1]:
+        try:
+            return column.cast(other).cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    return column.cast(fitting[-1]).cast(kind)
+
+
+def _can_cast(values: pa.ChunkedArray, kind: pa.DataType) -> bool:
+    try:
+        values.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def choose_type(column: pa.ChunkedArray) -> pa.DataType:
+    """Return the type for a column of which pyarrow inferred one: one that Spark has, where there is."""
+    kind = column.type
+    if pa.types.is_null(kind):
+        return pa.string()
+    if pa.types.is_timestamp(kind):
+        micros = pa.timestamp("us", kind.tz and "UTC")
+        return micros if _can_cast(column, micros) else kind
+    if pa.types.is_list(kind) and pa.types.is_null(kind.value_type):
+        return pa.list_(pa.string())
+    return kind

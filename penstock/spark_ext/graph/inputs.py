@@ -1,0 +1,52 @@
+"""Checks of the DataFrames that a graph is started with."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from penstock.ddl import quoted
+from penstock.errors import InvalidUsageError
+from penstock.operators.graph.nodes import StreamTableJoin
+from penstock.spark_ext.border.types import check_same
+
+__all__ = ["check_frame", "check_one_row_each"]
+
+
+def check_frame(df: DataFrame, wanted: StructType, name: str, *, streaming: bool) -> DataFrame:
+    """Return those columns of a DataFrame that are wanted.
+
+    Raises
+    ------
+    InvalidUsageError
+        If one is missing or of another type, or the DataFrame is streaming and should not be, or the reverse.
+    """
+    if df.isStreaming != streaming:
+        raise InvalidUsageError(
+            "a source is a streaming DataFrame, and a table is not", name=name, is_streaming=df.isStreaming
+        )
+    there = df.select(*(quoted(one) for one in wanted.names if one in df.columns))
+    try:
+        check_same(there.schema, wanted, name)
+    except InvalidUsageError as error:
+        raise InvalidUsageError(
+            "a DataFrame has not the columns that the graph says",
+            name=name,
+            missing=error.context["missing"],
+            types=error.context["types"],
+        ) from None
+    return there
+
+
+def check_one_row_each(table: DataFrame, node: StreamTableJoin) -> None:
+    """Refuse a table that would make several tuples of one update (UpStream §3.2)."""
+    keys = [quoted(name) for name in node.on]
+    # A null is nobody's key.
+    table = table.where(" AND ".join(f"{name} IS NOT NULL" for name in keys))
+    if table.groupBy(*keys).count().where("count > 1").limit(1).count():
+        raise InvalidUsageError(
+            "a table has several rows for one update, which would be several of the same key and time",
+            hint="look up by columns that are unique in it, or aggregate it first",
+            table=node.table,
+            columns=", ".join(node.on),
+        )

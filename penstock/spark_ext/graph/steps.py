@@ -1,0 +1,53 @@
+"""Selections and projections of a graph as DataFrames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from penstock.operators.graph.nodes import Node, Select, Sink, Where
+from penstock.operators.sql.expression import Expression, column
+from penstock.operators.windows.finish import Step
+
+__all__ = ["apply_step", "apply_steps", "select_item", "split_steps", "step_text"]
+
+
+def split_steps(node: Node) -> tuple[Node, list[Where | Select]]:
+    """Return what is before selections and projections, and these in order."""
+    steps: list[Where | Select] = []
+    while isinstance(node, Where | Select | Sink):
+        if not isinstance(node, Sink):
+            steps.insert(0, node)
+        node = node.inputs[0]
+    return node, steps
+
+
+def apply_steps(steps: Sequence[Where | Select], rows: DataFrame) -> tuple[DataFrame, list[StructType]]:
+    """Return rows after steps, and their columns before and after each projection."""
+    seen = [rows.schema]
+    for step in steps:
+        rows = apply_step(step, rows)
+        if isinstance(step, Select):
+            seen.append(rows.schema)
+    return rows, seen
+
+
+def apply_step(node: Where | Select, rows: DataFrame) -> DataFrame:
+    """Return rows after a step, as Spark makes them."""
+    if isinstance(node, Where):
+        return rows.where(node.predicate.text)
+    return rows.selectExpr(*(select_item(name, one) for name, one in node.columns))
+
+
+def step_text(node: Where | Select) -> Step:
+    """Return a step as SQL text, which needs no Spark."""
+    if isinstance(node, Where):
+        return node.predicate.text
+    return {name: one.text for name, one in node.columns}
+
+
+def select_item(name: str, expression: Expression) -> str:
+    """Return a column of a select list."""
+    return f"{expression.text} AS {column(name).text}"
