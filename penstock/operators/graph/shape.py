@@ -80,7 +80,9 @@ def _lasting(node: Node) -> Node:
     """
     if isinstance(node, PushedScan) and node.scan.fragments is not None:
         return replace(node, scan=replace(node.scan, fragments=node.scan.fragments.plain))
-    if isinstance(node, UpdateQueue | Window):
+    if isinstance(node, UpdateQueue):
+        return replace(node, options=replace(node.options, budget=None))
+    if isinstance(node, Window):
         return replace(node, options=replace(node.options, budget=None))
     if isinstance(node, Aggregate):
         return replace(node, extreme=None)
