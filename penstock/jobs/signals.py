@@ -14,8 +14,13 @@ from typing import Any
 __all__ = ["StopSignals"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_INTERRUPTED = "KeyboardInterrupt while sending command."
-"""What Py4J logs, with a traceback, before it raises the exception again."""
+_PY4J_LOGGERS = (None, "py4j.clientserver")
+_INTERRUPTED = (
+    "KeyboardInterrupt while sending command.",
+    "Exception while sending command.",
+    "Exception occurred while shutting down connection",
+)
+"""What Py4J logs there, with tracebacks, before it raises the exception again."""
 _STOPPING = b"stopping; another Ctrl-C ends at once\n"
 
 
@@ -40,12 +45,13 @@ class StopSignals(AbstractContextManager["StopSignals"]):
 
     def __enter__(self) -> StopSignals:
         self.take()
-        logging.getLogger().addFilter(self._is_news)
+        for name in _PY4J_LOGGERS:
+            logging.getLogger(name).addFilter(self._is_news)
         return self
 
     def _is_news(self, record: logging.LogRecord) -> bool:
         """Say whether a record is more than that the signal has interrupted a call into the JVM."""
-        return self.received is None or record.msg != _INTERRUPTED
+        return self.received is None or record.msg not in _INTERRUPTED
 
     def take(self) -> None:
         """Put the handlers in place."""
@@ -71,7 +77,8 @@ class StopSignals(AbstractContextManager["StopSignals"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        logging.getLogger().removeFilter(self._is_news)
+        for name in _PY4J_LOGGERS:
+            logging.getLogger(name).removeFilter(self._is_news)
         for number, handler in self._before.items():
             signal.signal(number, handler)
             outer = getattr(handler, "__self__", None)

@@ -64,6 +64,7 @@ def test_nothing_is_logged_of_the_call_that_a_signal_interrupts(caplog: pytest.L
             signal.raise_signal(signal.SIGINT)
         finally:
             logging.error(interrupted)
+            logging.getLogger("py4j.clientserver").error("Exception occurred while shutting down connection")
             logging.error("something else")
     assert caplog.messages == [interrupted, "something else"]
 
