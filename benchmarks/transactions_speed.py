@@ -302,18 +302,25 @@ def compiled_rate(workload: Workload, *, kernel_only: bool) -> float:
     return events.num_rows / min(spent)
 
 
+def plain_events(workload: Workload, count: int) -> list[tuple[Any, ...]]:
+    """Return the first events as Python has them."""
+    columns = workload.events.slice(0, count).columns
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))
+
+
+def plain_tables(workload: Workload) -> list[dict[Any, Any]]:
+    """Return the first rows of the tables: values by key, lists where there are several."""
+    tables: list[dict[Any, Any]] = []
+    for name, spec in workload.database.tables.items():
+        rows = zip(*(np.asarray(one).tolist() for one in workload.rows.get(name, {}).values()), strict=True)
+        one_value = len(spec.columns) == 2
+        tables.append({row[0]: row[1] if one_value else list(row[1:]) for row in rows})
+    return tables
+
+
 def plain_rate(workload: Workload, count: int) -> float:
     """Return transactions a second of plain Python over dicts, without checks, undo or versions."""
-    events = list(
-        zip(*(column.to_pylist() for column in workload.events.slice(0, count).columns), strict=True)
-    )
-    tables: list[dict[Any, Any]] = []
-    for name in workload.database.tables:
-        columns = [np.asarray(column).tolist() for column in workload.rows.get(name, {}).values()]
-        if len(columns) == 2:
-            tables.append(dict(zip(*columns, strict=True)))
-        else:
-            tables.append({row[0]: list(row[1:]) for row in zip(*columns, strict=True)})
+    events, tables = plain_events(workload, count), plain_tables(workload)
 
     def run() -> None:
         for event in events:
@@ -329,9 +336,7 @@ def sqlite_rate(workload: Workload, count: int) -> float:
         connection.execute(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY, {value} INTEGER NOT NULL)")
         rows = zip(*(np.asarray(c).tolist() for c in workload.rows[name].values()), strict=True)
         connection.executemany(f"INSERT INTO {name} VALUES (?, ?)", rows)
-    events = list(
-        zip(*(column.to_pylist() for column in workload.events.slice(0, count).columns), strict=True)
-    )
+    events = plain_events(workload, count)
 
     def run() -> None:
         connection.execute("BEGIN")
