@@ -124,7 +124,7 @@ class Database:
         returns : str, optional
             Names and types of what it returns; nothing by default.
         plain : bool
-            Have Python run it, a hundred times slower, for what is outside of the subset.
+            Have Python run it, about a thousand times slower, for what is outside of the subset.
 
         Raises
         ------
