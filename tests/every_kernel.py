@@ -105,21 +105,15 @@ def _windows() -> None:
     ids, panes, none = np.array([0, 0, 0, 1, 1]), np.array([0, 3, 6, 0, 1]), np.zeros(0, np.int64)
     rows = pa.record_batch([panes], ["v"])
     for mode in (WindowMode.LAZY, WindowMode.EAGER):
-        for by_tuple in (False, True):
-            queue = WindowQueue(mode, 2, 2, rows.schema, Policy.IN_PLACE, by_tuple=by_tuple)
-            for i in range(3):
-                queue.enqueue(ids, panes + 10 * i, rows, i)
-                if by_tuple:
-                    queue.take(i)
-                    queue.take(i)
-                else:
-                    queue.dequeue(2, i)
-            queue.enqueue(none, none, rows.slice(0, 0), 4, watermark=100)
-            if not by_tuple:
-                queue.dequeue(9, 5)
-                WindowQueue(mode, 2, 2, rows.schema, Policy.IN_PLACE).restore(queue.snapshot())
-                queue.enqueue(ids, panes + 200, rows, 6)
-                WindowQueue(mode, 2, 2, rows.schema, Policy.IN_PLACE).restore(queue.snapshot())
+        queue = WindowQueue(mode, 2, 2, rows.schema, Policy.IN_PLACE)
+        for i in range(3):
+            queue.enqueue(ids, panes + 10 * i, rows, i)
+            queue.dequeue(2, i)
+        queue.enqueue(none, none, rows.slice(0, 0), 4, watermark=100)
+        queue.dequeue(9, 5)
+        WindowQueue(mode, 2, 2, rows.schema, Policy.IN_PLACE).restore(queue.snapshot())
+        queue.enqueue(ids, panes + 200, rows, 6)
+        WindowQueue(mode, 2, 2, rows.schema, Policy.IN_PLACE).restore(queue.snapshot())
     layout = layout_of(4, 2)
     state = TimePanes(layout)
     state.run([entries_of([Row("a", pane, 1.0) for pane in range(2000)] * 2, layout)], 30)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.paper.tuple_queue import MarkedTuple, TupleWindowQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
 from penstock.operators.simulation.draws import draws
 from penstock.operators.simulation.traces import UNIT_US, Trace
 from penstock.operators.update_stream.stream import Integers
-from penstock.operators.windows.update.queue import WindowQueue
-from penstock.operators.windows.update.results import KeyState, MarkedTuple, WindowMode
+from penstock.operators.windows.update.results import KeyState, WindowMode
 
 __all__ = ["WindowOutcome", "append_windows", "execution_trace", "own_panes", "simulate_windows"]
 
@@ -71,7 +71,7 @@ def simulate_windows(
     panes : int64 array
         The pane of each tuple; for each key they increase from 0 or above.
     """
-    queue = WindowQueue(mode, size, slide, _NOTHING, Policy.IN_PLACE, first_pane=0, by_tuple=True)
+    queue = TupleWindowQueue(mode, size, slide, _NOTHING, Policy.IN_PLACE, first_pane=0)
     times = trace.times_us
     arriving, free, count = 0, 0, 0
     while free < trace.end_us:
@@ -145,7 +145,7 @@ def execution_trace(mode: WindowMode, size: int, slide: int, cost: int, ticks: i
         Windows have the number of their first tuple. Both stalenesses are those at the end of the step; 0 as
         well if nothing is pending.
     """
-    queue = WindowQueue(mode, size, slide, _NOTHING, Policy.IN_PLACE, first_pane=1, by_tuple=True)
+    queue = TupleWindowQueue(mode, size, slide, _NOTHING, Policy.IN_PLACE, first_pane=1)
     nothing = pa.RecordBatch.from_struct_array(pa.array([{}], pa.struct([])))
     free = 0
     served: MarkedTuple | None = None
@@ -184,7 +184,7 @@ def execution_trace(mode: WindowMode, size: int, slide: int, cost: int, ticks: i
     return rows
 
 
-def _enter(queue: WindowQueue, trace: Trace, panes: Integers, row: int) -> None:
+def _enter(queue: TupleWindowQueue, trace: Trace, panes: Integers, row: int) -> None:
     rows = pa.RecordBatch.from_struct_array(pa.array([{}], pa.struct([])))
     one = slice(row, row + 1)
     queue.enqueue(trace.keys[one], panes[one], rows, int(trace.times_us[row]))

@@ -94,16 +94,16 @@ def test_fragments_are_those_of_plain_python(
 
 def test_tables_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [(i // 40, (i * 7919 % 61, i % 2), i % 17 - 8) for i in range(4000)]
-    assert len({row[1] for row in rows}) > fragmenter._TABLE // 32
-    monkeypatch.setattr(fragmenter, "_SLOTS", 2)
-    monkeypatch.setattr(fragmenter, "_TABLE", 4)
+    assert len({row[1] for row in rows}) > fragmenter._INITIAL_TABLE // 32
+    monkeypatch.setattr(fragmenter, "_INITIAL_SLOTS", 2)
+    monkeypatch.setattr(fragmenter, "_INITIAL_TABLE", 4)
     for columns in (0, 1, 2):
         _folded(rows, columns, 1000, ordered=True)
         _folded(rows, columns, 1000, ordered=True, group=pa.string())
 
 
 def test_more_numbers_than_places_are_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fragmenter, "_TABLE", 8)
+    monkeypatch.setattr(fragmenter, "_INITIAL_TABLE", 8)
     hashed: list[bool] = []
     enter = fragment_kernels.enter
 

@@ -180,8 +180,8 @@ def test_windows_of_stacks_hold_what_brute_force_puts_into_them(
         front_slack=gone,
     )
     with (
-        mock.patch.object(entries_module, "_FEW", few),
-        mock.patch.object(merging_module, "_FEW", few),
+        mock.patch.object(entries_module, "_MAX_FREE_SPAN", few),
+        mock.patch.object(merging_module, "_MIN_REPEATS_TO_COMBINE", few),
     ):
         as_brute_force(layout, batches_of(rows, cuts), delay, lambda: data.draw(hows), limits)
 
@@ -445,8 +445,8 @@ VALUES_OF_GROUPS: dict[str, list[Any]] = {
 def test_groups_get_numbers_in_order_of_appearance(
     kind: str, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups_module, "_MANY", least)
-    monkeypatch.setattr(groups_module, "_SAMPLE", 16)
+    monkeypatch.setattr(groups_module, "_MIN_ROWS_TO_SAMPLE", least)
+    monkeypatch.setattr(groups_module, "_SAMPLE_ROWS", 16)
     choices = VALUES_OF_GROUPS[kind]
     column = pa.array([choices[i * i % 7 % len(choices)] for i in range(100)])
     codec = GroupCodec([pa.field("group", column.type)])
@@ -462,8 +462,8 @@ def test_groups_get_numbers_in_order_of_appearance(
 def test_runs_of_equal_groups_get_the_numbers_that_their_rows_would(
     least: int, run: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups_module, "_MANY", least)
-    monkeypatch.setattr(groups_module, "_SAMPLE", 16)
+    monkeypatch.setattr(groups_module, "_MIN_ROWS_TO_SAMPLE", least)
+    monkeypatch.setattr(groups_module, "_SAMPLE_ROWS", 16)
     columns = [
         pa.array([choices[i // run * i // run % 7 % len(choices)] for i in range(200)])
         for choices in VALUES_OF_GROUPS.values()

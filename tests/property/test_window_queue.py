@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.paper.tuple_queue import TupleWindowQueue
 from penstock.errors import InvalidUsageError
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.weights import ONE
@@ -294,7 +295,7 @@ def test_tuples_marked_by_the_queue_make_whole_windows(
     mode: WindowMode, windows: tuple[int, int], steps: list[tuple[int, int, int]]
 ) -> None:
     """An operator that only knows the marks of Table 1 computes every window from all of its tuples."""
-    queue = WindowQueue(mode, *windows, PAYLOAD, Policy.IN_PLACE, by_tuple=True, block_rows=2, page_blocks=2)
+    queue = TupleWindowQueue(mode, *windows, PAYLOAD, Policy.IN_PLACE, block_rows=2, page_blocks=2)
     size, slide = windows
     model = NaiveWindows(str(mode), size, slide, "in_place")
     open_windows: dict[int, tuple[int, list[tuple[int, int]]]] = {}
@@ -353,9 +354,7 @@ def test_what_a_queue_cannot_do_is_refused() -> None:
     with pytest.raises(InvalidUsageError, match="location"):
         WindowQueue(WindowMode.LAZY, 3, 1, PAYLOAD, Policy.FIFO, block_rows=0)
     whole = WindowQueue(WindowMode.LAZY, 3, 1, PAYLOAD, Policy.FIFO)
-    single = WindowQueue(WindowMode.LAZY, 3, 1, PAYLOAD, Policy.FIFO, by_tuple=True)
-    with pytest.raises(InvalidUsageError, match="whole"):
-        whole.take(0)
+    single = TupleWindowQueue(WindowMode.LAZY, 3, 1, PAYLOAD, Policy.FIFO)
     with pytest.raises(InvalidUsageError, match="one at a time"):
         single.dequeue(1, 0)
     with pytest.raises(InvalidUsageError, match="cannot be stored"):

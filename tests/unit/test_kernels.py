@@ -92,7 +92,6 @@ KERNELS = {
         "put_back",
         "append_stored",
         "line_up",
-        "hand_over",
         "finish",
     },
     "bits": {

@@ -364,8 +364,8 @@ def test_rows_for_windows_of_rows_travel_with_their_times() -> None:
 def test_entries_of_a_bucket_come_by_group_where_groups_have_many(
     keys: tuple[str, ...], many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "_MANY", many)
-    monkeypatch.setattr(groups, "_SAMPLE", 64)
+    monkeypatch.setattr(groups, "_MIN_ROWS_TO_SAMPLE", many)
+    monkeypatch.setattr(groups, "_SAMPLE_ROWS", 64)
     count = 400
     columns = {
         "pane": pa.array([i // 8 * 60 for i in range(count)]),

@@ -37,7 +37,7 @@ _Words: TypeAlias = npt.NDArray[np.uint64]
 
 _READ_ONLY, _EMPTY, _COMPACT, _ORDERED = 2, 4, 8, 16
 _PREAMBLE = int.from_bytes([0, 3, 3, 0, 0, _READ_ONLY | _COMPACT | _ORDERED, 0xCC, 0x93], "little")
-_LEAST, _MOST = 5, 20
+_MIN_LOG2_SIZE, _MAX_LOG2_SIZE = 5, 20
 
 
 def log2_size_of(deviation: float) -> int:
@@ -50,12 +50,12 @@ def log2_size_of(deviation: float) -> int:
     """
     if not 0 < deviation < 1:
         raise InvalidUsageError("a relative standard deviation is between 0 and 1", deviation=deviation)
-    found = max(math.ceil(math.log2(deviation**-2 + 2)), _LEAST)
-    if found > _MOST:
+    found = max(math.ceil(math.log2(deviation**-2 + 2)), _MIN_LOG2_SIZE)
+    if found > _MAX_LOG2_SIZE:
         raise InvalidUsageError(
             "the relative standard deviation is too small for a sketch",
             deviation=deviation,
-            least=f"{(2**_MOST - 2) ** -0.5:.2g}",
+            least=f"{(2**_MAX_LOG2_SIZE - 2) ** -0.5:.2g}",
             hint="count(DISTINCT x) is exact",
         )
     return found

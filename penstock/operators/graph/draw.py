@@ -22,7 +22,7 @@ _BOX: Final = 330
 _GAP: Final = 30
 _LINE: Final = 15
 _LETTERS: Final = 50
-_MOST_LINES: Final = 6
+_MAX_LINES: Final = 6
 _EDGE: Final = 44
 _TITLE: Final = 40
 
@@ -79,8 +79,8 @@ def _layout(root: Node, left: float) -> tuple[dict[int, _Place], float, float]:
     for node in topological(root):
         layer[id(node)] = 1 + max((layer[id(above)] for above in node.inputs), default=-1)
         lines = textwrap.wrap(node.describe(), _LETTERS)
-        if len(lines) > _MOST_LINES:
-            lines = [*lines[: _MOST_LINES - 1], "..."]
+        if len(lines) > _MAX_LINES:
+            lines = [*lines[: _MAX_LINES - 1], "..."]
         places[id(node)] = place = _Place(node, lines)
         rows.setdefault(layer[id(node)], []).append(place)
     widest = max(map(len, rows.values()))

@@ -40,7 +40,7 @@ Rewritten: TypeAlias = tuple[Node, tuple[str, ...]]
 
 Rule: TypeAlias = Callable[[Node], Rewritten]
 
-_MOST_PASSES = 100
+_MAX_PASSES = 100
 
 
 def to_fixed_point(root: Node, *rules: Rule) -> tuple[Node, list[tuple[str, str]]]:
@@ -52,7 +52,7 @@ def to_fixed_point(root: Node, *rules: Rule) -> tuple[Node, list[tuple[str, str]
         If they do not come to an end, which is a defect of a rule.
     """
     done: list[tuple[str, str]] = []
-    for _ in range(_MOST_PASSES):
+    for _ in range(_MAX_PASSES):
         before = len(done)
         for rule in rules:
             root, notes = rule(root)

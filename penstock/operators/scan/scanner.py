@@ -28,7 +28,7 @@ __all__ = ["Scanner"]
 _Mask: TypeAlias = "pa.Array[Any] | npt.NDArray[np.bool_]"
 """For which rows something is true: bits as Arrow evaluates, or bytes as a kernel writes them."""
 
-_FEW = 0.5
+_MAX_SHARE_TO_SELECT_FIRST = 0.5
 """Where less than this share of rows is selected, the others are taken out before anything is computed.
 
 So they are, whatever the share, where that could fail for a row that is not selected."""
@@ -94,7 +94,7 @@ class Scanner:
                 types[name] = made.field(name).type
             self._fragmenter = Fragmenter(scan.fragments, types)
             self.schema = self._fragmenter.schema
-        self._few = 1.0 if any(can_fail(*one) for one in computed) else _FEW
+        self._max_share = 1.0 if any(can_fail(*one) for one in computed) else _MAX_SHARE_TO_SELECT_FIRST
 
     def _made_schema(self, read: pa.Schema) -> pa.Schema:
         if self._select is None:
@@ -195,7 +195,7 @@ class Scanner:
             count = mask.true_count if isinstance(mask, pa.Array) else np.count_nonzero(mask)
             if count == len(mask):
                 mask = None
-            elif self._fragmenter is None or count < self._few * len(mask):
+            elif self._fragmenter is None or count < self._max_share * len(mask):
                 # What only the predicate needed goes before.
                 rows = selected(rows.select(self._selected), _bits(mask), dictionaries=dictionaries)
                 mask = None

@@ -26,7 +26,7 @@ A_contra = TypeVar("A_contra", contravariant=True)
 
 _CHUNK_ROWS = 65_536
 _CHUNKS_PER_BUDGET = 8
-_GROWTH = 4
+_MAX_CHUNK_GROWTH = 4
 
 
 class ServedQueue(Protocol[A_contra]):
@@ -284,4 +284,4 @@ def _chunk_rows(
         return 1
     share = min(left, budget.duration_us // _CHUNKS_PER_BUDGET)
     wanted = max(int(share * buckets_per_task / measured), 1)
-    return min(wanted, most, previous * _GROWTH if previous else wanted)
+    return min(wanted, most, previous * _MAX_CHUNK_GROWTH if previous else wanted)

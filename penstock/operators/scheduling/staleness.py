@@ -22,7 +22,7 @@ from penstock.operators.update_stream.stream import Integers
 
 __all__ = ["Staleness", "StalenessMeter"]
 
-_GROWTH = math.log(1.02)
+_LOG_BIN_GROWTH = math.log(1.02)
 _BINS = 1700
 """Bin 0 is [0, 1) µs; bin i is [1.02**(i-1), 1.02**i) µs; the last one is open (above 12 years)."""
 
@@ -34,7 +34,7 @@ def _bin(value: float, edges: Floats) -> int:
     """Return the number of the bin that holds `value`."""
     if value < 1.0:
         return 0
-    number = min(int(math.log(value) / _GROWTH) + 1, edges.shape[0] - 1)
+    number = min(int(math.log(value) / _LOG_BIN_GROWTH) + 1, edges.shape[0] - 1)
     while edges[number] > value:
         number -= 1
     while number + 1 < edges.shape[0] and edges[number + 1] <= value:
@@ -65,7 +65,7 @@ def _add(low: Integers, high: Integers, edges: Floats, mass: Floats, cover: Floa
     return area
 
 
-_EDGES: Floats = np.concatenate([[0.0], np.exp(_GROWTH * np.arange(_BINS))])
+_EDGES: Floats = np.concatenate([[0.0], np.exp(_LOG_BIN_GROWTH * np.arange(_BINS))])
 
 
 @dataclass(slots=True)

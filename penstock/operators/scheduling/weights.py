@@ -22,7 +22,7 @@ __all__ = ["ONE", "GroupKey", "KeyWeights", "column_shares", "shares_of"]
 ONE = 1 << 20
 """The share of a key of weight 1. Shares are whole, so that their sums are exact."""
 
-_MOST = 1 << 40
+_MAX_SHARE = 1 << 40
 
 
 def shares_of(weights: npt.NDArray[np.float64]) -> Integers:
@@ -30,7 +30,7 @@ def shares_of(weights: npt.NDArray[np.float64]) -> Integers:
 
     Weights below ``2**-40`` and above ``2**40`` count as these.
     """
-    found: Integers = np.clip(np.rint(np.sqrt(weights) * ONE), 1, _MOST).astype(np.int64)
+    found: Integers = np.clip(np.rint(np.sqrt(weights) * ONE), 1, _MAX_SHARE).astype(np.int64)
     return found
 
 

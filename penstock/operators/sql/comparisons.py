@@ -33,7 +33,7 @@ __all__ = ["Interval", "intervals_of", "mask_of", "union_intervals"]
 _INTEGERS: Final = {"int8", "int16", "int32", "int64"}
 _FLOATS: Final = {"float": "float32", "double": "float64"}
 _TURNED: Final = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "=", "<>": "<>"}
-_MOST_EXACT: Final = 1 << 53
+_MAX_EXACT: Final = 1 << 53
 """Whole numbers up to it are floats of 64 bits."""
 
 
@@ -95,7 +95,7 @@ def _interval(operator: str, left: Tree, right: Tree, schema: pa.Schema) -> Inte
         return None
     number = value if exact else as_float(literal, pa.float64()).as_py()
     if str(kind) in _FLOATS:
-        if whole and abs(value) > _MOST_EXACT:
+        if whole and abs(value) > _MAX_EXACT:
             return None
         return _of_floats(left.value, np.dtype(_FLOATS[str(kind)]), operator, float(number))
     if str(kind) not in _INTEGERS or (not whole and kind == pa.int64()):

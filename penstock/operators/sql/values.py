@@ -37,7 +37,7 @@ INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 FLOATS: Final = (pa.float32(), pa.float64())
 _LEAST_INEXACT: Final = 1 << 53
 """From it on several whole numbers are the same as doubles."""
-_MOST_DIGITS: Final = 15
+_MAX_DIGITS: Final = 15
 """Decimals of so many digits differ from each other also as doubles."""
 
 
@@ -80,7 +80,7 @@ def number_literal(node: Tree, rows: Rows) -> Value:
         return pa.scalar(_fitting(int(text), kind), kind)
     decimal = Decimal(text)
     _, digits, exponent = decimal.as_tuple()
-    if len(digits) > _MOST_DIGITS or -int(exponent) > _MOST_DIGITS:
+    if len(digits) > _MAX_DIGITS or -int(exponent) > _MAX_DIGITS:
         raise UnknownError("it has a number of many digits")
     return pa.scalar(decimal)
 

@@ -17,8 +17,8 @@ from penstock.state_store.keys.key_words import KeyCodec, Keys, Positions, Words
 
 __all__ = ["GroupCodec"]
 
-_MOST = 63
-_MANY, _SAMPLE, _TIMES = 1 << 14, 1 << 12, 4
+_MAX_COLUMNS = 63
+_MIN_ROWS_TO_SAMPLE, _SAMPLE_ROWS, _MIN_ROWS_PER_GROUP = 1 << 14, 1 << 12, 4
 """Of so many rows a sample is looked at, in which each group has to be so many times."""
 
 
@@ -39,8 +39,8 @@ class GroupCodec:
     """
 
     def __init__(self, fields: Sequence[pa.Field[Any]]) -> None:
-        if len(fields) > _MOST:
-            raise InvalidUsageError("too many columns in a group", columns=len(fields), most=_MOST)
+        if len(fields) > _MAX_COLUMNS:
+            raise InvalidUsageError("too many columns in a group", columns=len(fields), most=_MAX_COLUMNS)
         self.fields = list(fields)
         self._codec = KeyCodec([pa.field("nulls", pa.int64()), *self.fields])
 
@@ -58,12 +58,12 @@ class GroupCodec:
 
     def repeats(self, columns: Sequence[pa.Array[Any]], rows: int) -> bool:
         """Say whether few groups have many rows, by a sample of these."""
-        if rows < _MANY:
+        if rows < _MIN_ROWS_TO_SAMPLE:
             return False
-        places = pa.array(np.arange(0, rows, max(rows // _SAMPLE, 1)))
+        places = pa.array(np.arange(0, rows, max(rows // _SAMPLE_ROWS, 1)))
         sample = [column.take(places) for column in columns]
         count = len(sample[0]) if sample else 1
-        return len(np.unique(self.encode(sample, count).hashes)) * _TIMES <= _SAMPLE
+        return len(np.unique(self.encode(sample, count).hashes)) * _MIN_ROWS_PER_GROUP <= _SAMPLE_ROWS
 
     def numbers(self, index: KeyIndex, columns: Sequence[pa.Array[Any]], rows: int) -> Integers:
         """Return the numbers of rows' groups in an index; those that are new get the next ones.
@@ -71,7 +71,7 @@ class GroupCodec:
         Where rows of a group stand together, one of each run is looked for; where few groups have many rows
         otherwise, these are told apart as values, and only the groups as keys.
         """
-        if rows < _MANY:
+        if rows < _MIN_ROWS_TO_SAMPLE:
             return index.find_or_add(self.encode(columns, rows))
         if (begins := _runs(columns, rows)) is not None:
             heads = [column.take(pa.array(begins)) for column in columns]
@@ -97,11 +97,11 @@ class GroupCodec:
 
 def _runs(columns: Sequence[pa.Array[Any]], rows: int) -> Integers | None:
     """Return where runs of equal rows begin; None where they are short."""
-    sample = _begins([column.slice(0, _SAMPLE) for column in columns], min(rows, _SAMPLE))
-    if len(sample) * _TIMES > min(rows, _SAMPLE):
+    sample = _begins([column.slice(0, _SAMPLE_ROWS) for column in columns], min(rows, _SAMPLE_ROWS))
+    if len(sample) * _MIN_ROWS_PER_GROUP > min(rows, _SAMPLE_ROWS):
         return None
     begins = _begins(columns, rows)
-    return begins if len(begins) * _TIMES <= rows else None
+    return begins if len(begins) * _MIN_ROWS_PER_GROUP <= rows else None
 
 
 def _begins(columns: Sequence[pa.Array[Any]], rows: int) -> Integers:

@@ -22,7 +22,7 @@ from penstock.state_store.keys.key_words import KeyCodec
 
 __all__ = ["Accumulator", "Nulls", "Row", "Runs", "new_accumulator", "without_nulls"]
 
-_LEAST = 1024
+_INITIAL_SLOTS = 1024
 _BEYOND = 1 << 63
 _LEAST_HASHES = 1 << 16
 _NO_THETA = np.uint64(2**63 - 1)
@@ -148,7 +148,7 @@ class _Sum:
     _sums: npt.NDArray[Any]
 
     def __init__(self) -> None:
-        self._sums = np.zeros(_LEAST, np.float64)
+        self._sums = np.zeros(_INITIAL_SLOTS, np.float64)
         self._seen: npt.NDArray[np.bool_] | None = None
         self._slots = 1
 
@@ -196,7 +196,7 @@ class _WholeSum(_Sum):
 
     def __init__(self) -> None:
         super().__init__()
-        self._sums = np.zeros(_LEAST, np.int64)
+        self._sums = np.zeros(_INITIAL_SLOTS, np.int64)
         self._highs: npt.NDArray[np.int64] | None = None
         """The upper words; None while no sum is beyond 64 bits."""
         self._bound = 0
@@ -244,7 +244,7 @@ class _Deviations:
 
     def __init__(self, kind: pa.DataType) -> None:
         self._large = kind == pa.int64()
-        self._cells = np.zeros((_LEAST, 4))
+        self._cells = np.zeros((_INITIAL_SLOTS, 4))
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
         values = _given(values)
@@ -272,7 +272,7 @@ class _AddedDeviations(_Deviations):
 
     def __init__(self) -> None:
         super().__init__(pa.float64())
-        self._centers = np.zeros(_LEAST, np.int64)
+        self._centers = np.zeros(_INITIAL_SLOTS, np.int64)
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
         counts, sums, deviations = _given(values).flatten()
@@ -287,8 +287,8 @@ class _AddedDeviations(_Deviations):
 class _Extreme:
     def __init__(self, kind: pa.DataType, *, greatest: bool) -> None:
         self._kind, self._seen_as = kind, as_integers(kind) or kind
-        self._best = np.zeros(_LEAST, self._seen_as.to_pandas_dtype())
-        self._seen = np.zeros(_LEAST, np.bool_)
+        self._best = np.zeros(_INITIAL_SLOTS, self._seen_as.to_pandas_dtype())
+        self._seen = np.zeros(_INITIAL_SLOTS, np.bool_)
         self._kernel = fragment_kernels.keep_greater if greatest else fragment_kernels.keep_less
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
@@ -312,9 +312,9 @@ class Row:
 
     def __init__(self, kind: pa.DataType, *, last: bool) -> None:
         self._kind, self._last = kind, last
-        self.times = np.zeros(_LEAST, np.int64)
+        self.times = np.zeros(_INITIAL_SLOTS, np.int64)
         """Of each slot the time of its row."""
-        self._rows = np.full(_LEAST, -1, np.int64)
+        self._rows = np.full(_INITIAL_SLOTS, -1, np.int64)
         self._kept: list[Column] = []
         self._count = 0
 

@@ -21,7 +21,7 @@ from penstock.operators.scan.spec import PANE, Fragments
 
 __all__ = ["Fragmenter", "merge_fragments", "merge_stretches"]
 
-_SLOTS, _TABLE = 1024, 2048
+_INITIAL_SLOTS, _INITIAL_TABLE = 1024, 2048
 
 
 class Fragmenter:
@@ -67,10 +67,10 @@ class Fragmenter:
         ]
         self._state = np.array([1, 0, 1, 0], np.int64)
         self._by_runs = self._hashed = False
-        self._table = np.zeros(_TABLE, np.int32)
-        self._counts = np.zeros(_SLOTS, np.int64)
-        self._panes = np.zeros(_SLOTS, np.int64)
-        self._groups = np.zeros((max(len(group_by), 1), _SLOTS), np.int64)
+        self._table = np.zeros(_INITIAL_TABLE, np.int32)
+        self._counts = np.zeros(_INITIAL_SLOTS, np.int64)
+        self._panes = np.zeros(_INITIAL_SLOTS, np.int64)
+        self._groups = np.zeros((max(len(group_by), 1), _INITIAL_SLOTS), np.int64)
 
     # ---------------------------------------------------------------------------------------- rows
 

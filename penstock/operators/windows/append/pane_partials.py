@@ -17,9 +17,9 @@ from penstock.operators.windows.layout import WindowLayout
 
 __all__ = ["PanePartials", "WindowRanges", "empty", "is_narrow", "sorted_by"]
 
-_FEW = 1024
-_WIDE = 4
-"""What is done for each number of a range is done where there are up to so many to a row."""
+_MAX_FREE_SPAN = 1024
+_MAX_SPAN_PER_ROW = 4
+"""Work per number of a range is allowed up to this many numbers for each row, and a few more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def empty(schema: pa.Schema) -> pa.RecordBatch:
 
 def is_narrow(span: int, rows: int) -> bool:
     """Say whether something may be done for each number of a range, so as to do less for each row."""
-    return span <= _WIDE * rows + _FEW
+    return span <= _MAX_SPAN_PER_ROW * rows + _MAX_FREE_SPAN
 
 
 def sorted_by(values: Integers, order: Integers) -> Integers:

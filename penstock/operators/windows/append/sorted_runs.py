@@ -29,9 +29,9 @@ __all__ = [
     "merge_unsorted",
 ]
 
-_CROWDED = 1.5
-"""Entries of equal pane and group are combined once there are so many for each pane and group."""
-_FEW = 1024
+_MIN_DUPLICATION_TO_COMBINE = 1.5
+"""Entries are combined once there are this many for each pane and group, on average."""
+_MIN_REPEATS_TO_COMBINE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def combine_duplicates(layout: WindowLayout, entries: PanePartials, *, always: b
     """
     starts = np.empty(len(entries), np.int64)
     low = starts[: sliding_kernels.find_runs(entries.ids, entries.panes, starts)]
-    if len(entries) == len(low) or (len(entries) < _CROWDED * len(low) and not always):
+    if len(entries) == len(low) or (len(entries) < _MIN_DUPLICATION_TO_COMBINE * len(low) and not always):
         return entries
     high = np.append(low[1:], len(entries))
     values = slide(layout.partials, layout.times, entries.panes, entries.values, low, high, closing=False)
@@ -237,7 +237,9 @@ class SortedRuns:
             self._again += int(np.count_nonzero(entries.panes <= self._newest))
         newest = int(entries.panes.max())
         self._newest = newest if self._newest is None else max(newest, self._newest)
-        if self._again > _FEW and len(self) >= _CROWDED * (len(self) - self._again):
+        if self._again > _MIN_REPEATS_TO_COMBINE and len(self) >= _MIN_DUPLICATION_TO_COMBINE * (
+            len(self) - self._again
+        ):
             self.replace(combine_duplicates(self._layout, self.whole()))
 
     def restrict(self, kept: Callable[[PanePartials], npt.NDArray[np.bool_]]) -> None:

@@ -34,7 +34,7 @@ __all__ = ["CountPanes"]
 _RUN = "run"
 _NUMBERED, _WAITING = "numbered", "waiting"
 _UNIT_ROWS = 1 << 20
-_MOST_ROWS = 1 << 53
+_MAX_ROWS = 1 << 53
 
 
 class CountPanes(Panes):
@@ -219,7 +219,7 @@ class CountPanes(Panes):
             if _NUMBERED in blocks:
                 count = pa.field(_NUMBERED, pa.int64(), nullable=False)
                 block = unit.block(_NUMBERED, pa.schema([*self._rows.groups, count]))
-                unit.numbers_below(_NUMBERED, _NUMBERED, _MOST_ROWS)
+                unit.numbers_below(_NUMBERED, _NUMBERED, _MAX_ROWS)
                 *groups, numbered = block.columns
                 ids = self._index.find_or_add(self._codec.encode(groups, len(numbered)))
                 self._make_room()

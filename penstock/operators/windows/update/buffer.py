@@ -49,7 +49,7 @@ class WindowBuffers:
         What a tuple carries.
     size, slide : int
         Of the windows, in panes.
-    eager, by_tuple : bool
+    eager : bool
         What a window is committed for, and whether its tuples are given back one at a time.
     before_first : int
         The last window that does not exist; NEVER if all do.
@@ -64,7 +64,6 @@ class WindowBuffers:
         slide: int,
         *,
         eager: bool,
-        by_tuple: bool,
         before_first: int,
         block_rows: int,
         page_blocks: int,
@@ -82,7 +81,7 @@ class WindowBuffers:
         self.due = np.zeros(0, np.int64)
         self.registers = np.zeros(zones.REGISTERS, np.int64)
         self.registers[[zones.SIZE, zones.SLIDE, zones.BLOCK_ROWS]] = size, slide, block_rows
-        self.registers[[zones.EAGER, zones.BY_TUPLE]] = eager, by_tuple
+        self.registers[zones.EAGER] = eager
         self.registers[[zones.READY_HEAD, zones.READY_TAIL]] = zones.NONE
         self._blocks = np.zeros((0, 4), np.int64)
         self._slots = np.zeros((0, 4), np.int64)

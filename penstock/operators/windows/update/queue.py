@@ -1,8 +1,7 @@
 """The window queue: of each key only the most recent window waits (UpStream §6.2, §7.2).
 
-What is enqueued are panes (in a simulation: tuples) of numbered keys. A key travels through the states of the
-Key Transition Graph (UpStream Fig. 10); it can be in WAIT and in READY or IDLE at once, for while the window
-that the operator is committed to is processed, newer ones arrive::
+Panes of numbered keys are enqueued. A key travels through the Key Transition Graph (UpStream Fig. 10). It can
+be in WAIT and in READY or IDLE at once, because newer windows arrive while one is processed::
 
     state  at       condition                                     next
     -----  -------  --------------------------------------------  ------------------------------------
@@ -44,22 +43,21 @@ from penstock.operators.aggregates.wide import schema_like
 from penstock.operators.queues.pages import PagedMemory
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.rates import mean_cost
-from penstock.operators.scheduling.results import Served
 from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
 from penstock.operators.update_stream.stream import Integers
 from penstock.operators.windows.update import transitions
 from penstock.operators.windows.update import zones as z
 from penstock.operators.windows.update.buffer import OWN_COLUMNS, WindowBuffers
 from penstock.operators.windows.update.results import (
+    DeliverableWindows,
     EnqueuedPanes,
     KeyState,
-    MarkedTuple,
     ServedWindows,
     WindowMode,
 )
 from penstock.operators.windows.update.scheduler import WindowScheduler
 
-__all__ = ["EnqueuedPanes", "KeyState", "MarkedTuple", "ServedWindows", "WindowMode", "WindowQueue"]
+__all__ = ["EnqueuedPanes", "KeyState", "ServedWindows", "WindowMode", "WindowQueue"]
 
 _BLOCK_ROWS = 8
 _PAGE_BLOCKS = 64
@@ -93,9 +91,6 @@ class WindowQueue:
     first_pane : int, optional
         Windows that start before it do not exist. By default a key's first pane lies in windows that started
         before it, which have no other panes then.
-    by_tuple : bool
-        Whether tuples are taken one at a time (`take`) rather than whole windows (`dequeue`); such a queue
-        cannot be stored.
     block_rows, page_blocks : int
         Locations in a block (FLCZ), and blocks in a page of the paged memory.
 
@@ -116,7 +111,6 @@ class WindowQueue:
         cost_us: float | None = None,
         weighted: bool = False,
         first_pane: int | None = None,
-        by_tuple: bool = False,
         block_rows: int = _BLOCK_ROWS,
         page_blocks: int = _PAGE_BLOCKS,
     ) -> None:
@@ -126,11 +120,8 @@ class WindowQueue:
             raise InvalidUsageError("the slide is not in 1 to the size", size_panes=size, slide_panes=slide)
         if cost_us is not None and cost_us <= 0:
             raise InvalidUsageError("the cost of a window is not positive", cost_us=cost_us)
-        self.mode = mode
-        self.size = size
-        self.slide = slide
-        self.policy = policy
-        self.by_tuple = by_tuple
+        self.mode, self.policy = mode, policy
+        self.size, self.slide = size, slide
         self.given_cost_us = cost_us
         self.measured_cost_us: float | None = None
         self.watermark: int = z.NEVER
@@ -139,7 +130,6 @@ class WindowQueue:
             size,
             slide,
             eager=mode is WindowMode.EAGER,
-            by_tuple=by_tuple,
             before_first=z.NEVER if first_pane is None else -(-first_pane // slide) - 1,
             block_rows=block_rows,
             page_blocks=page_blocks,
@@ -149,8 +139,7 @@ class WindowQueue:
         self._settled_at: int | None = None
         self._served_at: int | None = None
         self._in_service = 0
-        self._queue_meter = StalenessMeter()
-        self._application_meter = StalenessMeter()
+        self._queue_meter, self._application_meter = StalenessMeter(), StalenessMeter()
 
     def __len__(self) -> int:
         """Return how many keys wait."""
@@ -183,11 +172,6 @@ class WindowQueue:
         return self.measured_cost_us if self.given_cost_us is None else self.given_cost_us
 
     @property
-    def settled_at_us(self) -> int | None:
-        """Up to when staleness is booked; None before the first arrival."""
-        return self._settled_at
-
-    @property
     def served_at_us(self) -> int | None:
         """When a window was dequeued last, or the first one came to an empty queue, if that was later."""
         return self._served_at
@@ -208,19 +192,6 @@ class WindowQueue:
         if key_row[z.SERVICE] != transitions.FREE:
             found.add(KeyState.READY if key_row[z.SERVICE] == transitions.READY else KeyState.IDLE)
         return found or {KeyState.ENQ if key_row[z.ROWS] else KeyState.DONE}
-
-    def waiting_window(self, key: int) -> int | None:
-        """Return the first pane of the window that a key waits with (WS); None if it does not wait."""
-        key_rows = self._buffers.key_rows
-        known = key < len(key_rows) and key_rows[key, z.CANDIDATE] != z.NEVER
-        return int(key_rows[key, z.CANDIDATE]) * self.slide if known else None
-
-    def stale_since(self, key: int) -> tuple[int | None, int | None]:
-        """Return since when a key waits, and when its oldest complete window not emitted was completed."""
-        if key >= len(self._buffers.key_rows):
-            return None, None
-        since, pending = self._buffers.key_rows[key, [z.SINCE, z.PENDING]].tolist()
-        return None if since == z.NEVER else since, None if pending == z.NEVER else pending
 
     def enqueue(
         self,
@@ -278,19 +249,10 @@ class WindowQueue:
     def dequeue(self, limit: int, now_us: int) -> ServedWindows:
         """Serve keys and return the whole windows that this completes: at most `limit`, one of each key.
 
-        Lazy: up to `limit` keys in the policy's order, and of each the newest complete window. Eager: first
-        the committed windows that are complete meanwhile, in the order of their keys' promotions; then up to
-        `limit` keys in the policy's order are committed to, less the complete windows that had to stay
-        for the limit. What is complete when it is committed to is served at once, within the limit. To serve
-        all that can be served, call it while `servable` is above 0.
-
-        Raises
-        ------
-        InvalidUsageError
-            If the queue is one whose tuples are taken one at a time.
+        Lazy: the newest complete window of up to `limit` keys, in the policy's order. Eager: first committed
+        windows that are complete, in the order of their keys' promotions; then up to `limit` keys, less the
+        complete windows left, are committed to, and served at once if complete. Call it while `servable` > 0.
         """
-        if self.by_tuple:
-            raise InvalidUsageError("the tuples of this queue are taken one at a time", hint="call take()")
         limit, buffers = max(limit, 0), self._buffers
         with buffers.state() as state:
             ids = transitions.serve_ready(limit, state)
@@ -305,42 +267,7 @@ class WindowQueue:
             self._served_at = now_us
         return served
 
-    def take(self, now_us: int) -> MarkedTuple | None:
-        """Hand over the next tuple, or None if no key is READY and none can be committed to.
-
-        The key that is served goes on until its window has no more; then the next of those under processing,
-        and only when there is none, the head of the waiting keys (UpStream §6.2).
-
-        Raises
-        ------
-        InvalidUsageError
-            If the queue is one whose windows are dequeued whole.
-        """
-        if not self.by_tuple:
-            raise InvalidUsageError("the windows of this queue are dequeued whole", hint="call dequeue()")
-        out = np.empty(5, np.int64)
-        buffers = self._buffers
-        with buffers.state() as state:
-            if not transitions.hand_over(out, state):
-                chosen = self._queue.pop(1, buffers.key_rows[:, z.SERVICE])
-                if not len(chosen):
-                    return None
-                self._commit(chosen, now_us, state)
-                transitions.hand_over(out, state)
-            key, location, pane, mark, closes = out.tolist()
-            start = int(buffers.key_rows[key, z.COMMITTED]) * self.slide
-            row = None if location < 0 else buffers.take(np.array([location]))
-            ids = np.array([key] if closes else [], np.int64)
-            waited = buffers.key_rows[ids, z.WAITED]
-            pending, booked = np.empty_like(ids), np.empty_like(ids)
-            transitions.finish(ids, pending, booked, state)
-        self._in_service += closes
-        self._served_at = now_us
-        return MarkedTuple(
-            key, None if row is None else pane, mark, row, start, bool(closes), ids, pending, booked, waited
-        )
-
-    def deliver(self, served: Served | ServedWindows | MarkedTuple, now_us: int) -> None:
+    def deliver(self, served: DeliverableWindows, now_us: int) -> None:
         """Note that the results of `served` windows have reached the application."""
         ids, key_rows = served.ids, self._buffers.key_rows
         begin = np.maximum(served.booked_us, key_rows[ids, z.DELIVERED])
@@ -380,13 +307,7 @@ class WindowQueue:
         """Do nothing: memory goes with the object."""
 
     def delta(self) -> PUnit:
-        """Return what changed since the last call, to be stored: keys, and the panes that came to them.
-
-        Raises
-        ------
-        InvalidUsageError
-            If the queue is one whose tuples are taken one at a time.
-        """
+        """Return what changed since the last call, to be stored: keys, and the panes that came to them."""
         key_rows = self._buffers.key_rows
         ids = np.flatnonzero(key_rows[:, z.DIRTY])
         unit = self._unit("delta", ids, fresh=True)
@@ -394,13 +315,7 @@ class WindowQueue:
         return unit
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole state of this moment, in units of about `_UNIT_ROWS` tuples.
-
-        Raises
-        ------
-        InvalidUsageError
-            If the queue is one whose tuples are taken one at a time.
-        """
+        """Return the whole state of this moment, in units of about `_UNIT_ROWS` tuples."""
         key_rows = self._buffers.key_rows
         ids = np.flatnonzero(key_rows[:, z.NEWEST] != z.NEVER)
         # A key counts as a tuple, so that a unit's keys have a bound, too.
@@ -445,8 +360,6 @@ class WindowQueue:
         self._in_service = 0
 
     def _unit(self, kind: str, ids: Integers, *, fresh: bool) -> PUnit:
-        if self.by_tuple:
-            raise InvalidUsageError("a queue whose tuples are taken one at a time cannot be stored")
         key_rows, rows = self._stored(ids, fresh=fresh)
         arrays = [pa.array(values) for values in key_rows.values()]
         return PUnit(

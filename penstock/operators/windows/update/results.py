@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 import pyarrow as pa
 
 from penstock.operators.update_stream.choices import WindowMode
 from penstock.operators.update_stream.stream import Integers
 
-__all__ = ["EnqueuedPanes", "KeyState", "MarkedTuple", "ServedWindows", "WindowMode"]
+__all__ = ["DeliverableWindows", "EnqueuedPanes", "KeyState", "ServedWindows", "WindowMode"]
 
 
 class KeyState(StrEnum):
@@ -21,6 +22,22 @@ class KeyState(StrEnum):
     READY = "ready"
     IDLE = "idle"
     DONE = "done"
+
+
+class DeliverableWindows(Protocol):
+    """Served windows whose results can be delivered."""
+
+    @property
+    def ids(self) -> Integers:
+        """The key of each window."""
+
+    @property
+    def arrived_us(self) -> Integers:
+        """Since when a complete window of each key is pending."""
+
+    @property
+    def booked_us(self) -> Integers:
+        """Up to when that is booked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,38 +100,3 @@ class ServedWindows:
     def __len__(self) -> int:
         """Return the number of windows."""
         return len(self.ids)
-
-
-@dataclass(frozen=True, slots=True)
-class MarkedTuple:
-    """One tuple on its way to the operator, marked as Table 1 of the source says.
-
-    Attributes
-    ----------
-    key : int
-        The number of its key.
-    pane : int or None
-        Its pane; None where a window closes without another tuple.
-    win_spec : int
-        Above 0: open a window that ends so many panes later, exclusive. 0: open none, though one starts here.
-        -1: within a window.
-    row : pyarrow.RecordBatch or None
-        Its payload.
-    start_pane : int
-        Where the committed window starts.
-    closes : bool
-        Whether the result of the window is to be emitted with it. Then it is to be delivered, too.
-    ids, arrived_us, booked_us, staleness_us : int64 arrays
-        As in `ServedWindows`; empty unless it closes the window.
-    """
-
-    key: int
-    pane: int | None
-    win_spec: int
-    row: pa.RecordBatch | None
-    start_pane: int
-    closes: bool
-    ids: Integers
-    arrived_us: Integers
-    booked_us: Integers
-    staleness_us: Integers

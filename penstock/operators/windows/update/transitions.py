@@ -40,7 +40,6 @@ from penstock.operators.windows.update.zones import (
     KEYS,
     LAST_RANK,
     LATE,
-    MARK,
     NEVER,
     NEWEST,
     NEXT_PENDING,
@@ -63,7 +62,6 @@ from penstock.operators.windows.update.zones import (
     free_head,
     free_middle,
     free_tail,
-    successor,
 )
 
 __all__ = [
@@ -75,7 +73,6 @@ __all__ = [
     "commit",
     "enter",
     "finish",
-    "hand_over",
     "line_up",
     "put_back",
     "serve_ready",
@@ -401,45 +398,6 @@ def line_up(ids: Integers, state: State) -> None:
     for i in range(ids.shape[0]):
         registers[LAST_RANK] = key_rows[ids[i], READY_RANK] - 1
         _push_ready(ids[i], state)
-
-
-@kernel
-def hand_over(out: Integers, state: State) -> bool:
-    """Hand over the next tuple of the key at the head of upq; say whether there was one.
-
-    Parameters
-    ----------
-    out : int64 array of 5
-        Gets the key, the tuple's location (NONE where a window closes without one), its pane, its `win_spec`,
-        and whether the result of its window is complete with it.
-    """
-    key_rows, _, registers, _, slots, _ = state
-    while registers[READY_HEAD] >= 0:
-        k = registers[READY_HEAD]
-        complete = key_rows[k, COMMITTED] <= key_rows[k, CLOSED]
-        out[0] = k
-        if _is_avail(k, state):
-            at, end = key_rows[k, DF], _end(key_rows[k, COMMITTED], state)
-            out[1] = at
-            out[2] = slots[at, PANE]
-            out[3] = end - slots[at, PANE] if key_rows[k, FIRST] else slots[at, MARK]
-            key_rows[k, FIRST] = 0
-            following = successor(at, state)
-            if following >= 0 and slots[following, PANE] >= end:
-                following = NONE
-            key_rows[k, DF] = following
-            out[4] = 1 if complete and following < 0 else 0
-            if out[4]:
-                _pop_ready(NONE, state)
-            else:
-                _trim(k, state)
-            return True
-        _pop_ready(NONE, state)
-        if complete:
-            out[1], out[2], out[3], out[4] = NONE, NEVER, -1, 1
-            return True
-        key_rows[k, SERVICE] = IDLE
-    return False
 
 
 @kernel
