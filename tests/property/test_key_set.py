@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,19 +41,17 @@ def test_slots_equal_a_set_where_many_fingerprints_have_one_home(
 @given(_STEPS, st.sampled_from([pa.int64(), pa.string()]))
 def test_a_set_of_keys_equals_a_plain_set(steps: list[tuple[str, list[int]]], kind: pa.DataType) -> None:
     codec = KeyCodec([pa.field("k", kind)])
-    known, model = KeySet(one_word=kind == pa.int64()), set[int]()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_set, "_GROWTH", 1.01)
-        for step, numbers in steps:
-            # One key has the fingerprint 0.
-            values = [_UNHASHED_ZERO if number == 7 else number * 1001 for number in numbers]
-            keys = codec.encode([pa.array(values if kind == pa.int64() else map(str, values), kind)])
-            if step == "add":
-                assert known.add(keys) == len(set(numbers) - model)
-                model |= set(numbers)
-            else:
-                assert known.contains(keys).tolist() == [number in model for number in numbers]
-            assert len(known) == len(model)
+    known, model = KeySet(one_word=kind == pa.int64(), growth=1.01), set[int]()
+    for step, numbers in steps:
+        # One key has the fingerprint 0.
+        values = [_UNHASHED_ZERO if number == 7 else number * 1001 for number in numbers]
+        keys = codec.encode([pa.array(values if kind == pa.int64() else map(str, values), kind)])
+        if step == "add":
+            assert known.add(keys) == len(set(numbers) - model)
+            model |= set(numbers)
+        else:
+            assert known.contains(keys).tolist() == [number in model for number in numbers]
+        assert len(known) == len(model)
 
 
 def _undone(hashed: int) -> int:

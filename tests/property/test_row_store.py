@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,30 +43,29 @@ def _check(store: RowStore, model: dict[int, dict[str, Any]], order: list[int]) 
 def test_rows_come_back_after_overwriting_compacting_and_resizing(
     data: st.DataObject, schema: pa.Schema, steps: list[str]
 ) -> None:
-    store, model, capacity = RowStore(schema), dict[int, dict[str, Any]](), 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_store, "_LEAST_GARBAGE_BYTES", data.draw(st.integers(1, 30)))
-        for step in steps:
-            if step == "put":
-                locations = data.draw(st.lists(st.integers(0, 7), unique=True, max_size=8))
-                capacity = max([capacity, *(location + 1 for location in locations)])
-                store.resize(capacity)
-                rows = _rows(data.draw, schema, len(locations))
-                store.put(np.array(locations, np.int64), rows)
-                model |= dict(zip(locations, rows.to_pylist(), strict=True))
-            elif step == "drop":
-                for location in data.draw(st.sets(st.sampled_from(sorted(model) or [0]))):
-                    model.pop(location, None)
-            elif step == "compact":
-                store.compact(np.array(sorted(model), np.int64))
-            else:
-                capacity = max(model, default=-1) + 1 + data.draw(st.integers(0, 20))
-                store.resize(capacity)
-            _check(store, model, data.draw(st.permutations(sorted(model))))
-        copy, then = store.copy(), dict(model)
-        again = _rows(data.draw, schema, len(model))
-        store.put(np.array(sorted(model), np.int64), again)
-        _check(store, dict(zip(sorted(model), again.to_pylist(), strict=True)), sorted(model))
+    store = RowStore(schema, min_garbage_bytes=data.draw(st.integers(1, 30)))
+    model, capacity = dict[int, dict[str, Any]](), 0
+    for step in steps:
+        if step == "put":
+            locations = data.draw(st.lists(st.integers(0, 7), unique=True, max_size=8))
+            capacity = max([capacity, *(location + 1 for location in locations)])
+            store.resize(capacity)
+            rows = _rows(data.draw, schema, len(locations))
+            store.put(np.array(locations, np.int64), rows)
+            model |= dict(zip(locations, rows.to_pylist(), strict=True))
+        elif step == "drop":
+            for location in data.draw(st.sets(st.sampled_from(sorted(model) or [0]))):
+                model.pop(location, None)
+        elif step == "compact":
+            store.compact(np.array(sorted(model), np.int64))
+        else:
+            capacity = max(model, default=-1) + 1 + data.draw(st.integers(0, 20))
+            store.resize(capacity)
+        _check(store, model, data.draw(st.permutations(sorted(model))))
+    copy, then = store.copy(), dict(model)
+    again = _rows(data.draw, schema, len(model))
+    store.put(np.array(sorted(model), np.int64), again)
+    _check(store, dict(zip(sorted(model), again.to_pylist(), strict=True)), sorted(model))
     _check(copy, then, sorted(then))
 
 

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.state_store.tables import row_store
 from penstock.state_store.tables.row_store import RowStore
 from tests.columns import KINDS
 
@@ -63,10 +62,9 @@ def test_garbage_of_varying_width_is_let_go() -> None:
     assert store.take(_at(5)).to_pylist() == [{"time": 299, "text": "x" * 100}]
 
 
-def test_compacting_moves_rows_and_keeps_each_at_its_location(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_store, "_LEAST_GARBAGE_BYTES", 1)
+def test_compacting_moves_rows_and_keeps_each_at_its_location() -> None:
     schema = pa.schema([("time", pa.int64()), ("text", pa.string())])
-    store = RowStore(schema)
+    store = RowStore(schema, min_garbage_bytes=1)
     store.resize(20)
     for i in range(4):
         store.put(

@@ -17,10 +17,10 @@ import pyarrow as pa
 import zstandard
 
 from penstock.compression.abc import Codec, check
-from penstock.compression.codecs.parts import parts_of
 from penstock.compression.codecs.registry import CODECS, register
 from penstock.compression.kernels.bits import Bytes, Ints
 from penstock.compression.node import Node, width_code
+from penstock.compression.parts import parts_of
 from penstock.errors import CorruptDataError, InvalidUsageError
 
 __all__ = ["FRAME", "Framed", "Library", "Pcodec", "Zstandard"]

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.compression.abc import UnfitError, check
-from penstock.compression.codecs.parts import ends_of
 from penstock.compression.codecs.registry import CODECS, Transform, decode_stream, register
 from penstock.compression.kernels.bits import Bytes, Ints, sealed
 from penstock.compression.kernels.symbols import (
@@ -25,6 +24,7 @@ from penstock.compression.kernels.symbols import (
     write_symbols,
 )
 from penstock.compression.node import Node, width_code
+from penstock.compression.parts import ends_of
 
 __all__ = ["Symbols"]
 

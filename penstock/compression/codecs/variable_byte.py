@@ -9,10 +9,10 @@ import numpy as np
 from penstock._kernels import kernel
 from penstock.compression.abc import Codec, check
 from penstock.compression.codecs.differences import narrowed
-from penstock.compression.codecs.parts import parts_of
 from penstock.compression.codecs.registry import encode_light, register
 from penstock.compression.kernels.bits import SUB_BLOCK, Bytes, Ints
 from penstock.compression.node import Node, width_code
+from penstock.compression.parts import parts_of
 
 __all__ = ["VariableByte"]
 

@@ -93,9 +93,12 @@ class KeySet:
     ----------
     one_word : bool
         Whether every key has one word: then a slot takes 8 bytes, else 16.
+    growth : float
+        By what factor a full table grows.
     """
 
-    def __init__(self, *, one_word: bool) -> None:
+    def __init__(self, *, one_word: bool, growth: float = _GROWTH) -> None:
+        self._growth = growth
         self._one_word = one_word
         self._count = 0
         self._zero = False
@@ -116,7 +119,7 @@ class KeySet:
         prints = self._prints(keys)
         needed = int((self._count + len(keys)) / _LOAD) + 1
         if needed > len(self._table):
-            slots = max(needed, int(_GROWTH * len(self._table)))
+            slots = max(needed, int(self._growth * len(self._table)))
             larger = np.zeros((slots, self._table.shape[1]), np.uint64)
             _add(self._table, larger)
             self._table = larger

@@ -17,7 +17,7 @@ from penstock.state_store.tables.row_codec import Bytes, RowCodec, byte_ranges, 
 __all__ = ["RowStore"]
 
 _DTYPES: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
-_LEAST_GARBAGE_BYTES = 64 * 1024
+_MIN_GARBAGE_BYTES = 64 * 1024
 """A heap with less garbage is left as it is."""
 
 _AHEAD = 64
@@ -121,6 +121,8 @@ class RowStore:
     ----------
     schema : pyarrow.Schema
         The columns: of all types that columns of Spark can have.
+    min_garbage_bytes : int
+        The least garbage in a column for which `compact` looks.
 
     Raises
     ------
@@ -128,10 +130,10 @@ class RowStore:
         If it does not know a column's type.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, *, min_garbage_bytes: int = _MIN_GARBAGE_BYTES) -> None:
         self.schema = schema
         self._capacity = 0
-        self._columns: list[_Column] = [_column(field.type) for field in schema]
+        self._columns: list[_Column] = [_column(field.type, min_garbage_bytes) for field in schema]
 
     @property
     def size_bytes(self) -> int:
@@ -306,8 +308,9 @@ class _FixedColumn(_Column):
 class _HeapColumn(_Column):
     """A column of varying width: its bytes in a heap, and where each location's bytes are."""
 
-    def __init__(self, kind: pa.DataType) -> None:
+    def __init__(self, kind: pa.DataType, min_garbage_bytes: int) -> None:
         super().__init__(kind)
+        self._min_garbage_bytes = min_garbage_bytes
         self._codec = None if is_bytes(kind) else RowCodec([kind])
         self._starts = np.zeros(0, np.int64)
         self._sizes = np.zeros(0, np.int64)
@@ -360,7 +363,7 @@ class _HeapColumn(_Column):
     @property
     def may_compact(self) -> bool:
         # Counting takes time, so only when the heap has grown by what it held when that was counted.
-        return self._end >= 2 * self._used + _LEAST_GARBAGE_BYTES
+        return self._end >= 2 * self._used + self._min_garbage_bytes
 
     def compact(self, locations: Positions) -> None:
         if not self.may_compact:
@@ -381,7 +384,7 @@ class _HeapColumn(_Column):
         self._heap, self._end = heap, self._used
 
     def copy(self) -> _HeapColumn:
-        other = _HeapColumn(self.type)
+        other = _HeapColumn(self.type, self._min_garbage_bytes)
         other._capacity, other._null = self._capacity, self._copied_null()
         other._starts, other._sizes = self._starts.copy(), self._sizes.copy()
         other._heap = self._heap[: self._end].copy()
@@ -399,7 +402,7 @@ class _HeapColumn(_Column):
         self._end = end
 
 
-def _column(kind: pa.DataType) -> _Column:
+def _column(kind: pa.DataType, min_garbage_bytes: int) -> _Column:
     fixed = (
         pa.types.is_boolean(kind)
         or pa.types.is_integer(kind)
@@ -410,7 +413,7 @@ def _column(kind: pa.DataType) -> _Column:
         or pa.types.is_duration(kind)
         or pa.types.is_decimal128(kind)
     )
-    return _FixedColumn(kind) if fixed else _HeapColumn(kind)
+    return _FixedColumn(kind) if fixed else _HeapColumn(kind, min_garbage_bytes)
 
 
 def _run(locations: Positions) -> _Where:
