@@ -1,4 +1,4 @@
-"""Conformance tests for those who write a file system, a codec, a working copy or a table of their own.
+"""Conformance tests for those who write a file system, a codec, a scheduler, a working copy or a table.
 
 Each class holds the tests of one interface. Inherit from it in a test file, and give the fixture that it
 names::
@@ -13,7 +13,8 @@ Penstock tests its own implementations so. The classes need pytest.
 
 from penstock.testing.codecs import CodecTests
 from penstock.testing.files import FilesTests
+from penstock.testing.schedulers import SchedulerTests
 from penstock.testing.state import StateTests
 from penstock.testing.tables import TableTests
 
-__all__ = ["CodecTests", "FilesTests", "StateTests", "TableTests"]
+__all__ = ["CodecTests", "FilesTests", "SchedulerTests", "StateTests", "TableTests"]
