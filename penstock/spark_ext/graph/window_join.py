@@ -35,7 +35,7 @@ from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.operators.windows.layout import WindowLayout
 from penstock.operators.windows.shared_watermark import SeveralPanes
-from penstock.spark_ext.border.parcels import SIDE as PARCEL_SIDE
+from penstock.spark_ext.border.parcels import SIDE
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.border.window_packing import add_rows, row_fragmenter
 from penstock.spark_ext.graph.windows import ByWindow
@@ -53,8 +53,8 @@ from penstock.spark_ext.worker.window_plan import (
 
 __all__ = ["Side", "SidesOperator", "joined_windows"]
 
-_SIDE = f"{RESERVED_PREFIX}side"
-_STRUCTS = (f"{_SIDE}_0", f"{_SIDE}_1")
+_ROW_SIDE = f"{RESERVED_PREFIX}side"
+_STRUCTS = (f"{_ROW_SIDE}_0", f"{_ROW_SIDE}_1")
 _END = f"{RESERVED_PREFIX}end"
 _ROW = f"{RESERVED_PREFIX}row"
 
@@ -162,7 +162,7 @@ def joined_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> 
     one, other = (side.windows for side in sides)
     rows = _shared(one.results(place)) if one is other else _made(sides, place)
     ends = [sf.unix_micros(sf.col(f"{name}.{WINDOW}.end")) for name in _STRUCTS]
-    there = rows.select(_SIDE, sf.coalesce(*ends).alias(_END), *_STRUCTS).repartition(sf.col(_END))
+    there = rows.select(_ROW_SIDE, sf.coalesce(*ends).alias(_END), *_STRUCTS).repartition(sf.col(_END))
     for number, side in enumerate(sides):
         for step in side.steps:
             if isinstance(step, Where):
@@ -200,21 +200,21 @@ def _shared(windows: DataFrame) -> DataFrame:
     """Return windows that both sides have, in the struct of each."""
     columns = sf.struct(*(sf.col(quoted(name)) for name in windows.columns))
     twice = windows.select(
-        sf.explode(sf.array(*(sf.lit(number) for number in range(len(_STRUCTS))))).alias(_SIDE),
+        sf.explode(sf.array(*(sf.lit(number) for number in range(len(_STRUCTS))))).alias(_ROW_SIDE),
         columns.alias(_STRUCTS[0]),
     )
     structs = (
-        sf.when(sf.col(_SIDE) == number, sf.col(_STRUCTS[0])).alias(name)
+        sf.when(sf.col(_ROW_SIDE) == number, sf.col(_STRUCTS[0])).alias(name)
         for number, name in enumerate(_STRUCTS)
     )
-    return twice.select(_SIDE, *structs)
+    return twice.select(_ROW_SIDE, *structs)
 
 
 def _made(sides: Sequence[Side], place: Stateful) -> DataFrame:
     """Return the windows of both sides, each in its struct."""
     layouts = tuple(side.windows.plan.layout for side in sides)
     structs = [StructField(name, spark_windows(one)) for name, one in zip(_STRUCTS, layouts, strict=True)]
-    made = StructType([StructField(_SIDE, IntegerType()), *structs])
+    made = StructType([StructField(_ROW_SIDE, IntegerType()), *structs])
     output = as_arrow_of_spark(made)
     operator = SidesOperator(
         layouts,
@@ -224,7 +224,7 @@ def _made(sides: Sequence[Side], place: Stateful) -> DataFrame:
     )
     parcels = reduce(
         DataFrame.union,
-        [side.windows.parcels.withColumn(PARCEL_SIDE, sf.lit(number)) for number, side in enumerate(sides)],
+        [side.windows.parcels.withColumn(SIDE, sf.lit(number)) for number, side in enumerate(sides)],
     )
     own = any(map(has_own_workers, layouts))
     rows = place.run(parcels, operator, made, output, waits=False, own_workers=own)
@@ -240,14 +240,14 @@ def _opened(rows: DataFrame, side: int) -> DataFrame:
 
 def _with(rows: DataFrame, side: int, columns: Sequence[Column]) -> DataFrame:
     """Return rows in which one side has other columns."""
-    made = sf.when(sf.col(_SIDE) == side, sf.struct(*columns)).alias(_STRUCTS[side])
+    made = sf.when(sf.col(_ROW_SIDE) == side, sf.struct(*columns)).alias(_STRUCTS[side])
     names = [made if name == _STRUCTS[side] else sf.col(name) for name in rows.columns]
     return _opened(rows, side).select(*names)
 
 
 def _where(rows: DataFrame, side: int, step: Where) -> DataFrame:
     """Return rows without those rows of a side for which a condition is not true."""
-    kept = (sf.col(_SIDE) != side) | sf.expr(step.predicate.text)
+    kept = (sf.col(_ROW_SIDE) != side) | sf.expr(step.predicate.text)
     return _opened(rows, side).where(kept).select(*rows.columns)
 
 
@@ -286,7 +286,7 @@ class _Fold:
         fragmenter = row_fragmenter(self.values, fragments)
         for batch in batches:
             rows = cast_to_schema(batch, self.rows)
-            own = pc.equal(rows[_SIDE], self.side)
+            own = pc.equal(rows[_ROW_SIDE], self.side)
             columns = pa.StructArray.flatten(rows.filter(own).column(place))
             values = pa.RecordBatch.from_arrays(columns, schema=self.values)
             add_rows(fragmenter, fragments, values)
@@ -299,7 +299,7 @@ class _Fold:
         fields = pa.schema([kind.field(number) for number in range(kind.num_fields)])
         struct = pa.StructArray.from_arrays(cast_to_schema(made, fields).columns, fields=list(fields))
         start, size = (made[name].cast(pa.int64()) for name in (PANE, fragments.group_by[0]))
-        found = {_SIDE: pa.array(np.full(made.num_rows, self.side, np.int32)), _END: pc.add(start, size)}
+        found = {_ROW_SIDE: pa.array(np.full(made.num_rows, self.side, np.int32)), _END: pc.add(start, size)}
         whole = [
             struct if at == place else found.get(field.name, pa.nulls(made.num_rows, field.type))
             for at, field in enumerate(self.output)
@@ -341,7 +341,7 @@ class _Match:
             yield cast_to_schema(batch, self.output)
 
     def _side(self, whole: pa.Table, number: int) -> pa.Table:
-        rows = whole.filter(pc.equal(whole[_SIDE], number))
+        rows = whole.filter(pc.equal(whole[_ROW_SIDE], number))
         columns = rows.select([_STRUCTS[number]]).flatten()
         names = [name.removeprefix(f"{_STRUCTS[number]}.") for name in columns.column_names]
         return columns.rename_columns(names).append_column(_END, rows[_END])
