@@ -107,6 +107,7 @@ def test_the_parent_of_the_newest_file_is_the_newest_proven_pointer(store: Bucke
         likely=links[3].pointer,
         chain=Chain(1, links[0].size_bytes, 3, sum(link.size_bytes for link in links[1:])),
         versions=(Version(1), Version(2), Version(3)),
+        written_us=max(facts.written_us or 0 for facts in store.files.list()),
     )
     assert (found.name, found.garbage_bytes) == ("00000", 0)
     assert likely_pointer(store.files) == links[3].pointer
