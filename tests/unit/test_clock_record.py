@@ -151,6 +151,7 @@ def test_the_working_copy_of_an_attempt_that_fails_is_closed(
     scratch.mkdir()
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(scratch))
     task = queue_task(tmp_path / "state", Policy.FIFO, TIMED)
+    assert isinstance(task.operator, QueueOperator)
     options = replace(task.operator.options, working_copy=WorkingCopy.ROCKSDB)
     object.__setattr__(task.operator, "options", options)
     first, _, _ = task.run("q", 0, 0, None, parcel(UPDATES), Ticking(MS))

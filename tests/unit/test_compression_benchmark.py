@@ -128,10 +128,6 @@ def test_costs_of_codecs_are_printed_as_the_chooser_has_them() -> None:
     assert any(line.startswith('    "zstd": Cost(') for line in lines)
 
 
-def test_a_fused_sum_is_measured() -> None:
-    assert any("delta>ns" in line for line in compression_parts.fused(quick=True))
-
-
 def test_texts_and_numbers_that_are_coded_once_are_measured() -> None:
     array = texts.columns(500)["path"]
     lines = list(compression_texts.compare(array, array.nbytes, 1, ["fast", "parquet-zstd"]))

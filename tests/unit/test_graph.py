@@ -38,6 +38,11 @@ READ = graph("loads").source("readings", READINGS)
 PLUGS = pa.schema({"plug": pa.int32(), "house": pa.string()})
 
 
+def _typo(**options: Any) -> Any:
+    """Return options that no type checker lets pass."""
+    return options
+
+
 def readings(name: str = "readings") -> Graph:
     return graph("loads").source(name, READINGS)
 
@@ -439,15 +444,17 @@ def _queue() -> Graph:
         (lambda: minutes().join_windows(served(mode="eager")), "do not come out together: mode=eager"),
         (lambda: readings().update_queue("plugs", "time"), "mean 'plug'"),
         (
-            lambda: readings().update_queue("plug", "time", budgt=1),
+            lambda: readings().update_queue("plug", "time", **_typo(budgt=1)),
             "no such option: option=budgt node=update_queue. Hint: did you mean 'budget'",
         ),
         (
-            lambda: readings().union(readings("b"), key="plug", time="time", budgt=1),
+            lambda: readings().union(readings("b"), key="plug", time="time", **_typo(budgt=1)),
             "no such option: option=budgt node=union. Hint: did you mean 'budget'",
         ),
         (
-            lambda: _queue().join(_queue(), on="plug", time="time", within="1 s", watermark_dely="1 s"),
+            lambda: _queue().join(
+                _queue(), on="plug", time="time", within="1 s", **_typo(watermark_dely="1 s")
+            ),
             "no such option: option=watermark_dely node=join. Hint: did you mean 'watermark_delay'",
         ),
         (lambda: readings().sink("consol"), "no such kind of sink: .*did you mean 'console'"),
