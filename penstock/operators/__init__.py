@@ -1,1 +1,1 @@
-"""What the operators of update streams mean, on Arrow and NumPy, without Spark and without a clock."""
+"""Operators of update streams on Arrow and NumPy, without Spark and without a clock."""

@@ -1,9 +1,9 @@
-"""Aggregates from combined partials, outside of Spark: what `Decomposition.assembly` says, on Arrow columns.
+"""Compute aggregates from combined partials outside of Spark: `Decomposition.assembly` on Arrow columns.
 
-`penstock.operators.sql.evaluate` divides by literals only. The divisions that a `Decomposition` itself makes
-of partials, means and deviations, are known here as a whole: a count that is zero has a sum that is null, and
-null divided by zero is null, in Spark too. Any other division by a column is a user's own and stays with
-Spark, which fails where its divisor is zero.
+`penstock.operators.sql.evaluate` divides by literals only. The means and deviations of a `Decomposition`
+divide by counts, so this module computes them itself. A zero count comes with a null sum, and null divided by
+zero is null, as in Spark. Spark evaluates every other division by a column, because it fails where the
+divisor is zero.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = ["Assembly"]
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """How aggregates are computed of partials. Made on the driver, used in workers.
+    """Compute aggregates from partials. Created on the driver, used in workers.
 
     Parameters
     ----------
     aggregates : mapping of str to str
-        Spark SQL over partials, groups, means and deviations, for each aggregate's name.
+        Aggregate name to Spark SQL over partials, groups, means and deviations.
     means : mapping of str to (str, str)
-        Sum and count, for each mean's name.
+        Name of the mean to its sum and count.
     deviations : mapping of str to (str, str)
-        Count and sum of squared deviations, for each deviation's name.
+        Name of the deviation to its count and sum of squared deviations.
     wraps : bool
         Whether a sum of integers beyond 64 bits wraps around, as Spark's does outside of ANSI mode; by
         default it is an error.
@@ -61,17 +61,17 @@ class Assembly:
 
     @property
     def derived(self) -> tuple[str, ...]:
-        """Names of means and deviations."""
+        """The names of means and deviations."""
         return (*self.means, *self.deviations)
 
     @property
     def read(self) -> frozenset[str]:
-        """The partials that aggregates read as they are."""
+        """The partials that aggregates read directly."""
         texts = self.aggregates.values()
         return frozenset(one for text in texts for one in Expression.parse(text).columns) - {*self.derived}
 
     def finish(self, values: pa.RecordBatch, kept: Iterable[str]) -> pa.RecordBatch:
-        """Return some columns of partials as Spark has them, then means and deviations.
+        """Return partials as Spark represents them, followed by means and deviations.
 
         Raises
         ------
@@ -84,12 +84,12 @@ class Assembly:
         return pa.RecordBatch.from_arrays(list(made.values()), list(made))
 
     def whole(self, name: str, column: pa.Array[Any]) -> pa.Array[Any]:
-        """Return a partial as Spark has it; only sums of integers may differ.
+        """Return a partial as Spark represents it; only integer sums may change.
 
         Raises
         ------
         InvalidUsageError
-            If one is beyond 64 bits, and does not wrap around.
+            If a sum exceeds 64 bits and `wraps` is false.
         """
         if column.type != WIDE:
             return column
@@ -104,16 +104,16 @@ class Assembly:
         return pa.array(lows, mask=mask)
 
     def parts(self, name: str) -> tuple[str, ...]:
-        """Return the partials of a mean or a deviation; none where it is neither."""
+        """Return the partials of a mean or deviation; empty for any other name."""
         return self.means.get(name) or self.deviations.get(name) or ()
 
     def computed(self, name: str, parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
-        """Return a mean or a deviation of its parts in each row."""
+        """Compute a mean or deviation from its parts, row by row."""
         return _mean(*parts) if name in self.means else _deviation(*parts)
 
 
 class _Divisions:
-    """Replaces what a decomposition has divided by columns."""
+    """Replace divisions by columns with means and deviations."""
 
     def __init__(self, decomposition: Decomposition) -> None:
         self._places = {one.name: (one.kind, one.expression) for one in decomposition.partials}
@@ -126,7 +126,7 @@ class _Divisions:
         self.deviations: dict[str, tuple[str, str]] = {}
 
     def replaced(self, text: str, node: Tree) -> list[tuple[Tree, str]]:
-        """Return which nodes are divisions, with the columns of their values."""
+        """Map division nodes to the columns that hold their values."""
         if node.kind == "case" and (parts := self._known.get(text[node.start : node.stop])) is not None:
             return [(node, self._named("deviation", self.deviations, parts))]
         if node.kind == "binary" and node.value == "/":
@@ -159,7 +159,7 @@ def _floats(total: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def _deviation(count: pa.Array[Any], m2: pa.Array[Any]) -> pa.Array[Any]:
-    """Return the deviation of a sample, null where it has less than two values; see `decompose`."""
+    """Return the sample standard deviation, null below two values; see `decompose`."""
     n = count.fill_null(0).to_numpy(zero_copy_only=False)
     with np.errstate(divide="ignore", invalid="ignore"):
         made = np.sqrt(m2.fill_null(0.0).to_numpy(zero_copy_only=False) / (n - 1.0))

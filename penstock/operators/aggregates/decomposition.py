@@ -22,21 +22,21 @@ __all__ = ["Decomposition", "aggregates_of", "decompose", "deviation", "pane_ms"
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """Aggregates in two steps.
+    """Aggregates computed in two steps: partials, then assembly.
 
-    Partials of one pane and group are combined by kind: ``count`` and ``sum`` are added; ``m2`` is, too,
-    with what means are apart; of ``min`` and ``max`` the least or greatest is taken; ``first`` and ``last``
-    come from the fragment with the least or greatest time, of which each `times` names the partial; of
-    ``distinct`` a window has the number of values that are in any fragment, of ``sketch`` about that number.
+    Partials of one pane and group are combined by kind. ``count`` and ``sum`` are added; ``m2`` is added with
+    a term for the distance between the means. ``min`` and ``max`` keep the least or greatest. ``first`` and
+    ``last`` come from the fragment with the least or greatest time; `times` names the partial that holds this
+    time. ``distinct`` counts the values in the union of all fragments; ``sketch`` estimates that count.
 
     Parameters
     ----------
     partials : tuple of Partial
-        What a fragment holds. Aggregates share them: ``avg(x)`` and ``sum(x)`` need one ``sum(x)``.
+        The partials of a fragment. Aggregates share them: ``avg(x)`` and ``sum(x)`` need one ``sum(x)``.
     assembly : mapping of str to str
-        For each aggregate's name, Spark SQL over combined partials: ``avg(x)`` is ``sum_x / count_x``.
+        Aggregate name to Spark SQL over combined partials: ``avg(x)`` is ``sum_x / count_x``.
     times : mapping of str to str
-        For each partial of kind ``first`` or ``last``, the partial that says at what time it was.
+        Name of each ``first`` or ``last`` partial to the partial that holds its time.
     """
 
     partials: tuple[Partial, ...]
@@ -49,7 +49,7 @@ class Decomposition:
         return next((one.name for one in self.partials if (one.kind, one.expression) == ("count", "*")), None)
 
     def counted(self, taken: Iterable[str] = ()) -> Decomposition:
-        """Return the same with a partial that counts all rows, under a name that is not taken."""
+        """Return the decomposition with a row-count partial, added under a free name if missing."""
         if self.rows is not None:
             return self
         names = {PANE, *taken, *(partial.name for partial in self.partials)}
@@ -63,7 +63,7 @@ def pane_ms(size_ms: int, slide_ms: int) -> int:
     Raises
     ------
     InvalidUsageError
-        If a length is not positive, or the slide is longer than the size: then some rows are in no window.
+        If a length is not positive, or if the slide is longer than the size, which would skip rows.
     """
     if size_ms < 1 or slide_ms < 1:
         raise InvalidUsageError("a window is at least 1 ms long", size_ms=size_ms, slide_ms=slide_ms)
@@ -84,23 +84,24 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
     ----------
     aggregates : mapping of str to str
         Names and Spark SQL: ``count``, ``count(DISTINCT x)``, ``approx_count_distinct(x)``, ``sum``, ``avg``,
-        ``min``, ``max``, ``first``, ``last``, ``stddev``, and what is computed from them, such as
-        ``sum(price * volume) / sum(volume)``.
+        ``min``, ``max``, ``first``, ``last``, ``stddev``, and expressions over them, such as ``sum(price *
+        volume) / sum(volume)``.
     time : str
-        The column of the window's time, by which ``first`` and ``last`` are meant.
+        The window's time column, which orders ``first`` and ``last``.
     group_by : iterable of str
-        The columns of the group, which may also stand outside of aggregates.
+        The group columns. They may also stand outside of aggregates.
 
     Raises
     ------
     InvalidUsageError
-        If one has no aggregate in it, reads a column outside of aggregates, or has no partials, as a median.
+        If an expression contains no aggregate, reads another column outside of aggregates, or has no
+        partials, such as a median.
 
     Notes
     -----
-    ``stddev`` is that of a sample, as in Spark, and comes from the count and the sum of squared deviations
-    from the mean, in which nothing cancels, however large the mean is. ``first`` and ``last`` are by time,
-    where Spark's are by order of arrival.
+    ``stddev`` is the sample standard deviation, as in Spark. It is computed from the count and the sum of
+    squared deviations from the mean, which avoids cancellation for large means. ``first`` and ``last`` order
+    by time; Spark's order by arrival.
     """
     group = tuple(group_by)
     found = _Partials(time, group)
@@ -141,19 +142,19 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
 
 
 def aggregates_of(tree: Tree) -> list[Tree]:
-    """Return the calls of aggregates in a tree that are in no other."""
+    """Return the outermost aggregate calls in a tree."""
     if is_aggregate(tree):
         return [tree]
     return [call for part in tree.children for call in aggregates_of(part)]
 
 
 def deviation(n: str, m2: str) -> str:
-    """Return what makes a sample's deviation of the columns of its count and sum of squared deviations."""
+    """Return the expression of a sample standard deviation over its count and M2 columns."""
     return f"CASE WHEN {n} > 1 THEN SQRT({m2} / ({n} - 1)) END"
 
 
 class _Partials:
-    """Collects the partials of aggregates, each once."""
+    """Collect the distinct partials of aggregates."""
 
     def __init__(self, time: str, group_by: tuple[str, ...]) -> None:
         self._time = column(time).text
@@ -166,7 +167,7 @@ class _Partials:
         return {partial.name for partial in self.made}
 
     def _column(self, kind: PartialKind, expression: str, log2_size: int = 0) -> str:
-        """Return the name of a partial's column, which is made where there is none yet."""
+        """Return the name of a partial's column; add the partial if it is new."""
         for partial in self.made:
             if (partial.kind, partial.expression, partial.log2_size) == (kind, expression, log2_size):
                 return column(partial.name).text
@@ -179,7 +180,7 @@ class _Partials:
         return column(name).text
 
     def split(self, whole: Expression, call: Tree) -> str | None:
-        """Return what assembles an aggregate; None if it has no partials."""
+        """Return the assembly expression of an aggregate; None if it has no partials."""
         condition = None if call.filter is None else whole.slice(call.filter).text
         texts = [whole.slice(part).text for part in call.parts]
         if call.value == "approx_count_distinct" and not call.modifiers and len(texts) in (1, 2):
@@ -218,7 +219,7 @@ class _Partials:
         return None
 
     def _at(self, kind: PartialKind, made: str) -> None:
-        """Note which partial says at what time a first or last value was."""
+        """Record the partial that holds the time of a first or last value."""
         when = self._column("min" if kind == "first" else "max", self._time)
         (name,), (time,) = Expression.parse(made).columns, Expression.parse(when).columns
         self.times[name] = time
@@ -236,14 +237,14 @@ class _Partials:
 
 
 def sketched(partial: Partial) -> Expression:
-    """Return what the hashes of a ``sketch`` are of."""
+    """Return the expression that a ``sketch`` hashes."""
     case = Expression.parse(partial.expression)
     hashed = case.tree.parts[1]
     return case.slice(hashed.parts[0])
 
 
 _DEVIATION: Final = 0.05
-"""The relative standard deviation of Spark's own ``approx_count_distinct``, unless told otherwise."""
+"""The default relative standard deviation of Spark's ``approx_count_distinct``."""
 
 _KINDS: Final[dict[str, PartialKind]] = {
     "count": "count",
@@ -255,4 +256,4 @@ _KINDS: Final[dict[str, PartialKind]] = {
     "last": "last",
     "last_value": "last",
 }
-"""Aggregates that are their own partial."""
+"""Aggregates that map to a single partial of the same kind."""

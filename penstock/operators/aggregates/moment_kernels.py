@@ -1,12 +1,11 @@
-"""Kernels of sums of squared deviations from the mean (M2), in which no large numbers cancel.
+"""Kernels for sums of squared deviations from the mean (M2) without cancellation of large numbers.
 
-Where rows or entries are added, what is summed is their distances from a **center**, a value or a mean that
-is among them: of n rows, ``M2 = sum(d ** 2) - sum(d) ** 2 / n``. The center is as near to the mean as the
-deviations are large, so that the error is small beside M2, whatever the mean is. Equal values have distances
-of zero, and M2 is zero exactly.
+The kernels sum distances ``d`` from a **center**, which is one of the added values or means: for n rows, ``M2
+= sum(d ** 2) - sum(d) ** 2 / n``. The center is about one deviation away from the mean, so the error is small
+relative to M2 however large the mean is. Equal values have distance zero, and M2 is exactly zero.
 
-A mean is a whole number and the rest of it (`penstock.operators.aggregates.moments.means_of`), so that those
-of 64-bit integers are exact enough, too.
+A mean is stored as a whole number and a fraction (`penstock.operators.aggregates.moments.means_of`), which is
+precise enough for 64-bit integers.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from penstock._kernels import kernel
 __all__ = ["add_entries", "add_floats", "add_integers", "divide", "finish", "slide"]
 
 _EXACT = 1 << 53
-"""Integers below it are floats, too."""
+"""Every integer below this is exactly representable as a float."""
 
 
 @kernel
 def _apart(value: Any, center: Any) -> Any:
-    """Return the distance of two 64-bit integers, which may be beyond 64 bits, as a float."""
+    """Return the distance of two 64-bit integers as a float; it may exceed 64 bits."""
     distance = value - center
     if ((value ^ center) & (value ^ distance)) < 0:
         return np.float64(value) - np.float64(center)
@@ -34,7 +33,7 @@ def _apart(value: Any, center: Any) -> Any:
 
 @kernel
 def divide(sums: Any, counts: Any, wholes: Any, rests: Any) -> None:
-    """Divide integers by counts; the same means get the same parts, however many values they are of."""
+    """Divide integers by counts; equal means get equal parts whatever their counts."""
     for i in range(sums.shape[0]):
         total, count = sums[i], max(counts[i], 1)
         if -_EXACT < total < _EXACT:
@@ -46,7 +45,7 @@ def divide(sums: Any, counts: Any, wholes: Any, rests: Any) -> None:
 
 @kernel
 def add_floats(slots: Any, values: Any, cells: Any) -> None:
-    """Add floats, or integers below 53 bits, to their slots: center, count, distances, their squares."""
+    """Add floats, or integers below 53 bits, to slots of (center, count, distances, squares)."""
     for i in range(slots.shape[0]):
         slot, value = slots[i], np.float64(values[i])
         if cells[slot, 1] == 0.0:
@@ -74,15 +73,15 @@ def add_integers(slots: Any, values: Any, cells: Any, centers: Any) -> None:
 def add_entries(
     slots: Any, counts: Any, wholes: Any, rests: Any, deviations: Any, cells: Any, centers: Any
 ) -> None:
-    """Add entries to their slots: rest of the center, count, distances, their squares.
+    """Add entries to slots of (fraction of the center, count, distances, squares).
 
     Parameters
     ----------
     slots : integer array of n
     counts, wholes : int64 arrays of n
-        How many values an entry has, and the whole part of their mean.
+        Number of values in an entry, and the whole part of their mean.
     rests, deviations : float64 arrays of n
-        The rest of the mean, and M2.
+        The fraction of the mean, and M2.
     cells : float64 array of (slots, 4)
     centers : int64 array of slots
         Whole parts of centers.
@@ -101,7 +100,7 @@ def add_entries(
 
 @kernel
 def _finished(count: Any, distances: Any, squares: Any) -> Any:
-    """Return M2; NaN stays NaN, and infinite squares of finite distances are infinite."""
+    """Return M2; keep NaN, and return infinity if squares of finite distances overflow."""
     if count == 0.0 or (np.isinf(squares) and np.isfinite(distances)):
         return squares
     found = squares - distances / count * distances
@@ -110,7 +109,7 @@ def _finished(count: Any, distances: Any, squares: Any) -> Any:
 
 @kernel
 def finish(cells: Any, out: Any) -> None:
-    """Make M2 of each slot."""
+    """Compute M2 of each slot."""
     for i in range(cells.shape[0]):
         out[i] = _finished(cells[i, 1], cells[i, 2], cells[i, 3])
 
@@ -119,16 +118,16 @@ def finish(cells: Any, out: Any) -> None:
 def slide(
     counts: Any, wholes: Any, rests: Any, deviations: Any, low: Any, high: Any, suffix: Any, out: Any
 ) -> None:
-    """Make M2 of ranges of entries, by two stacks around one center, which is in every range that has it.
+    """Compute M2 of sliding ranges with two stacks around one center.
 
     Parameters
     ----------
     counts, wholes, rests, deviations : arrays of n
-        As of `add_entries`.
+        As in `add_entries`.
     low, high : int64 arrays of m
-        Ranges, none empty. Both grow, but where a group ends, the next begins behind it.
+        Bounds of non-empty ranges. Both increase; a new group starts behind the previous one.
     suffix : float64 array of (n, 3)
-        Room for the front stack: counts, distances, their squares.
+        Buffer for the front stack: counts, distances, squares.
     out : float64 array of m
     """
     middle, end, center = 0, 0, -1

@@ -1,11 +1,11 @@
-"""M2, the sum of squared deviations from the mean, beside the count and the sum of the same values.
+"""M2, the sum of squared deviations from the mean, stored with the count and sum of the same values.
 
-M2 of rows of several entries is the sum of their own, and what their means are apart (Chan, Golub, LeVeque:
-Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979), so nothing large cancels.
-Spark's own deviations are made the same way.
+The M2 of combined entries is the sum of their M2 and a term for the distance between their means (Chan,
+Golub, LeVeque: Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979). No large
+numbers cancel. Spark computes its deviations the same way.
 
-States of earlier versions have the sum of squares in its place, in a column of another name. They are read as
-states with the M2 that follows from it, which has the error that these had.
+States of earlier versions hold the sum of squares in a column of another name. Reading them converts it to
+M2, with the rounding error that the sum of squares already had.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 def beside(partials: Iterable[Partial]) -> dict[str, tuple[str, str]]:
-    """Return for each M2 the count and the sum of the same values; by names."""
+    """Map the name of each M2 to the names of its count and sum."""
     known = list(partials)
     names = {(one.kind, one.expression): one.name for one in known}
     return {
@@ -42,13 +42,13 @@ def beside(partials: Iterable[Partial]) -> dict[str, tuple[str, str]]:
 
 
 def parts_of(values: pa.RecordBatch, m2: str, count: str, total: str) -> pa.StructArray:
-    """Return an M2 with what it takes to add it to others: count, sum and M2."""
+    """Return the columns needed to combine an M2: count, sum and M2."""
     columns = [values.column(name) for name in (count, total, m2)]
     return pa.StructArray.from_arrays(columns, ["count", "sum", _KIND])
 
 
 def means_of(counts: npt.NDArray[np.int64], sums: _Column) -> tuple[npt.NDArray[np.int64], _Floats]:
-    """Return the means of sums: whole numbers, and the rest; those of no values are anything."""
+    """Return means as whole numbers and fractions; undefined where the count is zero."""
     if pa.types.is_floating(sums.type):
         return np.zeros(len(sums), np.int64), as_floats(sums) / np.maximum(counts, 1)
     lows, _ = words_of(sums)
@@ -57,7 +57,7 @@ def means_of(counts: npt.NDArray[np.int64], sums: _Column) -> tuple[npt.NDArray[
         moment_kernels.divide(lows, counts, wholes, rests)
         return wholes, rests
     divisors = np.maximum(counts, 1)
-    # A mean is of 64 bits, and the guess is near it, so that the lower words tell what is left of the sum.
+    # A mean fits 64 bits and the guess is near it, so the lower words hold the whole remainder.
     guess = np.clip(as_floats(sums) / divisors, -(2.0**63), 2.0**63 - 1024).astype(np.int64)
     left = lows - guess * divisors
     more = left // divisors
@@ -65,7 +65,7 @@ def means_of(counts: npt.NDArray[np.int64], sums: _Column) -> tuple[npt.NDArray[
 
 
 def to_settings(partial: Partial) -> list[Any]:
-    """Return a partial as the settings of a checkpoint have it, which earlier versions read, too."""
+    """Convert a partial to checkpoint settings, in a form that earlier versions also read."""
     kind, name = partial.kind, partial.name
     if kind == _KIND:
         return [_EARLIER, partial.expression, _earlier(name)]
@@ -73,7 +73,7 @@ def to_settings(partial: Partial) -> list[Any]:
 
 
 def of_settings(stored: Sequence[Any]) -> Partial:
-    """Return what `to_settings` was given."""
+    """Convert checkpoint settings back to a partial."""
     kind, expression, name, *more = stored
     if kind == _EARLIER:
         return Partial(_KIND, expression, _KIND + name.removeprefix(_EARLIER))
@@ -85,7 +85,7 @@ def _earlier(name: str) -> str:
 
 
 def upgraded(entries: pa.RecordBatch, partials: Iterable[Partial]) -> pa.RecordBatch:
-    """Return stored entries with M2 in place of the sums of squares of an earlier version."""
+    """Convert the sums of squares in entries of an earlier version to M2."""
     for name, (count, total) in beside(partials).items():
         earlier = _earlier(name)
         there = {field.name: field.type for field in entries.schema}

@@ -1,17 +1,17 @@
-"""Theta sketches of many sets at once: how many different values there are, about (Apache DataSketches).
+"""Theta sketches of many sets at once: approximate distinct counts (Apache DataSketches).
 
-A sketch keeps the least `2 ** log2_size` of the hashes of 63 bits that values have, and as *theta* the least
-one that it has no room for; without one it is exact. Sketches of parts are combined to that of the whole, in
-any order, with the same result. Its relative standard error is ``1 / sqrt(2 ** log2_size - 2)`` at most.
+A sketch keeps the `2 ** log2_size` least 63-bit hashes of the values, and as *theta* the least hash that did
+not fit. Without theta the count is exact. Sketches can be united in any order with the same result. Its
+relative standard error is ``1 / sqrt(2 ** log2_size - 2)`` at most.
 
-In the state each is an image of the library's compact theta sketch, little-endian words of 8 bytes::
+In the state a sketch is an image of the library's compact theta sketch, in little-endian words of 8 bytes::
 
     preamble     longs before the hashes (2; 3 with theta), 3, 3, 0, 0, flags, hash of the seed (2 bytes)
     retained     number of hashes
     theta        only where there are more than fit
     hashes       ascending
 
-The library takes values one at a time. So images are made here, of whole columns of hashes, and the library
+The library takes values one at a time. So this module builds images from whole columns of hashes; the library
 reads, unites and estimates them.
 """
 
@@ -28,7 +28,7 @@ from penstock._extras import need_extra
 from penstock.errors import InvalidUsageError
 
 if TYPE_CHECKING:
-    # What it is in loads kernels, and plans need none.
+    # Its module loads kernels, which plans do not need.
     from penstock.operators.update_stream.stream import Integers
 
 __all__ = ["estimates", "hashes_in", "hashes_of", "images_of", "least_hashes", "log2_size_of"]
@@ -41,7 +41,7 @@ _MIN_LOG2_SIZE, _MAX_LOG2_SIZE = 5, 20
 
 
 def log2_size_of(deviation: float) -> int:
-    """Return how large a sketch has to be for a relative standard deviation.
+    """Return the sketch size, as a power of two, that a relative standard deviation needs.
 
     Raises
     ------
@@ -62,19 +62,19 @@ def log2_size_of(deviation: float) -> int:
 
 
 def hashes_of(values: npt.NDArray[np.int64]) -> _Words:
-    """Return hashes of 64 bits as those of sketches, between 0 and ``2 ** 63 - 1``."""
+    """Map 64-bit hashes to sketch hashes between 0 and ``2 ** 63 - 1``."""
     return np.clip(values.view(np.uint64) >> np.uint64(1), np.uint64(1), np.uint64(2**63 - 2))
 
 
 def least_hashes(owners: Integers, hashes: _Words, log2_size: int) -> tuple[Integers, _Words]:
-    """Return of each owner's hashes what its sketch needs, by owner and ascending; equal ones come once.
+    """Return the distinct hashes that each owner's sketch keeps, ordered by owner and hash.
 
     Parameters
     ----------
     owners : int64 array of n
-        Which sketch a hash is for.
+        The sketch that a hash belongs to.
     hashes : uint64 array of n
-        Of `hashes_of`.
+        From `hashes_of`.
     """
     order = np.lexsort((hashes, owners))
     owners, hashes = owners[order], hashes[order]
@@ -88,7 +88,7 @@ def least_hashes(owners: Integers, hashes: _Words, log2_size: int) -> tuple[Inte
 
 
 def images_of(owners: Integers, hashes: _Words, log2_size: int, count: int) -> pa.Array[Any]:
-    """Return the images of the sketches 0, 1, ..., `count` - 1 of what `least_hashes` returned."""
+    """Build the images of sketches 0 to `count` - 1 from the output of `least_hashes`."""
     sizes = np.bincount(owners, minlength=count)
     begins = np.zeros(count + 1, np.int64)
     np.cumsum(sizes + 2, out=begins[1:])
@@ -97,7 +97,7 @@ def images_of(owners: Integers, hashes: _Words, log2_size: int, count: int) -> p
     words[begins[:-1]] = np.uint64(_PREAMBLE) + np.where(full, 3, 2).astype(np.uint64)
     words[begins[:-1]] += np.where(sizes == 0, _EMPTY << 40, 0).astype(np.uint64)
     words[begins[:-1] + 1] = sizes - full
-    # Hashes stand behind the preamble; of a full sketch the last one, theta, stands before the others.
+    # Hashes follow the preamble. In a full sketch theta, the last one, precedes the others.
     firsts = np.cumsum(sizes) - sizes
     rank = np.arange(len(owners)) - firsts[owners]
     place = np.where(full[owners], (rank + 1) % np.maximum(sizes[owners], 1), rank)
@@ -107,7 +107,7 @@ def images_of(owners: Integers, hashes: _Words, log2_size: int, count: int) -> p
 
 
 def hashes_in(images: pa.Array[Any]) -> tuple[Integers, _Words]:
-    """Return how many hashes each image of `images_of` has, theta included, and all of them."""
+    """Return the number of hashes in each image, theta included, and all hashes."""
     if not len(images):
         return np.zeros(0, np.int64), np.zeros(0, np.uint64)
     offsets = np.frombuffer(images.buffers()[1], np.int32)[images.offset :][: len(images) + 1]
@@ -119,10 +119,10 @@ def hashes_in(images: pa.Array[Any]) -> tuple[Integers, _Words]:
 
 
 def estimates(images: pa.Array[Any], low: Integers, high: Integers, log2_size: int) -> Integers:
-    """Return about how many different values the sketches of each range stand for.
+    """Estimate the distinct count of the union of each range of sketches.
 
-    Two stacks, as of `sliding_kernels.slide_sum`: a range costs the same however long it is. The loop is one
-    over sketches, which the library unites one by one.
+    Uses two stacks like `sliding_kernels.slide_sum`: a range costs the same however long it is. A Python loop
+    over sketches is needed because the library unites them one by one.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def estimates(images: pa.Array[Any], low: Integers, high: Integers, log2_size: i
     Raises
     ------
     InvalidUsageError
-        If this process, maybe a worker of a cluster, has no datasketches.
+        If datasketches is not installed in this process, which may be a cluster worker.
     """
     need_extra("sketch", "approx_count_distinct")
     from datasketches import compact_theta_sketch, theta_union
@@ -145,7 +145,7 @@ def estimates(images: pa.Array[Any], low: Integers, high: Integers, log2_size: i
     back = None
     for i, (begin, until) in enumerate(zip(lows, high.tolist(), strict=True)):
         if begin >= middle:
-            # What a suffix stands for is needed only where a range begins.
+            # A suffix estimate is needed only where a range begins.
             wanted = set(lows[i : int(np.searchsorted(low, until))])
             suffix, union = {until - 1: sketches[until - 1]}, theta_union(log2_size)
             for j in range(until - 1, begin - 1, -1) if until > begin + 1 else ():

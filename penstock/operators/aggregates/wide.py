@@ -1,8 +1,8 @@
-"""Sums of integers that may be beyond 64 bits.
+"""Integer sums that may exceed 64 bits.
 
-Such a sum has two words, of which the lower one is what 64-bit arithmetic that wraps around would have
-given. A column of sums is of int64 where every one of them fits; else all of it is of `WIDE`, which has both
-words of each. So what fits costs nothing, and neither do checkpoints of it.
+Such a sum has two words; the lower word equals the result of wrapping 64-bit arithmetic. A column of sums is
+int64 if every sum fits, else `WIDE`, which holds both words. So sums that fit cost nothing extra, in memory
+or in checkpoints.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _Words: TypeAlias = npt.NDArray[np.int64]
 
 @kernel
 def add_words(low: Any, high: Any, value: Any, upper: Any) -> tuple[Any, Any]:
-    """Add a number of two words to another; return the words of the sum."""
+    """Add two two-word numbers; return the words of the sum."""
     made = np.uint64(low) + np.uint64(value)
     carry = np.int64(1) if made < np.uint64(low) else np.int64(0)
     return np.int64(made), high + upper + carry
 
 
 def words_of(column: _Column) -> tuple[_Words, _Words]:
-    """Return the lower and the upper words of sums; those of nulls are anything."""
+    """Return the lower and upper words of sums; undefined for nulls."""
     if column.type == WIDE:
         flat = np.frombuffer(column.buffers()[1], np.int64, 2 * len(column), 16 * column.offset)
         return flat[::2], flat[1::2]
@@ -54,7 +54,7 @@ def words_of(column: _Column) -> tuple[_Words, _Words]:
 
 
 def of_words(lows: _Words, highs: _Words, mask: npt.NDArray[np.bool_] | None = None) -> _Column:
-    """Return sums as a column; `mask` says which are null."""
+    """Return sums as a column; `mask` marks nulls."""
     narrow = highs == lows >> 63
     if mask is not None:
         narrow |= mask
@@ -78,18 +78,18 @@ def fits(column: _Column) -> bool:
 
 
 def as_floats(column: _Column) -> npt.NDArray[np.float64]:
-    """Return sums of integers or floats as the nearest floats, about; those of nulls are anything."""
+    """Convert sums to floats, approximately to the nearest; undefined for nulls."""
     if pa.types.is_floating(column.type):
         return column.view(pa.float64()).to_numpy(zero_copy_only=False)
     lows, highs = words_of(column)
     if column.type != WIDE:
         return lows.astype(np.float64)
-    # With a lower word that has a sign, small numbers are no difference of large ones.
+    # A signed lower word avoids representing small numbers as a difference of large ones.
     return (highs + (lows < 0)).astype(np.float64) * 2.0**64 + lows.astype(np.float64)
 
 
 def alike(columns: Sequence[_Column]) -> list[_Column]:
-    """Return columns of sums, some of them wide, in one type; other columns as they are."""
+    """Convert sum columns to one type, wide if any is wide; return other columns unchanged."""
     kinds = {column.type for column in columns}
     if kinds != {pa.int64(), WIDE}:
         return list(columns)
@@ -97,7 +97,7 @@ def alike(columns: Sequence[_Column]) -> list[_Column]:
 
 
 def concat_alike(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return one batch of the rows of several, whose sums may differ in their width."""
+    """Concatenate batches whose sums may differ in width."""
     first = batches[0].schema
     if all(batch.schema.equals(first) for batch in batches):
         return pa.concat_batches(batches)
@@ -106,7 +106,7 @@ def concat_alike(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def trimmed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows whose sums are wide only where one of their column has to be."""
+    """Narrow the wide sum columns in which every sum fits 64 bits."""
     if not any(field.type == WIDE for field in batch.schema):
         return batch
     columns = [
@@ -117,7 +117,7 @@ def trimmed(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows whose sums are as wide as a schema says."""
+    """Convert sums to the widths that a schema declares."""
     if batch.schema.equals(schema):
         return batch
     columns = [
@@ -128,7 +128,7 @@ def in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def schema_like(schema: pa.Schema, other: pa.Schema, fixed: Collection[str] = ()) -> pa.Schema:
-    """Return a schema with those of its sums wide that another one has wide; `fixed` columns are no sums."""
+    """Return a schema with the sum widths of another schema; `fixed` columns are not sums."""
     wide = {field.name for field in other if field.type == WIDE} - {*fixed}
     if not wide:
         return schema

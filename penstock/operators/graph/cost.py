@@ -1,8 +1,8 @@
-"""Whether a p-stream pays: what it costs to write and read one, beside reading the source again.
+"""The cost model for p-streams: writing and reading one against reading the source again.
 
-Costs are time of one core per tuple of the source. `benchmarks/persist_costs.py` measures the rates below,
-and `benchmarks/results/persist_costs.txt` has what it printed on a virtual machine of two cores. They are no
-promises: what matters is their order, as formats differ by factors.
+Costs are core time per tuple of the source. `benchmarks/persist_costs.py` measures the rates below, and
+`benchmarks/results/persist_costs.txt` holds its output from a virtual machine with two cores. The rates are
+not exact elsewhere. Only their order matters, because formats differ by large factors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.operators.graph.nodes import Source
 __all__ = ["REREADS", "Choice", "choose"]
 
 REREADS: Final = 0.01
-"""How often a reader reads a tuple again, after a failure or a restart. It is assumed."""
+"""Assumed number of times that a reader reads a tuple again after failures and restarts."""
 
 _COMPRESS_MB_S: Final = 900.0
 _DECODE_MB_S: Final = 1500.0
@@ -31,16 +31,16 @@ _READ_MB_S: Final = {
     "market": 170.0,
     "rate": 170.0,
 }
-"""How fast Spark reads values, by format or kind. ORC is taken for Parquet, text for CSV, and Kafka, which
-hands JSON to Spark, for JSON; the generators for Parquet: none of them was measured."""
+"""Spark's read rates by format or kind. Unmeasured kinds borrow a rate: ORC and generators that of Parquet,
+text the CSV rate, and Kafka, which hands JSON to Spark, the JSON rate."""
 
 _COLUMNAR: Final = frozenset({"parquet", "orc"})
-"""Formats of which Spark reads only the columns that are needed."""
+"""Formats from which Spark reads only the needed columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Whether a source is persisted, and why.
+    """The decision whether to persist a source, with its reason.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Choice:
     persisted : bool
         Whether there is a p-stream.
     reason : str
-        Why, in a sentence's end.
+        The reason, worded as the end of a sentence.
     reread_ns : float, optional
         Time per tuple of reading the source again after its first read.
     p_stream_ns : float, optional
@@ -66,22 +66,23 @@ class Choice:
 def choose(
     source: Source, readers: int, *, whole: float, needed: float, kept: float, stored: float
 ) -> Choice:
-    """Decide whether a source is persisted.
+    """Decide whether to persist a source.
 
-    Each reader reads every tuple once, and `REREADS` times again. Without a p-stream all of them read the
-    source. With one, the source is read once, the p-stream is written, and all of them read that. So a single
-    reader needs a p-stream only if very little of its source is left; several soon do.
+    Each reader reads every tuple once, and `REREADS` times again. Without a p-stream all readers read the
+    source. With one, the source is read once and the p-stream is written; then all readers read the p-stream.
+    So a p-stream pays for a single reader only if little of the source is left; for several readers it soon
+    pays.
 
     Parameters
     ----------
     source : Source
-        What is read.
+        The source.
     readers : int
-        How many operators read it.
+        The number of operators that read the source.
     whole, needed : float
-        Bytes of a tuple at the source: all of it, and of the columns that the graph needs.
+        Bytes per tuple at the source: all columns, and the columns that the graph needs.
     kept, stored : float
-        Bytes for each tuple of the source that reach the p-stream: uncompressed, and as they are stored.
+        Bytes that reach the p-stream per tuple of the source: uncompressed, and as stored.
     """
     if not source.replayable:
         return Choice(source.name, True, "the source cannot be read again")

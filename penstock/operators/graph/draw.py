@@ -1,7 +1,7 @@
-"""A plan as an SVG drawing: the graph as written on the left, as planned on the right, sources on top.
+"""Draw a plan as SVG: the logical graph on the left, the planned one on the right, sources on top.
 
-A graph has a dozen operators and is nearly a chain, so the layout is its own few lines: an operator's layer
-is its longest way from a source, and the operators of a layer stand side by side.
+A graph is small and nearly a chain, so a simple layout suffices. An operator's layer is its longest path from
+a source, and the operators of a layer stand side by side.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Place:
 def draw(plan: PhysicalPlan) -> str:
     """Return a plan as SVG.
 
-    On an edge stands what the operator above it lets through, and the bytes of a tuple.
+    Each edge is labelled with the selectivity of the operator above it and the bytes per tuple.
     """
     parts: list[str] = []
     left, height = float(_GAP), 0.0
@@ -72,7 +72,7 @@ def draw(plan: PhysicalPlan) -> str:
 
 
 def _layout(root: Node, left: float) -> tuple[dict[int, _Place], float, float]:
-    """Return the places of nodes by their ids, and the drawing's width and bottom."""
+    """Return the position of each node by its id, and the drawing's width and bottom."""
     layer: dict[int, int] = {}
     rows: dict[int, list[_Place]] = {}
     places: dict[int, _Place] = {}

@@ -1,4 +1,4 @@
-"""A plan as text, as a tree for the terminal, and as JSON: before and after the rules, with what flows."""
+"""Explain a plan as text, as a terminal tree or as JSON: before and after the rules, with data flows."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def explain(plan: PhysicalPlan, *, width: int = _WIDTH) -> str:
     Parameters
     ----------
     plan : PhysicalPlan
-        What to show.
+        The plan to explain.
     width : int
-        Where lines are wrapped.
+        The width at which lines wrap.
     """
     from rich.console import Console
 
@@ -40,8 +40,8 @@ def explain(plan: PhysicalPlan, *, width: int = _WIDTH) -> str:
 def render(plan: PhysicalPlan) -> RenderableType:
     """Return a plan for rich's console.
 
-    The trees read from the sink up to the sources. At each operator stands what leaves it: how much of what
-    came in, and the bytes of a tuple. Where no sample told, selectivities are assumed, and say so.
+    The trees run from the sink to the sources. Each operator shows its selectivity and the bytes per output
+    tuple. Selectivities that no sample measured are marked as assumed.
     """
     from rich.console import Group
     from rich.text import Text
@@ -82,7 +82,7 @@ def _tree(root: Node, flow: dict[int, Flow], plan: PhysicalPlan) -> Tree:
 
 
 def flow_text(node: Node, flow: dict[int, Flow], plan: PhysicalPlan) -> str:
-    """Return what leaves an operator: which part of what came in, and the bytes of a tuple."""
+    """Format the output of an operator: its selectivity and the bytes per tuple."""
     here = flow[id(node)]
     parts = []
     passes = _selectivity(node, flow)
@@ -103,7 +103,7 @@ def _selectivity(node: Node, flow: dict[int, Flow]) -> float | None:
 
 
 def as_json(plan: PhysicalPlan) -> dict[str, Any]:
-    """Return a plan as what JSON can hold."""
+    """Convert a plan to values that JSON can hold."""
     return {
         "graph": plan.name,
         "as_written": _nodes(plan.logical, plan),

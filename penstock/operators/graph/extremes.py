@@ -1,4 +1,4 @@
-"""What is asked of windows that are joined with the greatest or least of their own."""
+"""The rule for windows that are joined with their own maximum or minimum."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _KINDS = frozenset({"count", "sum", "min", "max"})
 
 
 def keep_extremes(root: Node) -> Rewritten:
-    """Let windows leave out what cannot match the greatest, or least, of their own that they are joined with.
+    """Let buckets prune windows that cannot match the maximum or minimum they are joined with.
 
-    That is where ``max(x)``, by window and by the columns of the join, comes back to the windows that have
-    ``x``, under a condition that only the greatest can meet, such as ``x = most``. Each bucket of the windows
-    knows the greatest of its own groups, and the greatest of all is one of these.
+    The rule applies where ``max(x)``, grouped by window and the join columns, is joined back to the windows
+    that hold ``x``, under a condition that only the maximum can meet, such as ``x = most``. A global maximum
+    is also its bucket's maximum, so each bucket can prune on its own.
     """
     readers = Counter(id(above) for node in topological(root) for above in node.inputs)
     found: dict[int, Extreme] = {}
@@ -43,7 +43,7 @@ def keep_extremes(root: Node) -> Rewritten:
                 continue
             if not isinstance(most, Aggregate) or most.inputs[0] is not windows:
                 continue
-            # Nobody else may need the windows that are left out, nor what is made of them.
+            # No other operator may read the pruned windows or anything derived from them.
             if readers[id(windows)] != 2 or readers[id(most)] != 1:
                 continue
             extreme = _extreme(node, windows, most)
@@ -60,7 +60,7 @@ def keep_extremes(root: Node) -> Rewritten:
 
 
 def _extreme(join: WindowJoin, windows: Aggregate, most: Aggregate) -> Extreme | None:
-    """Return which windows can match, if the others never do."""
+    """Return the windows that can match; None if the rule does not apply."""
     split = most.decomposition
     if len(split.partials) != 1 or len(split.assembly) != 1:
         return None
@@ -77,7 +77,7 @@ def _extreme(join: WindowJoin, windows: Aggregate, most: Aggregate) -> Extreme |
 
 
 def _is_plain(windows: Aggregate, name: str) -> bool:
-    """Say whether an aggregate is a partial as it is, and a number."""
+    """Return whether an aggregate is a single numeric partial."""
     text = windows.decomposition.assembly.get(name)
     kind = windows.schema.field(name).type
     if text is None or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
@@ -88,7 +88,7 @@ def _is_plain(windows: Aggregate, name: str) -> bool:
 
 
 def _only_equal(condition: Expression | None, value: str, most: str, *, greatest: bool) -> bool:
-    """Say whether a condition is met only where a value is the greatest, or least."""
+    """Return whether a condition holds only where a value is the maximum or minimum."""
     for part in () if condition is None else condition.conjuncts():
         tree = part.tree.unnest()
         if tree.kind != "compare" or tree.value not in ("=", ">=", "<="):

@@ -1,4 +1,4 @@
-"""Where p-streams go, and what their readers do: the last two of the push-up rules (Scabbard §3.4)."""
+"""The last two push-up rules (Scabbard §3.4): place p-streams and fuse operators into their readers."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ __all__ = ["fuse", "place_p_stream", "pushable", "scan_of", "stored_bytes"]
 
 
 def pushable(node: Node) -> bool:
-    """Whether Penstock can do an operator itself, before a p-stream or in its reader.
+    """Return whether Penstock can run an operator itself, before a p-stream or in its reader.
 
-    Selections and projections are pushable if every expression is deterministic and known to
-    `penstock.operators.sql.evaluate`.
+    Selections and projections are pushable if `penstock.operators.sql.evaluate` knows every expression and
+    all are deterministic.
     """
     if isinstance(node, Where):
         return type_of(node.predicate, node.inputs[0].schema) == pa.bool_()
@@ -51,7 +51,7 @@ def pushable(node: Node) -> bool:
 
 
 def stored_bytes(flow: Flow, statistics: Statistics | None) -> float:
-    """Return the bytes that a p-stream of what flows would store, for each tuple of the sample."""
+    """Return the bytes that a p-stream of a flow would store per tuple of the sample."""
     width = flow.bytes
     if statistics is not None and flow.table is not None and flow.measured:
         width = statistics.stored_bytes(flow.table)
@@ -59,7 +59,7 @@ def stored_bytes(flow: Flow, statistics: Statistics | None) -> float:
 
 
 def place_p_stream(root: Node, sources: Collection[str], statistics: Statistics | None = None) -> Rewritten:
-    """Persist sources where least has to be stored: behind what reduces them, before all other operators.
+    """Place the p-streams of sources where they store least: behind operators that reduce the stream.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def place_p_stream(root: Node, sources: Collection[str], statistics: Statistics 
     sources : collection of str
         Names of the sources to persist.
     statistics : Statistics, optional
-        Without, types and assumed selectivities tell.
+        Without statistics, types and assumed selectivities decide.
     """
     flow = flows(root, statistics)
     readers = Counter(id(input) for node in topological(root) for input in node.inputs)
@@ -99,16 +99,16 @@ def place_p_stream(root: Node, sources: Collection[str], statistics: Statistics 
 
 
 def fuse(root: Node) -> Rewritten:
-    """Let the reader of a p-stream do what follows it, as one `Scan`.
+    """Fuse the operators behind a p-stream into its reader, as one `Scan`.
 
-    Selections and projections become its predicate and its expressions. With them goes
+    Selections and projections become its predicate and its expressions. The scan may also include
 
-    - the conflation of an update queue, whose own order and budget stay with the queue; or
-    - the fragments of a window's aggregate, which then only assembles them. With a lookup between, the
-      fragments are of the lookup's keys: each is looked up once for all its tuples.
+    - the conflation of an update queue; the queue keeps its order and budget; or
+    - the fragments of a window aggregate, which then only assembles them. If a lookup stands between, the
+    fragments are grouped by its keys, so each key is looked up once for all its tuples.
 
-    The same goes for a source of Parquet files that has no p-stream, where it ends in one of these two: rows
-    as they are come quicker from Spark's reader.
+    The rule also applies to a Parquet source without a p-stream if the scan ends in one of these two. Spark's
+    reader is faster for plain rows.
     """
     notes: list[str] = []
 
@@ -130,7 +130,7 @@ def _more(made: Node) -> str:
 
 
 def scan_of(node: Node) -> tuple[Source | None, Scan | None]:
-    """Return the source of a node and the scan that makes its output of it; None if there is more between."""
+    """Return a node's source and the scan between them; None if a scan cannot do it all."""
     chain: list[Where | Select] = []
     while isinstance(node, Where | Select) and pushable(node):
         chain.append(node)
@@ -144,7 +144,7 @@ def scan_of(node: Node) -> tuple[Source | None, Scan | None]:
 
 
 def _selects(scan: Scan, schema: pa.Schema) -> bool:
-    """Say whether a reader can evaluate all selections together."""
+    """Return whether a reader can evaluate all selections together."""
     return scan.where is None or type_of(Expression.parse(scan.where), schema) == pa.bool_()
 
 
@@ -175,7 +175,7 @@ def _base(node: Node) -> tuple[Node, ...]:
 
 
 def _scan(node: Node) -> Scan | None:
-    """Return what a p-stream's reader does for a node so far; None if the node is nothing of a reader."""
+    """Return the scan that a p-stream's reader runs for a node so far; None if it runs none."""
     if isinstance(node, Materialize) or (isinstance(node, Source) and node.kind == "p-stream"):
         return Scan(tuple(node.schema.names))
     if isinstance(node, PushedScan) and node.scan.latest_by is None and node.scan.fragments is None:
@@ -184,7 +184,7 @@ def _scan(node: Node) -> Scan | None:
 
 
 def _reduced(node: Node) -> tuple[tuple[Node, ...], Scan | None]:
-    """Return what is read, and what its reader does so far, if it may reduce rows; None if it may not."""
+    """Return the node that is read and its scan so far; None if the reader may not reduce rows."""
     scan = _scan(node)
     if scan is not None:
         return _base(node), scan
@@ -199,7 +199,7 @@ def _selected(scan: Scan) -> dict[str, Expression]:
 
 
 def _then(scan: Scan, node: Where | Select) -> Scan:
-    """Return a scan with one more step."""
+    """Return a scan extended by one step."""
     select, where = _selected(scan), scan.where
     if isinstance(node, Where):
         predicate = node.predicate.substitute(select)
@@ -252,7 +252,7 @@ def _fragmented(node: Aggregate, window: Window) -> Assemble | None:
 
 
 def _suits(scan: Scan, files: Source) -> bool:
-    """Say whether a scan has columns, all of types that Spark has, too, of which partials are made."""
+    """Return whether a scan yields columns, all of types that Spark shares and partials accept."""
     kinds = [files.columns.field(name).type for name in scan.columns]
     return bool(kinds) and not any(
         pa.types.is_unsigned_integer(one) or pa.types.is_float16(one) for one in kinds
@@ -260,7 +260,7 @@ def _suits(scan: Scan, files: Source) -> bool:
 
 
 def _behind_lookup(node: Node) -> tuple[StreamTableJoin | None, Node]:
-    """Return a lookup that only projections of plain columns part from a node, and what is above it."""
+    """Return a lookup above a node and its input, if only plain column projections are between."""
     below = node
     while isinstance(below, Select) and all(one == column(name) for name, one in below.columns):
         below = below.inputs[0]

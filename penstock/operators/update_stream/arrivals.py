@@ -1,10 +1,9 @@
 """Arrivals: tuples on their way into an update queue, conflated or not.
 
-A micro-batch is one moment of arrival: of its tuples with the same key only the newest reaches the
-queue, with the count of all of them and the place of the first. In a union (`UpdateStream.source`) there
-is one tuple per key and time, and those that gave way to it are counted on their own. Conflating is
-associative, so a queue cannot tell whether it was done before a shuffle, after it, or both (a property
-test says so).
+All tuples of a micro-batch arrive at one moment. For each key only the newest tuple reaches the queue, with
+the number of tuples and the position of the first. In a union (`UpdateStream.source`) there is one tuple per
+key and time; the tuples dropped in its favor are counted separately. Conflation is associative: before a
+shuffle, after it, or both, the result is the same (a property test checks this).
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ def first_position(part: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Tuples that arrive, each standing for `count` of them.
+    """Arriving tuples, each of which represents `count` tuples.
 
     Attributes
     ----------
     rows : pyarrow.RecordBatch
         The tuples, without nulls in key and time.
     count : int64 array
-        How many tuples of the key each row stands for.
+        Number of tuples of the key that each row represents.
     first, last : int64 arrays
-        The positions within the micro-batch of the first of them and of the row itself.
+        Positions within the micro-batch of the key's first tuple and of the row itself.
     first_arrival_us : int64 array or None
-        The earliest arrival time of them; None if the stream has no arrival column.
+        Earliest arrival time of these tuples; None if the stream has no arrival column.
     tied : int64 array or None
-        Of a union, how many others of them have the row's own time; else None.
+        In a union, the number of other tuples with the row's time; else None.
     """
 
     rows: pa.RecordBatch
@@ -69,8 +68,8 @@ class Arrivals:
         position : int
             The position of the first row within its part, below 2**40.
         part : int
-            Which part of the micro-batch the rows come from, below 2**23. Parts arrive one after
-            the other.
+            The part of the micro-batch that the rows come from, below 2**23. Parts arrive one after the
+            other.
         """
         begin = first_position(part) + position
         first = np.arange(begin, begin + rows.num_rows, dtype=np.int64)
@@ -95,7 +94,7 @@ class Arrivals:
 
     @staticmethod
     def concat(parts: Sequence[Arrivals]) -> Arrivals:
-        """Return the arrivals of `parts` (at least one) together."""
+        """Concatenate `parts` (at least one)."""
         if len(parts) == 1:
             return parts[0]
         known = [part.first_arrival_us for part in parts if part.first_arrival_us is not None]
@@ -110,7 +109,7 @@ class Arrivals:
         )
 
     def to_batch(self) -> pa.RecordBatch:
-        """Return rows and the rest as one batch, for the way through a shuffle."""
+        """Pack the arrivals into one batch that can pass a shuffle."""
         extra = {_COUNT: self.count, _FIRST: self.first, _LAST: self.last}
         if self.first_arrival_us is not None:
             extra[_FIRST_ARRIVAL] = self.first_arrival_us
@@ -121,7 +120,7 @@ class Arrivals:
 
     @staticmethod
     def from_batch(batch: pa.RecordBatch, schema: pa.Schema) -> Arrivals:
-        """Return what `to_batch` made; `schema` is that of the rows."""
+        """Unpack a batch from `to_batch`; `schema` is the schema of the rows."""
         rows = pa.RecordBatch.from_arrays(batch.columns[: len(schema)], schema=schema)
         names = batch.schema.names
         return Arrivals(
@@ -150,7 +149,7 @@ def _conflate(
     earliest_arrival: Integers,
     ties: Integers,
 ) -> None:
-    """Reduce the rows of each id to its newest, a total and the earliest place; `source` may be empty."""
+    """Reduce each id to its newest row, total count and earliest position; `source` may be empty."""
     united = source.shape[0] > 0
     for i in range(ids.shape[0]):
         k = ids[i]
@@ -183,13 +182,13 @@ def _conflate(
 def conflate(stream: UpdateStream, arrivals: Arrivals, keys: Keys | None = None) -> Arrivals:
     """Return the newest arrival of each key, in the order of the keys' first rows.
 
-    The newest is the one with the greatest time; ties go to the later position (UpStream §4.1), or as a
-    union says (`UpdateStream.source`).
+    The newest has the greatest time. Ties go to the later position (UpStream §4.1), or in a union to the
+    preferred source (`UpdateStream.source`).
 
     Parameters
     ----------
     keys : Keys, optional
-        The keys of `arrivals`, where they are known already.
+        The keys of `arrivals`, if already known.
     """
     if len(arrivals) <= 1:
         return arrivals

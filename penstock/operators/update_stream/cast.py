@@ -1,4 +1,4 @@
-"""Give Arrow columns exactly the types that a schema asks for."""
+"""Cast Arrow columns to exactly the types of a schema."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ C = TypeVar("C", pa.Array, pa.Table)
 
 
 def cast(values: C, kind: pa.DataType | pa.Schema) -> C:
-    """Return values in another type, as their own `cast` does.
+    """Cast values to another type with their own `cast` method.
 
     Raises
     ------
     pyarrow.ArrowInvalid
-        If a value does not fit, or Arrow has no cast between the types, which has an error of its own.
+        If a value does not fit, or if Arrow has no cast between the types.
     """
     try:
         return values.cast(kind)
@@ -26,10 +26,9 @@ def cast(values: C, kind: pa.DataType | pa.Schema) -> C:
 
 
 def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return `batch`, by position, with exactly `schema`; nothing is copied where the types are equal.
+    """Cast `batch` to exactly `schema`, by position; equal types are not copied.
 
-    Types may differ in time zone, in the width of offsets, in what is nullable, or in any way that
-    Arrow casts safely.
+    Types may differ in time zone, offset width or nullability, or in any way that Arrow casts safely.
 
     Raises
     ------
@@ -46,11 +45,11 @@ def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def fits(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Say whether values of one type mean the same as values of the other.
+    """Return whether values of one type can be cast to the other without changing their meaning.
 
-    They do if the types differ in the width of integers or offsets, the unit or zone of timestamps, the
-    precision of decimals, what is nullable, or if numbers become floats or floats integers (pandas makes
-    floats of integers with nulls). Whether each value fits is for the cast to say.
+    Types may differ in integer or offset width, timestamp unit or zone, decimal precision, or nullability.
+    Numbers may become floats and floats integers, because pandas turns integers with nulls into floats. The
+    cast checks that each value fits.
     """
     for same in (pa.types.is_integer, pa.types.is_decimal, _is_text, _is_bytes, pa.types.is_date):
         if same(given) and same(wanted):
@@ -97,12 +96,12 @@ def _as(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
 
 
 def _relabelled(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
-    """Return `column` as one of `kind`, which differs at most in what is nullable."""
+    """Relabel `column` as `kind`, which differs at most in nullability."""
     return column if column.type == kind else pa.array(_Labelled(column, kind))
 
 
 class _Labelled:
-    """A column under another type of the same layout, by Arrow's C data interface."""
+    """Export a column under another type of the same layout, through Arrow's C data interface."""
 
     def __init__(self, column: pa.Array[Any], kind: pa.DataType) -> None:
         self._column = column

@@ -1,4 +1,4 @@
-"""The choices among an operator's options: semantics and window modes; without kernels, for plans."""
+"""Enumerations of operator options: semantics and window modes. Plans import them without kernels."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["Semantics", "WindowMode"]
 
 
 class Semantics(StrEnum):
-    """What a queue does with an older tuple of a key when a newer one comes.
+    """Treatment of a key's waiting tuple when a newer one arrives.
 
     UPDATE
-        The newer one takes its place.
+        The newer tuple replaces it.
     APPEND
-        Both are served.
+        Both tuples are served.
     ADAPTIVE
         APPEND while the queue keeps up, UPDATE under overload.
     """
@@ -24,14 +24,14 @@ class Semantics(StrEnum):
 
 
 class WindowMode(StrEnum):
-    """Which windows of a key are computed.
+    """The windows of a key that are computed.
 
     LAZY
         The newest complete one at each service (UpStream §6.2.1).
     EAGER
         The one that started last at each service, as its tuples arrive (UpStream §6.2.2).
     APPEND
-        All of them. That needs no window queue.
+        All windows; no window queue is needed.
     """
 
     LAZY = "lazy"

@@ -1,9 +1,9 @@
-"""Conflation of rows as they come: the newest of each key, without a second look at any row.
+"""Streaming conflation: keep the newest row of each key in one pass.
 
-`penstock.operators.update_stream.arrivals.conflate` takes arrivals that are complete. Here batches come one
-after the other, each small enough for a processor's cache, and only what the keys have in common is kept
-for each of them: numbers, and which row is the newest. Rows themselves are held until they are many bytes;
-then those that no longer count are dropped.
+`penstock.operators.update_stream.arrivals.conflate` needs all arrivals at once. This module takes batches one
+after the other, each small enough for a processor's cache. It keeps a few numbers per key, among them the
+position of the newest row. Rows are held until they exceed a number of bytes; then rows that are no longer
+the newest of their keys are dropped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _keep_newest(
     least_source: Integers,
     ties: Integers,
 ) -> None:
-    """Take in rows that follow all before; `arrival` or `source` is empty in a stream without.
+    """Take in the next rows; `arrival` or `source` is empty if the stream has none.
 
     Ids are dense in order of first appearance, so the first row of a key has the next id, from `known` on.
     """
@@ -100,9 +100,9 @@ def _keep_newest_of_words(
     least_source: Integers,
     ties: Integers,
 ) -> tuple[int, int]:
-    """As `_keep_newest`, of keys that are words, from `begin` on; stop where a block might have no room.
+    """Do `_keep_newest` for word keys from `begin` on; stop where a block might not fit.
 
-    Ids are known a block at a time, and so stay in the fastest memory.
+    Ids are looked up one block at a time, so they stay in the fastest cache.
     """
     size = words.shape[0]
     has_arrival, united = arrival.shape[0] > 0, source.shape[0] > 0
@@ -119,7 +119,7 @@ def _keep_newest_of_words(
 
 
 class Conflation:
-    """Keeps the newest arrival of each key, as `conflate` does, of arrivals that come one after the other.
+    """Conflate arrivals that come batch by batch; the result equals `conflate`.
 
     Parameters
     ----------
@@ -128,14 +128,14 @@ class Conflation:
     part : int
         The part of the micro-batch that the rows come from; see `Arrivals.of`.
     held_bytes : int
-        From how many bytes of rows on those are dropped that are no longer the newest of their keys.
+        Drop rows that are no longer the newest of their keys once the held rows exceed these bytes.
 
     Attributes
     ----------
     rows_seen, bytes_seen : int
-        How many rows were added, and their bytes.
+        Number of rows added, and their bytes.
     newest_bytes : int
-        The bytes of the newest rows, when others were dropped last.
+        Bytes of the newest rows at the last time that others were dropped.
     """
 
     def __init__(self, stream: UpdateStream, part: int = 0, held_bytes: int = _HELD_BYTES) -> None:
@@ -149,10 +149,10 @@ class Conflation:
         self._index = KeyIndex()
         self._words = WordIndex() if self._stream.codec.is_word else None
         self._rows: list[pa.RecordBatch] = []
-        # Held are the newest rows, of these positions, and those from the next position on.
+        # The newest rows, at these positions, are held, and all rows from the next position on.
         self._last = _EMPTY
         self._position = self._held_rows = self._size_bytes = 0
-        # A row a key: time and number of the newest row, how many it stands for, and where the first was.
+        # One row per key: time and number of the newest row, tuple count, position of the first.
         self._newest, self._newest_row, self._total, self._earliest = (_EMPTY for _ in range(4))
         self._earliest_arrival, self._least_source, self._ties = (_EMPTY for _ in range(3))
 
@@ -161,7 +161,7 @@ class Conflation:
         return len(self._index) if self._words is None else self._words.count
 
     def add(self, rows: pa.RecordBatch, position: int) -> None:
-        """Take in rows, which follow those before; `position` is that of the first one."""
+        """Take in the next rows; `position` is the position of the first one."""
         arrival = _EMPTY if self._stream.arrival is None else as_micros(rows.column(self._stream.arrival))
         what = (self._stream.times(rows), arrival, self._stream.sources(rows))
         held = self._held_rows
@@ -195,7 +195,7 @@ class Conflation:
 
     @property
     def _kept(self) -> tuple[Integers, ...]:
-        """What is kept of each key."""
+        """The per-key arrays that the kernels update."""
         return (
             self._newest, self._newest_row, self._total, self._earliest,
             self._earliest_arrival, self._least_source, self._ties,
@@ -223,7 +223,7 @@ class Conflation:
         newest[:] = np.arange(len(newest))
 
     def finish(self) -> Arrivals:
-        """Return the newest arrival of each key (of one at least) by the keys' first rows; begin anew."""
+        """Return the newest arrival of each key (at least one), ordered by the keys' first rows; reset."""
         self._drop_older()
         keys = slice(len(self))
         made = Arrivals(

@@ -1,7 +1,6 @@
-"""The options of operators as values: checked when made, the same from Python, YAML and graphs.
+"""Operator options as values, validated when created; shared by Python, YAML and graphs.
 
-Columns that options name are checked where the schema is known: when a graph is built, and when the operator
-is made.
+Column names are checked once the schema is known: when a graph is built and when the operator is created.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ Apply = Callable[[pa.Table], pa.Table]
 """The query: from a table of newest tuples to a table of results. It may drop rows, never keys."""
 
 STALENESS_COLUMN = "queue_staleness_ms"
-"""The column with each tuple's queue staleness when it was dequeued, where it was asked for."""
+"""The optional column with each tuple's queue staleness at its dequeue."""
 
 _NULLS = ("error", "drop")
 _COMBINE = ("auto", True, False)
@@ -109,7 +108,7 @@ class StateOptions:
     Raises
     ------
     InvalidUsageError
-        If a number is not positive, or there is no such choice.
+        If a number is not positive, or a choice is unknown.
     """
 
     buckets: int | None = None
@@ -139,7 +138,7 @@ class QueueOptions(StateOptions):
     Raises
     ------
     InvalidUsageError
-        If one is wrong, or they contradict each other.
+        If an option is invalid, or options contradict each other.
     """
 
     policy: str = Policy.IN_PLACE
@@ -179,7 +178,7 @@ class QueueOptions(StateOptions):
 
     @property
     def limits(self) -> Budget:
-        """What the budget allows."""
+        """The limits of the budget."""
         return budget_of(self.budget, timed=self.apply is not None)
 
     @property
@@ -189,12 +188,12 @@ class QueueOptions(StateOptions):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The input's columns that options name."""
+        """The input columns that options name."""
         return tuple(name for name in (self.arrival, self.weight) if isinstance(name, str))
 
     @property
     def may_conflate(self) -> bool:
-        """Whether older tuples of a key may be dropped before they reach the queue."""
+        """True if older tuples of a key may be dropped before they reach the queue."""
         return self.combine is not False and self.semantics == Semantics.UPDATE
 
 
@@ -205,7 +204,7 @@ class JoinOptions(StateOptions):
     watermark_delay: str | timedelta | None = None
 
     def __post_init__(self) -> None:
-        """Check the options; whether the delay is a number of steps of the time is checked with its type."""
+        """Check the options, except that the delay is a whole number of time steps, which needs the type."""
         StateOptions.__post_init__(self)
         if self.watermark_delay is not None:
             parse_duration_us(self.watermark_delay)
@@ -220,7 +219,7 @@ class WindowOptions(StateOptions):
     Raises
     ------
     InvalidUsageError
-        If one is wrong, or is for another mode.
+        If an option is invalid, or belongs to another mode.
     """
 
     watermark_delay: str | timedelta | None = None
@@ -251,17 +250,17 @@ class WindowOptions(StateOptions):
 
     @property
     def by_key(self) -> bool:
-        """Whether only each key's most recent window is emitted, in the order of a policy."""
+        """True if only each key's most recent window is emitted, in policy order."""
         return self.mode != WindowMode.APPEND
 
     @property
     def order(self) -> Policy:
-        """The policy, also where none was given."""
+        """The policy, or its default."""
         return Policy.IN_PLACE if self.policy is None else Policy(self.policy)
 
     @property
     def limits(self) -> Budget:
-        """What the budget allows."""
+        """The limits of the budget."""
         return budget_of(self.budget, timed=True)
 
     @property
@@ -271,7 +270,7 @@ class WindowOptions(StateOptions):
 
     @property
     def delay_ms(self) -> int | None:
-        """How late rows may be, in milliseconds; None if that was not given."""
+        """The watermark delay in milliseconds; None if not given."""
         if self.watermark_delay is None:
             return None
         return milliseconds("watermark_delay", self.watermark_delay, least=0)
@@ -283,7 +282,7 @@ OptionsT = TypeVar("OptionsT", bound=StateOptions)
 def make_options(
     kind: type[OptionsT], given: Mapping[str, Any], known: Iterable[str] = (), **context: str
 ) -> OptionsT:
-    """Make options of keyword arguments; an error has the context.
+    """Create options from keyword arguments; errors name the context.
 
     Parameters
     ----------
@@ -292,12 +291,12 @@ def make_options(
     given : mapping
         The arguments.
     known : iterable of str
-        Their names.
+        Names of the allowed arguments.
 
     Raises
     ------
     InvalidUsageError
-        If there is no such argument, or one is wrong.
+        If an argument is unknown or invalid.
     """
     check_options(given, tuple(known), **context)
     try:

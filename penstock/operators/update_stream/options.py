@@ -1,4 +1,4 @@
-"""Checks of single options: budgets, weights, durations, columns, choices; without kernels, for plans."""
+"""Checks of single options: budgets, weights, durations, columns, choices; free of kernels."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ E = TypeVar("E", bound=StrEnum)
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much one micro-batch may serve; without limits, all that waits.
+    """The serving limit of one micro-batch; without limits, all waiting tuples.
 
     Parameters
     ----------
     rows : int, optional
-        At most so many tuples.
+        Maximum number of tuples.
     duration_us : int, optional
-        Start no chunk of tuples after serving for so long; at least one is served.
+        Start no further chunk of tuples after this time; at least one chunk is served.
     """
 
     rows: int | None = None
@@ -55,17 +55,17 @@ class Budget:
 
 
 def budget_of(budget: int | str | None, *, timed: bool) -> Budget:
-    """Return what a user's `budget` allows.
+    """Convert a user's `budget` to limits.
 
     Parameters
     ----------
     timed : bool
-        Whether the operator itself does what takes the time.
+        Whether the operator itself does the timed work.
 
     Raises
     ------
     InvalidUsageError
-        If it is not positive, of another type, or a duration where there is nothing to measure.
+        If it is not positive, has another type, or is a duration although `timed` is false.
     """
     if budget is None:
         return Budget()
@@ -92,23 +92,23 @@ def budget_of(budget: int | str | None, *, timed: bool) -> Budget:
 
 
 def cost_of(cost: str | None) -> int | None:
-    """Return the cost of a tuple in microseconds, if it is given.
+    """Convert a given cost of a tuple to microseconds.
 
     Raises
     ------
     InvalidUsageError
-        If it is no duration, or zero.
+        If it is not a duration, or is zero.
     """
     return None if cost is None else _positive("cost", cost)
 
 
 def weight_of(weight: object) -> tuple[str | None, Mapping[Any, Any] | None]:
-    """Return the column of weights, or the weights by key; none of them where none are given.
+    """Return the weight column and the weights by key; both are None if no weight is given.
 
     Raises
     ------
     InvalidUsageError
-        If it is something else.
+        If it is neither.
     """
     if weight is None or isinstance(weight, str):
         return weight, None
@@ -120,12 +120,12 @@ def weight_of(weight: object) -> tuple[str | None, Mapping[Any, Any] | None]:
 
 
 def check_options(given: Iterable[str], known: Sequence[str], **context: str) -> None:
-    """Check the names of options.
+    """Check option names.
 
     Raises
     ------
     InvalidUsageError
-        If one is not known.
+        If a name is unknown.
     """
     for name in given:
         if name not in known:
@@ -134,12 +134,12 @@ def check_options(given: Iterable[str], known: Sequence[str], **context: str) ->
 
 
 def check_column(option: str, name: object, names: Sequence[str]) -> None:
-    """Check that the column that an option names is there.
+    """Check that the column named by an option exists.
 
     Raises
     ------
     InvalidUsageError
-        If it is not.
+        If it does not exist.
     """
     if name not in names:
         raise InvalidUsageError(
@@ -170,12 +170,12 @@ def check_weight(column: pa.Field[Any]) -> None:
 
 
 def check_by_key(key: Sequence[str], weights: Mapping[Any, Any]) -> None:
-    """Check weights by the value of the key, as far as that needs no types.
+    """Check weights by key value, as far as possible without types.
 
     Raises
     ------
     InvalidUsageError
-        If the key has not one column, or a weight is no positive, finite number.
+        If the key does not have exactly one column, or a weight is not a positive, finite number.
     """
     if len(key) != 1:
         raise InvalidUsageError(
@@ -192,12 +192,12 @@ def check_by_key(key: Sequence[str], weights: Mapping[Any, Any]) -> None:
 
 
 def one_of(option: str, got: str, kind: type[E]) -> E:
-    """Return the member of an enumeration that an option names.
+    """Return the enumeration member named by an option.
 
     Raises
     ------
     InvalidUsageError
-        If there is none of that name.
+        If no member has that name.
     """
     try:
         return kind(got)
@@ -208,12 +208,12 @@ def one_of(option: str, got: str, kind: type[E]) -> E:
 
 
 def milliseconds(option: str, given: str | timedelta, *, least: int = 1) -> int:
-    """Return a duration in whole milliseconds.
+    """Convert a duration to whole milliseconds.
 
     Parameters
     ----------
     option : str
-        What is being said, for errors.
+        The option's name, for errors.
     given : str or timedelta
         Such as ``"10 s"``.
     least : int
@@ -222,7 +222,7 @@ def milliseconds(option: str, given: str | timedelta, *, least: int = 1) -> int:
     Raises
     ------
     InvalidUsageError
-        If it is too short or no whole number of milliseconds.
+        If it is too short or not a whole number of milliseconds.
     """
     us = parse_duration_us(given)
     if us <= 0 < least:

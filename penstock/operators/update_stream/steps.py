@@ -1,4 +1,4 @@
-"""Durations in the steps in which a time counts."""
+"""Convert durations to steps of a time column."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _STEPS_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_
 
 
 def steps_of(option: str, duration: str | timedelta, kind: pa.DataType, unit: str | None) -> int:
-    """Return a duration as a number of the steps in which a time counts.
+    """Convert a duration to a number of steps of a time column.
 
     Parameters
     ----------
     option : str
-        What is being said, for errors.
+        The option's name, for errors.
     duration : str or timedelta
         Such as ``"10 s"``.
     kind : pyarrow.DataType
-        The type of the time: a timestamp, a date, or an integer, which counts in `unit`.
+        The type of the time column: a timestamp, a date, or an integer in `unit`.
     unit : str or None
         ``s``, ``ms``, ``us`` or ``ns``, for integers.
 
     Raises
     ------
     InvalidUsageError
-        If the time has no unit or another one, or the duration is no whole number of its steps.
+        If the unit is missing or does not match, or the duration is not a whole number of steps.
     """
     microseconds = parse_duration_us(duration)
     step: str | None = "day"

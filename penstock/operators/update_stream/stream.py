@@ -1,4 +1,4 @@
-"""What an update stream is made of: its columns, its key and its time."""
+"""The definition of an update stream: its columns, key and time."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from penstock.state_store.keys.key_words import KeyCodec, Keys, Words
 __all__ = ["RESERVED_PREFIX", "SOURCE_COLUMN", "UpdateStream", "as_int64", "as_micros"]
 
 RESERVED_PREFIX = "__penstock_"
-"""Column names that begin so are Penstock's own."""
+"""Prefix reserved for Penstock's own columns."""
 
 SOURCE_COLUMN = f"{RESERVED_PREFIX}source"
-"""The column of a union that says how far its input stands behind the one whose truth wins."""
+"""The column of a union with the rank of a tuple's input; 0 is the preferred input."""
 
 Integers = npt.NDArray[np.int64]
 
@@ -41,18 +41,17 @@ class UpdateStream:
     time : str
         The column that orders the updates of a key: an integer, float, date or timestamp.
     arrival : str, optional
-        A timestamp column with the time at which a tuple arrived. Without it a tuple arrives when
-        its micro-batch does.
+        A timestamp column with each tuple's arrival time. Without it a tuple arrives with its micro-batch.
     source : str, optional
-        A column of integers without nulls, for a union: then there is at most one tuple per key and time.
-        Of those of equal time the one with the least number is kept, and of these the first to arrive.
+        An integer column without nulls, for a union, which keeps at most one tuple per key and time. Ties go
+        to the least number, then to the first arrival.
     weight : str, optional
-        A numeric column that says how much the key matters: positive, finite numbers.
+        A numeric column with the weight of the key: positive, finite numbers.
 
     Raises
     ------
     InvalidUsageError
-        If a column is missing, of a type that cannot play its part, or has a reserved name.
+        If a column is missing, has an unsuitable type, or has a reserved name.
     """
 
     schema: pa.Schema
@@ -105,7 +104,7 @@ class UpdateStream:
 
     @property
     def payload(self) -> list[str]:
-        """The columns that are no part of the key."""
+        """The columns outside of the key."""
         return [name for name in self.schema.names if name not in self.key]
 
     def keys(self, rows: pa.RecordBatch) -> Keys:
@@ -113,7 +112,7 @@ class UpdateStream:
         return self.codec.encode([rows.column(name) for name in self.key])
 
     def words(self, rows: pa.RecordBatch) -> Words:
-        """Return the update keys of `rows` where each is a word (`KeyCodec.is_word`)."""
+        """Return the update keys of `rows` as words; requires `KeyCodec.is_word`."""
         return self.codec.words([rows.column(name) for name in self.key])
 
     def times(self, rows: pa.RecordBatch) -> Integers:
@@ -121,13 +120,13 @@ class UpdateStream:
         return as_int64(rows.column(self.time))
 
     def sources(self, rows: pa.RecordBatch) -> Integers:
-        """Return the numbers of the inputs that `rows` come from; nothing without such a column."""
+        """Return the input numbers of `rows`; empty without a source column."""
         if self.source is None:
             return np.zeros(0, np.int64)
         return rows.column(self.source).to_numpy().astype(np.int64, copy=False)
 
     def unusable(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Return which rows have a null (or a NaN) in the key, the time or the arrival column, or no weight.
+        """Mark rows with a null (or NaN) in the key, time or arrival column, or without a valid weight.
 
         A weight is a positive, finite number.
         """
@@ -144,7 +143,7 @@ class UpdateStream:
         return mask
 
     def without_unusable(self, rows: pa.RecordBatch, nulls: str) -> tuple[pa.RecordBatch, int]:
-        """Return the usable rows and how many were dropped.
+        """Return the usable rows and the number of dropped rows.
 
         Raises
         ------
@@ -187,7 +186,7 @@ def _check_time(column: pa.Field[Any]) -> None:
 
 
 def as_int64(column: pa.Array[Any]) -> Integers:
-    """Return a time column without nulls as integers that compare as its values do."""
+    """Convert a time column without nulls to integers of the same order."""
     kind = column.type
     if pa.types.is_floating(kind):
         values = column.to_numpy(zero_copy_only=False).astype(np.float64) + 0.0
@@ -199,11 +198,11 @@ def as_int64(column: pa.Array[Any]) -> Integers:
 
 
 def as_micros(column: pa.Array[Any]) -> Integers:
-    """Return a timestamp column without nulls in microseconds since the epoch."""
+    """Convert a timestamp column without nulls to microseconds since the epoch."""
     zone = column.type.tz
     return as_int64(pc.cast(column, pa.timestamp("us", tz=zone), safe=False))
 
 
 def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return one batch with the rows of `batches` (at least one) in their order."""
+    """Concatenate `batches` (at least one) in order."""
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,4 +1,4 @@
-"""A graph that is written: where it begins, what has one input, and what is done with it."""
+"""The graph builder: entry points, single-input operators, planning and explanation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SINKS: Final = (
 
 
 def graph(name: str) -> GraphName:
-    """Begin a graph of operators; `GraphName.source` says where its tuples come from.
+    """Begin a graph of operators; `GraphName.source` adds its source.
 
     Parameters
     ----------
@@ -90,30 +90,29 @@ class GraphName:
         key: str | Sequence[str] = (),
         time: str | None = None,
     ) -> Graph:
-        """Return the graph of one source.
+        """Return a graph with a single source.
 
         Parameters
         ----------
         name : str
-            The source's name, unique among those of graphs that are joined or united.
+            The source's name, unique among graphs that are joined or united.
         schema : pyarrow.Schema, str or DataFrame
-            What it yields: columns of Arrow; or as in Spark's DDL, ``"time timestamp, load double"``; or
-            those of a DataFrame of Spark. A ``timestamp`` of Spark is Arrow's ``timestamp("us", "UTC")``.
+            The source's columns: an Arrow schema, Spark DDL such as ``"time timestamp, load double"``, or a
+            Spark DataFrame with these columns. Spark's ``timestamp`` is Arrow's ``timestamp("us", "UTC")``.
         kind : str
-            ``push`` for a program that appends, which cannot be asked again; ``files``, ``parquet``,
-            ``kafka``, ``p-stream``, ``market`` and ``rate`` can. ``parquet`` are files of which Penstock
-            reads what fragments of windows and the newest tuples of keys are made of.
+            ``push`` for a program that appends; it cannot be replayed. ``files``, ``parquet``, ``kafka``,
+            ``p-stream``, ``market`` and ``rate`` can. From ``parquet`` files Penstock itself reads the
+            columns that window fragments and conflation need.
         options : mapping of str to str, optional
-            Options of its reader.
+            Options of the source's reader.
         key, time : str or sequence of str, and str, optional
-            If it is an update stream: the update key, and the column that orders the updates of a key.
-            Then no operator loses or changes the key.
+            For an update stream: the update key, and the column that orders the updates of a key. No operator
+            may then drop or change the key.
 
         Raises
         ------
         InvalidUsageError
-            If there is no such kind or column, two columns have the same name, or there is a key without a
-            time.
+            If the kind or a column is unknown, two columns have the same name, or a key has no time.
         """
         names = (key,) if isinstance(key, str) else tuple(key)
         if bool(names) != bool(time):
@@ -125,7 +124,7 @@ class GraphName:
 
 
 def _schema_of(given: Any) -> pa.Schema:
-    """Return the columns that a source is said to have."""
+    """Return the declared columns of a source as an Arrow schema."""
     if isinstance(given, str):
         return parse_schema(given)
     struct = getattr(given, "schema", given)
@@ -138,10 +137,10 @@ def _schema_of(given: Any) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Graph(Windows, Streams):
-    """A graph of operators, seen from its last. Every method returns another graph; none changes this one.
+    """An immutable graph of operators, identified by its last one. Every method returns a new graph.
 
-    Names of columns are resolved as Spark does, in any case. Every operator takes a `name`, by which
-    ``plan(persist=...)`` finds it and errors tell of it; by default it is its kind, and a number.
+    Column names are case-insensitive, as in Spark. Every operator takes a `name`, which ``plan(persist=...)``
+    and errors use; the default is its kind and a number.
 
     Parameters
     ----------
@@ -159,7 +158,7 @@ class Graph(Windows, Streams):
         Raises
         ------
         InvalidUsageError
-            If it is no condition over the columns.
+            If it is not a condition over the columns.
         """
         own = self._open("where", name)
         return self._with(Where(own, (self.root,), self._expression(predicate, own)))
@@ -167,13 +166,12 @@ class Graph(Windows, Streams):
     def select(self, *columns: str, name: str | None = None, **expressions: str) -> Self:
         """Compute columns: ``select("plug", "value * 2 AS twice", house="house div 10")``.
 
-        ``"*"`` stands for all columns there are.
+        ``"*"`` stands for all columns.
 
         Raises
         ------
         InvalidUsageError
-            If a column is not there or two have the same name, or if an update stream would lose or change
-            its key.
+            If a column is missing, two have the same name, or an update stream would lose or change its key.
         """
         own = self._open("select", name)
         made: list[tuple[str, Expression]] = []
@@ -194,12 +192,12 @@ class Graph(Windows, Streams):
         name: str | None = None,
         **options: Unpack[QueueArguments],
     ) -> Self:
-        """Keep of each key only the newest tuple; the arguments are those of `penstock.update_queue`.
+        """Keep only the newest tuple of each key; takes the arguments of `penstock.update_queue`.
 
         Raises
         ------
         InvalidUsageError
-            If key or time are not there, or an option is wrong.
+            If key or time is missing, or an option is invalid.
         """
         own = self._open("update_queue", name)
         made = make_options(QueueOptions, options, QueueArguments.__annotations__, node=own)
@@ -210,12 +208,12 @@ class Graph(Windows, Streams):
     def lookup(
         self, table: str, schema: pa.Schema, *, on: str | Sequence[str], name: str | None = None
     ) -> Self:
-        """Join with a static table, by columns of the same name; tuples that it does not have are dropped.
+        """Inner join with a static table by columns of the same name.
 
         Raises
         ------
         InvalidUsageError
-            If a column is not on both sides, or others have the same name.
+            If a join column is missing on one side, or other columns share a name.
         """
         own = self._open("lookup", name)
         names = (on,) if isinstance(on, str) else tuple(on)
@@ -226,19 +224,19 @@ class Graph(Windows, Streams):
         )
 
     def sink(self, kind: str, *, name: str | None = None, **options: Any) -> Self:
-        """Say where the results go; nothing may follow.
+        """Write the results to a sink; no operator may follow.
 
         Parameters
         ----------
         kind : str
-            ``pstream``, or Spark's name of a format, such as ``console``, ``parquet`` or ``kafka``.
+            ``pstream``, or the name of a Spark format, such as ``console``, ``parquet`` or ``kafka``.
         **options
-            Of the format, such as ``path=``.
+            Options of the format, such as ``path=``.
 
         Raises
         ------
         InvalidUsageError
-            If the kind looks like one of Spark's, but is spelt otherwise.
+            If the kind looks like a misspelt Spark format.
         """
         own = self._open("sink", name)
         if kind not in _SINKS and difflib.get_close_matches(kind.lower(), _SINKS, n=1):
@@ -247,12 +245,12 @@ class Graph(Windows, Streams):
         return self._with(Sink(own, (self.root,), kind, tuple(options.items())))
 
     def measure(self, sample: pa.Table | Mapping[str, pa.Table], *, compress: bool = True) -> Statistics:
-        """Take samples of its sources for `plan`; see `penstock.operators.graph.measure`.
+        """Measure samples of the sources for `plan`; see `penstock.operators.graph.measure`.
 
         Raises
         ------
         InvalidUsageError
-            If a sample is of no source, is empty, or lacks a column.
+            If a sample belongs to no source, is empty, or lacks a column.
         """
         from penstock.operators.graph.statistics import measure
 
@@ -264,14 +262,14 @@ class Graph(Windows, Streams):
         Raises
         ------
         InvalidUsageError
-            If `persist` names no operator, or what it says cannot be.
+            If `persist` names no operator, or asks for the impossible.
         """
         from penstock.operators.graph.plan import plan
 
         return plan(replace(self, root=self._ready()), statistics, persist)
 
     def explain(self, statistics: Statistics | None = None, persist: Persist = "auto") -> str:
-        """Return the plan as text: before and after, with what every operator lets through."""
+        """Return the plan as text: the graph before and after the rules, with each operator's selectivity."""
         from penstock.operators.graph.explain import explain
 
         return explain(self.plan(statistics, persist))

@@ -1,4 +1,4 @@
-"""Unions and joins, in a graph that is written."""
+"""The graph builder: unions and joins."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["Streams"]
 
 @dataclass(frozen=True, slots=True)
 class Streams(Written):
-    """The methods of `Graph` that are about several streams."""
+    """The methods of `Graph` that combine several streams."""
 
     def union(
         self,
@@ -49,28 +49,29 @@ class Streams(Written):
         name: str | None = None,
         **options: Unpack[UnionArguments],
     ) -> Self:
-        """Return all tuples of this and other graphs, which have the same columns.
+        """Return the union of this and other graphs with the same columns.
 
-        Of update streams, which all have the same key, it is an update stream: the newest tuple of each key,
-        and at most one of each key and time, as `penstock.update_union` says. Of windows in append mode it
-        has all, as all come out, and is no update stream.
+        The union of update streams with the same key is an update stream: it holds the newest tuple of each
+        key, and at most one tuple per key and time, as in `penstock.update_union`. The union of windows in
+        append mode holds every window and is not an update stream.
 
         Parameters
         ----------
         key, time : str or sequence of str, and str, optional
-            Take the inputs for update streams of this key, ordered by this time; needless for those that are,
-            but for windows, whose time is in a struct: compute one, such as ``select("k", at="window.end")``.
+            Treat the inputs as update streams with this key and time. Not needed for inputs that already are
+            update streams, except windows: their time is inside a struct, so compute a column, such as
+            ``select("k", at="window.end")``.
         prefer : int or str, optional
-            Of update streams, whose truth wins a tie: by position, this graph being 0; or the name of an
-            input's last operator or of its source.
+            The input that wins ties between update streams: its position (this graph is 0), or the name of
+            its last operator or source.
         **options
-            Of update streams: other arguments of `penstock.update_union`, such as ``nulls="drop"``.
+            For update streams, other arguments of `penstock.update_union`, such as ``nulls="drop"``.
 
         Raises
         ------
         InvalidUsageError
-            If the columns or the update keys differ, the time of an update stream is gone, or there is no
-            such input to prefer.
+            If the columns or update keys differ, an update stream has lost its time, or the preferred input
+            does not exist.
         """
         own = self._open("union", name)
         made = make_options(QueueOptions, options, (*UnionArguments.__annotations__, "prefer"), node=own)
@@ -116,34 +117,34 @@ class Streams(Written):
         name: str | None = None,
         **options: Unpack[JoinArguments],
     ) -> Self:
-        """Join with another graph by columns of the same name, within an interval of a time that both have.
+        """Join with another graph by columns of the same name, within an interval of a common time.
 
-        The output has the columns of both, those of the join and the time once, from this graph. Update
-        streams are joined by their key: of each key the newest match comes out, with the greater of both
-        times, as `penstock.update_join` says; other streams cannot be joined in a graph that runs.
+        The output has the columns of both sides; join columns and time appear once, from this graph. Update
+        streams are joined by their key. The newest match of each key is emitted, with the greater of both
+        times, as in `penstock.update_join`. A graph that joins other streams cannot run.
 
         Parameters
         ----------
         on : str or sequence of str
-            The columns; of update streams the key.
+            The join columns; for update streams the key.
         time : str
             A timestamp, a date, or an integer with a `unit`.
         within : str or timedelta
-            How far two times may be apart, such as ``"10 s"``; both ends are included.
+            The maximum distance of two times, inclusive, such as ``"10 s"``.
         condition : str, optional
-            What else must be true, over the columns of the output.
+            A further condition over the columns of the output.
         unit : str, optional
-            Of a time of integers: ``s``, ``ms``, ``us`` or ``ns``.
+            The unit of an integer time: ``s``, ``ms``, ``us`` or ``ns``.
         updates : bool
-            Whether to take both for update streams whose key is `on`; needless for those that are.
+            Whether to treat both inputs as update streams with the key `on`; not needed if they already are.
         **options
             Other arguments of `penstock.update_join`, such as ``watermark_delay="1 minute"``.
 
         Raises
         ------
         InvalidUsageError
-            If a column is not on both sides or of other types there, others have the same name, update
-            streams are not joined by their key, or the condition is none.
+            If a join column is missing on one side or its types differ, other columns share a name, update
+            streams are not joined by their key, or the condition is not a condition.
         """
         own = self._open("join", name)
         known = (*JoinArguments.__annotations__, "condition", "unit", "updates")
@@ -166,7 +167,7 @@ class Streams(Written):
 
 
 def _input(prefer: int | str | None, union: str, inputs: Sequence[Node]) -> int | None:
-    """Return the position of the input whose truth wins."""
+    """Return the position of the preferred input."""
     names = [
         {node.name, *(one.name for one in topological(node) if isinstance(one, Source))} for node in inputs
     ]

@@ -1,4 +1,4 @@
-"""Windows and their aggregates, in a graph that is written."""
+"""The graph builder: windows and their aggregates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Windows"]
 
 @dataclass(frozen=True, slots=True)
 class Windows(Written):
-    """The methods of `Graph` that are about windows."""
+    """The window methods of `Graph`."""
 
     def window(
         self,
@@ -35,31 +35,31 @@ class Windows(Written):
         name: str | None = None,
         **options: Unpack[WindowArguments],
     ) -> Self:
-        """Say into which windows, of time or of so many tuples, the aggregate that follows puts tuples.
+        """Define the windows, by time or row count, of the following aggregate.
 
-        In lazy and eager mode what the aggregate makes is an update stream, whose key are the groups: of each
-        the most recent window, served group by group. Windows of several groups do not come out together
-        then, and those of rows never do, so they are neither joined nor aggregated by window.
+        In lazy and eager mode the aggregate is an update stream whose key is the group: the most recent
+        window of each group, served group by group. Windows of several groups are then not emitted together,
+        and row windows never are. So they can be neither joined nor aggregated by window.
 
         Parameters
         ----------
         time : str
             A column of timestamps, or of integers with a `unit`.
         size, slide : str or timedelta
-            Such as ``"60 s"``; without a slide, windows do not overlap. Or both in rows, such as
-            ``"100 rows"``: of so many tuples of a group, as of `penstock.update_window`.
+            A duration such as ``"60 s"``; without a slide, windows do not overlap. Or both as a number of
+            rows of a group, such as ``"100 rows"``, as in `penstock.update_window`.
         unit : str, optional
-            Of integers: ``s``, ``ms``, ``us`` or ``ns`` since 1970-01-01T00:00:00Z.
+            The unit of an integer time since 1970-01-01T00:00:00Z: ``s``, ``ms``, ``us`` or ``ns``.
         **options
-            ``watermark_delay``, how long tuples may be behind the newest one: a window closes that much
-            later; ``mode``, which windows come out; and in lazy and eager mode ``budget``, ``policy``,
-            ``cost`` and ``weight``: as of `penstock.update_window`.
+            As in `penstock.update_window`: ``watermark_delay``, the maximum lateness of tuples, which delays
+            the closing of windows; ``mode``, which selects the emitted windows; and in lazy and eager mode
+            ``budget``, ``policy``, ``cost`` and ``weight``.
 
         Raises
         ------
         InvalidUsageError
-            If there is no such time, weight, mode or policy, the slide is longer than the size, or there is
-            a budget, a policy, a cost or a weight in append mode.
+            If the time, weight, mode or policy is unknown, the slide is longer than the size, or append mode
+            has a budget, a policy, a cost or a weight.
         """
         own = self._open("window", name)
         made = make_options(WindowOptions, options, (*WindowArguments.__annotations__, "unit"), node=own)
@@ -87,14 +87,14 @@ class Windows(Written):
         return self._with(Window(own, (self.root,), time, found, size_ms, slide_ms, made))
 
     def group_by(self, *columns: str, **expressions: str) -> Self:
-        """Group the aggregate that follows by columns, and by expressions that get a name.
+        """Group the following aggregate by columns and by named expressions.
 
         After an aggregate, grouping by ``"window"`` aggregates its windows.
 
         Raises
         ------
         InvalidUsageError
-            If a column is not there, or `agg` did not follow the last `group_by`.
+            If a column is missing, or the previous `group_by` has no `agg`.
         """
         if self.groups is not None:
             raise InvalidUsageError("group_by twice", hint="call agg between")
@@ -103,7 +103,7 @@ class Windows(Written):
         return replace(computed, groups=(*groups, *expressions))
 
     def _beneath(self, expressions: Mapping[str, str]) -> Self:
-        """Return the graph in which a select makes more columns, below the window if there is one."""
+        """Return the graph with a select of more columns, placed before the window if there is one."""
         window = self.root if isinstance(self.root, Window) else None
         below = self if window is None else replace(self, root=window.inputs[0])
         own = below._open("select", None)
@@ -115,13 +115,13 @@ class Windows(Written):
     def agg(self, aggs: Mapping[str, str] | None = None, /, *, name: str | None = None, **more: str) -> Self:
         """Aggregate each group of each window: ``agg(load="avg(value)", n="count(*)")``.
 
-        The output has the group's columns, ``window`` (``start`` and ``end``; of windows of rows, the times
-        of the first and the last one), and the aggregates.
+        The output has the group's columns, ``window`` and the aggregates. ``window`` holds ``start`` and
+        ``end``; for row windows, the times of the first and last row.
 
         Raises
         ------
         InvalidUsageError
-            If there is no window, or an expression is no aggregate over the columns that panes can make.
+            If there is no window, or an expression is not an aggregate that panes can compute.
         """
         own = self._named("aggregate", name)
         texts = {**(aggs or {}), **more}
@@ -139,26 +139,27 @@ class Windows(Written):
         condition: str | None = None,
         name: str | None = None,
     ) -> Self:
-        """Join the windows of this aggregate with those of another that end at the same time.
+        """Join the windows of this aggregate with windows of another aggregate that end at the same time.
 
-        Both have the same slide; their sizes may differ. It is a join in tumbling windows as long as the
-        slide, each of which has the windows that end with it. The output has the columns of both, those of
-        the join once, and ``window`` is the tumbling one.
+        Both have the same slide; their sizes may differ. The join runs in tumbling windows as long as the
+        slide; each holds the windows that end with it. The output has the columns of both sides, with the
+        join columns once, and ``window`` is the tumbling window.
 
         Parameters
         ----------
         other : Graph
-            One with an aggregate of windows at its end, but for `where` and `select`; both may be built on
-            one.
+            A graph that ends with an aggregate of windows, except for `where` and `select`. Both graphs may
+            share operators.
         on : str or sequence of str
-            Columns that both have; by default windows that end together are joined, each with each.
+            Columns of both sides. By default every pair of windows that end together is joined.
         condition : str, optional
-            What else must be true, over the columns of both.
+            A further condition over the columns of both sides.
 
         Raises
         ------
         InvalidUsageError
-            If windows do not end together, a column is not on both sides, or others have the same name.
+            If windows do not end together, a join column is missing on one side, or other columns share a
+            name.
         """
         own = self._open("join_windows", name)
         names = (on,) if isinstance(on, str) else tuple(on)

@@ -16,7 +16,7 @@ __all__ = ["Written"]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A graph of operators, seen from its last; `Graph` says what can follow, and what the parameters are."""
+    """The base class of `Graph`, which documents the parameters."""
 
     name: str
     root: Node
@@ -24,12 +24,12 @@ class Written:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of its output."""
+        """The columns of the output."""
         return self.root.schema
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The update key, if its output is an update stream; else empty."""
+        """The update key if the output is an update stream; else empty."""
         return self.root.key
 
     def _ready(self) -> Node:

@@ -1,4 +1,4 @@
-"""What all operators of a graph share, and walking and rebuilding graphs of them."""
+"""The base class of graph operators, and functions that walk and rebuild graphs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["Node", "distinct", "duration", "infer", "known", "rebuild", "topolog
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What all operators share.
+    """The base class of operators.
 
     Parameters
     ----------
     name : str
-        Unique in a graph as it was built.
+        The operator's name, unique in a graph as built.
     inputs : tuple of Node
-        Where its tuples come from.
+        The operators whose output it reads.
 
     Attributes
     ----------
     schema : pyarrow.Schema
-        Of its output.
+        Schema of the output.
     key : tuple of str
         The update key, if its output is an update stream; else empty.
     """
@@ -53,25 +53,25 @@ class Node:
         return self.inputs[0].key if self.inputs else ()
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Return which columns of each input it needs to make the required columns of its output."""
+        """Return the columns of each input that the required output columns need."""
         return tuple(required for _ in self.inputs)
 
     def describe(self) -> str:
-        """Return what it does, on one line, without its label."""
+        """Describe the operator on one line, without its label."""
         return ""
 
     def wrong(self, fact: str, hint: str | None = None, **context: Any) -> InvalidUsageError:
-        """Return the error that says what is wrong with it."""
+        """Build an error that names the operator."""
         return InvalidUsageError(fact, hint=hint, **context, node=self.name)
 
 
 def infer(node: Node, expression: Expression, schema: pa.Schema) -> pa.DataType:
-    """Return an expression's type, `UNKNOWN` where only Spark knows it.
+    """Return an expression's type, `UNKNOWN` if only Spark can tell.
 
     Raises
     ------
     InvalidUsageError
-        If it uses a column that is not there, or aggregates.
+        If it uses a missing column or an aggregate.
     """
     if expression.aggregate:
         raise node.wrong("an aggregate is for agg", expression=expression.text)
@@ -81,7 +81,7 @@ def infer(node: Node, expression: Expression, schema: pa.Schema) -> pa.DataType:
 
 
 def known(node: Node, name: str, schema: pa.Schema, expression: Expression | None = None) -> pa.Field[Any]:
-    """Return a column of a schema, or raise the error that tells what may have been meant."""
+    """Return a column of a schema, or raise an error that suggests a similar name."""
     if name not in schema.names:
         context: Mapping[str, Any] = {} if expression is None else {"expression": expression.text}
         raise node.wrong(f"there is no column {name!r}", did_you_mean(name, schema.names), **context)
@@ -89,7 +89,7 @@ def known(node: Node, name: str, schema: pa.Schema, expression: Expression | Non
 
 
 def distinct(node: Node, schema: pa.Schema) -> pa.Schema:
-    """Return a schema whose columns have different names, or raise the error that tells which have not."""
+    """Return a schema if its column names are distinct; else raise an error that names the duplicates."""
     for name in schema.names:
         if schema.names.count(name) > 1:
             raise node.wrong("two columns have the same name", "give one another name", column=name)
@@ -111,9 +111,9 @@ def topological(root: Node) -> Iterator[Node]:
 
 
 def rebuild(root: Node, change: Callable[[Node], Node]) -> Node:
-    """Return the graph in which `change` was applied to every node, inputs first.
+    """Apply `change` to every node, inputs first, and return the new graph.
 
-    A node that is the input of several stays one node.
+    A node with several readers stays one node.
     """
     made: dict[int, Node] = {}
     for node in topological(root):

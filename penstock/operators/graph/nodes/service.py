@@ -16,14 +16,14 @@ __all__ = ["check_weights"]
 def check_weights(
     node: Node, weight: str | Mapping[Any, float] | None, key: Sequence[str] | None = None
 ) -> None:
-    """Check the weights of an operator, as it does when it is made.
+    """Check the weights of an operator at its construction.
 
     Parameters
     ----------
     weight : str or mapping, optional
         A column of the node's input, or weights by key.
     key : sequence of str, optional
-        The key, where it is known.
+        The key, if known.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Operators with state but windows: update queues, unions and joins of streams."""
+"""Stateful operators other than windows: update queues, unions and joins of streams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Join", "UpdateQueue", "UpdateUnion", "update_time"]
 
 
 def _results(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
-    """Return the columns of what leaves a queue."""
+    """Return the output columns of a queue."""
     if options.apply is None:
         added = [pa.field(STALENESS_COLUMN, pa.float64())] if options.staleness_column else []
         return pa.schema([*schema, *added])
@@ -45,7 +45,7 @@ def _check_results(node: Node, key: tuple[str, ...]) -> None:
 
 
 def _needed(node: UpdateQueue | UpdateUnion, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-    """Return what a queue needs of each input: a function in it may need every column."""
+    """Return the columns that a queue needs; a user function may need every column."""
     there = frozenset(node.inputs[0].schema.names)
     if node.options.apply is None:
         there &= required | {*node.update_key, node.time, *node.options.columns}
@@ -54,14 +54,14 @@ def _needed(node: UpdateQueue | UpdateUnion, required: frozenset[str]) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class UpdateQueue(Node):
-    """An update queue (UpStream §3): of each key only the newest tuple waits.
+    """An update queue (UpStream §3): only the newest tuple of each key waits.
 
     Parameters
     ----------
     update_key, time
-        As of `penstock.update_queue`.
+        As in `penstock.update_queue`.
     options : QueueOptions
-        Its other arguments.
+        Other arguments of `penstock.update_queue`.
     """
 
     stateful: ClassVar[bool] = True
@@ -91,15 +91,15 @@ class UpdateQueue(Node):
         return self.update_key
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Add key and time; a function in it may need every column."""
+        """Add key and time; a user function may need every column."""
         return _needed(self, required)
 
     @property
     def needs_newest_only(self) -> bool:
-        """Whether the newest tuple of each key in a micro-batch, in order, makes the same queue as all do.
+        """True if a micro-batch conflated to the newest tuple of each key leads to the same queue.
 
-        Line cutting counts the tuples of each key, staleness begins at the first one's arrival, and a tuple's
-        weight is checked also where a newer one follows.
+        False for linecutting, which counts the tuples of each key; for staleness, which starts at the first
+        arrival; and for weights, which are checked even on tuples that a newer one replaces.
         """
         options = self.options
         return options.may_conflate and options.policy != Policy.LINECUTTING and not options.columns
@@ -114,16 +114,16 @@ class UpdateQueue(Node):
 
 @dataclass(frozen=True, slots=True)
 class UpdateUnion(Union):
-    """One update stream of several with the same key: the newest tuple of each key (UpStream §3.2).
+    """The union of update streams with the same key: the newest tuple of each key (UpStream §3.2).
 
     Parameters
     ----------
     update_key : tuple of str
-        The update key, which is that of those inputs that are update streams.
+        The update key. Inputs that are update streams have the same key.
     time : str
         The column that orders the updates of a key.
     prefer : int, optional
-        The input whose truth wins a tie.
+        The input that wins ties.
     options : QueueOptions
         Other arguments of `penstock.update_union`.
     """
@@ -137,7 +137,7 @@ class UpdateUnion(Union):
     options: QueueOptions = field(default_factory=QueueOptions)
 
     def _schema(self) -> pa.Schema:
-        # Without the zero-argument form, which finds no class that has slots.
+        # Zero-argument super() fails in a dataclass with slots.
         schema = Union._schema(self)
         for name in (*self.update_key, self.time, *self.options.columns):
             known(self, name, schema)
@@ -156,11 +156,11 @@ class UpdateUnion(Union):
         return self.update_key
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Add key and time; a function in it may need every column."""
+        """Add key and time; a user function may need every column."""
         return _needed(self, required)
 
     def describe(self) -> str:
-        """Return key, time, and the input whose truth wins."""
+        """Return key, time and the preferred input."""
         prefer = "" if self.prefer is None else f", ties to {self.inputs[self.prefer].name}"
         return f"({', '.join(self.key)}) newest by {self.time}{prefer}"
 
@@ -169,17 +169,17 @@ class UpdateUnion(Union):
 class Join(Node):
     """Joins two streams by columns of the same name, within an interval of time.
 
-    Two tuples match if their times differ by at most `within_us`. Of update streams, which are joined by
-    their key, the newest match of each key comes out, with the greater of both times (UpStream §3.2).
+    Two tuples match if their times differ by at most `within_us`. Update streams are joined by their key. The
+    newest match of each key is emitted, with the greater of both times (UpStream §3.2).
 
     Parameters
     ----------
     on, time, within_us, condition
-        As of `Graph.join`.
+        As in `Graph.join`.
     updates : bool
-        Whether its inputs are taken for update streams whose key is `on`.
+        Whether the inputs are treated as update streams with the key `on`.
     unit : str, optional
-        Of a time of integers.
+        The unit of an integer time.
     options : JoinOptions
         Other arguments of `penstock.update_join`.
     """
@@ -234,7 +234,7 @@ class Join(Node):
         return left
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Return for each side what is required of it, with keys and time."""
+        """Return the required columns of each side, with keys and time."""
         used = required | {*self.on, self.time} | set(self.condition.columns if self.condition else ())
         return tuple(used & set(input.schema.names) for input in self.inputs)
 
@@ -249,9 +249,9 @@ def _duration_us(us: int) -> str:
 
 
 def update_time(node: Node) -> str | None:
-    """Return the column that orders the updates of a key in what leaves a node; None if it is not there.
+    """Return the column that orders updates in the output of a node; None if it was dropped.
 
-    It is that of the operator or source that made an update stream, unless a projection drops or changes it.
+    It comes from the operator or source that made the update stream, unless a projection drops or changes it.
     """
     while node.inputs:
         if isinstance(node, UpdateQueue | UpdateUnion | Join):

@@ -31,18 +31,18 @@ _REPLAYABLE: Final = frozenset({"files", "parquet", "kafka", "p-stream", "market
 
 @dataclass(frozen=True, slots=True)
 class Source(Node):
-    """Where tuples come from.
+    """A source of tuples.
 
     Parameters
     ----------
     columns : pyarrow.Schema
-        What it yields.
+        The source's columns.
     kind : str
-        ``push``: a program that appends and cannot be asked again; others can replay.
+        ``push``: a program that appends and cannot replay; all other kinds can.
     options : tuple of pairs of str
-        What the one that reads it is told, such as its path.
+        Options of the reader, such as the path.
     update_key : tuple of str
-        The update key, if what it yields is an update stream already (UpStream §3.1).
+        The update key, if the source is an update stream (UpStream §3.1).
     time : str, optional
         The column that orders the updates of a key.
     """
@@ -69,7 +69,7 @@ class Source(Node):
 
     @property
     def replayable(self) -> bool:
-        """Whether tuples that were read once can be read again."""
+        """True if tuples can be read more than once."""
         return self.kind in _REPLAYABLE
 
     def describe(self) -> str:
@@ -80,7 +80,7 @@ class Source(Node):
 
 @dataclass(frozen=True, slots=True)
 class Where(Node):
-    """Selection: keeps the tuples for which the predicate is true."""
+    """Selection: keep the tuples for which the predicate is true."""
 
     label: ClassVar[str] = "where"
 
@@ -103,7 +103,7 @@ class Where(Node):
 
 @dataclass(frozen=True, slots=True)
 class Select(Node):
-    """Projection: computes its output's columns. On an update stream it keeps the update key as it is."""
+    """Projection: compute the output columns. On an update stream it keeps the update key unchanged."""
 
     label: ClassVar[str] = "select"
 
@@ -129,7 +129,7 @@ class Select(Node):
         return distinct(self, pa.schema(fields))
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Return the columns of the expressions that are required."""
+        """Return the columns that the required expressions read."""
         kept = [expression for name, expression in self.columns if name in required]
         return (frozenset(name for expression in kept for name in expression.columns),)
 
@@ -143,7 +143,7 @@ class Select(Node):
 
 @dataclass(frozen=True, slots=True)
 class Union(Node):
-    """All tuples of streams of the same columns."""
+    """The union of streams with the same columns."""
 
     label: ClassVar[str] = "union"
 
@@ -168,7 +168,7 @@ class Union(Node):
 
 @dataclass(frozen=True, slots=True)
 class StreamTableJoin(Node):
-    """Looks columns of a static table up: an inner join with it, by columns of the same name."""
+    """Lookup in a static table: an inner join by columns of the same name."""
 
     label: ClassVar[str] = "lookup"
 
@@ -184,7 +184,7 @@ class StreamTableJoin(Node):
         return distinct(self, pa.schema(fields))
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Return what is required of the stream, with the keys."""
+        """Return the required columns of the stream, with the keys."""
         return ((required | set(self.on)) & set(self.inputs[0].schema.names),)
 
     def describe(self) -> str:
@@ -194,7 +194,7 @@ class StreamTableJoin(Node):
 
 @dataclass(frozen=True, slots=True)
 class Materialize(Node):
-    """A p-stream: what reaches it is durable, compressed, and can be read again (Scabbard §3.1)."""
+    """A p-stream: its tuples are durable, compressed and replayable (Scabbard §3.1)."""
 
     label: ClassVar[str] = "p-stream"
 
@@ -205,7 +205,7 @@ class Materialize(Node):
 
 @dataclass(frozen=True, slots=True)
 class PushedScan(Node):
-    """What a reader does before a tuple leaves it, of a p-stream or of Parquet: operators as one `Scan`."""
+    """The operators that a reader of a p-stream or of Parquet runs, as one `Scan`."""
 
     label: ClassVar[str] = "scan"
 
@@ -234,7 +234,7 @@ class PushedScan(Node):
 
 @dataclass(frozen=True, slots=True)
 class Sink(Node):
-    """Where the results go."""
+    """The sink of the results."""
 
     label: ClassVar[str] = "sink"
 
@@ -251,7 +251,7 @@ class Sink(Node):
 
 
 def _are_alike(first: pa.Schema, other: pa.Schema) -> bool:
-    """Whether two schemas have the same columns, in any order; a type that is not known may be any."""
+    """Return whether two schemas have the same columns, in any order; unknown types match any type."""
     if sorted(first.names) != sorted(other.names):
         return False
     types = ((one.type, other.field(one.name).type) for one in first)

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 WINDOW: Final = "window"
-"""The column of an aggregate that says of which window it is: a struct of ``start`` and ``end``."""
+"""The column of an aggregate that holds its window: a struct of ``start`` and ``end``."""
 
 _INSTANT: Final = pa.timestamp("us", "UTC")
 _WINDOW_TYPE: Final = pa.struct({"start": _INSTANT, "end": _INSTANT})
@@ -39,16 +39,16 @@ _WINDOW_TYPE: Final = pa.struct({"start": _INSTANT, "end": _INSTANT})
 
 @dataclass(frozen=True, slots=True)
 class Window(Node):
-    """Says into which windows of time the aggregate after it puts tuples; ``[start, end)``, as Spark's.
+    """Time windows ``[start, end)`` of the following aggregate, as in Spark.
 
     Parameters
     ----------
     time, time_unit, size_ms, slide_ms
-        As of `Graph.window`.
+        As in `Graph.window`.
     options : WindowOptions
-        Other arguments of `penstock.update_window`. In the mode ``append`` all windows come out, those of all
-        groups that end together in one micro-batch; in the modes ``lazy`` and ``eager`` each group's most
-        recent one, served group by group (UpStream §6).
+        Other arguments of `penstock.update_window`. Mode ``append`` emits all windows; windows that end
+        together are emitted in one micro-batch. Modes ``lazy`` and ``eager`` emit each group's most recent
+        window, group by group (UpStream §6).
     """
 
     stateful: ClassVar[bool] = True
@@ -73,27 +73,27 @@ class Window(Node):
 
     @property
     def by_key(self) -> bool:
-        """Whether of each group only the most recent window is served, in the order of a policy."""
+        """True if only each group's most recent window is served, in policy order."""
         return self.options.by_key
 
     @property
     def delay_ms(self) -> int:
-        """How long tuples may be behind the newest one."""
+        """The watermark delay in milliseconds."""
         return self.options.delay_ms or 0
 
     @property
     def closes_together(self) -> bool:
-        """Whether windows of all groups that end together come out together."""
+        """True if windows that end together are emitted together for all groups."""
         return not self.by_key
 
     @property
     def lengths(self) -> tuple[str, str]:
-        """Size and slide, as they are written."""
+        """Size and slide as text."""
         return duration(self.size_ms), duration(self.slide_ms)
 
     @property
     def pane_ms(self) -> int:
-        """The length of its panes."""
+        """The pane length in milliseconds."""
         return pane_ms(self.size_ms, self.slide_ms)
 
     def _over(self) -> str:
@@ -104,7 +104,7 @@ class Window(Node):
         return (required | {self.time},)
 
     def describe(self) -> str:
-        """Return size, slide and time; of windows that are served by key also how."""
+        """Return size, slide and time; for windows served by key also mode and policy."""
         late = f", {duration(self.delay_ms)} late" if self.delay_ms else ""
         served = ""
         if self.by_key:
@@ -121,14 +121,14 @@ class Window(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowWindow(Window):
-    """Says of how many tuples of a group, in the order of their times, windows of the aggregate after it are.
+    """Windows of a number of rows of a group, in time order, for the following aggregate.
 
-    Only the bucket of a group can count its tuples, so no reader makes fragments of them.
+    Only the bucket of a group can count its tuples, so readers do not make fragments.
 
     Parameters
     ----------
     size_rows, slide_rows : int
-        Of the windows; what `Window` has of lengths of time is without use here.
+        Size and slide in rows. The durations of `Window` are unused.
     """
 
     size_ms: int = field(default=0, init=False)
@@ -141,7 +141,7 @@ class RowWindow(Window):
 
     @property
     def closes_together(self) -> bool:
-        """See `Window.closes_together`: each group's end at times of their own."""
+        """Return False: each group's windows end at different times."""
         return False
 
     @property
@@ -155,16 +155,16 @@ class RowWindow(Window):
 
 @dataclass(frozen=True, slots=True)
 class Extreme:
-    """Says of which windows nothing is lost if others do not leave their operator.
+    """The windows that an operator must emit; it may prune all others.
 
     Parameters
     ----------
     value : str
-        An aggregate: a count, sum, minimum or maximum, of integers or floats.
+        The compared aggregate: a count, sum, minimum or maximum of integers or floats.
     greatest : bool
-        Whether those with the greatest value are wanted, or those with the least.
+        Whether windows with the greatest value are kept, or with the least.
     by : tuple of str
-        Of all that end together, or of those of equal columns.
+        Columns within which values are compared; empty compares all windows that end together.
     """
 
     value: str
@@ -172,18 +172,18 @@ class Extreme:
     by: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """Return which windows are wanted."""
+        """Describe the windows to keep."""
         which = "greatest" if self.greatest else "least"
         return f"the {which} {self.value} of each {', '.join((WINDOW, *self.by))}"
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregate(Node):
-    """Aggregates each group: of a window, or of the `WINDOW` of an aggregate before it.
+    """Aggregate each group within a window, or within the `WINDOW` of a previous aggregate.
 
-    The output has the group's columns, `WINDOW`, and the aggregates but for `WEIGHT`. Windows over an update
-    stream, and those that are served by key, are updates of their groups, so these are its key (UpStream
-    §3.2). Where a rule found an `extreme`, windows that cannot be it may be missing.
+    The output has the group's columns, `WINDOW`, and the aggregates except `WEIGHT`. Windows over an update
+    stream, and windows served by key, are updates of their groups, so the group is the update key (UpStream
+    §3.2). If a rule set `extreme`, windows that cannot be the extreme may be missing.
     """
 
     stateful: ClassVar[bool] = True
@@ -231,7 +231,7 @@ class Aggregate(Node):
         return distinct(self, pa.schema(fields))
 
     def _check_fold(self, partial: Partial, schema: pa.Schema) -> None:
-        """Refuse what is surely no number and no time, of which partials cannot be made."""
+        """Refuse values that are surely neither numbers nor times, because they have no partials."""
         if partial.kind in ("count", "first", "last"):
             return
         if partial.kind == "sketch":
@@ -265,7 +265,7 @@ class Aggregate(Node):
     def _key(self) -> tuple[str, ...]:
         above = self.inputs[0]
         if not isinstance(above, Window):
-            # What closes together is aggregated over groups, whatever they are keys of.
+            # Windows that close together are aggregated across groups, even of an update stream.
             return tuple(name for name in self.group_by if name in above.key)
         lost = [name for name in above.key if name not in self.group_by]
         if lost:
@@ -285,7 +285,7 @@ class Aggregate(Node):
         return decompose(texts, time, self.group_by)
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Return the group's columns and what is aggregated."""
+        """Return the group's columns and the aggregated columns."""
         used = {name for _, expression in self.aggregates for name in expression.columns}
         return (frozenset(used | set(self.group_by)),)
 
@@ -296,16 +296,17 @@ class Aggregate(Node):
 
     @property
     def suffix(self) -> str:
-        """By what it aggregates, and what is wanted of that."""
+        """Group columns and extreme, as the end of a description."""
         groups = f" by {', '.join(self.group_by)}" if self.group_by else ""
         return groups if self.extreme is None else f"{groups}; for {self.extreme.describe()}"
 
 
 @dataclass(frozen=True, slots=True)
 class Assemble(Node):
-    """The assembly function of an aggregate whose fragments a reader makes (Scabbard §2.3).
+    """The assembly function of an aggregate whose fragments a reader computes (Scabbard §2.3).
 
-    It adds partials of the same pane and group, makes windows of panes, and computes the aggregates.
+    It combines partials of the same pane and group, assembles panes into windows, and computes the
+    aggregates.
     """
 
     stateful: ClassVar[bool] = True
@@ -322,7 +323,7 @@ class Assemble(Node):
 
     @property
     def window(self) -> Window:
-        """The windows that it makes."""
+        """The windows to assemble."""
         found = self.aggregate.inputs[0]
         assert isinstance(found, Window)  # noqa: S101  # an aggregate without a window has no panes
         return found
@@ -340,12 +341,12 @@ class Assemble(Node):
 
 
 def check_window_kept(node: Node, above: Node) -> None:
-    """Refuse a projection that changes `WINDOW` for what needs all of a window at once.
+    """Refuse a projection that changes `WINDOW` before an operator that needs whole windows.
 
     Raises
     ------
     InvalidUsageError
-        If there is one between `node` and what makes the windows above it.
+        If there is one between `node` and the operator that makes the windows.
     """
     while isinstance(above, Where | Select):
         made = dict(above.columns) if isinstance(above, Select) else {}
@@ -359,12 +360,12 @@ def check_window_kept(node: Node, above: Node) -> None:
 
 
 def window_by_key(node: Node) -> Window | None:
-    """Return windows that are served by key, if what reaches a node is made of their results."""
+    """Return the windows served by key from which the input of a node derives; None if there are none."""
     return _window(node, lambda window: window.by_key)
 
 
 def window_apart(node: Node) -> Window | None:
-    """Return windows of which those of different groups do not come out together, if a node gets any."""
+    """Return an input's windows whose groups are not emitted together; None if there are none."""
     return _window(node, lambda window: not window.closes_together)
 
 

@@ -24,11 +24,11 @@ __all__ = ["WindowJoin"]
 
 @dataclass(frozen=True, slots=True)
 class WindowJoin(Node):
-    """Joins the windows of two aggregates that end together, by columns of the same name.
+    """Join windows of two aggregates that end together, by columns of the same name.
 
-    It is a join in tumbling windows as long as the slide: each has the windows of either side that end with
-    it. The output has the columns of the left, whose `WINDOW` is that tumbling window, and those of the right
-    that are not of the join.
+    The join runs in tumbling windows as long as the slide; each holds the windows of either side that end
+    with it. The output has the columns of the left side, with the tumbling window as `WINDOW`, and the right
+    side's columns except the join columns.
     """
 
     stateful: ClassVar[bool] = True
@@ -77,12 +77,12 @@ class WindowJoin(Node):
         return (*left, *(name for name in right if name not in left))
 
     def aggregate_of(self, above: Node) -> Aggregate | Assemble:
-        """Return what makes the windows of a side.
+        """Return the aggregate that makes the windows of a side.
 
         Raises
         ------
         InvalidUsageError
-            If it has none, or something is between them and the join.
+            If there is none, or other operators stand between it and the join.
         """
         at = above
         while _keeps_windows(at) and WINDOW in at.schema.names:
@@ -103,7 +103,7 @@ class WindowJoin(Node):
         Raises
         ------
         InvalidUsageError
-            If it has none, or something is between them and the join.
+            If there is none, or other operators stand between it and the join.
         """
         at = self.aggregate_of(above)
         window = at.window if isinstance(at, Assemble) else at.inputs[0]
@@ -112,11 +112,11 @@ class WindowJoin(Node):
 
     @property
     def slide_ms(self) -> int:
-        """The length of the tumbling windows that it joins in."""
+        """The length of the tumbling windows of the join."""
         return self.window_of(self.inputs[0]).slide_ms
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Return for each side what is required of it, with keys and window."""
+        """Return the required columns of each side, with keys and window."""
         used = required | {*self.on, WINDOW} | set(self.condition.columns if self.condition else ())
         return tuple(used & set(above.schema.names) for above in self.inputs)
 
@@ -128,7 +128,7 @@ class WindowJoin(Node):
 
 
 def _keeps_windows(node: Node) -> bool:
-    """Whether what leaves a node has the windows that reach it."""
+    """Return whether a node passes `WINDOW` through unchanged."""
     return isinstance(node, Where | Select) or (
         isinstance(node, Aggregate) and not isinstance(node.inputs[0], Window)
     )

@@ -1,4 +1,4 @@
-"""The union of windows that all come out."""
+"""The union of windows in append mode."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["WindowUnion", "has_all_windows"]
 class WindowUnion(Union):
     """All windows of several aggregates in append mode.
 
-    None of them makes another one worthless, and several may be of the same group and time: it is no update
-    stream, whatever its inputs are.
+    No window replaces another, and several may have the same group and time. So the output is not an update
+    stream, whatever the inputs are.
     """
 
     def _key(self) -> tuple[str, ...]:
         return ()
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Return what is required, and the keys of all inputs, which none of them may drop."""
+        """Return the required columns and the keys of all inputs, which no input may drop."""
         return (required | {name for above in self.inputs for name in above.key},) * len(self.inputs)
 
 
 def has_all_windows(node: Node) -> bool:
-    """Whether what leaves a node is made of windows that all come out, and of nothing else."""
+    """Return whether the output of a node derives only from windows in append mode."""
     if isinstance(node, Aggregate | Assemble):
         return window_by_key(node) is None
     if isinstance(node, Where | Select | StreamTableJoin | Materialize | Union) and not node.stateful:
