@@ -72,5 +72,5 @@ __getattr__ = lazily(
 
 
 def __dir__() -> list[str]:
-    """Return the public names, also those that nobody has used yet."""
+    """Return all public names, including those not imported yet."""
     return list(__all__)

@@ -23,7 +23,7 @@ def monotonic_s() -> float:
 
 
 def pause(seconds: float) -> None:
-    """Wait, where what is waited for can tell nobody."""
+    """Sleep between polls of something that sends no notification."""
     time.sleep(seconds)  # polls: another process's commit tells nobody
 
 
@@ -33,7 +33,7 @@ def new_id() -> str:
 
 
 class SimulatedClock:
-    """A clock that moves only when it is told to. Times are in microseconds."""
+    """A clock that moves only by `advance`. Times are in microseconds."""
 
     def __init__(self, start_us: int = 0) -> None:
         self._now_us = start_us

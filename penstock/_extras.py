@@ -1,4 +1,4 @@
-"""Libraries that only some calls need, which ``penstock[plot]`` and ``penstock[sketch]`` install."""
+"""Optional libraries, installed by ``penstock[plot]`` and ``penstock[sketch]``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MODULES: Final[dict[Extra, str]] = {"plot": "matplotlib", "sketch": "datasketch
 
 
 def need_extra(extra: Extra, purpose: str) -> None:
-    """Check that an extra of the package is installed, before work begins that needs it.
+    """Check that an optional dependency is installed, before the work that needs it begins.
 
     Parameters
     ----------
     extra : {"plot", "sketch"}
         Its name in ``pyproject.toml``.
     purpose : str
-        What needs it.
+        The feature that needs it, for the message.
 
     Raises
     ------

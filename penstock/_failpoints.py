@@ -24,16 +24,16 @@ STATE_POINTS = (
     "operator.after_commit",
     "operator.before_release",
 )
-"""In workers that run a stateful operator."""
+"""Fail points in workers that run a stateful operator."""
 
 P_STREAM_POINTS = ("p_stream.after_segments", "p_stream.after_commit")
-"""In a process that appends to a p-stream."""
+"""Fail points in a process that appends to a p-stream."""
 
 SINK_POINTS = ("sink.after_segments", "sink.before_commit", "sink.after_commit")
-"""Where Spark writes to a p-stream: in a worker, then on the driver's side."""
+"""Fail points of Spark's writes to a p-stream: in a worker, then on the driver."""
 
 FAILPOINTS = (*STATE_POINTS, *P_STREAM_POINTS, *SINK_POINTS)
-"""Every fail point there is; `failpoint` refuses other names, so that tests can go through them all."""
+"""All fail points. `failpoint` refuses other names, so tests can iterate over all of them."""
 
 _VARIABLE = "PENSTOCK_FAILPOINTS"
 

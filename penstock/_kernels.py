@@ -1,10 +1,10 @@
-"""How every Numba kernel is compiled, and where its machine code is cached.
+"""Compile Numba kernels, and choose the directory for their machine code.
 
-Kernels are compiled at their first call and cached on disk beside the source. Where that directory
-cannot be written (a read-only install, a zip file given to spark-submit), the cache goes to
-``~/.cache/penstock/kernels`` or, without a usable home, to a private directory below the system's
-temporary one. ``NUMBA_CACHE_DIR`` overrides all of it, but for a zip file, where numba knows no other
-place than the user's cache directory (``XDG_CACHE_HOME``); we name ours while it looks for one.
+Kernels are compiled at their first call and cached on disk beside the source. Where that directory cannot be
+written (a read-only install, a zip file given to spark-submit), the cache goes to
+``~/.cache/penstock/kernels`` or, without a usable home, to a private directory below the system's temporary
+one. ``NUMBA_CACHE_DIR`` overrides all of it, except in a zip file: there numba uses only the user's cache
+directory (``XDG_CACHE_HOME``), so we set that while numba looks for it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ if _cache is not None and not numba.config.CACHE_DIR:
 
 @contextlib.contextmanager
 def _cache_home(directory: Path | None) -> Iterator[None]:
-    """Make `directory` the user's cache directory for a moment; None leaves it."""
+    """Set the user's cache directory to `directory` within the context; None changes nothing."""
     name = "XDG_CACHE_HOME"
     before = os.environ.get(name)
     try:
@@ -91,7 +91,7 @@ def generated(name: str, source: str) -> ModuleType:
     Parameters
     ----------
     name : str
-        What stands for the source: the same source has the same name, another one has another.
+        A name unique to the source: equal sources have equal names.
     source : str
         The text of the module.
     """
@@ -103,7 +103,7 @@ def generated(name: str, source: str) -> ModuleType:
         directory = Path(cache) / "generated" if cache else _PACKAGE / "__pycache__" / "generated"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = directory / f"{name}.py"
-        # A file that is there already keeps its time, by which numba knows it.
+        # Do not rewrite an existing file: numba identifies it by its modification time.
         if not path.exists() or path.read_text(encoding="utf-8") != source:
             made = directory / f".{name}.{new_id()}"
             made.write_text(source, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Names that are imported when they are used."""
+"""Import the names of a package on first use."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ __all__ = ["lazily"]
 
 
 def lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package whose names come from its modules when they are used.
+    """Return a package's ``__getattr__`` that imports the module of a name on first use.
 
-    So a process that needs one light module of a package does not load the heavy ones beside it.
+    A process that needs one light module of a package then does not load its heavy modules.
 
     Parameters
     ----------
     package : str
         The package's name.
     modules : mapping of str to str
-        For each name the module that has it.
+        The module of each name.
     """
 
     def attribute(name: str) -> Any:

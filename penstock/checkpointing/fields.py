@@ -1,7 +1,7 @@
-"""Checked access to what a file says of itself.
+"""Checked access to the metadata in a file.
 
-A checksum is no signature: a file that is damaged before it is written, or made by somebody else, has a right
-one. So nothing that a file says is used before its type and range are known.
+A checksum is not a signature: a file that was damaged before it was written, or that somebody else made, has
+a valid checksum. So every field's type and range are checked before it is used.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Fields:
     Parameters
     ----------
     values : mapping or sequence
-        What JSON gave.
+        The parsed JSON.
     file : object, optional
         Names the file in errors.
     path : str
-        Where in the file's header the values are, for errors.
+        The path of the values in the file's header, for errors.
     """
 
     __slots__ = ("_file", "_path", "_values")
@@ -46,7 +46,7 @@ class Fields:
         self._path = path
 
     def damaged(self, key: str | int, expected: str) -> CorruptDataError:
-        """Return the error that a field is not what it should be."""
+        """Return the error for a field with the wrong type or range."""
         error = CorruptDataError(
             "a field of a file's header is missing or not what it should be",
             field=self._place_of(key),
@@ -70,7 +70,7 @@ class Fields:
         return value
 
     def has(self, key: str) -> bool:
-        """Say whether a field is there and not null."""
+        """Say whether a field is present and not null."""
         return self._values.get(key) is not None
 
     def number(self, key: str | int, least: int = -_MOST - 1, most: int = _MOST) -> int:
@@ -132,7 +132,7 @@ class Fields:
         return Fields(self._get(key, dict), self._file, self._place_of(key))
 
     def plain(self, key: str | int) -> dict[str, Any]:
-        """Return an object as it is: what is in it was not checked."""
+        """Return an object without checking its values."""
         return self._get(key, dict)
 
     def items(self, key: str | int) -> Fields:
@@ -152,7 +152,7 @@ class Fields:
         return (found.row(number, length) for number in range(len(found)))
 
     def count_rows(self, key: str | int, length: int) -> list[list[int]]:
-        """Return the items of each list in a list, which are counts: of many, in less time than `rows`."""
+        """Return the items of each list in a list, all counts; for many lists, faster than `rows`."""
         rows: list[Any] = self._get(key, list)
         for number, row in enumerate(rows):
             sound = type(row) is list and len(row) == length
@@ -178,5 +178,5 @@ class Fields:
         return iter(self._values)
 
     def __len__(self) -> int:
-        """Return how many fields or items there are."""
+        """Return the number of fields or items."""
         return len(self._values)

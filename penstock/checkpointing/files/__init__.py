@@ -15,8 +15,8 @@ durable            file and directory    as the store says            when close
 private            0600 and 0700         policy of the bucket         umask of the cluster
 =================  ====================  ===========================  ==================================
 
-pyarrow has no conditional create for any object store. Names are unique to an attempt, so only a file
-whose name is fixed can be replaced; those who race for it must write equal content.
+pyarrow has no conditional create for any object store. Names are unique to an attempt, so only a file with a
+fixed name can be replaced; processes that race to write it must write equal content.
 
 Nothing here retries: pyarrow's clients do (S3 for about six seconds; Google Cloud Storage for up to 15
 minutes, unless the URI says ``retry_limit_seconds=``).
@@ -43,15 +43,15 @@ _OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "wasb": "abfs", "wasbs": "abfss"}
 
 
 def open_files(location: str | os.PathLike[str]) -> Files:
-    """Return the directory at `location`, which need not exist; nothing is connected to or made yet.
+    """Return the directory at `location`, which need not exist. Nothing is created or connected to yet.
 
     Parameters
     ----------
     location : str or path
         A path, relative to the working directory of this process if it is relative, or a URI: ``file:``,
         ``s3://bucket/prefix?region=...``, ``s3://bucket/prefix?endpoint_override=host:port&scheme=http``,
-        ``gs://``, ``abfss://``, ``hdfs://`` and what else ``pyarrow.fs.FileSystem.from_uri`` takes. In a
-        URI, other characters than the usual are percent-encoded.
+        ``gs://``, ``abfss://``, ``hdfs://`` and any other that ``pyarrow.fs.FileSystem.from_uri`` takes.
+        Special characters in a URI are percent-encoded.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def open_files(location: str | os.PathLike[str]) -> Files:
         raise InvalidUsageError("a location is empty or has a null character", hint="give a path or a URI")
     found = _URI.match(text)
     if found is None:
-        # Workers, and the next start, may have other working directories.
+        # Workers, and the next run, may have other working directories.
         return LocalFiles(Path(text).absolute())
     scheme = found["scheme"].lower()
     if not isinstance(location, str):

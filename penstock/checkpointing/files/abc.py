@@ -18,7 +18,7 @@ Content = bytes | memoryview
 class FileFacts:
     """One entry of a directory. A directory's `size_bytes` is 0.
 
-    `written_us` is when it was written, as far as the file system says. It is shown, and decides nothing.
+    `written_us` is the modification time, as the file system reports it. It is for display only.
     """
 
     name: str
@@ -28,44 +28,44 @@ class FileFacts:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether this is the temporary file of an attempt that runs or was killed."""
+        """True for the temporary file of an attempt that runs or was killed."""
         return self.name.startswith(".") and self.name.endswith(".tmp")
 
 
 class Files(Protocol):
     """One directory of immutable files.
 
-    Used in the driver and in Python workers, by any number of threads and processes at once. It is
-    small, holds no connection, and may be pickled; the connection is made by the first call in each
-    process, so a process that forks before that call leaves nothing of it to its children.
+    Used in the driver and in Python workers, by any number of threads and processes at once. It is small,
+    holds no connection, and may be pickled. The first call in each process connects, so a process that forks
+    before that call passes no connection to its children.
     """
 
     @property
     def location(self) -> str:
         """The location as users know it: an absolute path, or a URI in which secrets are ``***``.
 
-        It is for messages. Where a URI holds secrets, or where it is that of a child, pickle the object
-        instead of opening its location.
+        It is for messages. To reopen a directory whose URI holds secrets, or a child directory, pickle the
+        object instead of opening its location.
         """
 
     def publish(self, name: str, *content: Content) -> None:
-        """Create the file `name`: whole or not at all, and durable when this returns.
+        """Create the file `name` atomically; it is durable when this returns.
 
         Parameters
         ----------
         name : str
             A name without directories.
         *content : bytes or memoryview
-            Its pieces, one after the other: at least one byte in all. They are read before this returns,
-            and stay the caller's.
+            The consecutive parts of the content: at least one byte in all. They are read before this returns,
+            and the caller keeps them.
 
         Raises
         ------
         ConflictError
-            If there is a file of this name, where the file system can tell (see the module).
+            If a file of this name exists, and the file system can tell (see the module).
         UnavailableError
-            If the file system refuses. The file may be there all the same, and is then whole: an answer
-            can get lost.
+            If the file system refuses. The file may still exist, since a reply can get lost; it is then
+            complete.
         InvalidUsageError
             If the name or the location is not possible, or the content is empty.
         """
@@ -84,7 +84,7 @@ class Files(Protocol):
         """
 
     def read_range(self, name: str, at: int, size: int) -> Content:
-        """Return `size` bytes of the file `name` from `at` on; fewer where the file ends before.
+        """Return `size` bytes of the file `name` from `at` on, or fewer at the end of the file.
 
         Raises
         ------
@@ -93,7 +93,7 @@ class Files(Protocol):
         """
 
     def delete(self, name: str) -> None:
-        """Remove the file `name`; one that is gone already is no error.
+        """Remove the file `name`. A missing file is not an error.
 
         Raises
         ------
@@ -104,10 +104,10 @@ class Files(Protocol):
         """
 
     def list(self) -> list[FileFacts]:
-        """Return the direct children, unfinished ones too, by name; none if there is no directory.
+        """Return the direct children by name, including unfinished files; none if there is no directory.
 
-        For operators and garbage collection, never where a batch waits. What is published or deleted
-        meanwhile may be in it or not.
+        For operators and garbage collection, never on the critical path of a batch. Files published or
+        deleted meanwhile may or may not be listed.
 
         Raises
         ------
@@ -118,7 +118,7 @@ class Files(Protocol):
         """
 
     def child(self, name: str) -> Files:
-        """Return the directory `name` below this one, which is made when a file is published into it.
+        """Return the subdirectory `name`, which is created when a file is published into it.
 
         Raises
         ------
@@ -131,19 +131,19 @@ class Files(Protocol):
 
 
 def is_name(name: str) -> bool:
-    """Say whether a name is one of a file or directory, and does not lead elsewhere."""
+    """Say whether a name is valid for a file or directory, and stays inside its parent."""
     return name not in {"", ".", ".."} and not any(character in name for character in "/\\\0")
 
 
 def checked(name: str) -> str:
-    """Return `name`, a file's or directory's, if it does not lead elsewhere."""
+    """Return `name` if it is a valid name of a file or directory; see `is_name`."""
     if not is_name(name):
         raise InvalidUsageError("a file's name is empty or leads elsewhere", name=repr(name))
     return name
 
 
 def bytes_of(content: Sequence[Content]) -> list[memoryview]:
-    """Return the bytes to publish, of which there is at least one in all."""
+    """Return the bytes to publish, at least one."""
     views = [memoryview(piece).cast("B") for piece in content]
     if not any(views):
         raise InvalidUsageError("a file has at least one byte", hint="do not publish what is empty")

@@ -15,7 +15,7 @@ __all__ = ["LocalFiles"]
 
 @dataclass(frozen=True, slots=True)
 class LocalFiles:
-    """A directory on a disk of this machine, or on what is mounted there; see `Files`.
+    """A directory on a local disk or mount; see `Files`.
 
     Files and directories are private to the user. All work is done by `penstock._durable`.
 
@@ -73,7 +73,7 @@ class LocalFiles:
 
 
 def _facts(entry: os.DirEntry[str]) -> FileFacts | None:
-    """Return what is known of an entry; None if it is gone by now."""
+    """Return the facts of an entry; None if it was deleted meanwhile."""
     try:
         if entry.is_dir():
             return FileFacts(entry.name, 0, is_directory=True)

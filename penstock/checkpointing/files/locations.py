@@ -1,4 +1,4 @@
-"""Locations as users write them: the file systems that they name, and what of them may be shown."""
+"""Locations as users write them: resolve their file systems, and redact their secrets."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ _TELLING = frozenset({
 _DELAYED = "allow_delayed_open"
 
 _FILE_SYSTEMS: dict[tuple[int, str, bool], tuple[Any, str]] = {}
-"""The connections of each process. Those of a parent stay, unused: their threads did not survive the fork."""
+"""The connections of each process. A child keeps its parent's, unused: their threads did not survive the
+fork."""
 
 
 def file_system(uri: str, *, delayed: bool = True) -> tuple[Any, str]:
-    """Return pyarrow's file system of `uri` and the path in it, made once in each process.
+    """Return pyarrow's file system of `uri` and the path in it. It is created once in each process.
 
-    With `delayed`, S3 is asked for nothing before a stream is closed, so that one request can do.
+    With `delayed`, S3 gets no request before a stream is closed, so that one request suffices.
 
     Raises
     ------
@@ -86,12 +87,12 @@ def is_registered(uri: str) -> bool:
 
 
 def shown(uri: str) -> str:
-    """Return `uri` as it may be seen: without passwords and without parameters that could be secrets."""
+    """Return `uri` for display: without passwords and without parameters that could be secrets."""
     address, _, query = uri.partition("?")
     begin, mark, end = address.rpartition("@")
     if mark:
         scheme, _, user = begin.partition("://")
-        # Also where a slash in the password, which must be encoded, was not.
+        # Also if a slash in the password was not encoded, as it must be.
         address = f"{scheme}://{'***' if ':' in user else user}@{end}"
     pairs = [text.partition("=") for text in query.split("&") if text]
     telling = "&".join(f"{key}={value if key in _TELLING else '***'}" for key, _, value in pairs)
@@ -99,7 +100,7 @@ def shown(uri: str) -> str:
 
 
 def _reason(error: Exception, uri: str = "") -> str:
-    """Return what a file system says, in one line, without the secrets of `uri`."""
+    """Return a file system's error in one line, without the secrets of `uri`."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     line = text.splitlines()[0]
     return line if shown(uri) == uri or "://" not in line else "see the location"
@@ -107,7 +108,7 @@ def _reason(error: Exception, uri: str = "") -> str:
 
 @contextlib.contextmanager
 def refusals(fact: str, file: str, uri: str = "") -> Iterator[None]:
-    """Turn what a file system raises into `UnavailableError`; `FileNotFoundError` of ours passes."""
+    """Turn errors of a file system into `UnavailableError`; our own `FileNotFoundError` passes."""
     try:
         yield
     except FileNotFoundError as error:

@@ -19,7 +19,7 @@ from penstock.errors import ConflictError, UnavailableError
 __all__ = ["OBJECT_STORES", "RemoteFiles"]
 
 OBJECT_STORES = frozenset({"s3", "gs", "gcs", "abfs", "abfss"})
-"""Schemes of stores that take a file by one upload of the whole."""
+"""Schemes of stores that create a file by one upload."""
 
 _EMPTY_FIRST = frozenset({"abfs", "abfss"})
 """Schemes for which pyarrow creates an empty object when it begins an upload."""
@@ -32,17 +32,17 @@ _PART_BYTES = 10 * 1024 * 1024
 class RemoteFiles:
     """A directory on a file system of pyarrow's; see `Files` and the module.
 
-    On S3 a file of less than 10 MiB takes one PUT, a larger one an upload in parts, of which pyarrow holds a
+    On S3 a file of less than 10 MiB takes one PUT, a larger one a multipart upload, of which pyarrow holds a
     second copy in memory. A read takes two requests (HEAD, GET), and a delete three (HEAD, DELETE, and a PUT
-    of an empty object that stands for the directory). What an upload in parts leaves when its process dies
-    is no file, but takes space: let the bucket's policy end such uploads after some days.
+    of an empty object that stands for the directory). A multipart upload whose process dies leaves no file,
+    but takes space: let the bucket's policy end such uploads after some days.
 
     Parameters
     ----------
     uri : str
-        The location as the user wrote it, secrets too.
+        The location as the user wrote it, including secrets.
     below : tuple of str
-        The names of the children that lead from there to here.
+        The path of subdirectories from there to this one.
     """
 
     uri: str = field(repr=False)
@@ -58,8 +58,8 @@ class RemoteFiles:
         """Create the file `name`; see `Files.publish`."""
         target, views = checked(name), bytes_of(content)
         with self._refusals("cannot write state", self.path_of(name)):
-            # A large upload to S3 begins when it is opened: if that fails, no stream is left behind whose end
-            # would create an object that is not whole.
+            # A large upload to S3 begins on opening. If that fails, no stream stays open whose close would
+            # create an incomplete object.
             system, directory = self._place(delayed=sum(view.nbytes for view in views) < _PART_BYTES)
             if self._scheme in OBJECT_STORES:
                 _write(system, f"{directory}/{target}", views)
@@ -67,10 +67,10 @@ class RemoteFiles:
                 self._write_and_move(system, directory, target, views)
 
     def _write_and_move(self, system: Any, directory: str, name: str, views: Sequence[memoryview]) -> None:
-        """Publish where a file is seen while it grows.
+        """Publish on a file system that shows a file while it grows.
 
         Steps: 1. look whether the name is taken, 2. write a temporary file, 3. move it to its name.
-        pyarrow's move replaces what is there, hence step 1.
+        pyarrow's move replaces an existing file, hence step 1.
         """
         path, temporary = f"{directory}/{name}", f"{directory}/.{name}.{new_id()}.tmp"
         if _exists(system, path):
@@ -172,7 +172,7 @@ def _write(system: Any, path: str, views: Sequence[memoryview]) -> None:
         for view in views:
             stream.write(view)
     except Exception:
-        # pyarrow cannot give up a stream: its end makes a file of what was written.
+        # pyarrow cannot abort a stream: closing it publishes the part that was written.
         with contextlib.suppress(OSError, pa.ArrowException):
             stream.close()
         with contextlib.suppress(OSError, pa.ArrowException):

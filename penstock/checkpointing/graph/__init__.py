@@ -1,1 +1,1 @@
-"""The directory of a running graph, and what it says of the graph."""
+"""The directory of a running graph, and the facts in it."""

@@ -1,4 +1,4 @@
-"""The directory of a running graph: one checkpoint, in which all that it needs to go on lies.
+"""The directory of a running graph: one checkpoint that holds all state for a restart.
 
     CHECKPOINT/
       graph-NUMBER.json           what graph this is: its shape, its plan, p-streams and queries
@@ -7,8 +7,8 @@
       queries/NAME/               Spark's own checkpoint of each of its queries
       state/                      of update queues (`penstock.state_store`)
 
-Of files with a number the largest counts; one is deleted after the next one is durable. Nothing here needs
-Spark: of its checkpoints only the logs are read, whose files are a line ``v1`` and then lines of JSON.
+Of numbered files the largest number counts; a file is deleted once its successor is durable. Nothing here
+needs Spark: only the logs of its checkpoints are read, whose files are a line ``v1`` and then lines of JSON.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class QueryProgress:
     Parameters
     ----------
     id : str or None
-        Spark's id of it, by which its state and what it wrote are named; None before its first start.
+        Spark's id of the query, which names its state and output; None before its first start.
     planned, committed : int
-        The newest micro-batch that was begun, and the newest that is committed; -1 where there is none.
+        The newest planned and the newest committed micro-batch; -1 if there is none.
     rows : mapping of str to int
-        For each p-stream that it reads, by its identity: the row up to which it has committed. Where it
-        reads one several times, the least.
+        For each p-stream it reads, by identity: the row up to which it has committed. If it reads a p-stream
+        several times, the least.
     """
 
     id: str | None = None
@@ -77,18 +77,18 @@ class GraphDirectory:
         self.files = open_files(self.location)
 
     def place(self, *names: str) -> str:
-        """Return the location of something in it, as Spark takes it."""
+        """Return the location of an entry, in the form that Spark takes."""
         return "/".join((self.location, *names))
 
     # ---------------------------------------------------------------------------------- documents
 
     def newest(self, kind: str) -> dict[str, Any] | None:
-        """Return the newest document of a kind, ``graph`` or ``recovery``; None where there is none.
+        """Return the newest document of a kind, ``graph`` or ``recovery``; None if there is none.
 
         Raises
         ------
         CorruptDataError
-            If it is not JSON of an object.
+            If it is not a JSON object.
         InvalidUsageError
             If its format is newer than this version of Penstock knows.
         UnavailableError
@@ -99,7 +99,7 @@ class GraphDirectory:
             if number is None:
                 return None
             name = _name(kind, number)
-            # Gone only if there is a newer one by now.
+            # It can be missing only if a newer one exists by now.
             with contextlib.suppress(FileNotFoundError):
                 content = bytes(self.files.read(name))
                 break
@@ -120,7 +120,7 @@ class GraphDirectory:
         return document
 
     def put(self, kind: str, document: Mapping[str, Any]) -> None:
-        """Make a document the newest of its kind, unless it is already.
+        """Publish a document as the newest of its kind, unless it equals the newest.
 
         Raises
         ------
@@ -149,7 +149,7 @@ class GraphDirectory:
         return self.place("queries", name)
 
     def progress(self, query: str) -> QueryProgress:
-        """Return how far a query is; safe while it runs.
+        """Return a query's progress; safe while it runs.
 
         Raises
         ------
@@ -164,9 +164,9 @@ class GraphDirectory:
         return QueryProgress(_id_of(files), planned, committed, rows)
 
     def batch_rows(self, query: str, batch: int) -> dict[str, int]:
-        """Return up to which row of each p-stream, by identity, a micro-batch reads; the least of several.
+        """Return the end row of a micro-batch in each p-stream, by identity; the least of several readers.
 
-        Spark keeps the newest hundred; of others it is empty.
+        Spark keeps the newest hundred micro-batches; for older ones the result is empty.
 
         Raises
         ------
@@ -185,7 +185,7 @@ class GraphDirectory:
         return {}
 
     def released(self, query: str, identity: str, row: int) -> int:
-        """Return of how many micro-batches a query has released all rows of a p-stream.
+        """Count the micro-batches of a query whose rows of a p-stream are all released.
 
         Parameters
         ----------

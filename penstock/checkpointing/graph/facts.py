@@ -1,4 +1,4 @@
-"""Facts in the checkpoint of a graph: its queries, p-streams and markers. No Spark is needed."""
+"""Facts in the checkpoint of a graph: its queries, p-streams and markers. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Markers:
     checkpoint : int
         Micro-batches that the query of its results has committed.
     release : int
-        Micro-batches of that query whose rows all its readers have released.
+        Micro-batches of that query whose rows all readers have released.
     """
 
     retain: int
@@ -40,13 +40,13 @@ class ReaderFacts:
     Parameters
     ----------
     name, query : str
-        The subscription's, and that of the query that reads.
+        The names of the subscription and of the query that reads.
     released : int
-        The row before which it needs nothing any more.
+        It has released all rows before this one.
     committed : int
-        The row up to which its query has committed.
+        Its query has committed all rows before this one.
     lag : int
-        Rows that are durable and not in a committed micro-batch.
+        Durable rows that are in no committed micro-batch yet.
     """
 
     name: str
@@ -67,11 +67,11 @@ class StreamFacts:
     own : bool
         Whether the graph writes it.
     start, end : int
-        The first row that is there, and the number of rows ever written.
+        The first row that is kept, and the number of rows ever written.
     commits, size_bytes : int
-        Commits and bytes that are there.
+        The commits and bytes that are kept.
     retained : int
-        Batches that its writers made durable.
+        Batches that its writers have made durable.
     readers : tuple of ReaderFacts
         The graph's; others may be subscribed too.
     """
@@ -106,11 +106,11 @@ class GraphFacts:
     name, location : str
         The graph's name, and its checkpoint.
     queries : tuple of QueryFacts
-        In the order in which tuples go through them; the last one's are the results.
+        In the order of the data flow; the last one writes the results.
     streams : tuple of StreamFacts
         Its p-streams.
     markers : Markers
-        What flowed between them.
+        The counts of markers.
     recovery : mapping, optional
         How the newest restart went.
     explanation : str
@@ -129,12 +129,12 @@ class GraphFacts:
     plan: Mapping[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as what JSON can hold."""
+        """Return the facts as values that JSON can hold."""
         return asdict(self)
 
 
 def facts_of(directory: GraphDirectory) -> GraphFacts:
-    """Return what a checkpoint says of its graph, which may run meanwhile.
+    """Return the facts in a graph's checkpoint. The graph may run meanwhile.
 
     Raises
     ------

@@ -51,7 +51,7 @@ def checked_name(name: str) -> str:
 
 
 def check_schema(given: pa.Schema, known: pa.Schema, location: str) -> None:
-    """Check that rows of one schema may be written to a stream of another; their order may differ.
+    """Check that rows of one schema may be written to a stream with another; column order may differ.
 
     Raises
     ------

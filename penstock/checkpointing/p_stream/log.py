@@ -6,11 +6,11 @@
 
 Invariants (docs/design/0007-p-streams.md):
 
-1. Entry n + 1 is created exclusively, by one who knows all entries up to n. So what it says was decided in
-   their knowledge: a batch is committed once, a session that another has followed commits nothing, and a
-   release passes no reader that subscribed before.
-2. Entries are deleted in ascending order, and only those before the newest start's. So if entry n is there
-   after n + 1 was read or created, n + 1 is the first of its number. If n is gone, one knows nothing: n + 1
+1. Entry n + 1 is created exclusively, by a process that knows all entries up to n, so it takes them into
+   account: a batch is committed once, a fenced session commits nothing, and a release passes no reader that
+   subscribed before.
+2. Entries are deleted in ascending order, and only those before the newest start's. So if entry n exists
+   after n + 1 was read or created, n + 1 is the first of its number. If n is gone, this proves nothing: n + 1
    may be a second one, which nobody else will find.
 3. A start is durable before an entry that it stands for goes, and a release before a row goes.
 """
@@ -47,7 +47,7 @@ __all__ = ["CommitLog"]
 _FILE = re.compile(r"(?P<number>\d{20})\.(?P<kind>entry|start)")
 
 _SPARE_ENTRIES = 64
-"""Entries after which a start is worth its cost, where few commits are kept."""
+"""Write a start after so many entries, if few commits are kept."""
 
 
 def _name(number: int, kind: str) -> str:
@@ -55,7 +55,7 @@ def _name(number: int, kind: str) -> str:
 
 
 class CommitLog:
-    """One process's view of a log; `refresh` brings in the entries of others.
+    """One process's view of a log; `refresh` loads the entries of others.
 
     Used by writers and by readers, each with an object of its own; it is not safe to share among threads.
 
@@ -86,15 +86,15 @@ class CommitLog:
         self.commits = list(start.commits)
         """The commits whose rows are not all released, in their order."""
         self.writers = dict(start.writers)
-        """Of each writer its newest commit."""
+        """The newest commit of each writer."""
         self.readers = dict(start.readers)
-        """Who is subscribed, and where each began."""
+        """The subscribed readers, and the first row of each."""
         self._started_at = start.number
 
     # ------------------------------------------------------------------------------------- reading
 
     def refresh(self) -> None:
-        """Take note of all entries that are there by now.
+        """Load all entries that others have added.
 
         Raises
         ------
@@ -113,7 +113,7 @@ class CommitLog:
             self._apply(entry)
 
     def _is_there(self, number: int) -> bool:
-        """Say whether an entry is still there. Entry 0, which there never is, goes with the first start."""
+        """Say whether an entry still exists. Entry 0 counts as deleted with the first start."""
         if number == 0:
             return not self._numbers("start")
         try:
@@ -126,7 +126,7 @@ class CommitLog:
         return sorted(int(found["number"]) for found in names if found and found["kind"] == kind)
 
     def _load(self) -> None:
-        """Read the newest start and all entries after it, as often as a newer start appears meanwhile."""
+        """Read the newest start and all entries after it; repeat if a newer start appears meanwhile."""
         seen = None
         while True:
             newest = max(self._numbers("start"), default=0)
@@ -209,14 +209,14 @@ class CommitLog:
     # ------------------------------------------------------------------------------------- writing
 
     def _append(self, decide: Callable[[], Entry | None], holds: Callable[[], bool]) -> bool:
-        """Add the entry that `decide` returns in the knowledge of all others; say whether there was one.
+        """Add the entry that `decide` returns, given all others; say whether it returned one.
 
         Parameters
         ----------
         decide : callable
-            Called again whenever others have added entries. None where there is nothing to add any more.
+            Called again whenever others have added entries. Returns None if there is nothing left to add.
         holds : callable
-            Whether the log is as if the entry had been added; asked where the entry itself cannot tell.
+            Says whether the log already has the entry's effect; called if the entry itself cannot tell.
         """
         while True:
             self.refresh()
@@ -269,17 +269,18 @@ class CommitLog:
         writer, batch, segments, clock, plan
             As in `Commit`. The segments are durable by now.
         session : str
-            The attempt that commits; see `begin`. Empty where any attempt of the writer may commit.
+            The attempt that commits; see `begin`. Empty if any attempt of the writer may commit.
 
         Returns
         -------
         bool
-            False if the batch, or a later one, was there.
+            False if the batch, or a later one, was committed already.
 
         Raises
         ------
         FencedError
-            If another session of this writer has begun since, or it has sessions and this has none.
+            If another session of this writer has begun since, or the writer has sessions and `session` is
+            empty.
         CorruptDataError, UnavailableError
             As `refresh`. After `UnavailableError` the commit may be in the log; calling again finds out.
         """
@@ -300,12 +301,12 @@ class CommitLog:
         return self._append(decide, lambda: self._has(writer, session, batch))
 
     def begin(self, writer: str, session: str) -> WriterState:
-        """Begin a session: from here on, what other sessions of the writer commit is refused.
+        """Begin a session: from now on, commits of the writer's other sessions are refused.
 
         Returns
         -------
         WriterState
-            The writer's newest commit; of batch -1 where there is none.
+            The writer's newest commit, with batch -1 if there is none.
 
         Raises
         ------
@@ -327,14 +328,14 @@ class CommitLog:
         return known is not None and known.session == session and known.batch >= batch
 
     def subscribe(self, reader: str, offset_of: Callable[[], int]) -> Subscription:
-        """Subscribe a reader, if it is not; return where it began.
+        """Subscribe a reader unless it is subscribed; return its first row.
 
         Parameters
         ----------
         reader : str
             Its name.
         offset_of : callable
-            Returns the first row that it needs, as the log is then; it raises what is to be raised.
+            Returns the first row that the reader needs, given the current log. Its errors propagate.
 
         Raises
         ------
@@ -348,7 +349,7 @@ class CommitLog:
         return self.readers[reader]
 
     def unsubscribe(self, reader: str) -> bool:
-        """Let a reader go; say whether it was there.
+        """Remove a reader; say whether it was subscribed.
 
         Raises
         ------
@@ -361,13 +362,13 @@ class CommitLog:
         )
 
     def release(self, start_of: Callable[[], int]) -> bool:
-        """Let the stream begin later; say whether it does.
+        """Advance the stream's first row; say whether it moved.
 
         Parameters
         ----------
         start_of : callable
-            Returns the first row that is needed, as the log is then; where that is no later than the
-            stream's start, nothing is added.
+            Returns the first row that is needed, given the current log. If the stream already starts there or
+            later, nothing is added.
 
         Raises
         ------
@@ -380,7 +381,7 @@ class CommitLog:
         )
 
     def compact(self) -> None:
-        """Write a start and delete the entries that it stands for, where they are many.
+        """If there are many entries, write a start and delete the entries that it replaces.
 
         Raises
         ------
@@ -392,7 +393,7 @@ class CommitLog:
         start = Start(
             self.number, self.start, self.end, tuple(self.commits), dict(self.writers), dict(self.readers)
         )
-        # The state after an entry is one and the same, whoever writes it.
+        # The state after an entry is the same, whichever process writes it.
         with contextlib.suppress(ConflictError):
             self._files.publish(_name(start.number, "start"), to_bytes(start))
         self._started_at = start.number

@@ -1,4 +1,4 @@
-"""Records of a p-stream's commit log: entries, and starts, which stand for all entries up to one.
+"""Records of a p-stream's commit log: entries, and starts, which replace all entries up to a number.
 
 All are p-units without blocks (`penstock.checkpointing.p_unit`), so that each has a format version and a
 checksum. The kinds of entries and their meta::
@@ -10,7 +10,7 @@ checksum. The kinds of entries and their meta::
     unsubscribe  {"reader": text}
     release      {"start": int}
 
-and that of a start::
+and the meta of a start::
 
     start        {"number": int, "start": int, "end": int, "commits": [meta of a commit, ...],
                   "writers": {text: {"batch": int, "session": text, "clock": {text: int}, "plan": int}, ...},
@@ -62,12 +62,12 @@ class Segment:
 
     @property
     def rows(self) -> int:
-        """The rows of all its units."""
+        """The number of rows of all units."""
         return sum(unit.rows for unit in self.units)
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all its units."""
+        """The number of bytes of all units."""
         return sum(unit.size_bytes for unit in self.units)
 
 
@@ -78,21 +78,21 @@ class Commit:
     Parameters
     ----------
     writer : str
-        Who wrote it.
+        The writer's name.
     batch : int
-        The writer's number of it. No two commits of one writer have the same.
+        The writer's number of the batch, unique among its commits.
     session : str
-        The attempt that wrote it; empty where any attempt of the writer may commit.
+        The attempt that wrote it; empty if any attempt of the writer may commit.
     offset : int
-        The number of rows in the stream before it.
+        The number of rows in the stream before this commit.
     time_us : int
-        When it was committed, in microseconds since the Unix epoch, by the writer's clock.
+        The time of the commit, in microseconds since the Unix epoch, by the writer's clock.
     segments : tuple of Segment
-        What it makes visible, in the order of the rows. None where a session begins.
+        The segments that it makes visible, in row order. Empty for the start of a session.
     clock : mapping of str to int
-        The vector clock: how far into each of its sources the writer has come with it.
+        The vector clock: the writer's position in each of its sources.
     plan : int, optional
-        Of a query's micro-batch, a checksum of what Spark had planned for it, where that is known.
+        For a query's micro-batch, a checksum of Spark's plan for it, if known.
     """
 
     writer: str
@@ -106,17 +106,17 @@ class Commit:
 
     @property
     def rows(self) -> int:
-        """The rows of all its segments."""
+        """The number of rows of all segments."""
         return sum(segment.rows for segment in self.segments)
 
     @property
     def end(self) -> int:
-        """The number of rows in the stream with it."""
+        """The number of rows in the stream after this commit."""
         return self.offset + self.rows
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all its segments."""
+        """The number of bytes of all segments."""
         return sum(segment.size_bytes for segment in self.segments)
 
 
@@ -132,7 +132,7 @@ class WriterState:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """A reader is there, and needs the rows from `offset` on."""
+    """A reader subscribes, and needs the rows from `offset` on."""
 
     reader: str
     offset: int
@@ -140,14 +140,14 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """A reader needs nothing any more."""
+    """A reader unsubscribes."""
 
     reader: str
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The stream begins at row `start` now."""
+    """The stream now begins at row `start`."""
 
     start: int
 
@@ -177,7 +177,7 @@ class Start:
 
 
 def to_bytes(entry: Entry | Start) -> memoryview:
-    """Return the bytes of an entry's or a start's file."""
+    """Return the bytes of the file of an entry or a start."""
     match entry:
         case Commit():
             unit = PUnit("commit", _meta(entry))
@@ -293,7 +293,7 @@ def _start(fields: Fields) -> Start:
             raise fields.damaged("readers", "names")
     end = start.start
     for number, commit in enumerate(start.commits):
-        # The first may have rows that are released.
+        # The first may hold released rows.
         if commit.end <= end or (number and commit.offset != end):
             raise fields.damaged("commits", "commits that follow one another")
         end = commit.end

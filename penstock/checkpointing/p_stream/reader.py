@@ -1,4 +1,4 @@
-"""Following a p-stream without Spark."""
+"""Read a p-stream without Spark."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ _POLL_S = 0.02
 
 
 class PStreamReader:
-    """Reads a p-stream in order, from where this reader is.
+    """Reads a p-stream in order, from this reader's position.
 
-    With a name it is a subscriber: what it has not released is kept, and another reader of that name, in
-    another process and later, goes on from what was released. Without a name nothing is kept for it.
+    With a name it is a subscriber: rows that it has not released are kept, and a later reader of that name,
+    in any process, goes on from the last release. Without a name no rows are kept for it.
 
     Not safe to share among threads.
 
     Parameters
     ----------
     location : str or path
-        Where the p-stream is.
+        The p-stream's location.
     reader : str, optional
         The name to subscribe under.
     start : str or int
-        ``"earliest"``, ``"latest"`` or an offset; where a subscriber that is not new goes on all the same.
+        ``"earliest"``, ``"latest"`` or an offset. An existing subscriber ignores it and goes on from its
+        release.
     columns : sequence of str, optional
-        What to read; all columns unless told.
+        The columns to read; by default all.
 
     Raises
     ------
@@ -83,14 +84,14 @@ class PStreamReader:
             self.offset = self._stream.subscribe(reader, start)
 
     def read(self, max_rows: int | None = None) -> pa.Table:
-        """Return the rows that are there and were not read, at most `max_rows`; maybe none.
+        """Return the committed rows that were not read yet, at most `max_rows`; maybe none.
 
         Raises
         ------
         InvalidUsageError
-            If what comes next is released: only without a name.
+            If the next rows are released; only without a name.
         CorruptDataError, UnavailableError
-            If what is read is damaged, or the file system refuses.
+            If the data is damaged, or the file system refuses.
         """
         self._stream.refresh()
         stop = self._stream.end
@@ -101,7 +102,7 @@ class PStreamReader:
         return pa.Table.from_batches(batches, self.schema)
 
     def follow(self, *, max_rows: int | None = None, poll_s: float = _POLL_S) -> Iterator[pa.Table]:
-        """Return rows as they come, for ever; waits while there are none.
+        """Yield rows as they are committed, for ever; wait while there are none.
 
         Raises
         ------
@@ -116,7 +117,7 @@ class PStreamReader:
                 pause(poll_s)  # other processes' commits tell nobody
 
     def release(self) -> Trimmed:
-        """Let all rows that were read go: they are not read again, and are deleted once nobody needs them.
+        """Release all rows that were read: they are deleted once no other reader needs them.
 
         Raises
         ------

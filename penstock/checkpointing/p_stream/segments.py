@@ -1,9 +1,8 @@
-"""Segments: files of p-units, each coded by itself, written and read in large pieces.
+"""Segments: files of p-units, each encoded independently, written and read in large pieces.
 
-A segment is what `penstock.compression.BlockWriter` writes: the blocks of its p-units, one after the
-other. It is immutable, has a name of its own, and is seen by nobody before a commit names it.
-
-What codes p-units is loaded by those who read or write rows, not by those who plan it.
+A segment is a file of `penstock.compression.BlockWriter`: the consecutive blocks of its p-units. It is
+immutable, has a unique name, and is invisible until a commit names it. The codecs are loaded only by
+processes that read or write rows, not by those that plan.
 """
 
 from __future__ import annotations
@@ -37,30 +36,30 @@ UNIT_ROWS = 65_536
 
 _SEGMENT_BYTES = 32 << 20
 _AHEAD = 4
-"""P-units that may be coded and not written yet, for each thread that codes."""
+"""The limit of encoded and unwritten p-units, for each encoding thread."""
 
 _NAME = re.compile(r"(?P<writer>.+)-(?P<batch>\d{12})-(?P<part>\d{4,})-(?P<id>[0-9a-f]{32})\.segment")
 
 
 def writer_of(name: str) -> tuple[str, int] | None:
-    """Return the writer and the batch in a segment's name; None if it is none."""
+    """Return the writer and the batch in a segment's name; None if the name is not a segment's."""
     found = _NAME.fullmatch(name)
     return (found["writer"], int(found["batch"])) if found else None
 
 
 class Coder:
-    """Codes p-units with several threads, each with a chooser of its own.
+    """Encodes p-units with several threads, each with its own chooser.
 
     Parameters
     ----------
     goal : str or Goal
-        What the choosers minimise.
+        The goal that the choosers minimise.
     error_bounds : mapping of str to float, optional
         Columns that may lose precision; see `penstock.compression.Chooser`.
     codecs : mapping of str to str, optional
         Cascades for columns that no chooser decides about.
     threads : int, optional
-        As many as this process may use cores, at most 4, where it is not given.
+        By default the number of cores that this process may use, at most 4.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Coder:
         self._goal: str | Goal = goal
         self._error_bounds = dict(error_bounds or {})
         self._codecs = codecs
-        self._chooser()  # a goal or bound that cannot be is refused here
+        self._chooser()  # refuse an invalid goal or bound here
         self._pool = Threads(self.threads, "penstock-coder") if self.threads > 1 else None
 
     def _chooser(self) -> Chooser:
@@ -86,7 +85,7 @@ class Coder:
         return Chooser(self._goal, error_bounds=self._error_bounds)
 
     def submit(self, tables: Sequence[pa.Table], schema: pa.Schema | None = None) -> Future[bytes]:
-        """Begin to code tables as one p-unit, of their schema unless told; see `encode_table`."""
+        """Start encoding tables as one p-unit, by default with their schema; see `encode_table`."""
         if self._pool is not None:
             return self._pool.submit(self._code, tables, schema)
         future: Future[bytes] = Future()
@@ -108,31 +107,31 @@ class Coder:
         return encode_table(pa.concat_tables(tables), chooser=chooser, codecs=self._codecs, schema=schema)
 
     def blocks(self) -> tuple[int, int]:
-        """Return how many blocks of columns choosers decided about, and in how many a value did not fit."""
+        """Return how many column blocks the choosers decided, and how many had a value that did not fit."""
         known = [one for chooser in self._choosers for one in list(chooser.columns.values())]
         return sum(one.blocks for one in known), sum(one.deoptimised for one in known)
 
     def close(self) -> None:
-        """Wait for what is being coded and let the threads end."""
+        """Wait for the encoding to finish, and stop the threads."""
         if self._pool is not None:
             self._pool.close()
 
 
 class SegmentWriter:
-    """Writes the rows of one commit, or of one task's part of it, as segments.
+    """Writes the rows of one commit, or of one task's share, as segments.
 
     Parameters
     ----------
     files : Files
         The directory of segments.
     coder : Coder
-        Codes the p-units; it stays the caller's.
+        Encodes the p-units; the caller closes it.
     writer, batch, part : str, int, int
-        Who writes, for the names.
+        The parts of the segments' names.
     unit_rows : int
         The most rows of a p-unit.
     schema : pyarrow.Schema, optional
-        The p-stream's, where texts of tables may be dictionaries of such.
+        The p-stream's schema, if texts of tables may be dictionary-encoded.
     """
 
     def __init__(
@@ -158,7 +157,7 @@ class SegmentWriter:
         self._segments: list[Segment] = []
 
     def add(self, table: pa.Table) -> None:
-        """Add rows. Returns before they are written, but not before most of those before them are coded.
+        """Add rows. Returns before they are written, but blocks until most earlier rows are encoded.
 
         Raises
         ------
@@ -166,7 +165,7 @@ class SegmentWriter:
             If the file system refuses.
         """
         if 4 * self._waiting_rows >= self._unit_rows and 2 * table.num_rows >= self._unit_rows:
-            # Between large tables a smaller p-unit costs less than to put one together of both.
+            # Between large tables a smaller p-unit costs less than one concatenated from both.
             self._begin(self._waiting_rows)
         if table.num_rows:
             self._waiting.append(table)
@@ -175,7 +174,7 @@ class SegmentWriter:
             self._begin(self._unit_rows)
 
     def end(self) -> None:
-        """Begin to code the last rows: none follow.
+        """Start encoding the last rows; no more may follow.
 
         Raises
         ------
@@ -186,7 +185,7 @@ class SegmentWriter:
             self._begin(self._waiting_rows)
 
     def finish(self) -> tuple[Segment, ...]:
-        """Make all rows durable; return where they are.
+        """Make all rows durable; return their segments.
 
         Raises
         ------
@@ -245,16 +244,16 @@ def _alike(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows `first` to `stop` of one p-unit; what a reader's task is told.
+    """Rows `first` to `stop` of one p-unit; the unit of work of a reader's task.
 
     Parameters
     ----------
     segment : str
         The file.
     at, size_bytes, rows : int
-        The p-unit's place in it, and its rows.
+        The p-unit's position and size in the file, and its number of rows.
     first, stop : int
-        The rows of the p-unit that are meant.
+        The rows of the p-unit to read.
     """
 
     segment: str
@@ -266,7 +265,7 @@ class Piece:
 
 
 def pieces(commits: Iterable[Commit], start: int, stop: int) -> Iterator[Piece]:
-    """Return where the rows of a stream from `start` to before `stop` are, in their order."""
+    """Return the pieces that hold rows `start` to before `stop` of a stream, in order."""
     for commit in commits:
         offset = commit.offset
         for segment in commit.segments:
@@ -280,7 +279,7 @@ def pieces(commits: Iterable[Commit], start: int, stop: int) -> Iterator[Piece]:
 def read_blocks(
     files: Files, wanted: Sequence[Piece], schema: pa.Schema
 ) -> Iterator[tuple[Piece, TableBlock]]:
-    """Return the p-units of pieces, still coded. Those that follow one another are read at once.
+    """Return the p-units of pieces, still encoded. Consecutive p-units are read in one request.
 
     Parameters
     ----------
@@ -289,7 +288,7 @@ def read_blocks(
     wanted : sequence of Piece
         What to read.
     schema : pyarrow.Schema
-        The p-stream's, which the p-units have.
+        The schema of the p-stream and of its p-units.
 
     Raises
     ------

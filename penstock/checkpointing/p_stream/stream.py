@@ -1,4 +1,4 @@
-"""A p-stream: a durable channel of rows with writers, subscribers and a promise of where it begins.
+"""A p-stream: a durable channel of rows with writers, subscribers and a durable first row.
 
     LOCATION/
       p-stream                       what it is: format version, identity, schema
@@ -48,7 +48,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _SPARE_BYTES = 16 << 20
 _SPARE_COMMITS = 16
-"""Garbage that must be there before any is deleted, so that a deletion serves many commits."""
+"""Delete garbage only beyond this size, so that one deletion serves many commits."""
 
 _PROGRESS = re.compile(r"(\d{20})\.progress")
 
@@ -62,9 +62,9 @@ class Trimmed:
     start : int
         The first row that is kept.
     segments : int
-        How many files went.
+        The number of files deleted.
     size_bytes : int
-        Their bytes, as far as they were known.
+        Their bytes, as far as known.
     """
 
     start: int
@@ -73,7 +73,7 @@ class Trimmed:
 
 
 class PStream:
-    """One process's view of a p-stream. Writers and readers are made of it.
+    """One process's view of a p-stream. Writers and readers use it.
 
     Not safe to share among threads. Nothing is held open.
 
@@ -82,15 +82,15 @@ class PStream:
     location : str or path
         A directory; see `penstock.checkpointing.files.open_files`.
     schema : pyarrow.Schema, optional
-        Creates the stream where there is none; where there is one, it must have these columns.
+        Creates the stream if it does not exist; an existing stream must have these columns.
     direct_io : bool, optional
-        Whether rows bypass the page cache, written and read, which a stream that exists says of itself.
+        Whether rows bypass the page cache on write and read. By default as the existing stream was created.
 
     Raises
     ------
     InvalidUsageError
-        If there is no stream and no schema, the schema is another, or direct I/O is not as the stream says
-        or on no disk of this machine.
+        If there is no stream and no schema, the schema differs, or direct I/O contradicts the stream or is
+        not possible because the location is not a local disk.
     CorruptDataError
         If the stream's files are damaged.
     UnavailableError
@@ -132,7 +132,7 @@ class PStream:
                     location=self.files.location,
                     hint="write to it first, or give the schema that it is to have",
                 ) from None
-            # Where direct I/O cannot be, nothing is made.
+            # Create nothing if direct I/O is not possible.
             with contextlib.suppress(ConflictError):
                 self._files(bool(direct_io)).publish(DESCRIPTION_FILE, describe(schema, bool(direct_io)))
             known = self._read()
@@ -166,28 +166,28 @@ class PStream:
     # ------------------------------------------------------------------------------------- readers
 
     def refresh(self) -> None:
-        """Take note of what was committed since; see `CommitLog.refresh`."""
+        """Load the commits made since; see `CommitLog.refresh`."""
         self.log.refresh()
 
     @property
     def start(self) -> int:
-        """The first row that is there, as far as is known."""
+        """The first row that is kept, as of the last refresh."""
         return self.log.start
 
     @property
     def end(self) -> int:
-        """The number of rows ever committed, as far as is known."""
+        """The number of rows ever committed, as of the last refresh."""
         return self.log.end
 
     def offset_at(self, time_us: int) -> int:
-        """Return the offset of the first commit at or after a time; the end where there is none."""
+        """Return the offset of the first commit at or after a time; the end if there is none."""
         for commit in self.log.commits:
             if commit.time_us >= time_us:
                 return max(commit.offset, self.start)
         return self.end
 
     def offset_of(self, start: str | int) -> int:
-        """Return the offset that ``"earliest"``, ``"latest"`` or a number means, now.
+        """Resolve ``"earliest"``, ``"latest"`` or a number to an offset, as of now.
 
         Raises
         ------
@@ -218,7 +218,7 @@ class PStream:
             )
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
-        """Return where the rows from `start` to before `stop` are.
+        """Return the pieces that hold the rows from `start` to before `stop`.
 
         Raises
         ------
@@ -247,9 +247,9 @@ class PStream:
             yield block.read(names, piece.first, piece.stop)
 
     def subscribe(self, reader: str, start: str | int = EARLIEST) -> int:
-        """Subscribe a reader, if it is not; return the offset from which it goes on.
+        """Subscribe a reader unless it is subscribed; return the offset at which it continues.
 
-        From now on nothing from there on is deleted before the reader releases it.
+        From now on, rows from that offset on are kept until the reader releases them.
 
         Raises
         ------
@@ -263,7 +263,7 @@ class PStream:
         return self._progress(reader)
 
     def unsubscribe(self, reader: str) -> bool:
-        """Let a reader go, for which nothing is kept any more; say whether it was there.
+        """Remove a reader, so that no rows are kept for it; say whether it was subscribed.
 
         Raises
         ------
@@ -280,13 +280,13 @@ class PStream:
         return found
 
     def readers(self) -> dict[str, int]:
-        """Return up to which offset each subscribed reader is done."""
+        """Return the offset up to which each subscribed reader has released."""
         return {reader: self._progress(reader) for reader in self.log.readers}
 
     def trim_from(self, reader: str, offset: int) -> Trimmed:
         """Release the rows before `offset` for a reader: the release marker of a stream (Scabbard §3.3).
 
-        What no subscribed reader needs is deleted, in bulk, once it is worth while.
+        Rows that no subscribed reader needs are deleted in bulk, once there are enough.
 
         Raises
         ------
@@ -330,10 +330,11 @@ class PStream:
     # ------------------------------------------------------------------------------------ trimming
 
     def trim(self, *, now: bool = False) -> Trimmed:
-        """Delete what no subscribed reader needs, once it is enough to be worth while, or `now`.
+        """Delete rows that no subscribed reader needs, once there are enough or if `now`.
 
-        Steps: 1. the log says, durably, that the stream begins at the least progress, 2. segments that no
-        commit names any more go, 3. entries that a start stands for go. Without a reader nothing is deleted.
+        Steps: 1. durably move the stream's first row to the least progress of a reader, 2. delete segments
+        that no commit names any more, 3. delete entries that a start replaces. Without a reader nothing is
+        deleted.
 
         Raises
         ------
@@ -363,21 +364,22 @@ class PStream:
     def _orphans(self) -> list[FileFacts]:
         """Return the segments that no commit names, now or ever."""
         listed = self.segments.list()
-        # Listed first: what is committed after it was listed is kept.
+        # List first, so that segments committed afterwards are kept.
         self.refresh()
         kept = {segment.name for commit in self.log.commits for segment in commit.segments}
         return [fact for fact in listed if fact.name not in kept and _is_settled(fact.name, self.log.writers)]
 
     def cut_back(self, writer: str, session: str = "") -> int:
-        """Delete what a writer's attempts wrote and did not commit; return how many files that was.
+        """Delete the uncommitted segments of a writer's attempts; return their number.
 
         Parameters
         ----------
         writer : str
             Its name.
         session : str
-            The session that has begun, and has written nothing so far: others commit nothing any more.
-            Without one, attempts of a batch that is not in the log may still be under way, and stay.
+            The current session, which has written nothing so far; other sessions can no longer commit.
+            Without a session, attempts of a batch that is not in the log may still run, so their segments
+            stay.
 
         Raises
         ------
@@ -403,7 +405,7 @@ class PStream:
 
 
 def _is_settled(segment: str, writers: Mapping[str, WriterState]) -> bool:
-    """Say whether the batch of a segment is in the log, so that only commits that are there may name it."""
+    """Say whether the batch of a segment is in the log, so that no later commit can name it."""
     known = writer_of(segment)
     if known is None:
         return False

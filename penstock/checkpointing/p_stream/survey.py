@@ -30,13 +30,13 @@ class Writer:
     name : str
         Its name.
     batch : int
-        The number of that commit; -1 where it has made none.
+        The number of that commit; -1 if there is none.
     session : str
         The attempt that made it.
     clock : mapping of str to int
-        How far into each of its sources it has come.
+        Its position in each of its sources.
     time_us : int or None
-        When that was, by the writer's clock; None if its rows are released.
+        The time of that commit, by the writer's clock; None if its rows are released.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One subscribed reader: the rows before `offset` it has released, and the `lag` after it has not."""
+    """One subscribed reader: it has released the rows before `offset`, and not the `lag` rows after it."""
 
     name: str
     offset: int
@@ -57,7 +57,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """A file that nobody needs, now or ever."""
+    """A file that no process will ever need again."""
 
     files: Files
     name: str
@@ -71,25 +71,25 @@ class Survey:
     Parameters
     ----------
     location, identity, schema, direct_io
-        Where and what it is.
+        Its location, identity and columns, and whether it uses direct I/O.
     start, end : int
         The first row that is kept, and the number of rows ever committed.
     entries : int
         The number of the log's newest entry.
     commits : tuple of Commit
-        Those whose rows are not all released.
+        The commits whose rows are not all released.
     size_bytes : int
-        All files, unfinished ones too.
+        The bytes of all files, including unfinished ones.
     writers, readers : tuple
-        Who uses it.
+        Its writers and subscribed readers.
     spare : tuple of Commit
-        Commits that all readers have passed: what a trim frees.
+        Commits that all readers have passed, which a trim deletes.
     garbage : tuple of Garbage
         Files left by attempts and processes that ended.
     pending_files, pending_bytes : int
-        Segments that no commit names, but one may.
+        Segments that no commit names yet, but a later one may.
     damage : tuple of str
-        What is wrong with the segments, as far as sizes tell.
+        Problems of the segments that their sizes show.
     """
 
     location: str
@@ -121,7 +121,7 @@ class Survey:
 
     @property
     def committed_rows(self) -> int:
-        """The rows in those p-units: some may be released."""
+        """The rows in committed p-units; some may be released."""
         return sum(commit.rows for commit in self.commits)
 
     @property
@@ -149,7 +149,7 @@ def survey(stream: PStream, *, without: Collection[str] = ()) -> Survey:
     stream : PStream
         The stream; refreshed by this.
     without : collection of str
-        Readers that are looked upon as gone.
+        Readers to treat as unsubscribed.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def survey(stream: PStream, *, without: Collection[str] = ()) -> Survey:
         If the file system refuses.
     """
     readers = stream.files.child("readers")
-    # Listed before the log is read: what is committed after it was listed is neither garbage nor pending.
+    # List before reading the log: segments committed afterwards are neither garbage nor pending.
     segments, log = stream.segments.list(), stream.files.child("log").list()
     notes = {fact.name: readers.child(fact.name).list() for fact in readers.list() if fact.is_directory}
     stream.refresh()
@@ -200,7 +200,7 @@ def survey(stream: PStream, *, without: Collection[str] = ()) -> Survey:
 
 
 def _is_settled(stream: PStream, fact: FileFacts) -> bool:
-    """Say whether the batch of a segment is in the log, so that only commits that are there may name it."""
+    """Say whether the batch of a segment is in the log, so that no later commit can name it."""
     unfinished = _UNFINISHED.fullmatch(fact.name)
     known = writer_of(unfinished["name"] if unfinished else fact.name)
     state = stream.log.writers.get(known[0]) if known else None
@@ -208,7 +208,7 @@ def _is_settled(stream: PStream, fact: FileFacts) -> bool:
 
 
 def _old_entries(log: Iterable[FileFacts]) -> Iterator[FileFacts]:
-    """Return unfinished files of the log whose numbers a start stands for."""
+    """Return unfinished files of the log whose numbers a start covers."""
     known = [(fact, _ENTRY.fullmatch(fact.name)) for fact in log]
     newest = max(
         (int(found["number"]) for fact, found in known if found and fact.name.endswith(".start")), default=0
@@ -223,7 +223,7 @@ def _old_entries(log: Iterable[FileFacts]) -> Iterator[FileFacts]:
 def _old_notes(
     stream: PStream, directory: str, facts: Iterable[FileFacts], progress: Mapping[str, int]
 ) -> Iterator[FileFacts]:
-    """Return the files of a subscription that is over, and those of a reader's progress before its newest."""
+    """Return the progress files of ended subscriptions, and a reader's progress files before its newest."""
     number = _NOTES.fullmatch(directory)
     if number is None or int(number["number"]) > stream.log.number:
         return
@@ -254,7 +254,7 @@ def _damage(stream: PStream, commits: Iterable[Commit], listed: Iterable[FileFac
 
 
 def _size_now(stream: PStream, segment: Segment) -> int | None:
-    """Return the bytes of a segment that was not listed; None if it is released meanwhile."""
+    """Return the bytes of a segment that was not listed; None if it was released meanwhile."""
     try:
         return len(stream.segments.read_range(segment.name, 0, segment.size_bytes))
     except FileNotFoundError:
@@ -264,7 +264,7 @@ def _size_now(stream: PStream, segment: Segment) -> int | None:
 
 
 def delete_garbage(found: Survey) -> Iterator[Garbage]:
-    """Delete the garbage of a survey; return each file when it is gone.
+    """Delete the garbage of a survey; yield each file once it is deleted.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Threads that work as long as the process does."""
+"""A thread pool that works until the process ends."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _Queue: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
 
 
 class Threads:
-    """Threads that do what they are given, which begins in that order. Any thread may call it.
+    """A pool of threads that starts tasks in the order of submission. Any thread may call it.
 
-    Executors of the standard library take nothing any more once the main thread has ended; but other threads,
-    and what is registered for the end (`atexit`), may append rows then, and wait until they are durable.
-    What is not waited for ends with the process.
+    Executors of the standard library refuse tasks once the main thread has ended. But other threads and
+    `atexit` handlers may append rows then, and wait until they are durable. Tasks that nobody waits for end
+    with the process.
 
     Parameters
     ----------
     count : int
-        How many; they start at once, since none may start at the end.
+        The number of threads. They start at once, since none can start at interpreter exit.
     name : str
         The beginning of their names.
     """
@@ -46,11 +46,11 @@ class Threads:
         ]
         for thread in self._threads:
             thread.start()
-        # The threads know the queue alone, so what is never closed goes all the same.
+        # The threads reference only the queue, so a pool that is never closed is still collected.
         weakref.finalize(self, _end, self._work, count).atexit = False
 
     def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have something done; the future has what it returns or raises.
+        """Submit a task; return a future of its result or error.
 
         Raises
         ------
@@ -65,7 +65,7 @@ class Threads:
         return future
 
     def close(self) -> None:
-        """Wait until all is done and the threads have ended. Closing twice is no error."""
+        """Wait until all tasks are done and the threads have ended. Closing twice is not an error."""
         with self._lock:
             if not self._closed:
                 self._closed = True

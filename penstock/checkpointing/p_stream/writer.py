@@ -1,4 +1,4 @@
-"""Appending to a p-stream from any Python process."""
+"""Append to a p-stream from any Python process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PENDING_BYTES = 256 << 20
 
 
 class _Taken(NamedTuple):
-    """The rows of one commit: the writer's clock behind them, and how many appends there were by then."""
+    """The rows of one commit, the writer's clock after them, and the number of appends up to them."""
 
     batch: int
     tables: list[pa.Table]
@@ -47,33 +47,32 @@ class _Taken(NamedTuple):
 class PStreamWriter:
     """Appends Arrow tables to a p-stream; rows are visible once they are durable.
 
-    Threads of its own code, write and commit what was appended: all that came within a while, in one commit
-    (group commit). While one is synced, the next is coded. What one call appends becomes visible at once or
-    not at all.
+    Its threads encode, write and commit the appended rows: all rows of an interval in one commit (group
+    commit). While one commit is synced, the next is encoded. The rows of one call become visible atomically.
 
-    One name belongs to one process at a time: opening a writer fences the one that had its name before.
-    Several writers, each with a name of its own, may append to one stream. Any thread of the process that
-    opened it may call it; a forked process opens a writer of its own, as threads do not survive a fork.
+    One name belongs to one process at a time: opening a writer fences the previous writer of its name.
+    Several writers with different names may append to one stream. Any thread of the process that opened it
+    may call it. A forked process must open its own writer, since threads do not survive a fork.
 
     Parameters
     ----------
     location : str or path
-        Where the p-stream is; see `penstock.checkpointing.files.open_files`.
+        The p-stream's location; see `penstock.checkpointing.files.open_files`.
     schema : pyarrow.Schema, optional
-        Its columns; needed where the stream does not exist yet.
+        Its columns; required if the stream does not exist yet.
     writer : str
         The writer's name.
     interval : str or timedelta
-        How long rows may wait for others to be committed with; "200ms" unless told.
+        The longest wait of rows for a group commit; "200ms" by default.
     goal, error_bounds, codecs, threads
-        How columns are coded; see `penstock.compression.Chooser` and `encode_table`.
+        The encoding of columns; see `penstock.compression.Chooser` and `encode_table`.
     unit_rows : int
         The most rows of a p-unit.
     max_pending_bytes : int
-        Once this much waits, `append` waits too.
+        The limit of pending bytes above which `append` blocks.
     direct_io : bool, optional
-        Whether in a stream that is made by this rows bypass the page cache when they are written and read,
-        which takes less processor time; readers then wait for the disk. A stream that exists says of itself.
+        Whether rows of a stream that this call creates bypass the page cache on write and read. This takes
+        less CPU time, but readers wait for the disk. An existing stream keeps its setting.
 
     Raises
     ------
@@ -147,36 +146,36 @@ class PStreamWriter:
 
     @property
     def clock(self) -> dict[str, int]:
-        """The vector clock of the newest commit: from where each source is to be read again."""
+        """The vector clock of the newest commit: the position at which to resume each source."""
         self._check_process()
         with self._changed:
             return dict(self._committed)
 
     @property
     def committed_rows(self) -> int:
-        """The rows of the stream as of this writer's newest commit, other writers' too."""
+        """The rows of the stream as of this writer's newest commit, including other writers' rows."""
         return self._stream.end
 
     def append(self, rows: Any, *, clock: Mapping[str, int] | None = None) -> None:
-        """Append rows; returns before they are durable. Waits while too much is pending.
+        """Append rows; return before they are durable. Block while too much is pending.
 
         Parameters
         ----------
         rows : pyarrow.Table, pyarrow.RecordBatch, pandas.DataFrame, list of dict, or dict
-            With the stream's columns, in any order. A dict has columns as sequences, a list has a dict for
-            each row; those are the slow ways. Texts of Arrow may be dictionaries of such, which takes less
-            time. Memory of Arrow is shared until it is coded, and counts as pending, all of a dictionary for
-            each part.
+            Rows with the stream's columns, in any order. A dict holds columns as sequences, a list holds a
+            dict for each row; both are slow. Arrow texts may be dictionary-encoded, which is faster. Arrow
+            memory is shared until it is encoded, and counts as pending; a whole dictionary counts for each
+            part.
         clock : mapping of str to int, optional
-            How far its sources were read with it. What is not named stays as it was.
+            The positions in the sources after these rows. Sources that are not named keep their position.
 
         Raises
         ------
         InvalidUsageError
-            If the columns are others, values are not of their types, a code of a dictionary has no text, or
-            the writer is closed, or of another process.
+            If the columns or their types differ, a dictionary code has no text, or the writer is closed or
+            belongs to another process.
         PenstockError
-            If rows before these could not be committed: as `flush`.
+            If earlier rows could not be committed; see `flush`.
         """
         self._check_process()
         table = self._checked(_as_arrow(rows, self.schema))
@@ -191,17 +190,17 @@ class PStreamWriter:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all that was appended is durable and visible.
+        """Wait until all appended rows are durable and visible.
 
         Raises
         ------
         FencedError
             If another process opened a writer of this name since.
         InvalidUsageError
-            If the writer was aborted before all was committed, or is of another process.
+            If the writer was aborted before all rows were committed, or belongs to another process.
         CorruptDataError, UnavailableError
-            If the stream is damaged or the file system refuses. What was appended since the last commit is
-            lost to this writer; a new one tells by its clock from where to go on.
+            If the stream is damaged or the file system refuses. This writer has lost the rows since the last
+            commit; a new writer's clock tells where to resume.
         """
         self._check_process()
         with self._changed:
@@ -214,7 +213,7 @@ class PStreamWriter:
             self._check_error()
 
     def close(self) -> None:
-        """Flush and end. Closing twice is no error.
+        """Flush and end. Closing twice is not an error.
 
         Raises
         ------
@@ -229,7 +228,7 @@ class PStreamWriter:
             self.abort()
 
     def abort(self) -> None:
-        """End without committing what is pending, but for a commit that is under way.
+        """End without committing pending rows; a commit that is under way finishes.
 
         In a forked process it does nothing: rows and threads belong to the process that opened the writer.
         """
@@ -248,7 +247,7 @@ class PStreamWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; without committing what is pending if an error is under way."""
+        """Close; abort if an error is under way."""
         if kind is None:
             self.close()
         else:
@@ -268,7 +267,7 @@ class PStreamWriter:
         return self._pending_bytes < self._max_pending_bytes or self._error is not None or self._closed
 
     def _check_process(self) -> None:
-        """Refuse to work in a forked process, which has the locks and rows of its parent, but no threads."""
+        """Refuse to work in a forked process, which has its parent's locks and rows, but no threads."""
         if os.getpid() != self._process:
             raise InvalidUsageError(
                 "a forked process cannot use the writer of its parent",
@@ -289,7 +288,7 @@ class PStreamWriter:
     # --------------------------------------------------------------------------------- the threads
 
     def _run(self) -> None:
-        """Code one batch while the one before it is committed by another thread."""
+        """Encode one batch while another thread commits the previous one."""
         try:
             before: Future[None] | None = None
             while (taken := self._take()) is not None:
@@ -308,7 +307,7 @@ class PStreamWriter:
                 self._changed.notify_all()
 
     def _take(self) -> _Taken | None:
-        """Wait for rows, and a while for more; return them."""
+        """Wait for rows, then up to an interval for more; return them."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._pending) or self._is_over())
             self._changed.wait_for(self._is_enough, timeout=self._interval_s)
@@ -345,7 +344,7 @@ class PStreamWriter:
         return segments
 
     def _commit(self, taken: _Taken, segments: SegmentWriter) -> None:
-        """Commit rows. Steps: 1. write the segments, 2. commit them, 3. tell who waits."""
+        """Commit rows. Steps: 1. write the segments, 2. commit them, 3. notify waiters."""
         try:
             written = segments.finish()
             failpoint("p_stream.after_segments")
@@ -372,10 +371,10 @@ class PStreamWriter:
         return f"PStreamWriter({self._stream.files.location!r}, writer={self.name!r})"
 
     def metrics(self) -> dict[str, Any]:
-        """Return what waits and what is durable: calls of `append`, bytes in memory, and bytes on disk.
+        """Return the pending and the durable: calls of `append`, bytes in memory, and bytes on disk.
 
-        Also the blocks of columns whose codec was chosen, and of these the deoptimised: those that had a
-        value which did not fit the choice, and were coded with what holds everything.
+        Also count the column blocks whose codec was chosen, and the deoptimised ones among them: blocks with
+        a value that did not fit the choice, encoded by the default codec instead.
         """
         self._check_process()
         blocks, deoptimised = self._coder.blocks()
@@ -392,8 +391,8 @@ class PStreamWriter:
 
 
 def _as_kept(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedArray[Any]:
-    """Return a column as it is coded: of the field's type, or texts of it as a dictionary without nulls."""
-    # pyarrow casts no null struct with a field that is never null, not even to its own type.
+    """Return a column of the field's type, or as dictionary-encoded texts without nulls."""
+    # pyarrow cannot cast a null struct that has a non-nullable field, not even to its own type.
     if column.type.equals(field.type, check_metadata=True):
         return column
     if not is_coded_text(column.type, field.type):
@@ -410,7 +409,7 @@ def _as_arrow(rows: Any, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
     Raises
     ------
     InvalidUsageError
-        If they are of no kind that has rows, lack a column, have another one, or a value has another type.
+        If the type is not supported, a column is missing or unknown, or a value has the wrong type.
     """
     if isinstance(rows, pa.Table | pa.RecordBatch):
         return rows
@@ -438,7 +437,7 @@ def _as_arrow(rows: Any, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
             return pa.Table.from_pydict(rows, schema)
         return pa.Table.from_pandas(rows, schema, preserve_index=False)
     except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        # The message of Arrow may have values in it.
+        # Arrow's message may contain values.
         raise InvalidUsageError(
             "rows do not fit the p-stream's columns", kind=type(error).__name__, schema=schema_text(schema)
         ) from None
