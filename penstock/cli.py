@@ -2,7 +2,7 @@
 
 Nothing heavy is imported before a command needs it, so ``--help`` and ``check`` are quick, and ``check``
 starts no JVM; nor do ``ingest``, and ``gc`` and ``inspect`` without ``--checkpoint``. Exit codes: 0 for
-success, 1 when a run fails or what is stored is damaged, 2 for a wrong command line, configuration or input,
+success, 1 when a run fails or stored data is damaged, 2 for a wrong command line, configuration or input,
 130 and 143 when SIGINT or SIGTERM stopped the run.
 """
 

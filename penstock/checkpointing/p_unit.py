@@ -17,7 +17,7 @@ Layout, little-endian::
 In format version 1 each block is an Arrow IPC stream of one batch; it is still read.
 
 Nothing in a p-unit is ever unpickled or evaluated, and sizes are checked against the file's length
-before any memory is taken. The block names and what `meta` holds are the business of the caller.
+before any memory is taken. The caller defines the block names and the content of `meta`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.compression.abc import check_version
 from penstock.errors import CorruptDataError, InvalidUsageError
 
 if TYPE_CHECKING:
-    # Logs have units without blocks; their readers need not load what codes blocks.
+    # Units of logs have no blocks, so their readers need not load the codecs.
     from penstock.compression import TableBlock
 
 __all__ = [
@@ -53,10 +53,10 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 2
-"""The newest format that this code reads and the one that it writes."""
+"""The newest format that this code reads, and the format that it writes."""
 
 CODEC = "zstd"
-"""The cascade of every column: no kernel is compiled for it, on whichever machine a worker starts."""
+"""The default cascade of a column. It needs no compiled kernel, so no worker waits for a compilation."""
 
 PACKED = "base_delta>ns"
 """The cascade of integers in units that are `PUnit.packed`: a tenth of the time."""
@@ -72,23 +72,23 @@ _HEADER_AT = _PREFIX.size + _CHECKSUM.size
 _ALIGNMENT = 8
 _MAX_COLUMN_BYTES = 1 << 33
 _FIRST_BYTES = 1 << 14
-"""Most headers are within so many bytes."""
+"""Most headers fit in this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PUnit:
-    """One durable unit: what kind it is, what it says of itself, and its blocks.
+    """One durable unit: its kind, its metadata, and its blocks.
 
     Attributes
     ----------
     kind : str
-        What kind it is.
+        The kind of unit.
     meta : mapping of str to JSON values
-        What it says of itself.
+        The unit's metadata.
     blocks : mapping of str to pyarrow.RecordBatch
         Its blocks by name.
     packed : bool
-        Whether numbers are packed (`PACKED`, `PACKED_FLOATS`), for who runs kernels on them anyway.
+        Whether numbers are packed (`PACKED`, `PACKED_FLOATS`), for callers that run kernels anyway.
     """
 
     kind: str
@@ -102,15 +102,15 @@ class PUnit:
         return Fields(self.meta)
 
     def block(self, name: str, schema: pa.Schema) -> pa.RecordBatch:
-        """Return a block of a schema, with nulls only where that has them.
+        """Return a block with a schema, with nulls only in its nullable fields.
 
-        Text and binary may be stored with offsets of the other width, as Spark has a setting for it, and
-        fields of structs may say otherwise what can be null.
+        Text and binary may be stored with offsets of the other width, since that is a Spark setting, and
+        fields of structs may differ in nullability.
 
         Raises
         ------
         CorruptDataError
-            If it is not there, has other columns, or nulls where there are none.
+            If it is missing, has other columns, or has nulls in a field that allows none.
         """
         block = self.blocks.get(name)
         if block is None:
@@ -133,12 +133,12 @@ class PUnit:
         return pa.RecordBatch.from_arrays(block.columns, schema=schema)
 
     def numbers_below(self, name: str, column: str, limit: int, *, ascend: bool = False) -> Any:
-        """Return a column of a block, which holds numbers from 0 to below a limit; may they `ascend`.
+        """Return a column of a block; check that its numbers are from 0 to below a limit, and `ascend`.
 
         Raises
         ------
         CorruptDataError
-            If one is another number, or not greater than the one before it where they ascend.
+            If a number is out of range, or not greater than its predecessor although they must ascend.
         """
         numbers = self.blocks[name].column(column).to_numpy()
         if numbers.size and (
@@ -153,7 +153,7 @@ class PUnit:
 
 
 def _narrow(kind: pa.DataType) -> pa.DataType:
-    """Return a type with offsets of 32 bits, in which all inner fields may be null."""
+    """Return the type with 32-bit offsets and nullable inner fields."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(one.name, _narrow(one.type)) for one in kind])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -178,7 +178,7 @@ def encode_blocks(unit: PUnit) -> dict[str, bytes]:
 
 
 def packed_cascades(schema: pa.Schema, *, floats: str, others: str) -> dict[str, str]:
-    """Return the cascades of columns of which integers are packed."""
+    """Return the cascades of columns whose integers are packed."""
 
     def cascade(kind: pa.DataType) -> str:
         return PACKED if pa.types.is_integer(kind) else floats if pa.types.is_floating(kind) else others
@@ -194,7 +194,7 @@ def encode(unit: PUnit, coded: Mapping[str, bytes] | None = None) -> memoryview:
     unit : PUnit
         What to write.
     coded : mapping of str to bytes, optional
-        Its blocks as `encode_blocks` returned them, where the caller has them already.
+        The result of `encode_blocks`, if the caller has it already.
     """
     streams = encode_blocks(unit) if coded is None else coded
     entries = [
@@ -218,7 +218,7 @@ def decode(content: bytes | memoryview, file: object) -> PUnit:
     Raises
     ------
     CorruptDataError
-        If the content is cut, changed, no p-unit, or of a newer format than this code knows.
+        If the content is cut, changed, not a p-unit, or of a newer format than this code knows.
     """
     version, fields, streams = _parts(content, file)
     blocks = {
@@ -229,21 +229,21 @@ def decode(content: bytes | memoryview, file: object) -> PUnit:
 
 
 def head(read: Callable[[int, int], bytes | memoryview], size_bytes: int, file: object) -> tuple[PUnit, int]:
-    """Return what a p-unit says of itself, without its blocks, and how long it is with them.
+    """Return a p-unit without its blocks, and its full length.
 
     Parameters
     ----------
     read : callable
-        Returns so many bytes of it from a place on, as `penstock.checkpointing.files.Files.read_range`.
+        Returns a number of bytes from a position on, as `penstock.checkpointing.files.Files.read_range`.
     size_bytes : int
-        How long the file is.
+        The length of the file.
     file : object
         Names it in errors.
 
     Raises
     ------
     CorruptDataError
-        If the header is cut, changed, of no p-unit, or of a newer format than this code knows.
+        If the header is cut, changed, not a p-unit's, or of a newer format than this code knows.
     """
     begin = read(0, _FIRST_BYTES)
     version, header_size = _prefix(begin, size_bytes, file)
@@ -256,7 +256,7 @@ def head(read: Callable[[int, int], bytes | memoryview], size_bytes: int, file: 
 
 
 def tables(content: bytes | memoryview, file: object) -> dict[str, TableBlock]:
-    """Return the blocks of a p-unit by name, still coded.
+    """Return the blocks of a p-unit by name, still encoded.
 
     Raises
     ------
@@ -280,7 +280,7 @@ def _table(stream: memoryview, file: object, at: int) -> TableBlock:
 def _parts(
     content: bytes | memoryview, file: object
 ) -> tuple[int, dict[str, Any], dict[str, tuple[int, memoryview]]]:
-    """Return the format version, the header, and of each block where it begins and its bytes, all checked."""
+    """Return the format version, the header, and the offset and bytes of each block, all checked."""
     size = len(content)
     version, header_size = _prefix(content, size, file)
     fields = _header(content, version, header_size, file)
@@ -304,7 +304,7 @@ def _parts(
 
 
 def _prefix(content: bytes | memoryview, size: int, file: object) -> tuple[int, int]:
-    """Return the format version of a file of `size` bytes, and its header's length, by its beginning."""
+    """Return the format version and the header length from the first bytes of a file of `size` bytes."""
     if min(size, len(content)) < _HEADER_AT:
         raise CorruptDataError("the file is too short for a p-unit", file=file, size_bytes=size)
     magic, version, _, header_size = _PREFIX.unpack(bytes(content[: _PREFIX.size]))
@@ -317,7 +317,7 @@ def _prefix(content: bytes | memoryview, size: int, file: object) -> tuple[int, 
 
 
 def _header(content: bytes | memoryview, version: int, header_size: int, file: object) -> dict[str, Any]:
-    """Return what the header says, which is checked."""
+    """Return the header after verifying its checksum."""
     prefix = bytes(content[: _PREFIX.size])
     flags = _PREFIX.unpack(prefix)[2]
     header = bytes(content[_HEADER_AT : _HEADER_AT + header_size])
@@ -335,9 +335,9 @@ def _header(content: bytes | memoryview, version: int, header_size: int, file: o
 
 
 def _fields(header: bytes, file: object) -> dict[str, Any]:
-    """Return what the header says, of which everything has the type that it should have.
+    """Return the fields of the header, each with a checked type.
 
-    A checksum is no signature: whoever writes a file can make it right.
+    A checksum is not a signature: any writer can make it valid.
     """
     try:
         fields: dict[str, Any] = json.loads(header)

@@ -1,7 +1,7 @@
-"""Releases, which wait until what proves them right is durable.
+"""Delay releases until the checkpoint that justifies them is durable.
 
-Spark says that a micro-batch is done when its checkpoint says so, which is not synced. What is released at
-once is missing after a power cut, when Spark goes back to an older micro-batch.
+Spark reports a micro-batch as done when it is in its checkpoint, which is not synced. If its rows were
+released at once, they would be missing after a power cut, when Spark goes back to an older micro-batch.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _PAUSE = 19.0
 
 
 class Releases:
-    """Pending releases of one process, of each key the newest.
+    """The pending releases of one process, the newest of each key.
 
-    Used by one thread. A release that is never run is made up for by a later one of its key.
+    Used by one thread. If a release never runs, a later one of its key covers it.
 
     Parameters
     ----------
@@ -34,16 +34,17 @@ class Releases:
         self._not_before_s = 0.0
 
     def add(self, key: str, release: Callable[[], object]) -> None:
-        """Add a release that all proves right that this machine has written so far."""
+        """Add a release that is safe once everything written on this machine so far is durable."""
         self._pending[key] = release
 
     def run(self, *, now: bool = False) -> bool:
-        """Sync all disks, then do what is pending, unless it is too soon and not to be `now`; say which.
+        """Sync all disks, then run the pending releases, unless it is too soon and not `now`; say whether it
+        did.
 
         Raises
         ------
         PenstockError
-            What a release raises; those after it are given up.
+            The error of a release; later releases are dropped.
         """
         begin = self._clock()
         if not self._pending or (begin < self._not_before_s and not now):

@@ -1,7 +1,7 @@
 """A checkpoint of Spark's on a disk of this machine: make it durable, and repair it after a power cut.
 
-Spark does not sync its files. After a power cut those of the last seconds are empty, cut or gone, and Spark
-does not start over them::
+Spark does not sync its files. After a power cut the files of the last seconds are empty, cut or missing, and
+Spark refuses to start::
 
     CHECKPOINT/metadata                   the query's id
     CHECKPOINT/offsets/<batch>            which rows a micro-batch has
@@ -16,7 +16,7 @@ Invariants (docs/design/0015-power-cuts.md):
 
 1. A p-stream takes a micro-batch of a query only when the files that the query would start from are durable.
 2. Rows and state are released only when the files that prove them needless are durable.
-3. So whatever a power cut takes, nothing durable depends on, and a repair may drop it.
+3. So nothing durable depends on the files that a power cut destroys, and a repair may drop them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _File = tuple[Files, str]
 
 
 def local_path(location: str) -> Path | None:
-    """Return the path of a checkpoint, as Spark is given it; None if it is not on this machine's disks."""
+    """Return the local path of a checkpoint location in Spark's form; None if it is not on a local disk."""
     scheme = _SCHEME.match(location)
     if scheme is None:
         return Path(location)
@@ -59,12 +59,12 @@ def local_path(location: str) -> Path | None:
 
 
 def make_durable(location: str | None) -> None:
-    """Make durable what Spark has written to a checkpoint so far; what is not on a local disk is so already.
+    """Sync all files that Spark has written to a checkpoint; files on other file systems are durable already.
 
     Parameters
     ----------
     location : str or None
-        The checkpoint, as Spark is given it. If it is not known, or not where this process sees it, all disks
+        The checkpoint, in the form given to Spark. If it is unknown, or this process cannot see it, all disks
         of the machine are synced.
 
     Raises
@@ -85,10 +85,10 @@ def make_durable(location: str | None) -> None:
 
 
 def plan_of(location: str | None, batch: int) -> int | None:
-    """Return a checksum of what Spark has planned for a micro-batch; None where it is not on a local disk.
+    """Return a checksum of Spark's plan of a micro-batch; None if the plan is not on a local disk.
 
-    A micro-batch that runs again from Spark's log has the same; one that is planned anew, after the log went
-    back, has another.
+    A micro-batch that runs again from Spark's log has the same checksum. One that is planned anew, because
+    the log went back, has another.
 
     Raises
     ------
@@ -111,7 +111,7 @@ class Repair:
     Attributes
     ----------
     batch : int or None
-        The newest micro-batch whose plan is kept; None if the query begins anew, or nothing is to be done.
+        The newest micro-batch whose plan is kept; None if the query begins anew, or needs no repair.
     files : tuple of str
         The paths of the files.
     """
@@ -122,7 +122,7 @@ class Repair:
 
 @dataclass(slots=True)
 class _Log:
-    """The numbered files of a directory: of each number its files, and whether they are whole."""
+    """The numbered files of a directory, and for each whether it is whole."""
 
     files: Files
     names: dict[int, dict[str, bool]] = field(default_factory=dict)
@@ -131,12 +131,12 @@ class _Log:
         self.names.setdefault(number, {})[name] = whole
 
     def has(self, number: int) -> bool:
-        """Say whether one file of a number is whole: of a version of state, one is enough."""
+        """Say whether any file of a number is whole; one is enough for a version of state."""
         return any(self.names.get(number, {}).values())
 
     @property
     def lacks(self) -> list[int]:
-        """The numbers of which no file is whole."""
+        """The numbers without a whole file."""
         return [number for number in self.names if not self.has(number)]
 
     @property
@@ -150,26 +150,26 @@ class _Log:
 
 
 def repair_checkpoint(location: str | os.PathLike[str], *, dry_run: bool = True) -> Repair:
-    """Drop what a power cut has left of the newest files of a query's checkpoint, so that Spark starts again.
+    """Delete the newest files of a query's checkpoint that a power cut damaged, so that Spark starts again.
 
-    Called on the driver while the query does not run. If no file is torn nothing is done. Otherwise the query
-    goes on from the newest micro-batch for which all that it needs is whole; later files go. Of a checkpoint
-    that is not on a disk of this machine, only what is left of a first offset that was never written goes.
+    Called on the driver while the query does not run. If no file is torn, nothing is done. Otherwise the
+    query goes on from the newest micro-batch whose files are all whole; later files are deleted. If the
+    checkpoint is not on a local disk, only the remains of an unfinished first offset are deleted.
 
-    A micro-batch that was planned and is not whole is planned anew. A sink that is no p-stream and drops
-    numbers of micro-batches that it knows may drop its rows.
+    A planned micro-batch whose files are not whole is planned anew. A sink other than a p-stream may drop its
+    rows, if it skips micro-batch numbers that it has seen.
 
     Parameters
     ----------
     location : str or path
         The checkpoint.
     dry_run : bool
-        Whether to delete nothing, and only say what would be deleted.
+        Whether to only report the files, without deleting them.
 
     Raises
     ------
     CorruptDataError
-        If no micro-batch is left from which the query could go on.
+        If no micro-batch is left from which the query can go on.
     UnavailableError
         If the file system refuses.
 
@@ -195,7 +195,7 @@ def repair_checkpoint(location: str | os.PathLike[str], *, dry_run: bool = True)
 
 
 def _to_repair(files: LocalFiles) -> tuple[int | None, list[_File]]:
-    """Return the newest micro-batch that is kept, and the files that go."""
+    """Return the newest micro-batch that is kept, and the files to delete."""
     checkpoint = _Checkpoint(files)
     if not checkpoint.is_torn:
         return None, _torn_start(checkpoint.offsets.files)
@@ -204,7 +204,7 @@ def _to_repair(files: LocalFiles) -> tuple[int | None, list[_File]]:
 
 
 def _torn_start(offsets: Files) -> list[_File]:
-    """Return what is left of a first offset that was never whole; Spark takes it for another query's."""
+    """Return the remains of an unfinished first offset, which Spark would take for another query's."""
     names = [fact.name for fact in offsets.list()]
     return [] if any(map(str.isdecimal, names)) else [(offsets, name) for name in names if name[0] == "."]
 
@@ -248,7 +248,7 @@ class _Checkpoint:
         return self.has_torn_metadata or any(log.is_torn for log in logs)
 
     def repair(self) -> tuple[int | None, list[_File]]:
-        """Return the newest micro-batch that is kept, and the files that go."""
+        """Return the newest micro-batch that is kept, and the files to delete."""
         for batch in sorted(self.offsets.names, reverse=True):
             if self.has_torn_metadata or not self._is_planned(batch):
                 continue
@@ -266,7 +266,7 @@ class _Checkpoint:
         return self._from(-1, committed=-1)
 
     def _is_planned(self, batch: int) -> bool:
-        """Say whether the files of a micro-batch's plan are whole, those of its sources of files, too."""
+        """Say whether the files of a micro-batch's plan are whole, including the logs of its file sources."""
         if not self.offsets.has(batch):
             return False
         found = self._found_by(batch)
@@ -275,7 +275,7 @@ class _Checkpoint:
         )
 
     def _found_by(self, batch: int) -> dict[int, int]:
-        """Return up to which number of its log each source of files is with a micro-batch."""
+        """Return the log number that each file source has reached with a micro-batch."""
         lines = bytes(self.offsets.files.read(str(batch))).decode().splitlines()[2:]
         found = {}
         for source, line in enumerate(lines):
@@ -291,7 +291,7 @@ class _Checkpoint:
         return not any(lacking <= version for log in self.states for lacking in log.lacks)
 
     def _from(self, batch: int, committed: int) -> tuple[int | None, list[_File]]:
-        """Return what goes so that the newest plan is `batch`, and the newest commit `committed`."""
+        """List the files to delete so that `batch` is the newest plan, and `committed` the newest commit."""
         gone = [*self.offsets.gone_after(batch), *self.commits.gone_after(committed)]
         found = self._found_by(batch) if batch >= 0 else {}
         for source, log in enumerate(self.sources):
@@ -316,10 +316,10 @@ def _log(files: Files) -> _Log:
 
 
 def _states(files: LocalFiles, since: int) -> Iterator[_Log]:
-    """Yield the versions of each part of the state; what describes an operator counts as version 1.
+    """Yield the versions of each part of the state; an operator's description counts as version 1.
 
-    Files older than the version `since` are taken for whole, but snapshots, which are written late, are
-    compared with their checksums by length. There are many, so nothing is asked of a file that need not be.
+    Files older than the version `since` are assumed to be whole. Snapshots are written late, so their lengths
+    are compared with their checksum files. There are many files, so none is read without need.
     """
     log = _Log(files)
     for name, is_directory in _listed(files.directory):
@@ -337,7 +337,7 @@ def _states(files: LocalFiles, since: int) -> Iterator[_Log]:
 
 
 def _listed(directory: Path) -> list[tuple[str, bool]]:
-    """Return the names in a directory, and which are directories."""
+    """Return the names in a directory, and which of them are directories."""
     try:
         with os.scandir(directory) as entries:
             return [(entry.name, entry.is_dir()) for entry in entries]
@@ -359,7 +359,7 @@ def _sums_of(name: str) -> str:
 
 
 def _is_whole(files: Files, name: str, *, text: bool = False) -> bool:
-    """Say whether a file is as it was written, by its checksums; without them by its text, if it has one."""
+    """Say whether a file is undamaged, by its checksums, or without them by its text if it is a text file."""
     content = bytes(files.read(name))
     if not content:
         return False

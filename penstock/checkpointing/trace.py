@@ -45,7 +45,7 @@ from typing import Any, TypeAlias
 __all__ = ["TraceSink", "trace", "tracing"]
 
 TraceSink: TypeAlias = Callable[[dict[str, Any]], None]
-"""Takes an event: its name under ``event``, and its facts, as values of JSON."""
+"""Takes an event: its name under ``event``, and its facts as JSON values."""
 
 _VARIABLE = "PENSTOCK_TRACE"
 
@@ -74,7 +74,7 @@ def trace(event: str, **facts: Any) -> None:
 
 @contextmanager
 def tracing(sink: TraceSink) -> Iterator[None]:
-    """Send the events of this process to `sink` meanwhile."""
+    """Send the events of this process to `sink` within the context."""
     global _sink  # noqa: PLW0603 - one trace a process
     before, _sink = _sink, sink
     try:

@@ -31,7 +31,7 @@ __all__ = [
     "encode_table",
 ]
 
-# Whoever plans what others read needs none of it, and Numba takes a quarter of a second to load.
+# Processes that only plan need none of it, and Numba takes a quarter of a second to load.
 __getattr__ = lazily(
     __name__,
     {

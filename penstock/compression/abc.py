@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["Cascade", "Codec", "UnfitError", "check", "check_version"]
 
 Cascade = tuple[str, ...]
-"""Names of codecs: the first codes the stream, the next its main child, and so on."""
+"""Names of codecs: the first encodes the stream, the next its main child, and so on."""
 
 
 class UnfitError(Exception):
-    """A stream cannot be coded by the codec that was chosen for it: code it by the default one."""
+    """The chosen codec cannot encode a stream: use the default codec."""
 
 
 def check(holds: bool, fact: str) -> None:
@@ -27,19 +27,19 @@ def check(holds: bool, fact: str) -> None:
     Raises
     ------
     CorruptDataError
-        If it does not hold.
+        If the condition does not hold.
     """
     if not holds:
         raise CorruptDataError(fact)
 
 
 def check_version(found: int, known: int, what: str, file: object) -> None:
-    """Refuse a format that is newer than this code.
+    """Refuse a format version newer than this code.
 
     Raises
     ------
     CorruptDataError
-        If it is; both versions are in its text.
+        If it is newer; the text names both versions.
     """
     if found > known:
         raise CorruptDataError(
@@ -54,8 +54,8 @@ def check_version(found: int, known: int, what: str, file: object) -> None:
 class Codec(ABC):
     """Turns a stream into a node and back.
 
-    Codecs have no state. `decode` trusts nothing in a node: what it states is checked before memory is
-    taken or a kernel runs.
+    Codecs have no state. `decode` does not trust a node: it checks every field before it allocates memory or
+    runs a kernel.
     """
 
     number: int
@@ -74,7 +74,7 @@ class Codec(ABC):
         """
 
     def name_of(self, node: Node) -> str:
-        """Return the name of the form of this codec that made a node."""
+        """Return the name of this codec's variant that encoded a node."""
         return self.name
 
     @abstractmethod

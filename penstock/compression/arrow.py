@@ -1,4 +1,4 @@
-"""Arrow arrays as streams of integers, and back: `penstock.compression.layouts` says which streams."""
+"""Convert Arrow arrays to streams of integers and back; `penstock.compression.layouts` lists the streams."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ __all__ = [
 ]
 
 _MIN_REPEATS_TO_KEEP_CODES = 4
-"""Texts get their codes where a selection finds them, and keep them, if each is there so often on average."""
+"""A selection dictionary-encodes texts if each distinct text occurs this often on average."""
 _DICTIONARY_SAMPLE_ROWS = 4096
-"""Of so many texts at least half must repeat others, so that it is tried with all."""
+"""The number of first texts to try: at least half must be repeats before all are encoded."""
 _MAX_TEXT_BYTES = (1 << 31) - 1
-"""The most text of a block: what readers take, unless they are told otherwise."""
+"""The most text of a block: the readers' default limit."""
 _I32, _U16 = struct.Struct("<i"), struct.Struct("<H")
 
 
@@ -56,19 +56,19 @@ def to_streams(
     Parameters
     ----------
     array : pyarrow.Array
-        The values; where `kind` is text, maybe as a dictionary of such.
+        The values. If `kind` is text, they may be dictionary-encoded.
     dictionary : bool
-        Whether the distinct values of texts are kept apart.
+        Whether the distinct values of texts are stored separately.
     forms : Forms, optional
-        What texts look like that are to be cut into tokens.
+        The patterns of texts to tokenize.
     kind : pyarrow.DataType, optional
-        The values' type; the array's unless told.
+        The values' type; by default the array's.
 
     Raises
     ------
     InvalidUsageError
-        If it has more text than one array of its type can hold, or is no valid Arrow array, such as text
-        that is not UTF-8: nothing would read the block.
+        If it has more text than one array of its type can hold, or is not a valid Arrow array, such as text
+        that is not UTF-8. Such a block would be unreadable.
     """
     kind = array.type if kind is None else kind
     if is_coded_text(array.type, kind):
@@ -122,7 +122,7 @@ def to_streams(
 
 
 def from_streams(kind: pa.DataType, rows: int, columns: Streams, max_bytes: int) -> pa.Array[Any]:
-    """Return the array of `rows` values whose streams these are, with at most `max_bytes` of text.
+    """Return the array of `rows` values that these streams encode, with at most `max_bytes` of text.
 
     Raises
     ------
@@ -165,7 +165,7 @@ def from_streams(kind: pa.DataType, rows: int, columns: Streams, max_bytes: int)
 
 
 def dictionary_of(kind: pa.DataType, columns: Streams) -> pa.Array[Any]:
-    """Return the dictionary array of texts whose distinct values are kept apart.
+    """Return the dictionary array of texts whose distinct values are stored separately.
 
     Raises
     ------
@@ -184,7 +184,7 @@ def dictionary_of(kind: pa.DataType, columns: Streams) -> pa.Array[Any]:
 
 
 def raw_bytes(streams: Streams) -> int:
-    """Return the bytes that the streams take when they are decoded."""
+    """Return the decoded size of the streams in bytes."""
     return sum(stream.nbytes for stream in streams.streams)
 
 
@@ -199,7 +199,7 @@ def _bits(array: pa.Array[Any]) -> Ints:
 
 
 def _last_valid(valid: Ints) -> Any:
-    """Return for each row the last row at or before it that is valid; the first valid one before all."""
+    """Return for each row the last valid row at or before it; the first valid row if there is none."""
     rows = np.where(valid, np.arange(valid.size), -1)
     first = int(np.argmax(valid))
     return np.maximum(np.maximum.accumulate(rows), first if valid[first] else 0)
@@ -214,7 +214,7 @@ def _text(array: pa.Array[Any]) -> tuple[Ints, Ints]:
 
 
 def offsets_and_bytes(array: pa.Array[Any]) -> tuple[Ints, Bytes]:
-    """Return where each text begins and the last one ends, and the bytes that they are in."""
+    """Return the offsets of texts, and the buffer that holds their bytes."""
     _, bounds, data = array.buffers()
     offsets: Ints = np.frombuffer(bounds, np.int32 if _most_text(array.type) < 1 << 31 else np.int64)
     content = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
@@ -222,7 +222,7 @@ def offsets_and_bytes(array: pa.Array[Any]) -> tuple[Ints, Bytes]:
 
 
 def forms_of(array: pa.Array[Any]) -> Forms:
-    """Return what texts look like, from some of them; nulls are empty ones."""
+    """Learn the patterns of texts from a sample; nulls count as empty texts."""
     array = array.take(pa.array(sample_rows(len(array), array.nbytes // max(len(array), 1))))
     if array.null_count:
         array = array.fill_null("" if array.type in (pa.string(), pa.large_string()) else b"")
@@ -232,7 +232,7 @@ def forms_of(array: pa.Array[Any]) -> Forms:
 
 
 def taken(array: pa.Array[Any], rows: Ints) -> pa.Array[Any]:
-    """Return the values in some rows, each at most once, as Arrow's `take`; texts in less time."""
+    """Return the values of distinct rows, as Arrow's `take` does, but faster for texts."""
     if not len(array) or array.null_count or not is_text(array.type):
         return array.take(pa.array(rows))
     offsets, content = offsets_and_bytes(array)
@@ -243,9 +243,9 @@ def taken(array: pa.Array[Any], rows: Ints) -> pa.Array[Any]:
 
 
 def coded(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | None:
-    """Return the texts in some rows as a dictionary array; None if they do not repeat each other enough.
+    """Return the texts of some rows as a dictionary array; None if they repeat too little.
 
-    Of the first 4,096 at least half must, and of all each must be there four times, on average.
+    At least half of the first 4,096 must be repeats, and each distinct text must occur four times on average.
 
     Parameters
     ----------
@@ -266,7 +266,7 @@ def coded(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | None:
 
 
 def _kept(array: pa.Array[Any]) -> Streams | None:
-    """Return the streams of texts that have codes already; None if they are to get others."""
+    """Return the streams of dictionary-encoded texts; None if they should be encoded anew."""
     texts, indices = array.dictionary, array.indices
     if (
         indices.null_count
@@ -296,7 +296,7 @@ def _refuse_too_much(size_bytes: int) -> None:
 
 
 def _distinct(array: pa.Array[Any]) -> tuple[Ints, pa.Array[Any]]:
-    """Return the code of each text, and the distinct texts, in the order in which they appear."""
+    """Return the code of each text, and the distinct texts in order of appearance."""
     if not len(array):
         return np.empty(0, np.int32), array
     found = distinct_texts(*offsets_and_bytes(array))
@@ -330,8 +330,8 @@ def _text_array(kind: pa.DataType, rows: int, validity: Any, offsets: Ints, data
 
 
 def _is_utf8(array: pa.Array[Any], data: Ints | Bytes) -> bool:
-    """Say whether text has the letters that its type says; `data` are its bytes."""
-    # Nothing but ASCII is UTF-8 already, which is quicker to see.
+    """Say whether text of a string type is valid UTF-8; `data` are its bytes."""
+    # ASCII is valid UTF-8, and quicker to check.
     utf8 = array.type in (pa.string(), pa.large_string())
     if not utf8 or not data.size or data.view(np.int8).min() >= 0:
         return True
@@ -358,15 +358,15 @@ def _to_ipc(array: pa.Array[Any]) -> Ints:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    # Its parts are padded to 8 bytes. So times that follow each other in a struct are integers that do.
+    # Its parts are padded to 8 bytes, so ascending times in a struct become ascending integers.
     return np.frombuffer(sink.getvalue(), np.int64)
 
 
 def _is_compressed(message: pa.ipc.Message) -> bool:
-    """Say whether a message's parts are compressed: they may take any memory, whatever the message does.
+    """Say whether a message's parts are compressed, and so may take any amount of memory.
 
-    Its metadata, which Arrow has verified, are tables of the FlatBuffers format: Message has the header as
-    field 2, DictionaryBatch a RecordBatch as 1, and RecordBatch the compression as 3.
+    Its metadata, which Arrow has verified, are FlatBuffers tables: field 2 of Message is the header, field 1
+    of DictionaryBatch a RecordBatch, and field 3 of RecordBatch the compression.
     """
     data = message.metadata.to_pybytes()
 

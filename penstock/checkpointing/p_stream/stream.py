@@ -48,7 +48,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _SPARE_BYTES = 16 << 20
 _SPARE_COMMITS = 16
-"""Delete garbage only beyond this size, so that one deletion serves many commits."""
+"""Trim only once there is this much to delete, so that one deletion serves many commits."""
 
 _PROGRESS = re.compile(r"(\d{20})\.progress")
 

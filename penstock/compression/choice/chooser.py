@@ -1,4 +1,4 @@
-"""The chooser: decides how columns are coded, remembers it, and decides again now and then."""
+"""The chooser: decides how to encode columns, remembers it, and decides again periodically."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from penstock.compression.texts.tokens import STREAMS, fits
 __all__ = ["Chooser", "Decision", "plan_quickly"]
 
 DECIDING_SHARE = 1 / 40
-"""The most of the time that passes which decisions about all columns may take together."""
+"""The largest share of elapsed time that decisions about all columns may take."""
 
 _SAMPLE = 1 << 14
 _LONG_SAMPLE = 1 << 16
@@ -46,15 +46,15 @@ class Decision:
     Parameters
     ----------
     plan : Plan
-        How it codes the column now.
+        The current encoding of the column.
     made_s, took_s : float
-        When it decided, on the chooser's clock, and how long that took.
+        The time of the decision, on the chooser's clock, and its duration.
     type : pyarrow.DataType
-        Of the values that it decided for.
+        The type of the values that it decided for.
     blocks, deoptimised : int
-        How many blocks it has coded, and in how many a value did not fit the plan.
+        The number of blocks encoded, and of those in which a value did not fit the plan.
     decisions : int
-        How often it has decided.
+        The number of decisions.
     """
 
     plan: Plan
@@ -69,16 +69,16 @@ class Decision:
 
 @dataclass(slots=True)
 class Chooser:
-    """Decides how columns are coded, remembers it, and decides again now and then.
+    """Decides how to encode columns, remembers it, and decides again periodically.
 
-    It decides when it sees a column first, or with another type, for the block after one in which a value did
-    not fit, and after `interval_s`, or 40 times what decisions about all columns take, if that is longer. One
-    chooser belongs to one writer; it is not safe to share among threads.
+    It decides when it first sees a column, when the column's type changes, for the block after one in which a
+    value did not fit, and after `interval_s` or 40 times the duration of decisions about all columns,
+    whichever is longer. One chooser belongs to one writer; it is not safe to share among threads.
 
     Parameters
     ----------
     goal : str or Goal
-        ``"fast"``, ``"balanced"`` or ``"small"``, a bandwidth such as ``"500 MB/s"``, or what to minimise.
+        ``"fast"``, ``"balanced"`` or ``"small"``, a bandwidth such as ``"500 MB/s"``, or a `Goal`.
     interval_s : float
         Seconds after which a decision is made again.
     error_bounds : mapping of str to float
@@ -89,7 +89,7 @@ class Chooser:
     Raises
     ------
     InvalidUsageError
-        If the goal has no such name, or an error bound is no positive number.
+        If no goal has this name, or an error bound is not a positive number.
     """
 
     goal: str | Goal = "balanced"
@@ -106,10 +106,10 @@ class Chooser:
             Quantized(bound)
 
     def plan(self, column: str, array: pa.Array[Any], kind: pa.DataType) -> Plan:
-        """Return how to code `array`, the next values of `column`, which are of a type."""
+        """Return how to encode `array`, the next values of `column`, with their type."""
         known = self.columns.get(column)
         now_s = self.now_s()
-        # A plan for floats may code them within a bound, which must not happen to the bits of anything else.
+        # A plan for floats may be lossy, which must not happen to the bits of other types.
         if (
             known is not None
             and not known.stale
@@ -129,11 +129,12 @@ class Chooser:
         return plan
 
     def _interval_s(self) -> float:
-        """Return the seconds between decisions about a column: all together take no more than their share."""
+        """Return the seconds between decisions about a column; all decisions stay within their share of
+        time."""
         return max(self.interval_s, sum(known.took_s for known in self.columns.values()) / DECIDING_SHARE)
 
     def coded(self, column: str, *, fits: bool) -> None:
-        """Take note that a block of `column` was coded, and whether all its streams fitted the plan."""
+        """Record that a block of `column` was encoded, and whether all its streams fitted the plan."""
         known = self.columns[column]
         known.blocks += 1
         if not fits:
@@ -142,16 +143,16 @@ class Chooser:
 
 
 def plan_quickly(array: pa.Array[Any], kind: pa.DataType, goal: str | Goal = "balanced") -> Plan:
-    """Return how to code an array once: judged by few values, however many there are.
+    """Return how to encode an array once, judged by a few values whatever its length.
 
-    What the sample promises is not held to all values: the plan may not fit.
+    The plan is not checked against all values, so it may not fit.
     """
     array = array.cast(kind) if is_coded_text(array.type, kind) else array
     return _decide(array, goal_of(goal), None, quick=True)
 
 
 def _decide(array: pa.Array[Any], goal: Goal, bound: float | None, *, quick: bool) -> Plan:
-    """Return how to code an array, from samples of it."""
+    """Return how to encode an array, judged by samples of it."""
     short = sample_of(array, _QUICK_SAMPLE if quick else _SAMPLE)
     long = short
     if not quick and goal.write_mb_s < _LONG_SAMPLE_BELOW_MB_S:
@@ -184,7 +185,7 @@ def _decide(array: pa.Array[Any], goal: Goal, bound: float | None, *, quick: boo
 def _tokens(
     array: pa.Array[Any], short: pa.Array[Any], long: pa.Array[Any], goal: Goal, other: tuple[float, Plan]
 ) -> Iterator[tuple[float, Plan]]:
-    """Yield how texts are coded as tokens, and what it costs, if that may be less than another plan does."""
+    """Yield the plan that encodes texts as tokens and its cost, if it may be cheaper than another plan."""
     size = raw_bytes(to_streams(long))
     if token_cost(0, size, goal) >= other[0] or not size:
         return
@@ -206,7 +207,7 @@ def _tokens(
                 few[position], many[position], goal, floats=False, bound=None, text=text, share=share
             )
             total += found[0].cost
-            # Of all texts there may be more.
+            # All texts may have more.
             cascade = found[0].cascade if found[0].cascade != ("constant",) else ("lz4",) if text else ()
         else:
             node = encode_light(many[position])
@@ -217,9 +218,9 @@ def _tokens(
 
 
 def _whole(array: pa.Array[Any], dictionary: bool, sampled: Streams) -> tuple[Ints, ...]:
-    """Return the streams that a decision about a sample is held to.
+    """Return the full streams against which to check a decision about a sample.
 
-    Those of text take long to make, and fit any cascade but one.
+    Streams of text are slow to make, and fit any cascade except ``constant``.
     """
     one = any(stream.size and not (stream != stream[:1]).any() for stream in sampled.streams)
     if sampled.layout is Layout.FIXED or sampled.layout is Layout.WIDE or one:
@@ -228,7 +229,7 @@ def _whole(array: pa.Array[Any], dictionary: bool, sampled: Streams) -> tuple[In
 
 
 def _layouts(sample: pa.Array[Any], goal: Goal) -> Iterator[tuple[bool, Streams]]:
-    """Yield the layouts that may suit a sample, and its streams in them."""
+    """Yield the layouts that may suit a sample, and the sample's streams in each."""
     if Layout.TEXT not in layouts_of(sample.type):
         yield False, to_streams(sample)
         return

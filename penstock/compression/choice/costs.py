@@ -1,10 +1,10 @@
-"""The cost of a coded stream: a model of its size, the time to encode and decode it, and write bandwidth.
+"""The cost of an encoded stream: a model of its size, the time to encode and decode it, and write bandwidth.
 
-A value costs nanoseconds: to encode it, to write its bytes at the bandwidth, and, weighed, to decode it
-again. Sizes are those of a sample that was coded; times are constants of each codec, walked over the coded
-tree, so that a codec which sees few values (a run's heads) costs little. (Scabbard §5.2 leaves such a
-model to future work; its two ends, "minimise time" and "minimise bytes", are an endless bandwidth and one
-of zero.)
+The cost of a value is in nanoseconds: to encode it, to write its bytes at the bandwidth, and, weighted, to
+decode it. Sizes are measured on an encoded sample. Times are constants of each codec, summed over the encoded
+tree, so a codec that sees few values (such as the values of runs) costs little. (Scabbard §5.2 leaves such a
+model to future work; its goals "minimise time" and "minimise bytes" are an infinite and a zero bandwidth
+here.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["COSTS", "Cost", "cost", "kind_of", "least_cost", "token_cost"]
 
 
 class Cost(NamedTuple):
-    """Nanoseconds that a codec takes: for each value, and for each byte of a value."""
+    """A codec's time in nanoseconds: for each value, and for each byte of a value."""
 
     encode_value: float
     encode_byte: float
@@ -30,7 +30,7 @@ class Cost(NamedTuple):
 
 
 COSTS: dict[str, Cost] = {
-    # A view of the values; this is what copying them into the block and out of it takes, estimated.
+    # Plain is a view of the values; this estimates copying them into the block and out of it.
     "plain": Cost(0.0, 0.05, 0.0, 0.05),
     "constant": Cost(0.02, 0.02, 0.0, 0.03),
     "ns": Cost(0.1, 0.05, 0.09, 0.05),
@@ -57,10 +57,10 @@ COSTS: dict[str, Cost] = {
     "zstd_9": Cost(0.0, 7.9, 0.0, 0.78),
     "zstd_19": Cost(0.0, 330.0, 0.0, 1.3),
 }
-"""By codec, measured by ``python -m benchmarks.compression --codecs``."""
+"""The costs by codec, measured by ``python -m benchmarks.compression --codecs``."""
 
 _TOKENS = Cost(9.0, 0.15, 4.0, 0.1)
-"""For each number and word, and each byte of texts that are made of them."""
+"""The cost of tokens: for each number or word, and for each byte of the texts."""
 
 _NODE_ENCODE_NS, _NODE_DECODE_NS = 8000.0, 6000.0
 _SETTLED = 16
@@ -68,18 +68,18 @@ _DICTIONARY = CODECS["dictionary"].number
 
 
 def cost(node: Node, cascade: Cascade, goal: Goal, share: float = 1.0) -> float:
-    """Return what coding, writing and decoding a stream costs: nanoseconds, or bytes where only they count.
+    """Return the cost of a stream in nanoseconds, or in bytes if the goal counts only bytes.
 
     Parameters
     ----------
     node : Node
-        The coded stream, or a sample of it.
+        The encoded stream, or a sample of it.
     cascade : Cascade
-        What coded it. Levels of one codec, which cost differently, are the same in a node.
+        The cascade that encoded it. It tells the levels of one codec apart, which a node does not.
     goal : Goal
         What to minimise.
     share : float
-        Which part of a block the sample is. What a block has once, whatever its rows, counts that much.
+        The sample's share of a block. Parts that a block has once, whatever its rows, count by this share.
     """
     size = _size_bytes(node, share)
     if not goal.write_mb_s:
@@ -89,7 +89,7 @@ def cost(node: Node, cascade: Cascade, goal: Goal, share: float = 1.0) -> float:
 
 
 def least_cost(count: int, size_bytes: int, codec: str, goal: Goal) -> float:
-    """Return a bound below the cost of a stream that a codec codes, known before it is done."""
+    """Return a lower bound on the cost of a stream with a codec, without encoding it."""
     if not goal.write_mb_s:
         return 0.0
     one = COSTS[kind_of(codec)]
@@ -98,7 +98,7 @@ def least_cost(count: int, size_bytes: int, codec: str, goal: Goal) -> float:
 
 
 def token_cost(pieces: int, size_bytes: int, goal: Goal) -> float:
-    """Return what it costs to cut texts into pieces and to join them, without coding these; see `cost`."""
+    """Return the cost of splitting and joining texts, without encoding their pieces; see `cost`."""
     if not goal.write_mb_s:
         return 0.0
     encode = _TOKENS.encode_value * pieces + _TOKENS.encode_byte * size_bytes
@@ -106,7 +106,7 @@ def token_cost(pieces: int, size_bytes: int, goal: Goal) -> float:
 
 
 def _size_bytes(node: Node, share: float) -> float:
-    """Return the bytes of a node and all below, those of a dictionary that has all its values by `share`."""
+    """Return the bytes of a node and its descendants; a complete dictionary's bytes count by `share`."""
     size = node.own_bytes * 1.0
     for position, child in enumerate(node.children):
         settled = node.codec == _DICTIONARY and position == 1 and child.count * _SETTLED <= node.count
@@ -115,7 +115,7 @@ def _size_bytes(node: Node, share: float) -> float:
 
 
 def _times_ns(node: Node, cascade: Cascade, share: float) -> tuple[float, float]:
-    """Return the nanoseconds to encode and to decode a node and all below."""
+    """Return the nanoseconds to encode and to decode a node and its descendants."""
     codec, rest = head_of(cascade) if cascade else (codec_of(node), ())
     encode, decode = _own_ns(codec, node)
     encode, decode = encode + share * _NODE_ENCODE_NS, decode + share * _NODE_DECODE_NS
@@ -135,7 +135,7 @@ def _own_ns(codec: Codec, node: Node) -> tuple[float, float]:
 
 
 def kind_of(name: str) -> str:
-    """Return the name by which a codec's cost is known: without a parameter, what is behind it, or before."""
+    """Return the key of a codec in the table of costs: its name without a parameter, suffix or prefix."""
     last = name.rpartition(">")[2]
     forms = (name, name.rpartition("_")[0], last, last.partition("_")[0])
     return next(form for form in forms if form in COSTS)

@@ -20,12 +20,12 @@ class Goal:
     write_mb_s : float
         Write bandwidth in 10**6 bytes a second. 0 minimises bytes alone, infinity time alone.
     decode_weight : float
-        What a nanosecond of decoding counts beside one of encoding.
+        The weight of a nanosecond of decoding relative to one of encoding.
 
     Raises
     ------
     InvalidUsageError
-        If one is negative or no number.
+        If one is negative or not a number.
     """
 
     write_mb_s: float
@@ -42,7 +42,7 @@ class Goal:
 
 
 GOALS = {"fast": Goal(140.0), "balanced": Goal(40.0), "small": Goal(1.0)}
-"""The goals that have names."""
+"""The named goals."""
 
 _BANDWIDTH = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*MB/s\s*", re.IGNORECASE)
 

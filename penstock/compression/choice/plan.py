@@ -1,4 +1,4 @@
-"""Plans: the layout and the cascades that code a column."""
+"""Plans: the layout and the cascades that encode a column."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["Plan"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The layout and the cascades that code a column.
+    """The layout and the cascades of one column.
 
     Parameters
     ----------
     dictionary : bool
-        Whether distinct texts are kept apart.
+        Whether distinct texts are stored separately.
     cascades : tuple of Cascade
-        One for each stream; what is missing is coded by `encode_light`.
+        One for each stream; streams without one are encoded by `encode_light`.
     validity : Cascade
-        For where nulls are.
+        The cascade of the validity stream.
     tokens : bool
         Whether texts are cut into tokens.
     forms : Forms, optional
-        What these texts look like; learned from each block unless given.
+        The patterns of these texts; by default learned from each block.
     """
 
     dictionary: bool
@@ -41,15 +41,15 @@ class Plan:
 
     @classmethod
     def of(cls, kind: pa.DataType, cascade: Cascade) -> Plan:
-        """Return the plan that codes a column of a type by one cascade.
+        """Return the plan that encodes a column of a type by one cascade.
 
-        Of text it is that of lengths and bytes, with a dictionary that of the codes, and with tokens that of
+        For text the cascade applies to lengths and bytes; with a dictionary to the codes; with tokens to
         forms, codes, numbers and others.
 
         Raises
         ------
         InvalidUsageError
-            If it would change values that are no floating-point numbers.
+            If it is lossy and the values are not floating-point numbers.
         """
         for place, name in enumerate(cascade):
             exact = pa.types.is_floating(kind) and set(cascade[:place]) <= {"run_length"}

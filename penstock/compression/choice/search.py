@@ -1,8 +1,8 @@
-"""Search for the cascade that suits a stream: over a short sample, and over a long one among the best.
+"""Search for the best cascade of a stream: try all on a short sample, then the best few on a long one.
 
-The statistics of a sample rule out most candidates before anything is coded, and a bound below what a codec
-costs most of the others. Where the goal values bytes, the best few of each family are coded once more, on
-more values: a codec of repeats shows only there what it can do. (Scabbard §5.2)
+The statistics of a sample rule out most candidates before any encoding, and lower bounds on costs rule out
+most others. If the goal values bytes, the best few of each family encode a longer sample, since a codec that
+exploits repeats shows its effect only there. (Scabbard §5.2)
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _SLOW_CODECS_BELOW_MB_S = 4.0
 _MIN_MEAN_RUN = 1.5
 _MAX_TRANSFORMS = 3
 QUICK_DEPTH = 2
-"""Transforms that count as gone through from the beginning of a quick search."""
+"""The initial depth of a quick search, which leaves fewer transforms to try."""
 _FINALISTS = 3
 _FAMILIES = ("lz4", "zstd", "zstd_9", "pcodec")
 
 
 class Choice(NamedTuple):
-    """A cascade, what it costs, and the values that it coded."""
+    """A cascade, its cost, and the values that it encoded."""
 
     cost: float
     cascade: Cascade
@@ -59,24 +59,24 @@ def rank(
     share: float = 1.0,
     depth: int = 0,
 ) -> list[Choice]:
-    """Return the cascades that were tried on a stream, the cheapest first.
+    """Return the cascades tried on a stream, the cheapest first.
 
     Parameters
     ----------
     values : Ints
-        The stream, or a sample of it. All of it is coded by each cascade.
+        The stream, or a sample of it. Each cascade encodes all of it.
     goal : Goal
         What to minimise.
     floats : bool
         Whether the integers are the bits of floating-point numbers.
     bound : float, optional
-        The error that each of these may have.
+        The largest allowed error of each float.
     text : bool
-        Whether the stream are the bytes of texts, which are no numbers.
+        Whether the stream holds the bytes of texts.
     share : float
-        Which part of a block the sample is.
+        The sample's share of a block.
     depth : int
-        How many transforms the stream has gone through.
+        The number of transforms applied to the stream.
     """
     if not values.size:
         return [Choice(0.0, ("constant",), CODECS["constant"].encode(values))]
@@ -97,14 +97,14 @@ def rank(
 
 
 def _try(values: Ints, cascade: Cascade, goal: Goal, share: float, depth: int) -> list[Choice]:
-    """Code `values`; what a transform leaves open is searched for."""
+    """Encode `values`; search for the cascade that follows a transform."""
     codec, _ = head_of(cascade)
     if not isinstance(codec, Transform):
         node = codec.encode(values)
         return [Choice(cost(node, cascade, goal, share), cascade, node)]
     stream, finish = codec.split(values)
     choices = []
-    # Codes of symbols are no numbers that other transforms could suit.
+    # Codes of symbols are not numbers, so other transforms do not suit them.
     depth = _MAX_TRANSFORMS if codec.name == "fsst" else depth + 1
     for below in _finalists(rank(stream, goal, share=share, depth=depth), 1):
         node, whole = finish(below.node), (*cascade, *below.cascade)
@@ -113,7 +113,7 @@ def _try(values: Ints, cascade: Cascade, goal: Goal, share: float, depth: int) -
 
 
 def _finalists(ranked: list[Choice], count: int) -> list[Choice]:
-    """Return the cheapest, and the cheapest that end with each codec of repeats."""
+    """Return the cheapest cascades, and the cheapest that end with each codec of repeats."""
     found = {choice.cascade: choice for choice in ranked[:count]}
     for family in _FAMILIES:
         ends = (choice for choice in ranked if choice.cascade[-1].removeprefix("ns_") == family)
@@ -133,18 +133,18 @@ def decide(
     share: float,
     depth: int = 0,
 ) -> list[Choice]:
-    """Return the best cascades for a stream of which there are two samples, the cheapest first.
+    """Return the best cascades for a stream, judged by two samples, the cheapest first.
 
     Parameters
     ----------
     short, long : Ints
-        All cascades are tried on the first, the best few on the second.
+        The samples: all cascades are tried on the short one, the best few on the long one.
     goal : Goal
         What to minimise.
     floats, bound, text, depth
         As for `rank`.
     share : float
-        Which part of a block the long sample is.
+        The long sample's share of a block.
     """
     part = share * min(1.0, short.size / max(long.size, 1))
     ranked = rank(short, goal, floats=floats, bound=bound, text=text, share=part, depth=depth)
@@ -164,7 +164,7 @@ def decide(
 
 
 def can_code(values: Ints, cascade: Cascade) -> bool:
-    """Return whether a cascade can code a stream, judged by its transforms."""
+    """Return whether a cascade can encode a stream, judged by its transforms."""
     while cascade:
         codec, cascade = head_of(cascade)
         if not isinstance(codec, Transform):
@@ -177,7 +177,7 @@ def can_code(values: Ints, cascade: Cascade) -> bool:
 
 
 def _for_text(stats: ColumnStats, goal: Goal) -> Iterator[Cascade]:
-    """Yield what may suit the bytes of texts."""
+    """Yield the candidates for the bytes of texts."""
     if stats.runs == 1:
         yield ("constant",)
         return
@@ -191,7 +191,7 @@ def _for_text(stats: ColumnStats, goal: Goal) -> Iterator[Cascade]:
 def _candidates(
     stats: ColumnStats, goal: Goal, *, floats: bool, bound: float | None, depth: int
 ) -> Iterator[Cascade]:
-    """Yield what may suit, the cheap ones first. Transforms are yielded without what follows them."""
+    """Yield candidate cascades, the cheap ones first; a transform comes without its continuation."""
     if stats.runs == 1:
         yield ("constant",)
         return
@@ -201,7 +201,7 @@ def _candidates(
     if floats and stats.digits is not None:
         yield (f"decimal_{stats.digits}",)
     few = stats.distinct is not None and 0 < stats.distinct <= MAX_DISTINCT
-    # A few values are coded at once by their dictionary, whatever they are multiples of.
+    # For few distinct values a dictionary is best, even if they share a divisor.
     if not floats and stats.divisor > 1 and (depth < QUICK_DEPTH or (depth < _MAX_TRANSFORMS and not few)):
         yield ("multiple",)
     rising = stats.delta_bits <= stats.range_bits

@@ -37,13 +37,13 @@ class ColumnStats:
     runs : int
         Runs of equal values.
     distinct : int or None
-        Distinct values; None where they are more than half of the sample.
+        Distinct values; None if they are more than half of the sample.
     divisor : int
-        What divides all differences of two values.
+        The greatest common divisor of all differences of two values.
     ascending : bool
         Whether no value is less than the one before.
     digits : int or None
-        Of floating-point numbers, the digits behind the point that nearly all have.
+        For floating-point numbers, the decimal places of nearly all values.
     """
 
     rows: int
@@ -60,13 +60,13 @@ class ColumnStats:
 
     @property
     def run_length(self) -> float:
-        """Values in a run, on average."""
+        """The average number of values in a run."""
         return self.rows / self.runs if self.runs else 0.0
 
 
 @kernel
 def _scan(values: Ints, out: Ints) -> None:
-    """Write least, most, least and most delta, least and most delta of deltas, runs, descents."""
+    """Write the range of values, of deltas and of deltas of deltas, then the counts of runs and descents."""
     least = most = values[0]
     delta = values[0] - values[0]
     low = high = delta
@@ -95,7 +95,7 @@ def _scan(values: Ints, out: Ints) -> None:
 def stream_stats(sample: Ints, *, floats: bool = False) -> ColumnStats:
     """Return the statistics of a sample of at least one value.
 
-    `floats` says that the integers are the bits of floating-point numbers.
+    With `floats`, the integers are the bits of floating-point numbers.
     """
     sample = sealed(sample)
     found = np.empty(8, np.int64)
@@ -118,9 +118,9 @@ def stream_stats(sample: Ints, *, floats: bool = False) -> ColumnStats:
 
 
 def sample_of(array: pa.Array[Any], rows: int, stretches: int = 4) -> pa.Array[Any]:
-    """Return up to `rows` values: stretches of whole sub-blocks, spread over the array, in its order.
+    """Return up to `rows` values: runs of whole sub-blocks, spread over the array, in order.
 
-    Text is long: of it as many values as have about the bytes of so many numbers.
+    Texts are long, so the sample has as many as have about the bytes of `rows` numbers.
     """
     if Layout.TEXT in layouts_of(array.type) and len(array):
         rows = max(_LEAST_TEXTS, min(rows, 8 * rows * len(array) // max(array.nbytes, 1)))
@@ -138,15 +138,15 @@ def column_stats(array: pa.Array[Any] | pa.ChunkedArray[Any], rows: int = 1 << 1
     Parameters
     ----------
     array : pyarrow.Array or pyarrow.ChunkedArray
-        Any column. Of text they are those of the codes that its distinct values have, of decimals those
-        of the low 8 bytes, of nested values those of their bytes.
+        Any column. The statistics of text describe its dictionary codes, of decimals the low 8 bytes, of
+        nested values their bytes.
     rows : int
         Values in the sample, at most.
 
     Returns
     -------
     ColumnStats or None
-        None of an array without values.
+        None for an array without values.
     """
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
