@@ -38,8 +38,7 @@ class Releases:
         self._pending[key] = release
 
     def run(self, *, now: bool = False) -> bool:
-        """Sync all disks, then run the pending releases, unless it is too soon and not `now`; say whether it
-        did.
+        """Sync all disks, then run the pending releases, unless it is too soon and not `now`; return success.
 
         Raises
         ------

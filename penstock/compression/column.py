@@ -1,4 +1,4 @@
-"""One column as a block: what it is, where its nulls are, and its coded streams, behind a checksum.
+"""One column as a block: its type, its validity, and its encoded streams, behind a checksum.
 
 Bytes of a block, integers as variable bytes (`penstock.compression.node`)::
 
@@ -42,10 +42,10 @@ from penstock.errors import CorruptDataError, InvalidUsageError
 __all__ = ["FORMAT_VERSION", "MAX_BYTES", "Block", "decode", "encode", "parse_cascade"]
 
 FORMAT_VERSION = 2
-"""The newest format that this code reads. It writes the oldest that has what a block needs."""
+"""The newest format that this code reads. It writes the oldest version that can represent the block."""
 
 MAX_BYTES = 1 << 31
-"""Unless the caller allows more, a block that states more bytes than this is refused."""
+"""The default limit of a block's decoded bytes; a block that states more is refused."""
 
 _MAGIC = b"PB"
 _NULLS = 8
@@ -60,9 +60,9 @@ _STREAMS: dict[Layout, tuple[str, ...]] = {
     Layout.NESTED: ("Arrow IPC",),
     Layout.TEXT_TOKENS: tokens.STREAMS,
 }
-"""Names of the streams of a layout; the last one of wide values may be missing."""
+"""The names of each layout's streams; the last stream of wide values may be missing."""
 _OF_ROWS = {Layout.FIXED: 1, Layout.WIDE: 2, Layout.TEXT: 1, Layout.TEXT_DICTIONARY: 1, Layout.TEXT_TOKENS: 1}
-"""Number of a layout's first streams that have a value for each row."""
+"""The number of a layout's leading streams that have one value for each row."""
 _FALLBACKS: dict[Cascade, Cascade] = {("constant",): ("run_length", *DEFAULT)}
 
 
@@ -72,10 +72,10 @@ def parse_cascade(text: str) -> Cascade:
     Raises
     ------
     InvalidUsageError
-        If it names no codec, or one that nothing can follow is followed.
+        If it names no codec, or another codec follows one that ends a cascade.
     """
     cascade = tuple(name.strip() for name in text.split(">"))
-    # Tokens are a way to cut texts: what they are cut into is coded by what follows.
+    # Tokens are a layout of texts: the codecs that follow encode the tokens.
     rest = cascade[1:] if cascade[0] == "tokens" else cascade
     while rest:
         _, rest = head_of(rest)
@@ -98,24 +98,23 @@ def encode(
         Values of any type that columns of Spark can have.
     codec : str
         ``"auto"`` to let the chooser decide, or a cascade of codecs, such as ``"delta>ns"``,
-        ``"decimal>dictionary>zstd"`` or ``"dictionary>run_length"``. Of text the cascade is that of
-        lengths and bytes, or with ``dictionary`` at its head that of the codes, with ``tokens`` that of the
-        words and numbers that they are made of. What does not fit the
-        cascade is coded by ``base_delta>ns``.
+        ``"decimal>dictionary>zstd"`` or ``"dictionary>run_length"``. For text the cascade applies to lengths
+        and bytes; after ``dictionary`` to the codes, and after ``tokens`` to the words and numbers. A stream
+        that does not fit the cascade is encoded by ``base_delta>ns``.
     chooser : Chooser, optional
-        What decides, and remembers what it decided for `column`. Where it is not given, a few values decide,
-        with the goal "balanced".
+        Decides how to encode, and remembers its decision for `column`. Without a chooser, a few values
+        decide, with the goal "balanced".
     column : str
         Names the column to the chooser.
     kind : pyarrow.DataType, optional
-        The type of the block's values; the array's unless told. Texts of it may come as a dictionary, whose
-        codes are kept where texts repeat.
+        The type of the block's values; by default the array's. Texts may be dictionary-encoded; their codes
+        are kept if texts repeat.
 
     Raises
     ------
     InvalidUsageError
-        If there is no such codec, one cannot be followed by another or be used for this type, or the values
-        are no Arrow array, or not of the type.
+        If there is no such codec, a codec cannot follow another or does not support this type, or the values
+        are not a valid Arrow array of the type.
     """
     if not isinstance(array, pa.Array | pa.ChunkedArray):
         raise InvalidUsageError(
@@ -129,7 +128,7 @@ def encode(
     if isinstance(array, pa.ChunkedArray):
         if array.num_chunks > 1 and not array.type.equals(kind):
             array = array.cast(kind)  # the dictionaries of chunks may differ
-        # Arrow copies a chunk, even the only one.
+        # Arrow copies even a single chunk.
         array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if codec != "auto":
         return _encode(array, Plan.of(kind, parse_cascade(codec)), kind)[0]
@@ -188,12 +187,12 @@ def _checksum(start: Any, body: Iterable[Any]) -> int:
 
 
 class Block:
-    """A coded column, of which any range of rows can be decoded.
+    """An encoded column; any range of rows can be decoded.
 
     Parameters
     ----------
     data : bytes-like
-        What `encode` returned. It must not change while the block is used.
+        The result of `encode`. It must not change while the block is used.
     file : object
         Names the block in errors.
     max_bytes : int
@@ -276,7 +275,7 @@ class Block:
             check(all(node.width == 3 for node in self.nodes), "a decimal's halves have a wrong size")
 
     def describe(self) -> list[tuple[str, str, int, int]]:
-        """Return of each stream what it is, its cascade, its values, and its bytes."""
+        """Describe each stream: its name, its cascade, its number of values, and its bytes."""
         streams = list(zip(_STREAMS[self.layout], self.nodes, strict=False))
         if self.validity is not None:
             streams.insert(0, ("validity", self.validity))
@@ -286,15 +285,15 @@ class Block:
     def read(
         self, start: int = 0, stop: int | None = None, *, keep_dictionary: bool = False
     ) -> pa.Array[Any]:
-        """Return rows `start` to `stop`, decoding no more sub-blocks than hold them.
+        """Return rows `start` to `stop`; decode only the sub-blocks that hold them.
 
         Parameters
         ----------
         start, stop : int
-            The rows; all unless told.
+            The rows; by default all.
         keep_dictionary : bool
-            Return texts whose distinct values are kept apart as an Arrow dictionary, which may have
-            values that no row has.
+            Whether to return dictionary-encoded texts as an Arrow dictionary, which may have values that no
+            row has.
 
         Raises
         ------
@@ -354,7 +353,7 @@ def _layout(number: int) -> Layout:
 
 
 class _Named:
-    """Names the file in errors that come from below."""
+    """Adds the file's name to errors that occur within the context."""
 
     def __init__(self, file: object) -> None:
         self._file = file
@@ -368,7 +367,7 @@ class _Named:
 
 
 def decode(data: Any, *, file: object = None, max_bytes: int = MAX_BYTES) -> pa.Array[Any]:
-    """Return the column that `encode` made a block of.
+    """Decode a block that `encode` made.
 
     Parameters
     ----------

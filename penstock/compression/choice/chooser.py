@@ -129,8 +129,7 @@ class Chooser:
         return plan
 
     def _interval_s(self) -> float:
-        """Return the seconds between decisions about a column; all decisions stay within their share of
-        time."""
+        """Return the seconds between decisions about a column, so that decisions keep to their share."""
         return max(self.interval_s, sum(known.took_s for known in self.columns.values()) / DECIDING_SHARE)
 
     def coded(self, column: str, *, fits: bool) -> None:

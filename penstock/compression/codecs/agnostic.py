@@ -1,6 +1,6 @@
-"""Codecs that know nothing of the data: Snappy, LZ4, Zstandard, and optionally pcodec.
+"""General-purpose codecs: Snappy, LZ4, Zstandard, and optionally pcodec.
 
-A stream is cut into frames of `FRAME` values, each coded by itself, so random access decodes only the
+A stream is cut into frames of `FRAME` values, each encoded independently, so random access decodes only the
 frames that hold the range. Child: the bytes of each frame.
 """
 
@@ -43,7 +43,7 @@ class Framed(Codec):
         Raises
         ------
         CorruptDataError
-            If they are not as many.
+            If there are more or fewer values.
         """
 
     def encode(self, values: Ints) -> Node:
@@ -51,7 +51,7 @@ class Framed(Codec):
         frames = [self.pack(values[at : at + FRAME]) for at in range(0, values.size, FRAME)]
         sizes = np.array([len(frame) for frame in frames], np.int32)
         payload = np.frombuffer(b"".join(frames), np.uint8)
-        # As they are: there is one for every 65,536 values.
+        # Not encoded: there is only one for every 65,536 values.
         children = [CODECS["plain"].encode(sizes)]
         return Node(self.number, width_code(values), values.size, payload=payload, children=children)
 
@@ -96,7 +96,7 @@ class Library(Framed):
 
 
 class _Contexts(threading.local):
-    """The decompressor, kept: making one for each frame takes up to a fifth of the time."""
+    """Cache of the decompressor: making one for each frame takes up to a fifth of the time."""
 
     def __init__(self) -> None:
         self.reader = zstandard.ZstdDecompressor()
@@ -106,13 +106,13 @@ _CONTEXTS = _Contexts()
 
 
 class Zstandard(Library):
-    """Zstandard: coded by Arrow, decoded by the library `zstandard`, whose contexts can be kept."""
+    """Zstandard, encoded by Arrow and decoded by the library `zstandard`, whose contexts can be reused."""
 
     def unpack(self, frame: Bytes, count: int, dtype: np.dtype[Any]) -> Ints:
         """Return the values of one frame."""
         size = count * dtype.itemsize
         try:
-            # So that no frame takes more memory than its values.
+            # Limit the memory of a frame to its values.
             check(
                 zstandard.frame_content_size(frame.data) == size, "a frame has another size than its values"
             )
@@ -146,7 +146,7 @@ class Pcodec(Framed):
             from pcodec import ChunkConfig, standalone
         except ModuleNotFoundError as error:
             raise InvalidUsageError("pcodec is not installed", hint="pip install pcodec") from error
-        # It knows no bytes: they go as 16 bits.
+        # pcodec does not support bytes: widen them to 16 bits.
         wide = values.astype(np.int16) if values.dtype.itemsize == 1 else np.ascontiguousarray(values)
         packed: bytes = standalone.simple_compress(wide, ChunkConfig())
         return packed

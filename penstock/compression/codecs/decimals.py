@@ -1,9 +1,9 @@
-"""Floating-point numbers as integers: exactly where they are decimals, or within a bound that the user gives.
+"""Floating-point numbers as integers: exactly if they are decimals, or within a bound that the user gives.
 
-A decimal of n digits behind the point is ``n / 10**digits`` for an integer n. Where n and the power are
-exact in a double, their quotient is the double nearest to the decimal, so writing n loses nothing if the
-quotient has the same bits; this is checked for every value, and what differs (also -0.0, NaN and
-infinities) is an exception, kept as it was.
+A decimal with some digits behind the point is ``n / 10**digits`` for an integer n. If n and the power are
+exact in a double, their quotient is the double nearest to the decimal. Then storing n is lossless if the
+quotient has the same bits. This is checked for every value; a value that differs (also -0.0, NaN and
+infinities) is an exception, stored unchanged.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ Floats = npt.NDArray[np.floating[Any]]
 def _divide(integers: Ints, power: float, scratch: Any, out: Any) -> None:
     """Write the float nearest to each of up to 1,024 integers divided by `power`.
 
-    A float of 4 bytes is that of the double, and a product with the inverse, which is an error of a few of
-    its last bits away from the quotient, is the same float but where it lies so near to the middle of two.
+    A 4-byte float is rounded from a double. The product with the inverse differs from the quotient only in a
+    few last bits, so it rounds to the same float unless it is that close to the midpoint of two floats.
     """
     n = integers.shape[0]
     doubtful = n if out.itemsize == 8 else 0
@@ -61,7 +61,7 @@ def _divide(integers: Ints, power: float, scratch: Any, out: Any) -> None:
 
 @kernel
 def _to_integers(values: Any, raw: Ints, power: float, out: Ints, positions: Any, most: int) -> int:
-    """Write the integer of each value and the positions of exceptions; return their number, -1 if too many.
+    """Write the integer of each value, and the positions of exceptions; return their number, -1 if too many.
 
     `raw` are the bits of `values`. An exception gets the integer before it.
     """
@@ -107,7 +107,7 @@ def _from_integers(values: Ints, power: float, out: Any) -> None:
 
 @kernel
 def _to_steps(values: Any, raw: Ints, step: float, bound: float, out: Ints, positions: Any, most: int) -> int:
-    """As `_to_integers`, in steps; an exception is what would be off by more than `bound`."""
+    """As `_to_integers`, in steps; a value that would be off by more than `bound` is an exception."""
     found = 0
     limit = 9007199254740992.0 if values.itemsize == 8 else 2147483520.0
     before = out.dtype.type(0)
@@ -132,14 +132,14 @@ def _to_steps(values: Any, raw: Ints, step: float, bound: float, out: Ints, posi
 
 @kernel
 def _from_steps(values: Ints, step: float, out: Any) -> None:
-    """Write the float of each number of steps."""
+    """Write the float for each number of steps."""
     for i in range(values.shape[0]):
         out[i] = np.float64(values[i]) * step
 
 
 @kernel
 def _count_misfits(values: Any, raw: Ints, power: float, most: int) -> int:
-    """Return how many values are no decimals of so many digits; no further than until `most` are found."""
+    """Count the values that are not decimals of `digits` digits; stop once `most` are found."""
     limit = 9007199254740992.0 if values.itemsize == 8 else 2147483520.0
     one = np.empty(1, values.dtype)
     bits = one.view(raw.dtype)
@@ -156,7 +156,7 @@ def _count_misfits(values: Any, raw: Ints, power: float, most: int) -> int:
 
 
 def _floats(values: Ints) -> Floats:
-    """Return the floating-point numbers whose bits a stream is.
+    """Return the stream's bits as floating-point numbers.
 
     Raises
     ------
@@ -169,9 +169,9 @@ def _floats(values: Ints) -> Floats:
 
 
 def digits_of(values: Ints) -> int | None:
-    """Return the fewest digits behind the point that all values but one in eight have; None without.
+    """Return the fewest decimal places that fit at least 15 in 16 values; None if none do.
 
-    `values` are the bits of floating-point numbers, a sample of a column.
+    `values` are a sample of a column: the bits of floating-point numbers.
     """
     floats = _floats(values)
     tolerated = values.size // (2 * _MOST_EXCEPTIONS)
@@ -217,7 +217,7 @@ class _AsIntegers(Transform):
 class Decimal(_AsIntegers):
     """Decimals as integers, bit for bit. Parameters: one byte, the digits behind the point.
 
-    Without digits given it takes the fewest that fit the values.
+    By default it uses the fewest digits that fit the values.
     """
 
     number = 16
@@ -232,7 +232,7 @@ class Decimal(_AsIntegers):
         Raises
         ------
         UnfitError
-            If more than one value in eight is no such decimal.
+            If more than one value in eight is not such a decimal.
         """
         floats = _floats(values)
         digits = digits_of(values[:4096]) if self._digits is None else self._digits
@@ -262,7 +262,7 @@ class Decimal(_AsIntegers):
 
 
 class Quantized(_AsIntegers):
-    """Multiples of twice a bound, none off by more than the bound. Lossy: only where the user asks for it.
+    """Values rounded to multiples of twice an error bound. Lossy: used only if the user asks for it.
 
     Parameters: the bound, a double.
     """
@@ -297,7 +297,7 @@ class Quantized(_AsIntegers):
         return f"{self.prefix}{float(np.frombuffer(node.parameters, np.float64)[0])!r}"
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
-        """Return the bits of floats near those that were coded."""
+        """Return the bits of floats within the bound of the encoded ones."""
         check(len(node.parameters) == 8, "an error bound has a wrong size")
         bound = float(np.frombuffer(node.parameters, np.float64)[0])
         check(bool(np.isfinite(bound)) and bound > 0, "an error bound is no positive number")

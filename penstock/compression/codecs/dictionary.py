@@ -18,17 +18,17 @@ from penstock.compression.node import Node, width_code
 __all__ = ["MAX_DISTINCT", "Dictionary", "codes_of", "look_up"]
 
 MAX_DISTINCT = 1 << 16
-"""More distinct values than this in one stream are not for a dictionary."""
+"""A stream with more distinct values gets no dictionary."""
 
 _EMPTY = -1
 _FEW_DISTINCT = 1 << 10
 _ROWS_FOR_TABLE = 1 << 14
-"""Of so many values of two bytes a table of all that could be takes less time than to look for each."""
+"""From this many two-byte values on, a table of all possible values is faster than hashing."""
 
 
 @kernel
 def _assign_codes(values: Ints, table: Any, distinct: Any, codes: Any, most: int) -> int:
-    """Give each value the code of its first appearance; return how many there are, or -1 if too many.
+    """Assign codes to distinct values in order of appearance; return their number, or -1 if too many.
 
     `table` has a power of two of slots, at least twice `most`, each -1.
     """
@@ -56,7 +56,7 @@ def _assign_codes(values: Ints, table: Any, distinct: Any, codes: Any, most: int
 
 @kernel
 def _mark(values: Any, seen: Any) -> None:
-    """Mark which values there are; they have no sign."""
+    """Mark the values that occur; they are unsigned."""
     for i in range(values.shape[0]):
         seen[values[i]] = 1
 
@@ -70,7 +70,7 @@ def _recode(codes: Any, rank: Any, out: Any) -> None:
 
 @kernel
 def _look_up(codes: Any, values: Ints, out: Ints) -> int:
-    """Write the value of each code; return how many codes had none, with which nothing is written."""
+    """Write the value of each code, unless a code has none; return the number of such codes."""
     size = np.uint64(values.shape[0])
     wrong: Any = 0
     for i in range(codes.shape[0]):
@@ -82,15 +82,15 @@ def _look_up(codes: Any, values: Ints, out: Ints) -> int:
 
 
 def codes_of(values: Ints, most: int = MAX_DISTINCT) -> tuple[Ints, Ints] | None:
-    """Return the distinct values in ascending order, and each value's place among them.
+    """Return the distinct values in ascending order, and each value's index among them.
 
-    None if there are more than `most`.
+    Return None if there are more than `most`.
     """
     most = max(1, min(most, values.size))
     if values.dtype.itemsize == 1 or (values.dtype.itemsize == 2 and values.size >= _ROWS_FOR_TABLE):
         return _codes_by_table(values, most)
     codes = np.empty(values.size, np.int32)
-    # A small table stays in the first cache; most streams that suit a dictionary need no more.
+    # A small table stays in the first-level cache, and suffices for most streams that suit a dictionary.
     distinct = _distinct(values, codes, min(most, _FEW_DISTINCT))
     if distinct is None and most > _FEW_DISTINCT:
         distinct = _distinct(values, codes, most)
@@ -105,7 +105,7 @@ def codes_of(values: Ints, most: int = MAX_DISTINCT) -> tuple[Ints, Ints] | None
 
 
 def _codes_by_table(values: Ints, most: int) -> tuple[Ints, Ints] | None:
-    """As `codes_of`, for values of one or two bytes: a table has a place for each that could be."""
+    """As `codes_of`, for values of one or two bytes, by a table of all possible values."""
     places = sealed(values).view(f"u{values.dtype.itemsize}")
     seen = np.zeros(1 << 8 * values.dtype.itemsize, np.uint8)
     _mark(places, seen)
@@ -120,7 +120,7 @@ def _codes_by_table(values: Ints, most: int) -> tuple[Ints, Ints] | None:
 
 
 def _distinct(values: Ints, codes: Any, most: int) -> Ints | None:
-    """Return the distinct values as they appear, and write their codes; None if they are more than `most`."""
+    """Return the distinct values in order of appearance, and write the codes; None if more than `most`."""
     table = np.full(1 << (2 * most - 1).bit_length(), _EMPTY, np.int32)
     distinct = np.empty(most, values.dtype)
     count = _assign_codes(values, table, distinct, codes, most)
@@ -133,7 +133,7 @@ def look_up(codes: Ints, values: Ints) -> Ints:
     Raises
     ------
     CorruptDataError
-        If a code has none.
+        If a code has no value.
     """
     out = np.empty(codes.size, values.dtype)
     check(_look_up(codes, values, out) == 0, "a code has no value in its dictionary")

@@ -1,4 +1,4 @@
-"""Differences that other codecs code on: from a base, from the value before, from a line.
+"""Difference transforms: from a base, from the previous value, from a line.
 
 With `ns` behind them these are fused into one kernel (`NullSuppression`); the codecs here serve every
 other cascade, such as ``delta>run_length`` or ``base_delta>variable_byte``.
@@ -35,7 +35,7 @@ def narrowed(values: Ints) -> Ints:
 
 
 class BaseDelta(Transform):
-    """Values less the least of them, which is in the parameters; child: the differences."""
+    """Values minus the least value, which is in the parameters; child: the differences."""
 
     number = 4
     name = "base_delta"
@@ -60,8 +60,7 @@ class BaseDelta(Transform):
 class Multiple(Transform):
     """Values as multiples of one divisor, counted from the first: parameters the divisor, then the first.
 
-    For times kept in finer units than they are measured in, and prices in steps of five. Child: the
-    factors.
+    For times stored in a finer unit than measured, and prices in steps of five. Child: the factors.
     """
 
     number = 14
@@ -73,7 +72,7 @@ class Multiple(Transform):
         Raises
         ------
         UnfitError
-            If there is no divisor above 1.
+            If the greatest common divisor is 1.
         """
         divisor, factors = _factors_of(values)
         if divisor < 2:
@@ -95,12 +94,12 @@ class Multiple(Transform):
 
 
 def divisor_of(values: Ints) -> int:
-    """Return the greatest number that divides the difference of any two values; 1 where these overflow."""
+    """Return the greatest common divisor of all differences of two values; 1 if a difference overflows."""
     return _factors_of(values)[0]
 
 
 def _factors_of(values: Ints) -> tuple[int, Ints]:
-    """Return `divisor_of` the values, and how often it is in the difference of each from the first."""
+    """Return `divisor_of` the values, and each value's difference from the first, divided by it."""
     factors = np.zeros(values.size, np.int64)
     if values.size < 2 or int(values.max()) - int(values.min()) >= 1 << 63:
         return 1, factors
@@ -109,11 +108,12 @@ def _factors_of(values: Ints) -> tuple[int, Ints]:
 
 @kernel
 def _divide(values: Ints, out: Any) -> int:
-    """Write the difference of each value from the first, over what divides all; return that, 0 for zeros.
+    """Divide each value's difference from the first by their common divisor; return it, 0 if all are 0.
 
-    What an odd number divides, times its inverse modulo 2**64, is the quotient. Other numbers give products
-    beyond every quotient that there can be, and what zero bits at the low end divide no more has others.
-    Products are of unsigned numbers, since the compiler may take it that signed ones never wrap.
+    A multiple of an odd number, times the number's inverse modulo 2**64, is the quotient. A number that is
+    not a multiple gives a product beyond every possible quotient. If the divisor's power of two does not
+    divide a difference, the quotient times the divisor differs from it. Products are unsigned, since the
+    compiler may assume that signed ones never overflow.
     """
     first = np.int64(values[0])
     divisor: Any = np.int64(0)
@@ -160,9 +160,9 @@ def _join(values: Any, first: Any) -> None:
 
 
 class Delta(Transform):
-    """Each value less the one before; the first is in the parameters; child: the differences.
+    """Each value minus the previous one; the first is in the parameters; child: the differences.
 
-    The delta of deltas is the cascade ``delta>delta``. Random access decodes all that is before.
+    The delta of deltas is the cascade ``delta>delta``. Random access decodes all earlier values.
     """
 
     number = 5
@@ -192,7 +192,7 @@ class Delta(Transform):
 
 
 class Xor(Delta):
-    """As `Delta`, with the bits in which each value differs from the one before (Scabbard Table 2)."""
+    """As `Delta`, with the bits in which each value differs from the previous one (Scabbard Table 2)."""
 
     number = 6
     name = "xor"

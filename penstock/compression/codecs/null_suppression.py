@@ -1,4 +1,4 @@
-"""Null suppression: leading zeros left out, bit by bit or word by word (Scabbard Table 2)."""
+"""Null suppression: drop leading zeros, by bits or by words (Scabbard Table 2)."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class NullSuppression(Codec):
 
 
 def _order(step: Step) -> int:
-    """Return how many values of a sub-block are stored beside the offsets."""
+    """Return the number of values of a sub-block stored beside the offsets."""
     return {Step.NONE: 0, Step.BASE_DELTA: 0, Step.DELTA_OF_DELTA: 2}.get(step, 1)
 
 
 def packed_of(node: Node, first: int, last: int) -> Packed:
-    """Return sub-blocks `first` to `last` of a node of `NullSuppression`, checked, still packed.
+    """Return sub-blocks `first` to `last` of a `NullSuppression` node, checked and still packed.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def packed_of(node: Node, first: int, last: int) -> Packed:
 
 
 def _ends_of(widths: Ints, count: int, widest: int, size_bytes: int) -> npt.NDArray[np.int64]:
-    """Return where sub-blocks begin in their payload, and its size."""
+    """Return the offsets of sub-blocks in the payload, and the payload's size."""
     ends = bits.ends_of(widths, count, widest)
     if ends is None:
         raise CorruptDataError("packed bits state a width that cannot be")
@@ -156,7 +156,7 @@ def _ends_of(widths: Ints, count: int, widest: int, size_bytes: int) -> npt.NDAr
 class WordNullSuppression(Codec):
     """Keeps each sub-block in the narrowest words of 0, 8, 16, 32 or 64 bits that hold its values.
 
-    Child: the words' bytes of each sub-block. For a reader that wants whole words; `NullSuppression` is
+    Child: the bytes of a word in each sub-block. For readers that want whole words; `NullSuppression` is
     smaller.
     """
 
@@ -164,7 +164,7 @@ class WordNullSuppression(Codec):
     name = "ns_words"
 
     def encode(self, values: Ints) -> Node:
-        """Return the words, of values as they are: signed, two's complement."""
+        """Return the words of the unchanged values: signed, two's complement."""
         blocks = [values[at : at + SUB_BLOCK] for at in range(0, values.size, SUB_BLOCK)]
         widths = np.array([_word_of(block) for block in blocks], np.int8)
         words = [block.astype(f"i{w}") for block, w in zip(blocks, widths.tolist(), strict=True) if w]

@@ -1,4 +1,4 @@
-"""Streams as they are, and streams of one value."""
+"""Plain streams, and constant streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Constant", "Plain"]
 
 
 class Plain(Codec):
-    """Values one after the other, little-endian: payload."""
+    """The payload holds the values, little-endian."""
 
     number = 0
     name = "plain"
@@ -28,12 +28,12 @@ class Plain(Codec):
         size = node.dtype.itemsize
         check(node.payload.size == node.count * size, "a plain stream has another size than it states")
         values = node.payload[start * size : stop * size].view(node.dtype)
-        # A copy where the values are not aligned: compiled kernels take aligned arrays only.
+        # Copy unaligned values: compiled kernels take only aligned arrays.
         return values if values.flags.aligned else values.copy()
 
 
 class Constant(Codec):
-    """One value for all: parameters. It also codes the empty stream."""
+    """One value for the whole stream, in the parameters. It also encodes the empty stream."""
 
     number = 1
     name = "constant"
@@ -44,7 +44,7 @@ class Constant(Codec):
         Raises
         ------
         UnfitError
-            If another is different.
+            If the values differ.
         """
         if values.size and not (values == values[0]).all():
             raise UnfitError

@@ -1,4 +1,4 @@
-"""The known codecs, and coding by cascades of them."""
+"""The registry of codecs, and encoding by cascades of them."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ CODECS: dict[str, Codec] = {}
 """Codecs by name. A fused pair has the name of its cascade, such as ``base_delta>ns``."""
 
 DEFAULT: Cascade = ("base_delta", "ns")
-"""Codes every stream, and is what a codec that does not fit falls back to."""
+"""The default cascade: it encodes every stream, and replaces a codec that does not fit."""
 
 _BY_NUMBER: dict[int, Codec] = {}
 _MADE: dict[str, Callable[[str], Codec]] = {}
 _JUDGED_VALUES = 4 * SUB_BLOCK
 _PLAIN_BELOW_BYTES = 128
 _PLAIN_BELOW_FRACTION = 128
-"""Streams stay plain that take less than so many bytes, or this fraction of what they belong to."""
+"""A stream below this size, or this fraction of its parent's size, stays plain."""
 
 
 class Transform(Codec):
-    """A codec whose first child is a stream that a cascade goes on with."""
+    """A codec whose first child is encoded by the rest of the cascade."""
 
     @abstractmethod
     def split(self, values: Ints) -> tuple[Ints, Callable[[Node], Node]]:
-        """Return the stream to go on with, and what makes the node once that is coded.
+        """Return the stream for the rest of the cascade, and a function from its node to this node.
 
         Raises
         ------
@@ -53,25 +53,25 @@ class Transform(Codec):
         """
 
     def encode(self, values: Ints) -> Node:
-        """Return the coded stream, the first child coded by what serves most side streams."""
+        """Return the encoded stream, with its first child encoded like a side stream."""
         rest, finish = self.split(values)
         return finish(encode_light(rest))
 
 
 def register(codec: Codec) -> None:
-    """Make a codec known. Forms of one codec share its number."""
+    """Register a codec. Variants of one codec share its number."""
     CODECS[codec.name] = codec
     _BY_NUMBER.setdefault(codec.number, codec)
 
 
 def register_made(prefix: str, make: Callable[[str], Codec], *, reader: Codec) -> None:
-    """Make codecs known whose names are a prefix and a parameter; `reader` decodes what any of them coded."""
+    """Register codecs whose names are a prefix and a parameter; `reader` decodes the nodes of all of them."""
     _MADE[prefix] = make
     _BY_NUMBER[reader.number] = reader
 
 
 def codec_of(node: Node) -> Codec:
-    """Return the codec that made a node.
+    """Return the codec that encoded a node.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def codec_named(name: str) -> Codec:
     Raises
     ------
     InvalidUsageError
-        If there is none.
+        If there is no such codec.
     """
     codec = CODECS.get(name)
     if codec is None:
@@ -101,7 +101,7 @@ def codec_named(name: str) -> Codec:
 
 
 def head_of(cascade: Cascade) -> tuple[Codec, Cascade]:
-    """Return the codec that a cascade begins with, two fused ones as one, and what follows.
+    """Return the first codec of a cascade, or a fused pair, and the rest of the cascade.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def head_of(cascade: Cascade) -> tuple[Codec, Cascade]:
 
 
 def cascade_of(node: Node) -> str:
-    """Return the cascade that made a node, followed down its first children."""
+    """Return the cascade that encoded a node, found by following its first children."""
     codec = codec_of(node)
     name = codec.name_of(node)
     if isinstance(codec, Transform) and node.children:
@@ -127,7 +127,7 @@ def cascade_of(node: Node) -> str:
 
 
 def encode_stream(values: Ints, cascade: Cascade) -> Node:
-    """Return `values` coded by `cascade`, the last stream by `encode_light` where it ends early.
+    """Encode `values` by `cascade`; if it ends with a transform, `encode_light` encodes the last stream.
 
     Raises
     ------
@@ -147,10 +147,10 @@ def encode_stream(values: Ints, cascade: Cascade) -> Node:
 
 
 def encode_light(values: Ints, beside: int = 0) -> Node:
-    """Return `values` coded by the smallest of a few quick cascades, judged by their first values.
+    """Encode `values` by the smallest of a few quick cascades, judged by their first values.
 
-    Few bytes stay as they are: to decode them takes longer than what is saved is worth. They are few as such,
-    or next to the `beside` bytes of what they belong to.
+    Small streams stay plain, since decoding costs more than the saving is worth. A stream is small by itself,
+    or relative to the `beside` bytes of its parent.
     """
     count = values.size
     if not count or (values == values[0]).all():
@@ -170,19 +170,19 @@ def encode_light(values: Ints, beside: int = 0) -> Node:
 
 
 def decode_stream(node: Node, count: int | None = None, start: int = 0, stop: int | None = None) -> Ints:
-    """Return values `start` to `stop` of a stream; all without them.
+    """Return values `start` to `stop` of a stream; by default all.
 
     Parameters
     ----------
     node : Node
         The coded stream.
     count : int, optional
-        How many values it must have in all.
+        The number of values that it must have.
 
     Raises
     ------
     CorruptDataError
-        If it has another number, or contradicts itself.
+        If it has more or fewer values, or contradicts itself.
     """
     check(count is None or node.count == count, "a stream has another number of values than its parent says")
     stop = node.count if stop is None else stop

@@ -36,7 +36,7 @@ def _find_runs(values: Ints, heads: Ints, lengths: Ints) -> int:
 
 @kernel
 def _expand(heads: Ints, lengths: Ints, skip: int, out: Ints) -> None:
-    """Write runs, less the first `skip` values, until `out` is full."""
+    """Expand runs into `out`, without the first `skip` values, until it is full."""
     at = 0
     left: Any = np.int64(skip)
     for run in range(heads.shape[0]):
@@ -63,7 +63,7 @@ class RunLength(Transform):
         )
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
-        """Return the values, having decoded all lengths, but only the runs' values that it needs."""
+        """Return the values; decode all lengths, but only the values of the runs in the range."""
         check(len(node.children) == 2, "runs have other children than they need")
         heads, lengths = node.children
         check(heads.width == node.width and heads.count == lengths.count, "runs have no value or no length")

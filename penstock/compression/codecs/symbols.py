@@ -1,8 +1,8 @@
-"""Symbols: texts as codes of the substrings that they have most, of up to 8 bytes each.
+"""Symbols: texts as codes of their most frequent substrings, of up to 8 bytes each.
 
-The idea and the way to learn the symbols are those of Boncz, Neumann, Leis, "FSST: Fast Random Access String
-Compression", VLDB 2020. What differs: codes do not end with a text but with a frame, as the codecs of whole
-columns do, so that nothing has to ask where a text ends; a frame is coded in four parts at once.
+The algorithm is from Boncz, Neumann, Leis, "FSST: Fast Random Access String Compression", VLDB 2020, with two
+changes. Codes end with a frame instead of a text, as in other column codecs, so no loop has to check for the
+end of a text. And four parts of a frame are encoded in parallel.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from penstock.compression.parts import ends_of
 __all__ = ["Symbols"]
 
 _FRAME = 1 << 16
-"""Bytes that are coded by themselves."""
+"""The bytes of a frame, which is encoded independently."""
 _SAMPLE = 1 << 14
 _STRETCH = 1 << 9
 _SPARE = 64
 
 
 class Symbols(Transform):
-    """Parameters: how many symbols, the bytes of each, and all. Children: codes; how many each frame has."""
+    """Parameters: number of symbols, their sizes, their bytes. Children: codes; code count of each frame."""
 
     number = 18
     name = "fsst"
@@ -62,7 +62,7 @@ class Symbols(Transform):
         for begin in begins:
             end = min(begin + _FRAME, source.size)
             if end + _SPARE > source.size:
-                # The last bytes are copied, to have some to spare behind them.
+                # Copy the last bytes, so that they have padding behind them.
                 rest = np.append(source[begin:end], np.zeros(_SPARE, np.uint8))
                 ends.append(code_symbols(sealed(rest), 0, end - begin, *tables, lanes, out, ends[-1]))
             else:
@@ -98,7 +98,7 @@ class Symbols(Transform):
 
 
 def _sample_of(source: Bytes) -> Bytes:
-    """Return some bytes from which symbols are learned, and some to spare."""
+    """Return a sample from which to learn symbols, with padding behind it."""
     if source.size > _SAMPLE:
         begins = np.linspace(0, source.size - _STRETCH, _SAMPLE // _STRETCH).astype(np.int64).tolist()
         return np.concatenate([*(source[at : at + _STRETCH] for at in begins), np.zeros(_SPARE, np.uint8)])
@@ -106,12 +106,12 @@ def _sample_of(source: Bytes) -> Bytes:
 
 
 def _table_of(parameters: bytes) -> tuple[npt.NDArray[np.uint64], Bytes]:
-    """Return the symbol of each code and its size, which is 0 where there is none.
+    """Return the symbol and the size for each code; the size is 0 for an unused code.
 
     Raises
     ------
     CorruptDataError
-        If they are not as many bytes as they say.
+        If the sizes do not match the bytes.
     """
     check(len(parameters) > 0, "there is no table of symbols")
     count = parameters[0]

@@ -1,4 +1,4 @@
-"""Variable byte: 7 bits of a value in each byte, the eighth says that more follow (Scabbard Table 2)."""
+"""Variable byte: 7 bits of a value in each byte; the eighth bit says that more follow (Scabbard Table 2)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["VariableByte"]
 
 @kernel
 def _write(values: Any, out: Bytes, sizes: Ints) -> int:
-    """Write unsigned values, and the bytes of each sub-block of 1,024; return the bytes of all."""
+    """Write unsigned values, and the size of each sub-block of 1,024 values; return the total size."""
     at = 0
     for block in range(sizes.shape[0]):
         begin = at

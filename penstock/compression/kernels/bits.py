@@ -1,9 +1,9 @@
 """Null suppression: the kernels that pack sub-blocks of integers into few bits, and unpack them.
 
-A sub-block has `SUB_BLOCK` values. What is packed is not the value but its offset: from nothing, from
-the sub-block's least value, from the value before, or from a straight line through the two before
-(`Step`). Steps and packing run in one pass over a sub-block, which stays in the first cache. All
-arithmetic wraps around, so every value of a type round-trips; all values are signed integers.
+A sub-block has `SUB_BLOCK` values. Each value is packed as its offset from zero, from the sub-block's least
+value, from the previous value, or from a straight line through the previous two (`Step`). Steps and packing
+run in one pass over a sub-block, which stays in the first cache. All arithmetic wraps around, so every value
+of a type round-trips; all values are signed integers.
 
 A full sub-block of width w takes ``128 * w`` bytes. Its offsets are cut to the narrowest word of T = 8,
 16, 32 or 64 bits that holds w, and lie in ``1024 / T`` lanes: offset i is in lane ``i % lanes`` at row
@@ -12,8 +12,8 @@ of all lanes comes before word k + 1 of any. So one shift serves all lanes of a 
 rows into vector instructions. The last sub-block, when it is not full, is one run of bits instead, bit 0
 of the first byte first, in ``ceil(count * w / 8)`` bytes.
 
-Where `patched`, a width may be less than the widest offset needs. The high bits of the few offsets that
-do not fit are exceptions, kept apart with their positions.
+If `patched`, a width may be less than the widest offset needs. The high bits of the few offsets that do not
+fit are exceptions, stored separately with their positions.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Words = TypeVar("Words", bound=npt.NDArray[Any])
 
 
 def sealed(values: Words) -> Words:
-    """Return a stream read-only: kernels are compiled for this kind of array alone, not for both."""
+    """Return a stream read-only, so that kernels are compiled only for read-only arrays."""
     if values.flags.writeable:
         values = values.view()
         values.flags.writeable = False
@@ -64,7 +64,7 @@ def sealed(values: Words) -> Words:
 
 
 class Step(IntEnum):
-    """The value that offsets count from."""
+    """The reference that offsets count from."""
 
     NONE = 0
     BASE_DELTA = 1
@@ -74,24 +74,22 @@ class Step(IntEnum):
 
 
 class Packed(NamedTuple):
-    """Sub-blocks of packed offsets, and what turns them into values again.
+    """Sub-blocks of packed offsets, and the data to decode them.
 
     Parameters
     ----------
     step : Step
-        What the offsets are counted from.
+        The reference of the offsets.
     widths : (sub-blocks,) int8
         Bits of an offset.
     bases : (sub-blocks,) of the values' type
-        The least offset, which is not part of the others; of XOR the number of zero bits cut off at the
-        low end; 0 of NONE.
+        The least offset, subtracted from the others; for XOR the number of low zero bits cut off; for NONE 0.
     firsts : (sub-blocks, 2) of the values' type
-        The values before which there is nothing to count from: one for DELTA and XOR, two for
-        DELTA_OF_DELTA.
+        The first values, which have no predecessor: one for DELTA and XOR, two for DELTA_OF_DELTA.
     exceptions : (sub-blocks,) or (0,) int16
-        How many offsets did not fit; empty where nothing is patched.
+        The number of offsets that did not fit; empty without patching.
     positions, highs : (exceptions in all,) int16 and of the values' width
-        Where in their sub-block they are, and the bits beyond the width.
+        Their positions in the sub-block, and the bits beyond the width.
     payload : Bytes
         The sub-blocks, one after the other.
     """
@@ -143,7 +141,7 @@ def _unpack_run(x: Bytes, width: int, base: Any, out: Any) -> None:
 
 @kernel
 def _pack_offsets(values: Any, base: Any, width: int, out: Bytes, at: int) -> int:
-    """Pack a sub-block's values less `base` by the narrowest words that hold them; return the bytes."""
+    """Pack a sub-block's values less `base` in the narrowest words that hold them; return the size."""
     count = values.shape[0]
     if count < 1024:
         _pack_run(values, base, width, out[at:])
@@ -163,7 +161,7 @@ def _pack_offsets(values: Any, base: Any, width: int, out: Bytes, at: int) -> in
 
 @kernel
 def unpack_offsets(x: Bytes, at: int, width: int, base: Any, out: Any) -> None:
-    """Write a sub-block's offsets, which begin at byte `at`, each plus `base`."""
+    """Unpack a sub-block's offsets from byte `at` on, each plus `base`."""
     if out.shape[0] < 1024:
         _unpack_run(x[at:], width, base, out)
     elif width == 0:
@@ -200,11 +198,12 @@ def _cheapest_width(offsets: Any, widest: int, counts: Any) -> int:
 
 @kernel
 def _steps(v: Any, step: int, firsts: Any, deltas: Any, out: Any) -> None:
-    """Write the differences of a sub-block's values, and the values that have nothing before them.
+    """Write the differences of a sub-block's values, and its first values, which have no predecessor.
 
     `deltas` is a scratch of 1,024 values.
     """
-    # An index that is a difference might be negative, for all that the compiler knows: the others are moved.
+    # The compiler must assume that a difference as an index may be negative, so shift the other index
+    # instead.
     n = v.shape[0]
     firsts[0] = v[0]
     following, rest = v[1:], out[1:]
@@ -218,7 +217,7 @@ def _steps(v: Any, step: int, firsts: Any, deltas: Any, out: Any) -> None:
     out[0] = rest[0] if n > 1 else 0
     if step == 3:
         firsts[1] = v[1] if n > 1 else v[0]
-        # Not by a slice, for which Numba compiles the text of an error, two seconds long.
+        # Not a slice: Numba would spend two seconds compiling its error message.
         for i in range(n):
             deltas[i] = out[i]
         following, rest = deltas[2:n], out[2:]
@@ -230,7 +229,7 @@ def _steps(v: Any, step: int, firsts: Any, deltas: Any, out: Any) -> None:
 
 @kernel
 def _cut_zeros(out: Any, bits: Any) -> int:
-    """Shift out the zero bits that all values end with, and return their number; `bits` has all others."""
+    """Shift out the low bits that are 0 in all values; return their number. `bits` is the values' OR."""
     tail = 0
     if bits:
         while not (bits >> tail) & 1:
@@ -320,7 +319,7 @@ def _pack(
 
 @kernel
 def finish(step: int, shift: Any, first: Any, second: Any, out: Any) -> None:
-    """Turn the differences of a sub-block into values, where they are."""
+    """Turn the differences of a sub-block into values, in place."""
     if step == 2:
         out[0] = 0
         running_sum(out, first)
@@ -349,7 +348,7 @@ def _unpack(
     highs: Any,
     out: Any,
 ) -> None:
-    """Undo `_pack`. `exceptions` is empty where nothing was patched."""
+    """Undo `_pack`. `exceptions` is empty without patching."""
     # A literal is a type of its own, for which callees would be compiled, too.
     used: Any = np.int64(0)
     found: Any = np.int64(0)
@@ -397,8 +396,8 @@ def pack(values: Ints, step: Step, *, patched: bool) -> Packed:
 def unpack(packed: Packed, out: Ints) -> None:
     """Undo `pack` into `out`, whose size is the number of values.
 
-    The caller has checked that widths are those of the type, positions below the values of their sub-block,
-    and that there are as many bytes and exceptions as they say.
+    The caller has checked that widths suit the type, that positions are within their sub-block, and that the
+    numbers of bytes and exceptions are right.
     """
     _unpack(
         packed.payload,
@@ -415,7 +414,7 @@ def unpack(packed: Packed, out: Ints) -> None:
 
 @kernel
 def _add_up(widths: Any, count: int, widest: int, ends: Any) -> bool:
-    """Write where sub-blocks of these widths begin, and where the last ends; say whether widths can be."""
+    """Write the offsets of sub-blocks of these widths, and the last end; say whether all widths are valid."""
     at = 0
     for b in range(widths.shape[0]):
         width: Any = np.int64(widths[b])
@@ -428,6 +427,6 @@ def _add_up(widths: Any, count: int, widest: int, ends: Any) -> bool:
 
 
 def ends_of(widths: Ints, count: int, widest: int) -> npt.NDArray[np.int64] | None:
-    """Return where the sub-blocks of `count` values begin, and all their bytes; None if a width cannot be."""
+    """Return the offsets of sub-blocks of `count` values, and the total size; None if a width is invalid."""
     ends = np.empty(widths.size + 1, np.int64)
     return ends if _add_up(widths, count, widest, ends) else None

@@ -1,8 +1,8 @@
-"""Kernels of symbol tables: learn one, code bytes by it, and write them out (FSST §4, §5).
+"""Kernels of symbol tables: learn a table, encode bytes by it, and decode them (FSST §4, §5).
 
-A symbol is 1 to 8 bytes, as a word whose first byte is the lowest. Symbols of 3 bytes and more are found by a
-table of `SLOTS` slots, hashed by their first 3 bytes: where two share a slot, the better one stays. Shorter
-ones are found by the next 2 bytes. What has no symbol is an escape and the byte.
+A symbol is 1 to 8 bytes, as a word whose first byte is the lowest. Symbols of 3 bytes and more are in a hash
+table of `SLOTS` slots, by their first 3 bytes; if two share a slot, the better one stays. Shorter ones are
+looked up by the next 2 bytes. A byte without a symbol is encoded as an escape and the byte.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MOST_CANDIDATES = 1 << 13
 
 @kernel
 def _word(source: Bytes, at: Any) -> Any:
-    """Return the 8 bytes from a place on, which has no sign."""
+    """Return the 8 bytes from an unsigned position on."""
     place: Any = np.int64(at)
     return word_at(source, place)
 
@@ -60,9 +60,9 @@ def _slot_of(word: Any) -> Any:
 
 @kernel
 def _look_up(word: Any, shorts: Any, longs: Any, infos: Any) -> Any:
-    """Return the code of the longest symbol that a word begins with, and from bit 8 on its bytes.
+    """Return the code of the longest symbol that a word begins with, and from bit 8 on its size.
 
-    Without a branch: which symbol comes next cannot be foreseen.
+    Branch-free, because the next symbol cannot be predicted.
     """
     slot = _slot_of(word)
     info = np.uint64(infos[slot])
@@ -73,12 +73,12 @@ def _look_up(word: Any, shorts: Any, longs: Any, infos: Any) -> Any:
 
 @kernel
 def _fill_tables(symbols: Any, sizes: Any, count: Any, shorts: Any, longs: Any, infos: Any) -> Any:
-    """Fill the tables with the best symbols, which come first; return how many there is room for.
+    """Fill the tables with symbols, best first; return the number that fit.
 
     Symbols that are left out are dropped from `symbols` and `sizes`.
     """
     shorts[:] = _NO_SYMBOL
-    # No word differs from these only in bits that count.
+    # An empty slot matches only the word of all ones, which then becomes an escape.
     longs[:] = _ALL
     infos[:] = np.uint32(ESCAPE | 1 << 8)
     kept: Any = np.int64(0)
@@ -107,9 +107,9 @@ def _fill_tables(symbols: Any, sizes: Any, count: Any, shorts: Any, longs: Any, 
 def _count_tokens(
     sample: Bytes, end: Any, shorts: Any, longs: Any, infos: Any, singles: Ints, pairs: Any, seen: Any
 ) -> Any:
-    """Count symbols and bytes of a sample, and which follow each other; return how many pairs there are.
+    """Count the symbols, bytes and adjacent pairs of a sample; return the number of distinct pairs.
 
-    Of a symbol the first byte is counted too. `seen` has the pairs, in the order in which they appear.
+    The first byte of each symbol is counted, too. `seen` has the pairs in order of appearance.
     """
     at: Any = np.int64(0)
     found: Any = np.int64(0)
@@ -139,7 +139,7 @@ def _count_tokens(
 def _propose(
     symbol: Any, size: Any, gain: Any, table: Any, words: Any, sizes: Any, gains: Ints, count: Any
 ) -> Any:
-    """Add what a symbol would save to its candidate, or a new one; return how many there are."""
+    """Add a symbol's saving to its candidate, or to a new one; return the number of candidates."""
     slot = ((symbol ^ np.uint64(size)) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(50)
     while table[slot] >= 0:
         other = table[slot]
@@ -158,7 +158,7 @@ def _propose(
 def learn_symbols(
     sample: Bytes, end: Any, symbols: Any, sizes: Any, shorts: Any, longs: Any, infos: Any
 ) -> Any:
-    """Learn symbols from a sample, and fill the tables that find them; return how many there are.
+    """Learn symbols from a sample, and fill the look-up tables; return the number of symbols.
 
     Parameters
     ----------
@@ -167,8 +167,8 @@ def learn_symbols(
     symbols, sizes : arrays of `MOST_SYMBOLS` words and bytes
         The symbols and their bytes, by code.
     shorts, longs, infos
-        By the next 2 bytes the code of a short symbol and its size; by slot a longer symbol, and its code,
-        its size, and the bits of a word that do not count.
+        Indexed by the next 2 bytes: the code and size of a short symbol. Indexed by slot: a longer symbol;
+        and its code, its size, and the number of bits of a word to ignore.
     """
     words, lengths = np.empty(_MOST_CANDIDATES, np.uint64), np.empty(_MOST_CANDIDATES, np.uint8)
     gains, table = np.empty(_MOST_CANDIDATES, np.int64), np.empty(2 * _MOST_CANDIDATES, np.int16)
@@ -212,7 +212,7 @@ def learn_symbols(
 
 @kernel
 def _put_code(info: Any, word: Any, out: Bytes, at: Any) -> Any:
-    """Write a code, and the byte itself, which stays where the code is an escape; return where to go on."""
+    """Write a code and the next byte, which is kept only after an escape; return the next position."""
     code = info & _BYTE
     out[at], out[at + _ONE] = np.uint8(code), np.uint8(word & _BYTE)
     return at + _ONE + np.uint64(code == _BYTE)
@@ -232,7 +232,7 @@ def _end_lane(
     out: Bytes,
     to: Any,
 ) -> Any:
-    """Code the rest of a lane, and copy its codes behind those of the one before; return where they end."""
+    """Encode the rest of a lane, and append its codes to the previous lane's; return their end."""
     while at < end:
         word = _word(source, at)
         info = _look_up(word, shorts, longs, infos)
@@ -258,9 +258,9 @@ def code_symbols(
     out: Bytes,
     to: Any,
 ) -> Any:
-    """Code a frame; return where its codes end in `out`.
+    """Encode a frame; return the end of its codes in `out`.
 
-    Four parts of the frame are coded at the same time, each of which has to wait for itself alone.
+    Four parts of the frame are encoded in an interleaved loop, so that their latencies overlap.
 
     Parameters
     ----------
@@ -269,7 +269,7 @@ def code_symbols(
     lanes : Bytes
         Room for twice the frame, and 256 bytes.
     out, to : Bytes, int
-        What is written, from where on; there is room for twice the frame, and 16 bytes.
+        The output and the start position; there is room for twice the frame, and 16 bytes.
     """
     part = np.uint64((end - begin) // LANES)
     room = np.uint64(lanes.shape[0] // LANES)
@@ -278,7 +278,7 @@ def code_symbols(
     e0, e1, e2, e3 = a1, a2, a3, np.uint64(end)
     t0, t1, t2, t3 = np.uint64(0), room, room + room, room + room + room
     while True:
-        # No symbol has more than 8 bytes: so many can be coded without a look at the end.
+        # No symbol exceeds 8 bytes, so this many can be encoded without checking for the end.
         sure = min(e0 - a0, e1 - a1, e2 - a2, e3 - a3) >> np.uint64(3)
         if not sure:
             break
@@ -301,18 +301,18 @@ def code_symbols(
 def write_symbols(
     codes: Bytes, ends: Ints, symbols: Any, sizes: Any, frame: int, out: Bytes, total: int
 ) -> bool:
-    """Write what codes stand for; say whether each frame has the bytes that it must have.
+    """Decode symbols; say whether each frame has its expected size.
 
     Parameters
     ----------
     codes, ends : Bytes, Ints
-        The codes of frames, where the first begins, and where each ends.
+        The codes of frames; the begin of the first frame's, and the end of each frame's.
     symbols, sizes : arrays of 256 words and sizes
-        The symbols by their codes; a size is 0 where there is none.
+        The symbols by their codes; the size of an unused code is 0.
     frame : int
         Bytes of each frame but the last one.
     out, total : Bytes, int
-        What is written, with 64 bytes to spare, and how many bytes there are.
+        The output, with 64 bytes of padding, and the total size.
     """
     none = np.uint64(0)
     at: Any = np.int64(0)

@@ -1,4 +1,4 @@
-"""Kernels over texts: where they begin, which are the same, and those of a dictionary written out again."""
+"""Kernels over texts: compute offsets, find equal texts, and decode dictionaries."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = [
 ]
 
 MOST_DISTINCT = 1 << 16
-"""More distinct texts than this are not looked for here."""
+"""The limit of distinct texts."""
 
 _SPARE = 16
-"""Bytes that `copy_bytes` may touch behind a text."""
+"""The number of bytes behind a text that `copy_bytes` may touch."""
 
 
 @kernel
 def _add_up(lengths: Ints, most: int, offsets: Any) -> int:
-    """Write where texts of these lengths begin and the last one ends; return that, or -1 if above `most`."""
+    """Write the offsets of texts of these lengths; return the total size, or -1 if above `most`."""
     at: Any = 0
     for i in range(lengths.shape[0]):
         length: Any = np.int64(lengths[i])
@@ -44,7 +44,7 @@ def _add_up(lengths: Ints, most: int, offsets: Any) -> int:
 
 @kernel
 def _place(codes: Any, begins: Any, most: int, offsets: Any) -> int:
-    """As `_add_up`, for the text that each code stands for; -1 if a code has none."""
+    """As `_add_up`, for the text of each code; also -1 if a code has no text."""
     at: Any = 0
     size = begins.shape[0] - 1
     for i in range(codes.shape[0]):
@@ -60,7 +60,7 @@ def _place(codes: Any, begins: Any, most: int, offsets: Any) -> int:
 
 @kernel
 def _write_out(codes: Any, begins: Any, spared: int, source: Any, offsets: Any, out: Bytes) -> None:
-    """Write the text of each code; behind the first `spared` texts there is something to spare."""
+    """Write the texts of codes; the first `spared` texts have padding behind them."""
     for i in range(codes.shape[0]):
         if codes[i] < spared:
             begin: Any = np.int64(begins[codes[i]])
@@ -72,7 +72,7 @@ def _write_out(codes: Any, begins: Any, spared: int, source: Any, offsets: Any, 
 
 @kernel
 def _write_rest(codes: Any, begins: Any, spared: int, source: Any, offsets: Any, out: Bytes) -> None:
-    """Write the texts behind which there is nothing to spare, where others have left room for them."""
+    """Write the texts that have no padding behind them, into the gaps that were left."""
     for i in range(codes.shape[0]):
         if codes[i] >= spared:
             for k in range(offsets[i + 1] - offsets[i]):
@@ -81,7 +81,7 @@ def _write_rest(codes: Any, begins: Any, spared: int, source: Any, offsets: Any,
 
 @kernel
 def _common_length(begins: Any) -> Any:
-    """Return how many bytes each of some texts has; -1 if not all have as many, or there are none."""
+    """Return the common length of texts; -1 if the lengths differ, or there are no texts."""
     if begins.shape[0] < 2:
         return -1
     length: Any = np.int64(begins[1]) - np.int64(begins[0])
@@ -96,9 +96,9 @@ def _common_length(begins: Any) -> Any:
 
 @kernel
 def _write_even(codes: Any, begin: int, length: int, source: Any, out: Bytes) -> None:
-    """As `_write_out`, where the texts, of which the first is at `begin`, have `length` bytes each.
+    """As `_write_out`, for texts of `length` bytes each, the first at `begin`.
 
-    There is something to spare behind all.
+    All have padding behind them.
     """
     at: Any = np.int64(0)
     for i in range(codes.shape[0]):
@@ -109,7 +109,7 @@ def _write_even(codes: Any, begin: int, length: int, source: Any, out: Bytes) ->
 
 @kernel
 def _count_strangers(codes: Any, count: int) -> int:
-    """Return how many codes are none of `count` texts."""
+    """Count the codes that have no text among `count` texts."""
     strangers: Any = 0
     for i in range(codes.shape[0]):
         strangers += np.uint64(np.int64(codes[i])) >= np.uint64(count)
@@ -118,7 +118,7 @@ def _count_strangers(codes: Any, count: int) -> int:
 
 @kernel
 def _head(source: Bytes, begin: int, end: int) -> Any:
-    """Return the first 8 bytes of a text as one word, zeros behind it where it has fewer."""
+    """Return the first 8 bytes of a text as one word, padded with zeros."""
     size = min(end - begin, 8)
     if begin + 8 <= source.shape[0]:
         return word_at(source, begin) & (~np.uint64(0) >> np.uint64(64 - 8 * size) if size else np.uint64(0))
@@ -135,7 +135,7 @@ def _mix(mixed: Any, word: Any) -> Any:
 
 @kernel
 def _same(source: Bytes, one: int, other: int, size: int) -> bool:
-    """Say whether two texts of more than 8 bytes are the same behind these; the last words overlap."""
+    """Say whether two texts of more than 8 bytes are equal after these; the last words overlap."""
     for at in range(8, size - 8, 8):
         if word_at(source, one + at) != word_at(source, other + at):
             return False
@@ -151,7 +151,7 @@ def _compare(offsets: Any, source: Bytes, text: Bytes, equal: Any) -> None:
     whole = equal.shape[0]
     while whole and np.int64(offsets[whole - 1]) + 8 > source.shape[0]:
         whole -= 1
-    # No branch where most texts end: which one they take could not be foreseen.
+    # Branch-free at the end of most texts, because the branch could not be predicted.
     for i in range(whole):
         begin: Any = np.int64(offsets[i])
         size: Any = np.int64(offsets[i + 1]) - begin
@@ -174,11 +174,11 @@ def _compare(offsets: Any, source: Bytes, text: Bytes, equal: Any) -> None:
 def _assign_codes(
     offsets: Any, source: Bytes, taken: Any, table: Any, rows: Any, heads: Any, codes: Any
 ) -> int:
-    """Give each text the code of its first appearance; return how many there are, -1 if too many.
+    """Assign codes to distinct texts in order of appearance; return their number, or -1 if too many.
 
-    The texts are those in the rows `taken`, or the first ones if there are none of these. `table` has a power
-    of two of slots, at least two and more than `rows`, each -1. `rows` gets the row where each distinct text
-    is, `heads` its first 8 bytes.
+    Reads the rows in `taken`, or the first rows if `taken` is empty. `table` has a power of two of slots, at
+    least two and more than `rows`, each -1. `rows` gets the first row of each distinct text, `heads` its
+    first 8 bytes.
     """
     some = taken.shape[0] > 0
     mask = np.uint64(table.shape[0] - 1)
@@ -221,48 +221,48 @@ def _assign_codes(
 
 @kernel
 def _count(codes: Any, counts: Any) -> None:
-    """Add how often each code is there."""
+    """Count each code."""
     for i in range(codes.shape[0]):
         counts[codes[i]] += 1
 
 
 def are_equal(offsets: Ints, source: Bytes, text: bytes) -> npt.NDArray[np.bool_]:
-    """Return which texts are `text`."""
+    """Return a mask of the texts that equal `text`."""
     equal = np.empty(offsets.size - 1, np.bool_)
     _compare(offsets, source, np.frombuffer(text, np.uint8), equal)
     return equal
 
 
 def counts_of(codes: Ints, size: int) -> Ints:
-    """Return how often each code from 0 to before `size` is there: a quarter of `np.bincount`'s time."""
+    """Count each code from 0 to before `size`, four times as fast as `np.bincount`."""
     counts = np.zeros(size, np.int64)
     _count(sealed(codes), counts)
     return counts
 
 
 def code_type(count: int) -> np.dtype[Any]:
-    """Return the narrowest type of the numbers of so many things."""
+    """Return the narrowest integer type for codes below `count`."""
     return np.dtype(np.int8 if count <= 1 << 7 else np.int16 if count <= 1 << 15 else np.int32)
 
 
 def distinct_texts(
     offsets: Ints, source: Bytes, taken: Ints | None = None, most: int = MOST_DISTINCT
 ) -> tuple[Ints, Ints] | None:
-    """Return the rows where texts are for the first time, and which of them each text is.
+    """Return the row of each distinct text's first appearance, and the code of each text.
 
     Parameters
     ----------
     offsets, source : Ints, Bytes
-        Where each text begins and the last one ends, and the bytes that they are in.
+        The offsets of the texts, and the buffer that holds their bytes.
     taken : Ints, optional
-        The rows whose texts are meant; all unless told.
+        The rows to read; by default all.
     most : int
-        The most texts.
+        The most distinct texts.
 
     Returns
     -------
     tuple or None
-        None if there are more texts than `most`.
+        None if there are more distinct texts than `most`.
     """
     count = offsets.size - 1 if taken is None else taken.size
     most = max(1, min(count, most))
@@ -274,7 +274,7 @@ def distinct_texts(
 
 
 def offsets_of(lengths: Ints, kind: npt.DTypeLike, most: int) -> Ints | None:
-    """Return where texts of these lengths begin and the last one ends; None if that is above `most`."""
+    """Return the offsets of texts of these lengths; None if the total size is above `most`."""
     offsets = np.zeros(lengths.size + 1, kind)
     return offsets if _add_up(lengths, most, offsets) >= 0 else None
 
@@ -282,20 +282,20 @@ def offsets_of(lengths: Ints, kind: npt.DTypeLike, most: int) -> Ints | None:
 def texts_of(
     codes: Ints, begins: Ints, source: Bytes, kind: npt.DTypeLike, most: int
 ) -> tuple[Ints, Bytes] | None:
-    """Return the texts that codes stand for: where each begins, and their bytes.
+    """Return the texts of codes: their offsets, and their bytes.
 
     Parameters
     ----------
     codes : Ints
-        A number for each text.
+        The code of each text.
     begins : Ints
-        Where in `source` the text of each number begins, and where the last one ends.
+        The offsets in `source` of the text of each code.
     source : Bytes
         The distinct texts.
     kind : dtype
-        Of the offsets that are returned.
+        The type of the returned offsets.
     most : int
-        The most bytes that they may have.
+        The most bytes of text.
 
     Returns
     -------
@@ -304,20 +304,20 @@ def texts_of(
     """
     count = begins.size - 1
     if source.size < codes.size:
-        # What is little is copied, to have something to spare.
+        # Copy small inputs, to have padding behind them.
         source = np.append(source, np.zeros(_SPARE, np.uint8))
         spared = count
     else:
         end = begins.dtype.type(min(source.size - _SPARE, np.iinfo(begins.dtype).max))
         spared = max(0, int(np.searchsorted(begins, end, "right")) - 1)
     codes, begins, source = sealed(codes), sealed(begins), sealed(source)
-    # To look whether more texts than are written are even would take longer than it saves.
+    # Checking the lengths of more texts than are written would take longer than it saves.
     length = _common_length(begins) if count < codes.size else -1
     offsets = _places_of(codes, begins, length, kind, most)
     if offsets is None:
         return None
     total = int(offsets[-1])
-    # Arrow keeps memory that was freed. NumPy returns so much of it to the system, whose pages are zeroed.
+    # Arrow reuses freed memory. NumPy returns it to the system, which zeroes the pages on the next use.
     out: Bytes = np.frombuffer(pa.allocate_buffer(total + _SPARE), np.uint8)
     if length > 0 and spared == count:
         _write_even(codes, int(begins[0]), length, source, out)
@@ -327,9 +327,9 @@ def texts_of(
 
 
 def _places_of(codes: Ints, begins: Ints, length: int, kind: npt.DTypeLike, most: int) -> Ints | None:
-    """Return where the text of each code begins and the last one ends; None if one has none, or above `most`.
+    """Return the offsets of the texts of codes; None if a code has no text, or the size is above `most`.
 
-    `length` is that of all texts, if they have one, of which it need not be added up.
+    `length` is the common length of all texts, if they have one; then no lengths are summed.
     """
     if length <= 0:
         offsets: Ints = np.zeros(codes.size + 1, kind)
