@@ -1,4 +1,4 @@
-"""From the graph that was written to the one that runs: rules, p-streams, readers."""
+"""Plan a graph: apply rules, place p-streams, assign work to readers."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ class StreamPlan:
     Parameters
     ----------
     name : str
-        The p-stream's name: that of its source, or of the operator whose output it is.
+        The p-stream's name, taken from its source or from the operator whose output it stores.
     schema : pyarrow.Schema
-        What it stores.
+        The stored columns.
     above : Node
-        What is persisted: the graph that ends before it.
+        The graph whose output is persisted.
     source : Source or None
-        Its source, if nothing but an ingest scan is between; else another query of Spark writes it.
+        The source, if only an ingest scan is between; else another Spark query writes the p-stream.
     ingest : Scan or None
-        What is done with the source's tuples before they are persisted, by whoever appends them.
+        The scan that the appender applies to the source's tuples before persisting them.
     readers : tuple of Scan
-        What its readers do, one for each operator that reads it.
+        The scans of its readers, one for each operator that reads it.
     """
 
     name: str
@@ -67,23 +67,23 @@ class StreamPlan:
 
 @dataclass(frozen=True, slots=True)
 class PhysicalPlan:
-    """A graph after the rules.
+    """A planned graph.
 
     Parameters
     ----------
     name : str
         The graph's name.
     logical : Node
-        The graph as it was written.
+        The graph as written.
     root : Node
-        The graph that runs. What is above a `Materialize` runs before persistence; a `PushedScan` runs in a
-        reader; the rest is Spark's.
+        The graph that runs. Operators above a `Materialize` run before persistence, a `PushedScan` runs in a
+        reader, and Spark runs the rest.
     changes : tuple of pairs of str
-        What the rules did, in order: the rule's name and a line.
+        The changes by the rules, in order: the rule's name and a line.
     choices : tuple of Choice
-        Of every source, whether it is persisted, and why.
+        The persistence decision for every source.
     statistics : Statistics, optional
-        What it was planned with.
+        The statistics used for planning.
     """
 
     name: str
@@ -94,14 +94,14 @@ class PhysicalPlan:
     statistics: Statistics | None
 
     def _repr_svg_(self) -> str:
-        """Return the drawing that a notebook shows."""
+        """Return the drawing for notebooks."""
         from penstock.operators.graph.draw import draw
 
         return draw(self)
 
     @property
     def streams(self) -> tuple[StreamPlan, ...]:
-        """Its p-streams."""
+        """The plan's p-streams."""
         nodes = list(topological(self.root))
         found = []
         for node in nodes:
@@ -119,7 +119,7 @@ class PhysicalPlan:
 
     @property
     def remaining(self) -> tuple[Node, ...]:
-        """The operators that are left for Spark, inputs first."""
+        """The operators that Spark runs, inputs first."""
         inside: set[int] = set()
         for stream in self.streams:
             if stream.source is not None:
@@ -131,7 +131,7 @@ class PhysicalPlan:
         )
 
     def explain(self) -> str:
-        """Return it as text."""
+        """Return the plan as text."""
         from penstock.operators.graph.explain import explain
 
         return explain(self)
@@ -143,18 +143,18 @@ def plan(graph: Graph, statistics: Statistics | None = None, persist: Persist = 
     Parameters
     ----------
     graph : Graph
-        What was written.
+        The graph as written.
     statistics : Statistics, optional
-        Of samples; without, types and assumed selectivities tell.
+        Statistics from samples; without them, types and assumed selectivities decide.
     persist : str or mapping of str to str
-        ``"always"`` or ``"never"``: whether sources are persisted. ``"auto"``: those that cannot be read
-        again, and those of which that costs more than a p-stream. A mapping says it by the names of sources,
-        where others are ``"auto"``; ``"always"`` for another operator persists its output where it is.
+        ``"always"`` or ``"never"`` persist all sources or none. ``"auto"`` persists sources that cannot
+        replay, and sources whose replay costs more than a p-stream. A mapping sets the mode by source name;
+        other sources are ``"auto"``. ``"always"`` for another operator persists its output.
 
     Raises
     ------
     InvalidUsageError
-        If a name in `persist` is of no operator or of several, or there is no such choice.
+        If a name in `persist` matches no operator or several, or a mode is unknown.
     """
     modes = _modes(graph.root, persist)
     root = _pinned(graph.root, {name for name, mode in modes.items() if mode == "always"})
@@ -178,7 +178,7 @@ def plan(graph: Graph, statistics: Statistics | None = None, persist: Persist = 
 
 
 def _modes(root: Node, persist: Persist) -> dict[str, PersistMode]:
-    """Return what is to be done by the names of sources, and of other operators that have p-streams."""
+    """Return the modes by source name, and the other operators to persist."""
     nodes = list(topological(root))
     sources = [node.name for node in nodes if isinstance(node, Source)]
     given: Mapping[str, PersistMode] = (
@@ -197,7 +197,7 @@ def _modes(root: Node, persist: Persist) -> dict[str, PersistMode]:
 
 
 def _pinned(root: Node, names: set[str]) -> Node:
-    """Return the graph with a p-stream behind each operator of these names that is no source."""
+    """Add a p-stream behind each operator, other than sources, with one of these names."""
 
     def change(node: Node) -> Node:
         pinned = node.name in names and not isinstance(node, Source)
@@ -238,7 +238,7 @@ def _choice(root: Node, source: Source, mode: PersistMode, statistics: Statistic
 
 
 def _readers(root: Node, source: Source) -> int:
-    """Return how many streams part where first more than one operator reads what comes of a source."""
+    """Return the number of readers at the first operator below a source with several readers."""
     at: Node = source
     while True:
         below = [node for node in topological(root) if any(input is at for input in node.inputs)]
@@ -248,7 +248,7 @@ def _readers(root: Node, source: Source) -> int:
 
 
 def _reaches_p_stream(root: Node, source: Source) -> bool:
-    """Whether a p-stream of another operator has all that comes of a source, before it is reduced further."""
+    """Return whether another operator's p-stream already holds everything that a source yields."""
     at: Node = source
     while True:
         below = [node for node in topological(root) if any(input is at for input in node.inputs)]

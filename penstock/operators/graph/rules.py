@@ -1,11 +1,10 @@
-"""The push-up rules: pure functions from a graph to a graph that means the same (Scabbard §3.4).
+"""The push-up rules: pure functions from a graph to an equivalent graph (Scabbard §3.4).
 
-A p-stream should hold little, so what reduces the stream is moved up to before it is persisted. Each rule
-takes a graph, applies itself to every node in topological order, and returns the graph and what it did.
-Operators with state are never moved, and nothing is moved past them: they would amplify the stream, and
-their state is for checkpoints. Neither is an expression that may return something else when it is evaluated
-again or elsewhere: no rule moves it, merges it or evaluates it more than once. A column that nobody needs is
-pruned, whatever made it, unless that makes several rows of one.
+A p-stream should hold little, so operators that reduce the stream are moved up to before it is persisted.
+Each rule applies itself to every node in topological order, and returns the new graph with a list of its
+changes. Stateful operators are never moved, and nothing is moved past them: they would amplify the stream,
+and their state belongs to checkpoints. No rule moves, merges or duplicates a nondeterministic expression.
+Unused columns are pruned, unless their expression generates several rows from one.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from penstock.operators.sql.expression import Expression, column, conjunction
 __all__ = ["Rewritten", "merge", "prune", "push_where", "split_conjunctions", "to_fixed_point"]
 
 Rewritten: TypeAlias = tuple[Node, tuple[str, ...]]
-"""A graph, and a line for each thing that a rule did to make it."""
+"""A rewritten graph, and a line for each change."""
 
 Rule: TypeAlias = Callable[[Node], Rewritten]
 
@@ -44,12 +43,12 @@ _MAX_PASSES = 100
 
 
 def to_fixed_point(root: Node, *rules: Rule) -> tuple[Node, list[tuple[str, str]]]:
-    """Apply rules in turn until none does anything; return what each did, by its name.
+    """Apply rules in turn until none changes the graph; return the changes by rule name.
 
     Raises
     ------
     RuntimeError
-        If they do not come to an end, which is a defect of a rule.
+        If the rules do not terminate, which is a defect of a rule.
     """
     done: list[tuple[str, str]] = []
     for _ in range(_MAX_PASSES):
@@ -63,7 +62,7 @@ def to_fixed_point(root: Node, *rules: Rule) -> tuple[Node, list[tuple[str, str]
 
 
 def split_conjunctions(root: Node) -> Rewritten:
-    """Split ``where a AND b`` into ``where a`` and ``where b``, so that each goes as far up as it can."""
+    """Split ``where a AND b`` into ``where a`` and ``where b``, so that each moves up as far as possible."""
     notes: list[str] = []
 
     def change(node: Node) -> Node:
@@ -85,7 +84,7 @@ def split_conjunctions(root: Node) -> Rewritten:
 
 
 def _is_condition(part: Expression, schema: pa.Schema) -> bool:
-    """Say whether an operand of ``AND`` may stand alone; of another type, ``AND`` would cast it."""
+    """Return whether an operand of ``AND`` is boolean and may stand alone; ``AND`` casts other types."""
     return part.tree.kind in _CONDITIONS or type_of(part, schema) == pa.bool_()
 
 
@@ -112,13 +111,13 @@ def push_where(root: Node) -> Rewritten:
         stream = isinstance(above, StreamTableJoin) and set(predicate.columns) <= set(
             above.inputs[0].schema.names
         )
-        # Where it would see rows that it does not see now, it must not fail for them.
+        # A selection that can fail must not see additional rows.
         if stream and _never_fails(predicate, node.inputs[0].schema):
             notes.append(f"where {predicate.text}: before the lookup {above.describe()}")
             return replace(above, inputs=(change(Where(node.name, above.inputs, predicate)),))
         stays = isinstance(above, Where) and above.predicate.deterministic
         if stays and _never_fails(predicate, node.inputs[0].schema):
-            # Past a selection that stays where it is, to what is above both.
+            # Move past a selection that stays, to the operator above both.
             past = Where(node.name, above.inputs, predicate)
             further = change(past)
             if further is not past:
@@ -133,13 +132,13 @@ def _never_fails(predicate: Expression, schema: pa.Schema) -> bool:
 
 
 def prune(root: Node) -> Rewritten:
-    """Drop columns that nothing below needs, by a projection after sources, selections and lookups."""
+    """Drop unused columns with projections after sources, selections and lookups."""
     nodes = list(topological(root))
     required: dict[int, frozenset[str]] = {id(root): frozenset(root.schema.names)}
     for node in reversed(nodes):
         wanted = required[id(node)] | set(node.key)
         if isinstance(node, Select):
-            # Without it there would be other rows.
+            # Dropping it would change the rows.
             wanted |= {name for name, expression in node.columns if expression.generates}
             required[id(node)] = wanted
         for above, needed in zip(node.inputs, node.needs(wanted), strict=True):
@@ -161,7 +160,7 @@ def prune(root: Node) -> Rewritten:
             )
             notes.append(f"{node.name}: drops {', '.join(dropped)}")
         elif isinstance(node, Union):
-            # Columns that one input still has and another has not would make the inputs differ.
+            # The inputs must keep the same columns.
             used = wanted | node.needs(wanted)[0]
             pruned = _union(node, inputs, [name for name in node.inputs[0].schema.names if name in used])
         elif not same:
@@ -192,9 +191,9 @@ def _only(node: Node, names: list[str]) -> Node:
 
 
 def merge(root: Node) -> Rewritten:
-    """Merge neighbours: selections into one, projections into one; a projection that does nothing goes.
+    """Merge adjacent selections and adjacent projections; remove projections without effect.
 
-    Projections are merged only if no computed column would be computed twice.
+    Projections are merged only if that evaluates no computed column twice.
     """
     notes: list[str] = []
 

@@ -1,4 +1,4 @@
-"""What of a plan may not change while its checkpoint lives."""
+"""The shape of a plan: the part that may not change while its checkpoint lives."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ __all__ = ["shape"]
 
 
 def shape(plan: PhysicalPlan) -> list[str]:
-    """Return what a checkpoint depends on, a line of JSON each; the same lines, the same checkpoint.
+    """Return the parts of a plan that a checkpoint depends on, as lines of JSON.
 
-    These are sources, p-streams with what is done before them, operators with a state, and what makes
-    fragments or conflates in a reader, with their columns and what they read. Selections, projections and
-    lookups behind the last p-stream, and the sink, may change: what is committed does not depend on them.
+    A checkpoint fits every plan with the same lines. They hold sources, p-streams with the operators before
+    them, stateful operators, and the fragments or conflation of readers, each with its columns and inputs.
+    Selections, projections and lookups behind the last p-stream may change, and so may the sink: committed
+    state does not depend on them.
     """
     nodes = list(topological(plan.root))
     fixed: set[int] = set()
@@ -41,7 +42,7 @@ def shape(plan: PhysicalPlan) -> list[str]:
     below: dict[int, list[int]] = {}
     lines: list[str] = []
     for node in nodes:
-        # What may change is looked through: what counts is what of the rest it leads to.
+        # Skip nodes that may change, to the nearest nodes above that may not.
         leads = [number for above in node.inputs for number in below[id(above)]]
         if id(node) not in fixed:
             below[id(node)] = leads
@@ -69,14 +70,14 @@ def _line(node: Node, leads: list[int]) -> dict[str, Any]:
 
 
 def _stored(node: Node) -> pa.Schema:
-    """Return the columns that a node's state has, or that leave it without."""
+    """Return the columns of a node's state, or of its output if it has no state."""
     return node.inputs[0].schema if isinstance(node, UpdateQueue | UpdateUnion) else node.schema
 
 
 def _lasting(node: Node) -> Node:
-    """Return a node without what may be otherwise at every start.
+    """Return a node without the settings that may change at every start.
 
-    That is its budget, what leaves its buckets, and what readers tell of the watermark.
+    These are its budget, the windows that its buckets prune, and the watermark that readers report.
     """
     if isinstance(node, PushedScan) and node.scan.fragments is not None:
         return replace(node, scan=replace(node.scan, fragments=node.scan.fragments.plain))

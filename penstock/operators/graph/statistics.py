@@ -1,8 +1,8 @@
-"""What a sample of the sources says about a graph: how many tuples pass each operator, and how wide they are.
+"""Statistics of a graph from samples of its sources: the rows and bytes that leave each operator.
 
-The sample is sent through the graph itself, as far as `penstock.operators.sql.evaluate` knows its
-expressions, so that correlated conditions are counted together. No other engine is needed for that: an engine
-that reads SQL would be one more dependency at run time, and sqlglot's own executor goes row by row.
+The sample runs through the graph itself, as far as `penstock.operators.sql.evaluate` knows its expressions,
+so correlated conditions are measured together. An external SQL engine would be another dependency at run
+time, and sqlglot's executor works row by row.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from penstock.operators.update_stream.cast import cast
 __all__ = ["SELECTIVITY", "Flow", "Statistics", "flows", "measure"]
 
 SELECTIVITY: Final = 1 / 3
-"""What of a stream passes a condition that was not measured: what optimizers assume since System R."""
+"""Assumed selectivity of an unmeasured condition, customary since System R."""
 
 _TEXT_BYTES: Final = 16
-"""What a text, a list or a struct is taken to hold where no sample says."""
+"""Assumed bytes of a text, list or struct without a sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class Statistics:
     Parameters
     ----------
     samples : mapping of str to pyarrow.Table
-        By the sources' names.
+        Samples by source name.
     compress : bool
-        Whether stored bytes are those of compressed columns, or of plain ones.
+        Whether stored bytes are measured on compressed columns rather than plain ones.
     """
 
     samples: Mapping[str, pa.Table]
@@ -59,7 +59,7 @@ class Statistics:
     _sizes: dict[tuple[Any, ...], float] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def stored_bytes(self, table: pa.Table) -> float:
-        """Return the bytes per tuple of a table in a p-stream; what was asked before is free."""
+        """Return the stored bytes per tuple of a table in a p-stream; results are cached."""
         if not self.compress:
             return _plain_bytes(table)
         return sum(self._column_bytes(table[name].combine_chunks()) for name in table.column_names)
@@ -79,19 +79,19 @@ class Statistics:
 def measure(
     root: Node, sample: pa.Table | Mapping[str, pa.Table], *, compress: bool = True, most_rows: int = 65_536
 ) -> Statistics:
-    """Take samples of a graph's sources for its plan.
+    """Measure samples of a graph's sources for planning.
 
     Parameters
     ----------
     root : Node
         The graph.
     sample : pyarrow.Table or mapping of str to pyarrow.Table
-        Of the only source; or of sources by their names.
+        Sample of the only source, or samples by source name.
     compress : bool
-        Whether columns are compressed to learn what they take in a p-stream. That needs kernels, which are
-        compiled at the first use on a machine.
+        Whether to compress columns to learn their size in a p-stream. That needs kernels, which are compiled
+        at the first use on a machine.
     most_rows : int
-        How many of the first rows of a sample are used; as many as a p-unit holds.
+        Number of first rows of a sample to use; by default as many as a p-unit holds.
 
     Raises
     ------
@@ -127,19 +127,19 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What leaves an operator.
+    """The output of an operator.
 
     Parameters
     ----------
     rows : float or None
-        Tuples, of a sample's, or of one at every source that has no sample; None behind operators with
-        state.
+        Output tuples for the sample's tuples, or for one tuple at each source without a sample; None behind
+        stateful operators.
     bytes : float
-        Of a tuple, uncompressed.
+        Bytes per tuple, uncompressed.
     measured : bool
-        Whether the rows were counted, or a selectivity was assumed.
+        Whether rows were counted rather than estimated from an assumed selectivity.
     table : pyarrow.Table, optional
-        What the sample became.
+        The sample at this operator's output.
     """
 
     rows: float | None
@@ -149,7 +149,7 @@ class Flow:
 
 
 def flows(root: Node, statistics: Statistics | None = None) -> dict[int, Flow]:
-    """Return what leaves every operator of a graph, by the id of its node."""
+    """Return the output flow of every operator, by the id of its node."""
     found: dict[int, Flow] = {}
     for node in topological(root):
         found[id(node)] = _flow(node, [found[id(input)] for input in node.inputs], statistics)
@@ -176,7 +176,7 @@ def _flow(node: Node, inputs: list[Flow], statistics: Statistics | None) -> Flow
 
 
 def _made(node: Node, inputs: list[pa.Table]) -> pa.Table | None:
-    """Return what a sample becomes; None where that is not known."""
+    """Run a sample through a node; return None where the result is unknown."""
     known = node.inputs[0].schema
     if isinstance(node, Where):
         return filter_rows(inputs[0], node.predicate) if type_of(node.predicate, known) else None
@@ -192,7 +192,7 @@ def _made(node: Node, inputs: list[pa.Table]) -> pa.Table | None:
 
 
 def _scanned(node: PushedScan, flow: Flow) -> Flow:
-    """Return what leaves a reader: of fragments and conflated tuples it is known how many, not what."""
+    """Return the flow of a reader; for fragments and conflated tuples without a table."""
     scan, table = node.scan, flow.table
     width = _typed_bytes(node.schema)
     if table is None:
@@ -230,7 +230,7 @@ def _counted(table: pa.Table) -> Flow:
 
 
 def _plain_bytes(table: pa.Table) -> float:
-    """Return the bytes per tuple of values and, of texts, their offsets; without marks of nulls."""
+    """Return the bytes per tuple of values and text offsets, without validity bitmaps."""
     return sum(
         _values_bytes(table[name].combine_chunks()) / max(1, table.num_rows) for name in table.column_names
     )

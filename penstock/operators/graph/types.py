@@ -1,4 +1,4 @@
-"""Types of expressions, aggregates and partials; what only Spark knows is `UNKNOWN`."""
+"""Types of expressions, aggregates and partials; `UNKNOWN` if only Spark can tell."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 UNKNOWN: Final = pa.null()
-"""The type of a column whose type is known only when the graph runs."""
+"""The type of columns whose type is only known when the graph runs."""
 
 _DOUBLE: Final = frozenset({"avg", "mean", "stddev", "stddev_samp"})
 _DECLARED: Final = {
@@ -41,7 +41,7 @@ _DECLARED: Final = {
     "TIMESTAMP": pa.timestamp("us", "UTC"),
     "TIMESTAMP_LTZ": pa.timestamp("us", "UTC"),
 }
-"""Types that a cast names."""
+"""Arrow types by the type names of casts."""
 _SPELLINGS: Final = {
     "BYTE": "TINYINT",
     "SHORT": "SMALLINT",
@@ -53,14 +53,14 @@ _OWN: Final = frozenset({"min", "max", "first", "last", "first_value", "last_val
 
 
 def expression_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
-    """Return the type of an expression over columns of a schema, `UNKNOWN` where it is not known."""
+    """Return the type of an expression over a schema, or `UNKNOWN`."""
     if any(schema.field(name).type == UNKNOWN for name in expression.columns if name in schema.names):
         return UNKNOWN
     return type_of(expression, schema) or UNKNOWN
 
 
 def declared_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
-    """Return the type of an expression also where only Spark can evaluate it, but a cast says its type."""
+    """Return the type of an expression, read from a cast if only Spark can evaluate it."""
     found = expression_type(expression, schema)
     tree = expression.tree.unnest()
     if found != UNKNOWN or tree.kind != "cast":
@@ -76,7 +76,7 @@ def _sum_type(kind: pa.DataType) -> pa.DataType:
 
 
 def partial_type(partial: Partial, schema: pa.Schema) -> pa.DataType:
-    """Return the type of a partial over columns of a schema, `UNKNOWN` where it is not known."""
+    """Return the type of a partial over a schema, or `UNKNOWN`."""
     if partial.kind == "count":
         return pa.int64()
     if partial.kind == "m2":
@@ -92,7 +92,7 @@ def partial_type(partial: Partial, schema: pa.Schema) -> pa.DataType:
 
 
 def aggregate_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
-    """Return the type of an aggregate over columns of a schema, `UNKNOWN` where it is not known."""
+    """Return the type of an aggregate over a schema, or `UNKNOWN`."""
     fields = list(schema)
     calls: list[tuple[Tree, str]] = []
     for number, call in enumerate(aggregates_of(expression.tree)):
@@ -114,7 +114,7 @@ def _call_type(expression: Expression, call: Tree, schema: pa.Schema) -> pa.Data
 
 
 def fixed_bytes(kind: pa.DataType) -> float | None:
-    """Return the bytes of a value, None where they depend on the value."""
+    """Return the bytes of a fixed-size value; None for variable sizes."""
     try:
         return kind.bit_width / 8
     except ValueError:
@@ -122,12 +122,12 @@ def fixed_bytes(kind: pa.DataType) -> float | None:
 
 
 def scan_schema(scan: Scan, schema: pa.Schema) -> pa.Schema:
-    """Return the schema of what a reader returns of a p-stream with a schema.
+    """Return a reader's output schema for a p-stream with a given schema.
 
     Raises
     ------
     InvalidUsageError
-        If the scan reads a column that is not there.
+        If the scan reads a missing column.
     """
     missing = [name for name in scan.columns if name not in schema.names]
     if missing:

@@ -1,15 +1,15 @@
-"""The join of two update streams: of each key the newest match within an interval of time (UpStream §3.2).
+"""The join of two update streams: the newest match of each key within a time interval (UpStream §3.2).
 
-Two tuples of equal key match if their times differ by at most ``within``, both ends included, and the
-condition is true of them. Of two matches the newer is the one with the greater of both times; then that
-with the newer left tuple, then that with the newer right one. Of what can be matched after a micro-batch
-the newest match of each key is delivered, if it is newer than the one before: freshness, not completeness.
+Two tuples of equal key match if their times differ by at most ``within``, inclusive, and the condition is
+true. Matches are ordered by the greater of their two times, then by the left time, then by the right time.
+After a micro-batch the newest match of each key is delivered if it is newer than the previous one: freshness,
+not completeness.
 
-State is a *match* per key (the times of its last match) and what each side *holds*: the tuples that may be
-in a match to come. Departure from the source, which has no tuples out of order: they are matched while
-they are not *late*, that is, older than the watermark (the newest time of earlier micro-batches less
-``delay``), or more than ``within`` older than the last match of their key. Of tuples of one side with the
-same key and time the first to arrive is kept.
+The state has a *match* per key (the times of its last match), and each side *holds* the tuples that a future
+match may need. Departure from the source, which has no tuples out of order: a tuple is *late* if it is older
+than the watermark (the newest time of earlier micro-batches less ``delay``), or more than ``within`` older
+than the last match of its key. Late tuples are dropped; others are matched. If a side receives several tuples
+with the same key and time, it keeps the first.
 
 Nothing here reads a clock.
 """
@@ -40,11 +40,11 @@ __all__ = ["Matched", "UpdateJoin"]
 _LATEST: Final = (1 << 63) - 1
 _PAGE_ROWS: Final = 256
 _UNIT_KEYS: Final = 1 << 20
-"""How many keys a unit of a snapshot has at most."""
+"""Maximum number of keys in a unit of a snapshot."""
 _PAIRS: Final = 1 << 18
-"""How many pairs are looked at together, but for one of each key."""
+"""Number of pairs evaluated together; each key contributes at least one."""
 _LEAST_DEAD: Final = 1024
-"""So many keys without state are not worth a new index."""
+"""Tolerated number of keys without state before the index is rebuilt."""
 
 _OWNER: Final = f"{RESERVED_PREFIX}cell"
 _MATCHED: Final = (f"{RESERVED_PREFIX}left", f"{RESERVED_PREFIX}right")
@@ -53,20 +53,20 @@ _SIDES: Final = ("left", "right")
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """What became of the tuples of one `UpdateJoin.join`.
+    """The result of one `UpdateJoin.join`.
 
     Attributes
     ----------
     rows : pyarrow.RecordBatch
-        The newest match of each key that has a newer one than before.
+        The newest match of each key whose match became newer.
     rows_in : int
-        All tuples.
+        Arriving tuples.
     late : int
-        Tuples dropped because they were too old for a match to come.
+        Tuples dropped on arrival because they were too old for a future match.
     duplicates : int
-        Tuples dropped because their side held one of the same key and time.
+        Tuples dropped because their side held one with the same key and time.
     freed : int
-        Tuples let go of, because they are too old for a match to come.
+        Held tuples freed because no future match needs them.
     """
 
     rows: pa.RecordBatch
@@ -77,7 +77,7 @@ class Matched:
 
 
 class _Side:
-    """The tuples that one side holds, in lists by key."""
+    """The held tuples of one side, as a list per key."""
 
     def __init__(self, stream: UpdateStream, page_rows: int) -> None:
         self.stream = stream
@@ -108,7 +108,7 @@ class _Side:
         self.head[known:] = NOBODY
 
     def put(self, ids: Integers, times: Integers, payload: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Hold rows, in any order; return which are new, for of equal times the first is kept."""
+        """Hold rows, in any order; return a mask of the new ones. The first of equal times is kept."""
         locations = self.memory.allocate(len(ids))
         self._resize()
         new = link(ids, times, locations, self.head, self.after, self.times)
@@ -126,7 +126,7 @@ class _Side:
         self.memory.free(locations)
 
     def compact(self) -> None:
-        """Return memory that is not needed any more."""
+        """Release unused memory."""
         if self.memory.shrink():
             self._resize()
         if self.rows.may_compact:
@@ -146,7 +146,7 @@ class _Side:
 
 
 class UpdateJoin:
-    """One join; in Spark, the part of it that one bucket holds.
+    """A join of update streams; in Spark, one bucket of it.
 
     Not thread-safe. Used by one task at a time: `join`, then `delta`.
 
@@ -165,18 +165,18 @@ class UpdateJoin:
         self._index = KeyIndex()
         self._sides = [_Side(stream, page_rows) for stream in (joined.left, joined.right)]
         self._within = np.uint64(joined.within)
-        # Of each key the times of its last match, and whether that is not stored yet.
+        # Per key: the times of the last match, and whether it is not stored yet.
         self._matched = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
         self._dirty = np.zeros(0, np.bool_)
 
     @property
     def held(self) -> int:
-        """How many tuples both sides hold."""
+        """Number of tuples that both sides hold."""
         return sum(map(len, self._sides))
 
     @property
     def watermark(self) -> int | None:
-        """Tuples of an earlier time are late from now on; None before the first tuple."""
+        """The time before which tuples are late; None before the first tuple."""
         return self._watermark(self.joined.delay)
 
     def _watermark(self, delay: int) -> int | None:
@@ -184,7 +184,7 @@ class UpdateJoin:
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the state holds, roughly."""
+        """Approximate memory of the state in bytes."""
         matched = sum(array.nbytes for array in (*self._matched, self._dirty))
         return matched + self._index.size_bytes + sum(side.size_bytes for side in self._sides)
 
@@ -192,7 +192,7 @@ class UpdateJoin:
         """Do nothing: memory goes with the object."""
 
     def join(self, left: Arrivals | None, right: Arrivals | None) -> Matched:
-        """Let the tuples of a micro-batch in, in their order of arrival, and return what matches.
+        """Take in the tuples of a micro-batch in order of arrival, and return the new matches.
 
         Raises
         ------
@@ -215,7 +215,7 @@ class UpdateJoin:
         return Matched(rows, rows_in, late, duplicates, freed)
 
     def _let_in(self, side: _Side, arrivals: Arrivals, watermark: int | None, counts: Integers) -> Integers:
-        """Hold what is neither late nor there already; return its keys."""
+        """Hold tuples that are neither late nor duplicates; return their keys."""
         stream = side.stream
         times = stream.times(arrivals.rows)
         ids = self._index.find_or_add(stream.keys(arrivals.rows))
@@ -225,7 +225,7 @@ class UpdateJoin:
         late = too_old(ids, times, self._matched[0], self._matched[1], self._within)
         if watermark is not None:
             late |= times < watermark
-        # In the order of time a list grows at its head; of equal times the first to arrive comes first.
+        # Inserting in time order makes lists grow at their heads; stable, so the first of equal times wins.
         order = np.lexsort((arrivals.last, times))
         order = order[~late[order]]
         ids = ids[order]
@@ -247,7 +247,7 @@ class UpdateJoin:
             side.reserve(len(self._dirty))
 
     def _newest_matches(self, ids: Integers) -> pa.RecordBatch:
-        """Find, note and return the newest match of those keys that have a newer one than before."""
+        """Find, record and return the newest match of each key whose match became newer."""
         left, right = self._sides
         pairs = _Pairs.of(ids, left.head[ids], right.head[ids])
         limit = 1
@@ -264,7 +264,7 @@ class UpdateJoin:
             owners = np.repeat(np.arange(len(pairs.ids)), np.diff(bounds))
             rows = self._rows_of(pairs.ids[owners], *found)
             true = self.joined.holds(rows).to_numpy(zero_copy_only=False)
-            # Pairs come newest first: the first that is true of each key.
+            # Pairs come newest first: take the first of each key for which the condition holds.
             which, first = np.unique(owners[true], return_index=True)
             chosen = np.flatnonzero(true)[first]
             for matched, side, places in zip(self._matched, self._sides, found, strict=True):
@@ -284,7 +284,7 @@ class UpdateJoin:
         return self.joined.match(keys, here, there)
 
     def _free(self, delay: int) -> int:
-        """Let go of the tuples, and of the keys, that no match to come needs; return how many tuples."""
+        """Free the tuples and keys that no future match needs; return the number of tuples."""
         watermark = self._watermark(delay)
         keys = len(self._index)
         within = self.joined.within
@@ -307,7 +307,7 @@ class UpdateJoin:
         if keys - self.keys > max(self.keys, _LEAST_DEAD):
             self._keep(np.flatnonzero(alive))
         else:
-            # What a key without state was matched at last says nothing any more.
+            # The last match of a key without held tuples has no effect any more.
             dead = np.flatnonzero(~alive)
             self._dirty[dead] = False
             for matched in self._matched:
@@ -329,9 +329,9 @@ class UpdateJoin:
             side.owner[places] = number[side.owner[places]]
 
     def delta(self) -> PUnit:
-        """Return what changed since the last call, to be stored.
+        """Return the changes since the last call, to be stored.
 
-        What was freed is not in it: it follows from the newest time, the delay and the last matches.
+        Freed tuples are not included: they follow from the newest time, the delay and the last matches.
         """
         dirty = [np.flatnonzero(side.dirty) for side in self._sides]
         changed = self._dirty[: len(self._index)].copy()
@@ -341,7 +341,7 @@ class UpdateJoin:
         return self._unit("delta", np.flatnonzero(changed), dirty)
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole state of this moment, in units of at most `_UNIT_KEYS` keys."""
+        """Return the whole current state, in units of at most `_UNIT_KEYS` keys."""
         alive = np.maximum(*(one[: len(self._index)] for one in self._matched)) != NEVER
         for side in self._sides:
             alive |= side.head[: len(self._index)] != NOBODY
@@ -356,7 +356,7 @@ class UpdateJoin:
                 for some, owner in zip(places, owners, strict=True)
             ]
             units.append(self._unit("snapshot", part, held))
-        # Made here and now, for the join goes on changing while they are written.
+        # Copied now, because the join changes while the units are written.
         return iter(units)
 
     def _unit(self, kind: str, ids: Integers, places: list[Integers]) -> PUnit:
@@ -371,12 +371,12 @@ class UpdateJoin:
             blocks[name] = pa.RecordBatch.from_arrays(
                 [owner, *payload.columns], [_OWNER, *payload.schema.names]
             )
-        # The delay may change at a restart; what was freed until then follows from the one before.
+        # The delay may change at a restart; tuples freed before follow from the previous delay.
         meta = {"rows": self.keys, "held": self.held, "newest": self.newest, "delay": self.joined.delay}
         return PUnit(kind, meta, blocks)
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply stored `units` in their order: to an empty join, or to catch up."""
+        """Apply stored `units` in order, to an empty join or to catch up."""
         fields: Fields | None = None
         for unit in units:
             self._apply(unit)
@@ -419,7 +419,7 @@ class UpdateJoin:
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """How far the pairs of some keys were looked at; see `next_pairs`."""
+    """Cursor over the pairs of some keys; see `next_pairs`."""
 
     ids: Integers
     at_left: Integers
@@ -428,11 +428,11 @@ class _Pairs:
 
     @staticmethod
     def of(ids: Integers, left: Integers, right: Integers) -> _Pairs:
-        """Return where the pairs of lists begin."""
+        """Return a cursor at the start of the lists."""
         return _Pairs(ids, left.copy(), right.copy(), np.full(len(ids), START))
 
     def without(self, matched: Integers) -> _Pairs:
-        """Return those keys that have more pairs, but for those at these numbers."""
+        """Return the cursor without exhausted keys and without the keys at these positions."""
         left = (self.at_left != NOBODY) & (self.at_right != NOBODY)
         left[matched] = False
         return _Pairs(self.ids[left], self.at_left[left], self.at_right[left], self.partner[left])

@@ -1,7 +1,7 @@
-"""The kernels of a join of update streams: lists of tuples by key, pairs in order, and what may be freed.
+"""Kernels of the join of update streams: tuple lists by key, ordered pairs, and freeing.
 
-The tuples that a side holds of a key are a list, newest first, chained through locations. Times are integers;
-their differences are taken without sign, so that no two of them overflow.
+A side holds the tuples of a key as a list, newest first, chained through locations. Times are integers;
+differences are unsigned, so they never overflow.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["NOBODY", "START", "link", "next_pairs", "too_old", "unlink_useless"]
 NOBODY = -1
 """The end of a list."""
 START = -2
-"""In place of a partner: the pairs of the newer tuple have not begun."""
+"""Partner value before the first pair of the newer tuple."""
 
 
 @kernel
 def too_old(ids: Integers, times: Integers, left_at: Integers, right_at: Integers, within: Any) -> Any:
-    """Return which tuples are more than `within` older than the newest match of their key."""
+    """Mark tuples that are more than `within` older than the newest match of their key."""
     out = np.zeros(ids.shape[0], np.bool_)
     for i in range(ids.shape[0]):
         newest = max(left_at[ids[i]], right_at[ids[i]])
@@ -37,7 +37,7 @@ def too_old(ids: Integers, times: Integers, left_at: Integers, right_at: Integer
 def link(
     ids: Integers, times: Integers, locations: Integers, head: Integers, after: Integers, held: Integers
 ) -> Any:
-    """Put tuple i into the list of its key; return which are new, for of equal times the first stays."""
+    """Insert tuples into the lists of their keys; mark the new ones. The first of equal times stays."""
     new = np.zeros(ids.shape[0], np.bool_)
     for i in range(ids.shape[0]):
         time = times[i]
@@ -77,12 +77,12 @@ def next_pairs(
     out_left: Integers,
     out_right: Integers,
 ) -> None:
-    """Give up to `limit` more pairs of each key, the newest first, that are newer than its last match.
+    """Yield up to `limit` more pairs of each key, newest first, that are newer than its last match.
 
-    Pairs are ordered by the greater of both times, then by the left one, then by the right one. The lists are
-    merged; the tuple whose turn it is is the newer of its pairs, and its partners are what is left of the
-    other list. Where the merge stands is in `at_left`, `at_right` and `partner`, ended if one is `NOBODY`.
-    Pairs without a fresh tuple were looked at before.
+    Pairs are ordered by the greater of both times, then by the left one, then by the right one. The two lists
+    are merged by time. The current tuple is the newer one of its pairs; its partners are the remaining tuples
+    of the other list. `at_left`, `at_right` and `partner` hold the position of the merge, which has ended if
+    one of them is `NOBODY`. Pairs without a fresh tuple are skipped: an earlier call evaluated them.
     """
     count = 0
     for n in range(ids.shape[0]):
@@ -110,7 +110,7 @@ def next_pairs(
                     held_left[left] < last_left
                     or (held_left[left] == last_left and held_right[right] <= last_right)
                 ):
-                    # Pairs come in order: all that follow are older still.
+                    # Pairs come in order, so all following pairs are older.
                     i = NOBODY
                     break
                 if fresh_left[left] or fresh_right[right]:
@@ -144,13 +144,12 @@ def unlink_useless(
     newest_only: bool,
     freed: Integers,
 ) -> int:
-    """Cut from every list what can be in no match to come; return how many locations are in `freed`.
+    """Unlink tuples that no future match needs; return the number of locations in `freed`.
 
-    A match to come is newer than the last one of its key, and its younger tuple is not before the watermark.
+    A future match is newer than the last match of its key, and its newer tuple is not before the watermark.
     So a tuple is useless if it is more than `within` older than either; `oldest` is the watermark less
-    `within`. Where every pair in time is a match, a newer tuple that reaches back as far as a match to come
-    may, `reach` being the watermark and `within`, does for all older ones (UpStream §3.2: the most recent
-    match is sufficient).
+    `within`. Without a condition, a tuple at or after `reach`, the watermark plus `within`, also makes all
+    older ones useless (UpStream §3.2: the most recent match is sufficient).
     """
     count = 0
     for k in range(head.shape[0]):

@@ -1,4 +1,4 @@
-"""What a join of two update streams is: its sides, its interval, its condition, and the columns it makes."""
+"""The definition of a join of update streams: its sides, interval, condition and output columns."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ __all__ = ["JoinedStream"]
 
 @dataclass(frozen=True)
 class JoinedStream:
-    """A join of two update streams by their key, within an interval of time (UpStream §3.2).
+    """A join of two update streams by key within a time interval (UpStream §3.2).
 
     Parameters
     ----------
     left, right : UpdateStream
         The sides. Key and time have the same names and types.
     within : int
-        Two tuples match if their times differ by at most so many steps of the time.
+        Maximum time difference of a match, in steps of the time.
     delay : int
-        How far behind the newest time a tuple may be when it arrives, in the same steps.
+        Maximum lateness of a tuple behind the newest time, in the same steps.
     condition : Expression, optional
-        What else must be true of a match, over the columns of `schema`.
+        A further condition for a match, over the columns of `schema`.
 
     Attributes
     ----------
     schema : pyarrow.Schema
-        The columns of the left side, in which the time is the greater of both, and then those of the right
-        side without key and time.
+        The columns of the left side, whose time is the greater of both, then the columns of the right side
+        without key and time.
 
     Raises
     ------
     InvalidUsageError
-        If the sides do not fit together, a number is negative, or the condition is no condition.
+        If the sides do not fit together, a number is negative, or the condition is not boolean.
     """
 
     left: UpdateStream
@@ -85,7 +85,7 @@ class JoinedStream:
             object.__setattr__(self, "condition", self._checked(self.condition))
 
     def _checked(self, condition: Expression) -> Expression:
-        """Return the condition with the columns' own names."""
+        """Return the condition with columns spelt as in the schema."""
         if condition.aggregate:
             raise InvalidUsageError("a join's condition has an aggregate", expression=condition.text)
         condition = condition.resolve(self.schema.names)
@@ -102,7 +102,7 @@ class JoinedStream:
         return condition
 
     def match(self, keys: list[pa.Array[Any]], left: pa.RecordBatch, right: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of pairs.
+        """Return the output rows of matched pairs.
 
         Parameters
         ----------
@@ -120,12 +120,12 @@ class JoinedStream:
         return pa.RecordBatch.from_arrays([made[name] for name in self.schema.names], schema=self.schema)
 
     def holds(self, rows: pa.RecordBatch) -> pa.Array[Any]:
-        """Return of which pairs the condition is true, as booleans without nulls.
+        """Evaluate the condition on pairs, as booleans without nulls.
 
         Raises
         ------
         InvalidUsageError
-            If it fails, as by an integer that overflows.
+            If evaluation fails, such as by integer overflow.
         """
         if self.condition is None:
             return pa.repeat(pa.scalar(True), rows.num_rows)

@@ -21,23 +21,23 @@ __all__ = ["KeyedQueue"]
 
 
 class KeyedQueue(ABC):
-    """A queue of keyed tuples; in Spark, the part of it that one bucket holds.
+    """A queue of keyed tuples; in Spark, one bucket of it.
 
     Not thread-safe. Used by one task at a time: `enqueue`, then `dequeue` and `deliver` any number of times,
-    then `account_staleness`, then `delta`. All that was dequeued is delivered before `delta`.
+    then `account_staleness`, then `delta`. All dequeued tuples are delivered before `delta`.
 
     Parameters
     ----------
     stream : UpdateStream
         Schema, key and time of the tuples.
     policy : Policy
-        Which waiting key is served next.
+        The policy that chooses the next key.
     accounts : KeyAccounts
         The records of the keys.
     cost_us : float, optional
         The time that serving one tuple takes, for linecutting; measured (`observe_cost`) by default.
     weights : KeyWeights, optional
-        How much each key matters, if no column of the stream says so (`UpdateStream.weight`).
+        Weights of keys, if the stream has no weight column (`UpdateStream.weight`).
     """
 
     def __init__(
@@ -59,26 +59,26 @@ class KeyedQueue(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return how much waits."""
+        """Return the number of waiting entries."""
 
     @property
     def servable(self) -> int:
-        """How much a `dequeue` without a limit would serve in the end: all that waits."""
+        """Number of tuples that an unlimited `dequeue` would serve: all that wait."""
         return len(self)
 
     @property
     def keys(self) -> int:
-        """How many keys were ever seen."""
+        """Number of keys ever seen."""
         return self.accounts.records.keys
 
     @property
     def settled_at_us(self) -> int | None:
-        """Up to when staleness is booked; None before the first arrival."""
+        """Time up to which staleness is booked; None before the first arrival."""
         return self.accounts.settled_at_us
 
     @property
     def served_at_us(self) -> int | None:
-        """When a tuple was dequeued last, or the first one came to an empty queue, if that was later."""
+        """Time of the last dequeue, or of the first arrival at the empty queue if later."""
         return self.accounts.served_at_us
 
     @property
@@ -89,15 +89,15 @@ class KeyedQueue(ABC):
     @property
     @abstractmethod
     def size_bytes(self) -> int:
-        """Memory that the state holds, roughly."""
+        """Approximate memory of the state in bytes."""
 
     def numbers_of(self, keys: Keys) -> Integers:
-        """Return the number of each key that waits or was served; -1 for others that are not in memory."""
+        """Return the number of each key that waits or was served; -1 for other keys not in memory."""
         return self.accounts.records.find(keys)
 
     @abstractmethod
     def enqueue(self, arrivals: Arrivals, now_us: int) -> Enqueued:
-        """Let `arrivals` in."""
+        """Enqueue arrivals."""
 
     @abstractmethod
     def dequeue(self, limit: int, now_us: int) -> Served:
@@ -105,10 +105,10 @@ class KeyedQueue(ABC):
 
     @abstractmethod
     def deliver(self, served: Served, now_us: int) -> None:
-        """Note that the results of `served`, dequeued before, have reached the application."""
+        """Record that the results of dequeued tuples have reached the application."""
 
     def observe_cost(self, elapsed_us: float, tuples: int) -> None:
-        """Note that serving `tuples` tuples took `elapsed_us`."""
+        """Record that serving `tuples` tuples took `elapsed_us`."""
         if tuples > 0:
             self.measured_cost_us = mean_cost(self.measured_cost_us, elapsed_us, tuples)
 
@@ -116,12 +116,12 @@ class KeyedQueue(ABC):
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Book the staleness up to now; return queue and application staleness since the last call.
 
-        A retroactive arrival (of a stream with an arrival column) is booked whole, so the integral over all
-        calls is exact even where it belongs in part to an earlier one.
+        A retroactive arrival (in a stream with an arrival column) is booked whole. So the sum over all calls
+        is exact, even if part of it belongs to an earlier call.
         """
 
     def close(self) -> None:
-        """Release what is not in memory."""
+        """Release resources outside of memory."""
         self.accounts.records.close()
 
     @abstractmethod
@@ -130,11 +130,11 @@ class KeyedQueue(ABC):
 
     @abstractmethod
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole state of this moment, in units of bounded size.
+        """Return the whole current state, in units of bounded size.
 
-        What is in memory is copied now, because the queue changes while the units are written.
+        Memory is copied now, because the queue changes while the units are written.
         """
 
     @abstractmethod
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply stored `units` in their order: to an empty queue, or to catch up."""
+        """Apply stored `units` in order, to an empty queue or to catch up."""

@@ -16,20 +16,20 @@ from penstock.units import NEVER
 __all__ = ["NOWHERE", "KeyAccounts"]
 
 NOWHERE = -1
-"""The location of a key that does not wait."""
+"""Location value of keys that do not wait."""
 
 
 class KeyAccounts:
-    """What is known of each key of a queue, and since when results are stale. Used by one queue only.
+    """The key records of one queue, with its staleness accounts.
 
     Parameters
     ----------
     stream : UpdateStream
         Schema, key and time of the tuples.
     policy : Policy
-        Linecutting also records how often keys update.
+        The policy; linecutting also records how often keys update.
     table : TableMaker, optional
-        Makes the table of the records of keys that do not wait; by default they are in memory.
+        Creates the table for records of idle keys; by default records stay in memory.
     """
 
     def __init__(self, stream: UpdateStream, policy: Policy, table: TableMaker | None) -> None:
@@ -39,7 +39,7 @@ class KeyAccounts:
             "interval_us": 0.0,
             "dequeued_us": 0,
             "delivered_us": 0,
-            # These mean something only while the key waits.
+            # Valid only while the key waits.
             "location": NOWHERE,
             "waiting": 0,
             "arrived_us": 0,
@@ -58,16 +58,16 @@ class KeyAccounts:
         self.queue_meter = StalenessMeter()
         self.application_meter = StalenessMeter()
         self.birth_us: int | None = None
-        """When the first tuple arrived."""
+        """Arrival time of the first tuple."""
         self.settled_at_us: int | None = None
-        """Up to when staleness is booked; None before the first arrival."""
+        """Time up to which staleness is booked; None before the first arrival."""
         self.served_at_us: int | None = None
-        """When a tuple was dequeued last, or the first one came to an empty queue, if that was later."""
+        """Time of the last dequeue, or of the first arrival at the empty queue if later."""
         self.in_service = 0
-        """How many tuples are dequeued and not yet delivered."""
+        """Number of tuples dequeued but not yet delivered."""
 
     def arrive(self, arrivals: Arrivals, now_us: int) -> Integers:
-        """Return when each of some arrivals arrived."""
+        """Return the arrival time of each arrival."""
         arrived = np.full(len(arrivals), now_us, np.int64)
         if arrivals.first_arrival_us is not None:
             np.minimum(arrivals.first_arrival_us, now_us, out=arrived)
@@ -76,7 +76,7 @@ class KeyAccounts:
         return arrived
 
     def serve(self, ids: Integers, now_us: int) -> None:
-        """Note that a tuple was dequeued for each of these keys, of which some may repeat."""
+        """Record a dequeued tuple for each of these keys, which may repeat."""
         self.records["dequeued_us"][ids] = now_us
         self.records.dirty[ids] = True
         np.add.at(self.records["in_service"], ids, 1)
@@ -85,7 +85,7 @@ class KeyAccounts:
             self.served_at_us = now_us
 
     def deliver(self, ids: Integers, now_us: int) -> None:
-        """Note that the results of tuples in service were delivered."""
+        """Record the delivery of results of tuples in service."""
         self.records["delivered_us"][ids] = now_us
         np.subtract.at(self.records["in_service"], ids, 1)
         self.in_service -= len(ids)
@@ -96,7 +96,7 @@ class KeyAccounts:
         Parameters
         ----------
         alone : int64 array
-            The keys among `ids` that have no tuple in service: its delivery books the other keys.
+            The keys among `ids` without a tuple in service. Delivery books the other keys.
         """
         records = self.records
         for meter, booked, some in (
@@ -109,14 +109,14 @@ class KeyAccounts:
     def book_first(
         self, meter: StalenessMeter, booked: str, ids: Integers, arrived_us: Integers, now_us: int
     ) -> None:
-        """Book up to now for the first tuple of each key; later tuples of a key add nothing."""
+        """Book staleness up to now from the first tuple of each key; later tuples add nothing."""
         keys, first = np.unique(ids, return_index=True)
         since, until = arrived_us[first], self.records[booked]
         meter.add(since, np.maximum(since, until[keys]), now_us)
         until[keys] = np.maximum(until[keys], now_us)
 
     def close_period(self, now_us: int) -> tuple[Staleness, Staleness]:
-        """Return queue and application staleness since the last call, all of which is booked."""
+        """Return queue and application staleness since the last call, fully booked."""
         begin = now_us if self.settled_at_us is None else self.settled_at_us
         self.settled_at_us = None if self.settled_at_us is None else max(now_us, begin)
         key_time = float(max(now_us - begin, 0)) * self.records.keys
@@ -132,7 +132,7 @@ class KeyAccounts:
         }
 
     def restore(self, fields: Fields) -> None:
-        """Take up `meta` after the records were restored; nothing is in service."""
+        """Restore `meta` after the records; nothing is in service."""
         self.birth_us = fields.number_or_none("birth_us")
         self.settled_at_us = fields.number_or_none("settled_at_us")
         self.served_at_us = fields.number_or_none("served_at_us")
@@ -142,6 +142,6 @@ class KeyAccounts:
         self.in_service = 0
 
     def book_restored(self, ids: Integers) -> None:
-        """Note that the staleness of waiting keys is booked up to the end of the last period."""
+        """Mark the staleness of waiting keys as booked up to the end of the last period."""
         for booked, _ in BOOKED:
             self.records[booked][ids] = self.settled_at_us or 0

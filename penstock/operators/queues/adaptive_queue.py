@@ -41,15 +41,15 @@ from penstock.state_store.tables.working_copy import TableMaker
 __all__ = ["AdaptiveQueue", "Semantics"]
 
 _MAX_TRIGGERS_TO_APPEND = 4
-"""An adaptive queue conflates if what waits would take more triggers than this."""
+"""An adaptive queue conflates if its tuples would take more triggers than this."""
 _MAX_TRIGGERS_TO_RESUME = 1
-"""It appends again if what waits can be served in this many triggers."""
+"""It appends again if its tuples can be served in this many triggers."""
 _ARRIVED = f"{RESERVED_PREFIX}arrived"
 
 
 @dataclass(frozen=True, slots=True)
 class _ServedAppended(Served):
-    """Tuples that were appended; a key may have several."""
+    """Served tuples of append semantics; a key may have several."""
 
 
 class AdaptiveQueue(KeyedQueue):
@@ -58,7 +58,7 @@ class AdaptiveQueue(KeyedQueue):
     Parameters
     ----------
     stream, policy, cost_us, weights, table
-        See `UpdateQueue`; policy, cost and weights matter under update semantics only.
+        See `UpdateQueue`; policy, cost and weights apply only under update semantics.
     semantics : Semantics
         APPEND or ADAPTIVE.
 
@@ -89,21 +89,22 @@ class AdaptiveQueue(KeyedQueue):
         self.appending = True
         self.switches = 0
         self.capacity: float | None = None
-        """How many tuples a trigger can serve; None while all that waits is served, or nothing is known."""
+        """Number of tuples that a trigger can serve; None if unknown or if every trigger empties the
+        queue."""
         self._written = 0
         """Appended tuples before this number are stored."""
 
     def __len__(self) -> int:
-        """Return how many tuples wait."""
+        """Return the number of waiting tuples."""
         return len(self._update) + len(self._appended)
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the state holds, roughly."""
+        """Approximate memory of the state in bytes."""
         return self._update.size_bytes + self._appended.size_bytes
 
     def enqueue(self, arrivals: Arrivals, now_us: int) -> Enqueued:
-        """Let `arrivals` in under the semantics that the load asks for.
+        """Enqueue arrivals under the semantics that the load requires.
 
         Raises
         ------
@@ -136,7 +137,7 @@ class AdaptiveQueue(KeyedQueue):
         return replace(entered, conflated=entered.conflated + conflated)
 
     def dequeue(self, limit: int, now_us: int) -> Served:
-        """Remove up to `limit` tuples: from the update queue, or if it is empty from the appended tuples."""
+        """Remove up to `limit` tuples from the update queue, or from the appended tuples if it is empty."""
         if len(self._update) or not len(self._appended):
             return self._update.dequeue(limit, now_us)
         chunk, accounts = self._appended.take(limit), self.accounts
@@ -147,7 +148,7 @@ class AdaptiveQueue(KeyedQueue):
         return _ServedAppended(chunk.rows, chunk.ids, chunk.arrived_us, staleness, booked)
 
     def deliver(self, served: Served, now_us: int) -> None:
-        """Note that the results of `served`, dequeued before, have reached the application."""
+        """Record that the results of dequeued tuples have reached the application."""
         if not isinstance(served, _ServedAppended):
             self._update.deliver(served, now_us)
             return
@@ -180,14 +181,14 @@ class AdaptiveQueue(KeyedQueue):
         return _extended(self._update_unit(self._update.delta()), meta, block)
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole state of this moment; the first unit has the appended tuples."""
+        """Return the whole current state; the first unit has the appended tuples."""
         head, tail = self._appended.head, self._appended.tail
         first, nothing = (self._meta(head), self._block(head)), (self._meta(tail), self._block(tail))
         units = map(self._update_unit, self._update.snapshot())
         return chain([_extended(next(units), *first)], (_extended(unit, *nothing) for unit in units))
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply stored `units` in their order: to an empty queue, or to catch up."""
+        """Apply stored `units` in order, to an empty queue or to catch up."""
         appended: list[tuple[Fields, pa.RecordBatch]] = []
         fields = [
             field.with_nullable(field.nullable and field.name not in (*self.stream.key, self.stream.time))
@@ -224,7 +225,7 @@ class AdaptiveQueue(KeyedQueue):
             self.accounts.book_restored(ids)
 
     def _meta(self, begin: int) -> dict[str, Any]:
-        """Return what is stored once beside the appended tuples from number `begin` on."""
+        """Return the fields stored once with the appended tuples from number `begin` on."""
         return {
             "first": begin,
             "head": self._appended.head,
@@ -245,7 +246,7 @@ class AdaptiveQueue(KeyedQueue):
         return replace(unit, meta={**unit.meta, "waiting": len(self), "cost_us": self.measured_cost_us})
 
     def _enqueue_update(self, arrivals: Arrivals, now_us: int) -> Enqueued:
-        """Let arrivals into the update queue, which schedules by the cost and weights of the whole queue."""
+        """Enqueue arrivals in the update queue, with the cost and weights of the whole queue."""
         self._update.given_cost_us, self._update.measured_cost_us = self.given_cost_us, self.measured_cost_us
         self._update.weights = self.weights
         return self._update.enqueue(arrivals, now_us)
@@ -273,7 +274,7 @@ class AdaptiveQueue(KeyedQueue):
         return Enqueued(count, 0, count - kept)
 
     def _conflate(self, now_us: int) -> int:
-        """Move the appended tuples to the update queue; return how many tuples that conflates."""
+        """Move the appended tuples to the update queue; return the number of conflated tuples."""
         chunk = self._appended.take(len(self._appended))
         count = len(chunk.ids)
         if not count:
@@ -284,12 +285,12 @@ class AdaptiveQueue(KeyedQueue):
 
 
 def _not_behind(ids: Integers, times: Integers, newest: Integers) -> npt.NDArray[np.bool_]:
-    """Return which tuples are at least as new as their key's newest one and all that come before them."""
+    """Mark tuples at least as new as their key's newest tuple and all earlier ones of the key."""
     order = np.argsort(ids, kind="stable")
     key = ids[order]
     first = np.ones(len(key), np.bool_)
     first[1:] = key[1:] != key[:-1]
-    # Ranks of times, moved up from key to key, so that one running maximum serves all keys.
+    # Offset the time ranks per key, so that one running maximum serves all keys.
     _, rank = np.unique(np.concatenate([newest[order], times[order]]), return_inverse=True)
     known, own = rank[: len(key)], rank[len(key) :]
     lift = np.cumsum(first) * (len(rank) + 1)

@@ -60,7 +60,7 @@ class AppendedTuples:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the tuples hold, roughly."""
+        """Approximate memory of the tuples in bytes."""
         return sum(chunk.rows.nbytes + 16 * len(chunk.ids) for chunk in self._chunks)
 
     def held(self) -> list[Integers]:
@@ -68,7 +68,7 @@ class AppendedTuples:
         return [chunk.ids for chunk in self._chunks]
 
     def arrivals(self) -> list[Integers]:
-        """Return when the tuples arrived, in the parts of `held`."""
+        """Return the arrival times of the tuples, in the parts of `held`."""
         return [chunk.arrived_us for chunk in self._chunks]
 
     def renumber(self, numbers: Integers) -> None:

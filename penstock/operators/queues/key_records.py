@@ -1,9 +1,9 @@
 """The records of an update queue's keys, in memory or in a table.
 
-An active key has a number, its place in arrays in memory. An *idle* key, one that does not wait, has only its
-stored columns. So a working copy of a bucket may keep the records of all keys in a table
-(`penstock.state_store.tables.table`), for example on local disk, and forget the numbers of idle keys; the
-record of a key that comes again is fetched. The stored files are the same either way.
+An active key has a number, which is its index in arrays in memory. An *idle* key, one that does not wait,
+needs only its stored columns. So a working copy of a bucket may keep all records in a table
+(`penstock.state_store.tables.table`), for example on local disk, and forget the numbers of idle keys. When
+such a key returns, its record is fetched. The stored files are the same either way.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from penstock.state_store.tables.working_copy import TableMaker
 __all__ = ["BOOKED", "KeyRecords", "TabledKeyRecords", "new_key_records"]
 
 BOOKED = (("queue_booked_us", "dequeued_us"), ("application_booked_us", "delivered_us"))
-"""Up to when staleness is booked of a key, and what that is of an idle one."""
+"""Columns for the time up to which staleness is booked, each with the column that equals it for idle keys."""
 
 _LEAST_IDLE = 1024
-"""So many idle keys in memory are not worth a new index."""
+"""Tolerated number of idle keys in memory before the index is rebuilt."""
 
 
 class KeyRecords:
-    """Cells in memory, all of them. Used by an `UpdateQueue` only.
+    """Key records that are all in memory. Used by an `UpdateQueue` only.
 
     Parameters
     ----------
     stream : UpdateStream
-        What has the key.
+        The stream that defines the key.
     columns : mapping of str to number
-        What a record has, and what that is of a key that was never seen; floats make a column of floats.
+        The columns of a record, with their values for new keys; a float value makes a float column.
     stored : sequence of str
-        The columns that are stored of every key.
+        The columns that are stored for every key.
     """
 
     def __init__(self, stream: UpdateStream, columns: Mapping[str, float], stored: Sequence[str]) -> None:
         self.stored = [f"{RESERVED_PREFIX}{name}" for name in stored]
         self.dirty = np.zeros(0, np.bool_)
-        """Which keys changed since they were stored, by number."""
+        """Flags by key number: true if the key changed since it was stored."""
         self._key = stream.key
         self._codec = stream.codec
         self._index = KeyIndex()
@@ -61,38 +61,38 @@ class KeyRecords:
             *(pa.field(name, kind) for name, kind in zip(self.stored, kinds, strict=True)),
         ]
         self.schema = pa.schema([field.with_nullable(False) for field in fields])
-        """Of a `block`."""
+        """The schema of a `block`."""
 
     def __len__(self) -> int:
-        """Return how many keys have a number."""
+        """Return the number of keys that have a number."""
         return len(self._index)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """Return a column, by number; it is longer than there are numbers."""
+        """Return a column indexed by key number; it has spare capacity."""
         return self._arrays[name]
 
     @property
     def capacity(self) -> int:
-        """How many keys there is room for."""
+        """Number of keys that fit."""
         return len(self.dirty)
 
     @property
     def keys(self) -> int:
-        """How many keys were ever seen."""
+        """Number of keys ever seen."""
         return len(self)
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the records hold."""
+        """Memory of the records in bytes."""
         arrays = sum(array.nbytes for array in self._arrays.values())
         return arrays + self.dirty.nbytes + self._index.size_bytes
 
     def find(self, keys: Keys) -> Integers:
-        """Return the number of each key, -1 for one that has none."""
+        """Return the number of each key, -1 if it has none."""
         return self._index.find(keys)
 
     def find_or_add(self, keys: Keys) -> Integers:
-        """Return the number of each key; those without one get the next."""
+        """Return the number of each key; assign numbers to new keys."""
         ids = self._index.find_or_add(keys)
         self._make_room()
         return ids
@@ -102,7 +102,7 @@ class KeyRecords:
         return self._codec.decode(self._index.words, self._index.starts(ids))
 
     def block(self, ids: Integers) -> pa.RecordBatch:
-        """Return what is stored of keys: their columns, and those of their records."""
+        """Return the stored form of keys: key columns and record columns."""
         stored = [pa.array(self._arrays[name.removeprefix(RESERVED_PREFIX)][ids]) for name in self.stored]
         return pa.RecordBatch.from_arrays([*self.key_columns(ids), *stored], [*self._key, *self.stored])
 
@@ -113,24 +113,24 @@ class KeyRecords:
         return changed
 
     def take_up(self, block: pa.RecordBatch, waiting: Integers) -> tuple[Integers, Integers]:
-        """Take up what is stored of keys, as `block` gives it.
+        """Restore keys from a stored `block`.
 
         Parameters
         ----------
         block : pyarrow.RecordBatch
             Each key once.
         waiting : int64 array
-            The rows of the keys that wait.
+            Rows of the keys that wait.
 
         Returns
         -------
         ids, waiting : int64 arrays
-            The numbers of the keys in memory, and those of the keys that wait.
+            Numbers of the keys in memory, and of the keys that wait.
 
         Raises
         ------
         CorruptDataError
-            If a key is there twice.
+            If a key occurs twice.
         """
         ids = self._index.find_or_add(self._codec.encode(block.columns[: len(self._key)]))
         self._make_room()
@@ -142,28 +142,28 @@ class KeyRecords:
         return ids, ids[waiting]
 
     def put_by(self, block: pa.RecordBatch) -> None:
-        """Note what is stored of keys that changed; nothing has to be done where all are in memory."""
+        """Put changed keys into the table; without a table, do nothing."""
 
     def may_forget(self, kept: int) -> bool:
-        """Say whether it is time to forget all keys in memory but so many at most."""
+        """Return whether it pays to forget all but at most this many keys in memory."""
         return False
 
     def keep(self, ids: Integers) -> None:
-        """Forget the numbers of all other keys; these are 0, 1, 2, ... from now on."""
+        """Forget the numbers of all other keys; renumber these 0, 1, 2, ..."""
         self._index = self._index.subset(ids)
         self._arrays = {name: array[ids] for name, array in self._arrays.items()}
         self.dirty = self.dirty[ids]
 
     def all_but(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
-        """Return all records in two parts, of which keys with these numbers are in the first.
+        """Return all records in two parts; the first has the keys with these numbers.
 
         Returns
         -------
         ids : int64 array
             Numbers of keys.
         blocks : iterator of pyarrow.RecordBatch
-            What is stored of the others as of this call, a bounded part at a time. Another thread may
-            consume it.
+            The stored form of the other keys as of this call, in bounded parts. Another thread may consume
+            it.
         """
         return np.arange(len(self)), iter(())
 
@@ -175,7 +175,7 @@ class KeyRecords:
             self._arrays[name.removeprefix(RESERVED_PREFIX)][ids] = column.to_numpy()
 
     def _make_room(self) -> None:
-        """Make room for all numbers; new records are those of keys that were never seen."""
+        """Make room for all numbers; initialize new records."""
         known, needed = len(self.dirty), len(self)
         if needed <= known:
             return
@@ -187,16 +187,16 @@ class KeyRecords:
 
 
 class TabledKeyRecords(KeyRecords):
-    """Cells that are in a table, but for those of keys of which there is something to do.
+    """Key records in a table; only active keys have theirs in memory.
 
-    The table has what is stored of all keys, as of the last `put_by`; what memory has of a key is newer.
+    The table has the stored form of all keys as of the last `put_by`. The record in memory, if any, is newer.
 
     Parameters
     ----------
     stream, columns, stored
-        As of `KeyRecords`.
+        As in `KeyRecords`.
     table : TableMaker
-        Makes the table.
+        Creates the table.
     """
 
     def __init__(
@@ -207,20 +207,20 @@ class TabledKeyRecords(KeyRecords):
         fields += [self.schema.field(name).with_nullable(True) for name in self.stored]
         self._table: Table = table(pa.schema(fields), stream.key)
         self._new = 0
-        """How many keys in memory the table does not have."""
+        """Number of keys in memory that the table does not have."""
 
     @property
     def keys(self) -> int:
-        """How many keys were ever seen."""
+        """Number of keys ever seen."""
         return len(self._table) + self._new
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the records hold."""
+        """Memory of the records in bytes."""
         return super().size_bytes + self._table.size_bytes
 
     def find_or_add(self, keys: Keys) -> Integers:
-        """Return the number of each key; those without one get the next, and their records are fetched."""
+        """Return the number of each key; assign numbers to the others and fetch their records."""
         known = len(self)
         ids = super().find_or_add(keys)
         added = np.arange(known, len(self))
@@ -230,13 +230,13 @@ class TabledKeyRecords(KeyRecords):
             )
             self._new += len(added) - int(np.count_nonzero(found))
             self._set(added[found], rows.filter(pa.array(found)).columns)
-            # Up to then nothing was left to book of a key that became idle.
+            # Staleness of a key that became idle was fully booked up to then.
             for booked, until in BOOKED:
                 self._arrays[booked][added] = self._arrays[until][added]
         return ids
 
     def take_up(self, block: pa.RecordBatch, waiting: Integers) -> tuple[Integers, Integers]:
-        """Take up what is stored of keys; only those get a number that wait."""
+        """Restore stored keys; only waiting keys get a number."""
         self._table.put(block)
         keys = self._codec.encode(block.columns[: len(self._key)])
         held = self.find(keys) >= 0
@@ -245,22 +245,22 @@ class TabledKeyRecords(KeyRecords):
         return super().take_up(block.filter(pa.array(held)), rows[waiting])
 
     def put_by(self, block: pa.RecordBatch) -> None:
-        """Put what is stored of keys that changed, all that did since the last call, into the table."""
+        """Put all keys that changed since the last call into the table."""
         self._table.put(block)
         self._new = 0
 
     def may_forget(self, kept: int) -> bool:
-        """Say whether it is time: a new index takes as long as what is kept."""
+        """Return whether forgetting pays; rebuilding the index costs time per kept key."""
         return len(self) - kept > max(kept, _LEAST_IDLE)
 
     def all_but(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
-        """Return the records of keys in memory, and the others from the table."""
+        """Return the records of keys in memory, then the others from the table."""
         self.put_by(self.block(np.flatnonzero(self.dirty[: len(self)])))
         # The index goes on changing while the others are written.
         return ids, self._others(self._index.subset(ids), self._table.rows())
 
     def close(self) -> None:
-        """Let go of the table."""
+        """Close the table."""
         self._table.close()
 
     def _others(self, index: KeyIndex, blocks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -272,7 +272,7 @@ class TabledKeyRecords(KeyRecords):
 def new_key_records(
     stream: UpdateStream, columns: Mapping[str, float], stored: Sequence[str], table: TableMaker | None
 ) -> KeyRecords:
-    """Return records in memory or, with a `table`, those that are in it while nothing has to be done."""
+    """Create records in memory or, given `table`, records whose idle keys are in a table."""
     return (
         KeyRecords(stream, columns, stored)
         if table is None

@@ -1,10 +1,10 @@
 """Paged memory: locations for waiting tuples, on demand (UpStream §7.1).
 
-A page is `page_rows` locations. The *page pool* holds the pages that are not in use; the *empty
-locations pool* (ELP) holds the pages in use that have available locations, and for each the list of
-them. A new location comes from the *next available page* (NAP) while that has one, else from a page of
-the ELP, else from a new page of the pool. A page whose last location is freed goes back to the pool at
-once. All of it lives in arrays: the lists are chains through `_next_location` and `_next_page`.
+A page is `page_rows` locations. The *page pool* holds unused pages. The *empty locations pool* (ELP) holds
+used pages with available locations, and a list of these per page. A new location comes from the *next
+available page* (NAP) if it has one, else from a page of the ELP, else from a new page of the pool. A page
+whose last location is freed returns to the pool at once. All lists are chains in the arrays `_next_location`
+and `_next_page`.
 
 Departure from the source: the pool hands out its lowest page first, so that `page_capacity` can shrink.
 """
@@ -23,7 +23,7 @@ from penstock.state_store.keys.key_index import grown
 __all__ = ["PagedMemory"]
 
 _NONE = -1
-# Places in the array of registers that the kernels share.
+# Indices into the array of registers that the kernels share.
 _NAP, _ELP_HEAD, _LOWEST_FREE, _PAGES_USED = 0, 1, 2, 3
 
 
@@ -62,7 +62,7 @@ def _allocate(
     previous_page: Integers,
     in_use: Any,
 ) -> None:
-    """MemAdd of the source, once for each element of `out`; the pool is large enough."""
+    """Run MemAdd of the source once for each element of `out`; the pool must be large enough."""
     for i in range(out.shape[0]):
         page = registers[_NAP]
         if page < 0 or available[page] == 0:
@@ -102,7 +102,7 @@ def _free(
     previous_page: Integers,
     in_use: Any,
 ) -> None:
-    """MemRem of the source, once for each location."""
+    """Run MemRem of the source once for each location."""
     for i in range(locations.shape[0]):
         location = locations[i]
         page = location // page_rows
@@ -161,11 +161,11 @@ class PagedMemory:
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the pools' lists hold."""
+        """Memory of the pools' lists in bytes."""
         return sum(array.nbytes for array in self._arrays()[1:])
 
     def allocate(self, count: int) -> Integers:
-        """Return `count` locations that nobody else has."""
+        """Allocate `count` locations."""
         out = np.empty(count, np.int64)
         self._reserve(self.pages_used + -(-count // self.page_rows))
         _allocate(out, *self._arrays())
@@ -173,12 +173,12 @@ class PagedMemory:
         return out
 
     def free(self, locations: Integers) -> None:
-        """Take back `locations`, each allocated and given once."""
+        """Free `locations`; each must be allocated and occur once."""
         _free(locations, *self._arrays())
         self.locations_used -= len(locations)
 
     def shrink(self) -> bool:
-        """Let go of pages at the end of the pool if three quarters are unused; say whether it did."""
+        """Release pages at the end of the pool if three quarters are unused; return whether any were."""
         used = np.flatnonzero(self._in_use)
         needed = int(used[-1]) + 1 if len(used) else 0
         if self.page_capacity <= 4 or needed > self.page_capacity // 4:

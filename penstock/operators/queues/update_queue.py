@@ -1,8 +1,8 @@
-"""The update queue: of each key only the newest tuple waits (UpStream §4.1, §5, §7).
+"""The update queue: only the newest tuple of each key waits (UpStream §4.1, §5, §7).
 
-State is three things: a *record* of each key that was ever seen (what was emitted last, how often the key
-updates), the *scheduler* of the keys that wait (`scheduling`), and their tuples in *paged memory*
-(`pages`, `row_store`). All methods take the time as an argument; nothing here reads a clock.
+The state has three parts: a *record* of each key ever seen (last emission, update rate), the *scheduler* of
+waiting keys (`scheduling`), and their tuples in *paged memory* (`pages`, `row_store`). All methods take the
+time as an argument; nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ __all__ = ["KeyHolder", "UpdateQueue"]
 
 _PAGE_ROWS = 256
 _UNIT_KEYS = 1 << 20
-"""How many keys a unit of a snapshot has at most."""
+"""Maximum number of keys in a unit of a snapshot."""
 
 _RECORD = f"{RESERVED_PREFIX}cell"
 _ARRIVED = f"{RESERVED_PREFIX}arrived"
 
 
 class KeyHolder(Protocol):
-    """Holds tuples of a queue's keys, beside those that wait in the queue itself."""
+    """A holder of further tuples of a queue's keys, outside of the queue itself."""
 
     def __len__(self) -> int:
         """Return the number of tuples."""
@@ -73,9 +73,9 @@ class UpdateQueue(KeyedQueue):
     page_rows : int
         Locations in a page of the paged memory.
     table : TableMaker, optional
-        Makes the table of the records of keys that do not wait; by default they are in memory.
+        Creates the table for records of idle keys; by default records stay in memory.
     holder : KeyHolder, optional
-        Holds other tuples of the same keys, whose staleness is booked in the same records.
+        Holder of other tuples of the same keys; their staleness is booked in the same records.
     """
 
     def __init__(
@@ -106,22 +106,22 @@ class UpdateQueue(KeyedQueue):
         ])  # fmt: skip
 
     def __len__(self) -> int:
-        """Return how many keys wait."""
+        """Return the number of waiting keys."""
         return len(self._queue)
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the state holds, roughly."""
+        """Approximate memory of the state in bytes."""
         parts = (self._records, self._queue, self.memory, self._rows)
         return sum(part.size_bytes for part in parts)
 
     def enqueue(self, arrivals: Arrivals, now_us: int) -> Enqueued:
-        """Let `arrivals` in: one moment of arrival, in which the order of places is that of positions.
+        """Enqueue arrivals of one moment, ordered by position.
 
-        A tuple that is older than the newest emitted of its key is late and dropped; one that is older
-        than the waiting one is conflated away. Of equal times the later arrival is the newer. In a union
-        (UpStream §3.2) one of the same time as the newest emitted is a duplicate, and so is one of two that
-        wait: the one whose source has the greater number, or the later arrival.
+        A tuple older than its key's newest emitted tuple is late and dropped. A tuple older than the waiting
+        one is conflated. Of equal times the later arrival is newer. In a union (UpStream §3.2) a tuple with
+        the time of the newest emitted one is a duplicate. Of two waiting tuples with equal times, the one
+        with the greater source number is the duplicate, or else the later arrival.
         """
         total = int(arrivals.count.sum())
         if not total:
@@ -175,18 +175,18 @@ class UpdateQueue(KeyedQueue):
         return Served(rows, ids, arrived, np.maximum(now_us - arrived, 0), booked)
 
     def deliver(self, served: Served, now_us: int) -> None:
-        """Note that the results of `served`, dequeued before, have reached the application."""
+        """Record that the results of dequeued tuples have reached the application."""
         ids, records = served.ids, self._records
         begin = np.maximum(served.booked_us, records["delivered_us"][ids])
         self.accounts.application_meter.add(served.arrived_us, begin, now_us)
-        # An update that came meanwhile is the oldest pending one from now on.
+        # An update that arrived meanwhile is now the oldest pending one.
         records["application_booked_us"][ids] = np.maximum(records["application_booked_us"][ids], now_us)
         self.accounts.deliver(ids, now_us)
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Book the staleness up to now; see `KeyedQueue.account_staleness`."""
         waiting = self._waiting()
-        # A key in service has an older pending update than the waiting one: `deliver` books it whole.
+        # A key in service has an older pending update than the waiting one; `deliver` books all of it.
         alone = waiting[self._records["in_service"][waiting] == 0]
         self.accounts.book_until(waiting, now_us, alone=alone)
         staleness = self.accounts.close_period(now_us)
@@ -194,16 +194,16 @@ class UpdateQueue(KeyedQueue):
         return staleness
 
     def delta(self) -> PUnit:
-        """Return what changed since the last call, to be stored."""
+        """Return the changes since the last call, to be stored."""
         unit = self._unit("delta", self._records.take_changed())
         self._records.put_by(unit.blocks["cells"])
         self._forget()
         return unit
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole state of this moment, in units of bounded size.
+        """Return the whole current state, in units of bounded size.
 
-        What is in memory is copied here and now, for the queue goes on changing while the units are written.
+        Memory is copied now, because the queue changes while the units are written.
         """
         ids, others = self._records.all_but(self._held())
         begins = range(0, max(len(ids), 1), _UNIT_KEYS)
@@ -242,7 +242,7 @@ class UpdateQueue(KeyedQueue):
         )
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply stored `units` in their order: to an empty queue, or to catch up."""
+        """Apply stored `units` in order, to an empty queue or to catch up."""
         fields: Fields | None = None
         for unit in units:
             self._apply(unit)
@@ -284,21 +284,21 @@ class UpdateQueue(KeyedQueue):
         self._queue.put_back(waiting, {name: column.to_numpy() for name, column in places.items()})
 
     def number(self, keys: Keys) -> Integers:
-        """Return the numbers of keys; new keys get the next."""
+        """Return the numbers of keys; assign numbers to new keys."""
         ids = self._records.find_or_add(keys)
         self._queue.reserve(self._records.capacity)
         return ids
 
     def _held(self) -> Integers:
-        """Return the keys that have more than their stored columns: a tuple that waits."""
+        """Return the keys that must stay in memory because tuples of them wait."""
         if self._holder is None:
             return self._waiting()
         return np.unique(np.concatenate([self._waiting(), *self._holder.held()]))
 
     def _forget(self) -> None:
-        """Forget the keys that do not wait, if their records are in a table and there are many."""
+        """Forget idle keys, if their records are in a table and there are many."""
         kept = len(self) + (0 if self._holder is None else len(self._holder))
-        # The numbers of keys in service are known outside.
+        # Callers still use the numbers of keys in service.
         if self.accounts.in_service or not self._records.may_forget(kept):
             return
         ids = self._held()
@@ -312,7 +312,7 @@ class UpdateQueue(KeyedQueue):
     def _compare(
         self, arrivals: Arrivals, ids: Integers, times: Integers
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], Integers]:
-        """Return which arrivals are not late, which take their key's place, and what gave way to ties."""
+        """Return the masks of timely and of replacing arrivals, and the counts of ties."""
         records = self._records
         emitted, waiting = records["emitted"][ids], records["waiting"][ids]
         resident = records["location"][ids] != NOWHERE
@@ -327,7 +327,7 @@ class UpdateQueue(KeyedQueue):
         return accepted, fresh & ~(again & behind), given_way
 
     def _in_order(self, arrivals: Arrivals) -> Arrivals:
-        """Return `arrivals` in the order in which their keys take places."""
+        """Sort `arrivals` into the order in which the scheduler takes their keys."""
         if self.policy is Policy.FIFO:
             position = arrivals.last
             arrival = as_micros(arrivals.rows.column(self.stream.arrival)) if self.stream.arrival else None
@@ -340,7 +340,7 @@ class UpdateQueue(KeyedQueue):
         return arrivals.take(np.argsort(position))
 
     def _place(self, ids: Integers, arrived_us: Integers) -> None:
-        """Give keys that begin to wait a location, and begin their staleness."""
+        """Allocate locations for keys that begin to wait, and start their staleness."""
         records = self._records
         if len(ids):
             locations = self.memory.allocate(len(ids))
@@ -350,16 +350,16 @@ class UpdateQueue(KeyedQueue):
         for booked, until in BOOKED:
             begin = np.maximum(arrived_us, records[until][ids])
             if self._holder is not None:
-                # It may have been booked while another tuple of the key was held elsewhere.
+                # It may have been booked while the holder had another tuple of the key.
                 begin = np.maximum(begin, records[booked][ids])
             records[booked][ids] = begin
 
     def _update_rates(self, ids: Integers, count: Integers, now_us: int) -> npt.NDArray[np.float64]:
-        """Take new arrivals into the keys' mean time between updates and return it.
+        """Update and return the keys' mean time between updates.
 
-        An exponentially weighted mean of the intervals; `count` tuples since the key was last seen are
-        that many equal intervals. A key is taken as watched since the queue's first arrival, so one
-        that turns up late is a slow updater at once.
+        The mean is exponentially weighted. `count` tuples since the key was last seen count as that many
+        equal intervals. Every key counts as watched since the queue's first arrival, so a key that first
+        appears late starts as a slow updater.
         """
         records = self._records
         if self.policy is not Policy.LINECUTTING:
@@ -374,13 +374,13 @@ class UpdateQueue(KeyedQueue):
         return interval
 
     def _shares(self, rows: pa.RecordBatch, keys: Keys) -> Integers | None:
-        """Return the shares of keys by their weights; None if they matter equally."""
+        """Return the shares of keys by weight; None without weights."""
         if self.weights is not None:
             return self.weights.shares(keys)
         return None if self.stream.weight is None else column_shares(self.stream, rows)
 
     def _load(self) -> int:
-        """Return how much the tuples in service count to the scheduler."""
+        """Return the scheduler's load of the tuples in service."""
         known = len(self._records)
         return self._queue.load(self._records["in_service"][:known]) if self.accounts.in_service else 0
 
@@ -389,7 +389,7 @@ class UpdateQueue(KeyedQueue):
         return payload if len(chosen) == rows.num_rows else payload.take(pa.array(chosen))
 
     def _assemble(self, ids: Integers, payload: pa.RecordBatch) -> pa.RecordBatch:
-        """Return full rows: the payload and the keys decoded from the index."""
+        """Assemble rows from the payload and the keys in the index."""
         keys = dict(zip(self.stream.key, self._records.key_columns(ids), strict=True))
         names = self.stream.schema.names
         arrays = [keys[name] if name in keys else payload.column(name) for name in names]
@@ -399,7 +399,7 @@ class UpdateQueue(KeyedQueue):
         return np.flatnonzero(self._records["location"][: len(self._records)] != NOWHERE)
 
     def _compact(self) -> None:
-        """Return memory that waiting tuples no longer need."""
+        """Release memory that waiting tuples no longer need."""
         if self.memory.shrink():
             self._rows.resize(self.memory.capacity)
         self._rows.compact(self._records["location"][self._waiting()])

@@ -265,7 +265,7 @@ class Aggregate(Node):
     def _key(self) -> tuple[str, ...]:
         above = self.inputs[0]
         if not isinstance(above, Window):
-            # Windows that close together are aggregated across groups, even of an update stream.
+            # Windows that close together may be aggregated across groups, whatever their key.
             return tuple(name for name in self.group_by if name in above.key)
         lost = [name for name in above.key if name not in self.group_by]
         if lost:

@@ -128,7 +128,7 @@ class WindowJoin(Node):
 
 
 def _keeps_windows(node: Node) -> bool:
-    """Return whether a node passes `WINDOW` through unchanged."""
+    """Return whether a node's output has the windows of its input."""
     return isinstance(node, Where | Select) or (
         isinstance(node, Aggregate) and not isinstance(node.inputs[0], Window)
     )
