@@ -105,7 +105,7 @@ def fuse(root: Node) -> Rewritten:
 
     - the conflation of an update queue; the queue keeps its order and budget; or
     - the fragments of a window aggregate, which then only assembles them. If a lookup stands between, the
-    fragments are grouped by its keys, so each key is looked up once for all its tuples.
+      fragments are grouped by its keys, so each key is looked up once for all its tuples.
 
     The rule also applies to a Parquet source without a p-stream if the scan ends in one of these two. Spark's
     reader is faster for plain rows.

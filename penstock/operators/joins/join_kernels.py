@@ -148,7 +148,7 @@ def unlink_useless(
 
     A future match is newer than the last match of its key, and its newer tuple is not before the watermark.
     So a tuple is useless if it is more than `within` older than either; `oldest` is the watermark less
-    `within`. Without a condition, a tuple at or after `reach`, the watermark plus `within`, also makes all
+    `within`. Without a condition, a tuple at or before `reach`, the watermark plus `within`, also makes all
     older ones useless (UpStream §3.2: the most recent match is sufficient).
     """
     count = 0

@@ -89,8 +89,7 @@ class AdaptiveQueue(KeyedQueue):
         self.appending = True
         self.switches = 0
         self.capacity: float | None = None
-        """Number of tuples that a trigger can serve; None if unknown or if every trigger empties the
-        queue."""
+        """Tuples that a trigger can serve; None if unknown or if a trigger empties the queue."""
         self._written = 0
         """Appended tuples before this number are stored."""
 

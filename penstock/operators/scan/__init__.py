@@ -1,1 +1,1 @@
-"""Work that a reader does on rows before they leave it."""
+"""Operators that run inside a reader."""

@@ -1,4 +1,4 @@
-"""Looking fragments up in a static table that is at hand, as the stream-table join of a graph does."""
+"""Lookup of fragments in an in-memory table: a graph's stream-table join, done outside of Spark."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["Lookup", "can_be_looked_up"]
 
 
 def can_be_looked_up(kind: pa.DataType) -> bool:
-    """Say whether values of a type are the same where their bytes are, as no floats and nested values are."""
+    """Return whether equal values of a type have equal bytes; false for floats and nested types."""
     return not (pa.types.is_floating(kind) or pa.types.is_nested(kind) or pa.types.is_null(kind))
 
 
 class Lookup:
-    """An inner join of rows with a table in memory, each of whose rows has values in `on` of its own.
+    """An inner join of rows with an in-memory table whose `on` columns form a unique key.
 
-    It travels as text: see `to_text`.
+    It is serialized as text; see `to_text`.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Lookup:
     on : sequence of str
         Columns that rows and table share, of the same types; see `can_be_looked_up`.
     group_by : sequence of str
-        What the windows behind are grouped by.
+        Columns by which the following windows are grouped.
 
     Raises
     ------
@@ -64,11 +64,11 @@ class Lookup:
             )
 
     def schema(self, rows: pa.Schema) -> pa.Schema:
-        """Return the columns of what comes of rows: theirs, then the table's others."""
+        """Return the output columns: the columns of the rows, then the table's other columns."""
         return pa.schema([*rows, *self._others.schema])
 
     def join(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that are in the table, in their order, with its columns."""
+        """Return the matching rows in their order, with the table's columns."""
         rows = self._complete(rows)
         found = self._index.find(self._keys(rows))
         if (found < 0).any():
@@ -78,7 +78,7 @@ class Lookup:
         return pa.RecordBatch.from_arrays([*rows.columns, *more.columns], schema=self.schema(rows.schema))
 
     def to_text(self) -> str:
-        """Return it as text."""
+        """Return the lookup as text."""
         sink = pa.BufferOutputStream()
         options = pa.ipc.IpcWriteOptions(compression="zstd")
         with pa.ipc.new_stream(sink, self.table.schema, options=options) as writer:
@@ -88,17 +88,17 @@ class Lookup:
 
     @classmethod
     def from_text(cls, text: str) -> Lookup:
-        """Return what `to_text` wrote; a process keeps the last ones that it read.
+        """Parse the output of `to_text`; recent results are cached in the process.
 
         Raises
         ------
         InvalidUsageError
-            If it is no such text.
+            If the text is malformed.
         """
         return _read(text)
 
     def _complete(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that have no null in `on`."""
+        """Return the rows without nulls in `on`."""
         for name in self.on:
             if rows.column(name).null_count:
                 rows = rows.filter(pc.is_valid(rows.column(name)))

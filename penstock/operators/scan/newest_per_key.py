@@ -1,4 +1,4 @@
-"""Conflation in a reader: of each key the newest row of what is read."""
+"""Conflation in a reader: keep the newest row of each key."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["Latest"]
 
 
 class Latest:
-    """Keeps of each key the newest row, of rows with the greatest time the last to come.
+    """Keep the newest row of each key; of equal times the last one.
 
-    Rows with a null in key or time are all kept, so that the queue behind refuses or counts them.
+    All rows with a null in key or time are kept, so that the following queue can reject or count them.
 
     Parameters
     ----------
     latest_by : LatestBy
         The key and the time.
     schema : pyarrow.Schema
-        That of the rows.
+        Schema of the rows.
 
     Raises
     ------
@@ -38,7 +38,7 @@ class Latest:
         self._conflation = Conflation(self._stream)
 
     def add(self, rows: pa.Table) -> None:
-        """Take in rows, which come after those before."""
+        """Take in the next rows."""
         for batch in rows.combine_chunks().to_batches():
             unusable = self._stream.unusable(batch)
             if unusable.any():
@@ -48,7 +48,7 @@ class Latest:
                 self._conflation.add(batch, self._conflation.rows_seen)
 
     def finish(self) -> pa.RecordBatch:
-        """Return the newest rows, and begin anew."""
+        """Return the newest rows and reset."""
         found, self._unusable = self._unusable, []
         if len(self._conflation):
             newest = self._conflation.finish()

@@ -1,4 +1,4 @@
-"""Executes a `Scan` on p-units: what a p-stream's reader does to rows before they leave it."""
+"""Execute a `Scan` on p-units inside a reader."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from penstock.operators.sql.expression import Expression
 __all__ = ["Scanner"]
 
 _Mask: TypeAlias = "pa.Array[Any] | npt.NDArray[np.bool_]"
-"""For which rows something is true: bits as Arrow evaluates, or bytes as a kernel writes them."""
+"""A row mask: bits from Arrow, or bytes from a kernel."""
 
 _MAX_SHARE_TO_SELECT_FIRST = 0.5
-"""Where less than this share of rows is selected, the others are taken out before anything is computed.
+"""Below this selectivity rows are filtered before expressions are computed.
 
-So they are, whatever the share, where that could fail for a row that is not selected."""
+Expressions that can fail for an unselected row are always computed after filtering."""
 
 
 class Scanner:
-    """Reads p-units as a scan says. Used by one thread, for one reader or one task.
+    """Run a scan on p-units. Used by one thread, for one reader or one task.
 
     Parameters
     ----------
     scan : Scan
-        What to do.
+        The scan to run.
     schema : pyarrow.Schema
-        The p-stream's.
+        Schema of the p-stream.
 
     Raises
     ------
     InvalidUsageError
-        If a column is not there, or an expression or aggregate is not known for its type.
+        If a column is missing, or an expression or aggregate does not support its type.
     """
 
     def __init__(self, scan: Scan, schema: pa.Schema) -> None:
@@ -79,7 +79,7 @@ class Scanner:
         self._latest = None if scan.latest_by is None else Latest(scan.latest_by, made)
         self._fragmenter = None
         self.schema = made
-        """That of what leaves the reader."""
+        """The schema of the reader's output."""
         if scan.fragments is not None:
             self._fragments = scan.fragments
             self._values = {
@@ -110,13 +110,13 @@ class Scanner:
 
     @property
     def without_time(self) -> int:
-        """Rows that are in no fragment because their time is null."""
+        """Number of rows that are in no fragment because their time is null."""
         return 0 if self._fragmenter is None else self._fragmenter.without_time
 
     def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
-        """Return what the rows of p-units become.
+        """Run the scan on p-units.
 
-        Rows come a p-unit at a time; the newest rows of keys, and fragments, at the end.
+        Rows are yielded per p-unit; newest rows of keys, and fragments, at the end.
 
         Raises
         ------
@@ -136,14 +136,14 @@ class Scanner:
                 yield _counted(piece.stop - piece.first)
 
     def over(self, tables: Iterable[pa.Table], most_fragments: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Return what rows become, as `run` does.
+        """Run the scan on tables, as `run` does on p-units.
 
         Parameters
         ----------
         tables : iterable of pyarrow.Table
-            With the scan's columns; those of texts may be dictionaries.
+            Tables with the scan's columns; text columns may be dictionaries.
         most_fragments : int, optional
-            When there are so many, they are returned, and others of the same panes and groups may follow.
+            Yield the fragments so far once there are this many; the same panes and groups may follow again.
 
         Raises
         ------
@@ -162,7 +162,7 @@ class Scanner:
             yield self._latest.finish()
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """Return what several scanners of this scan made, of rows one after the other, as one would have."""
+        """Merge the outputs of several scanners over consecutive rows into the output of one."""
         if len(batches) < 2 or (self._fragmenter is None and self._latest is None):
             return list(batches)
         if self._latest is not None:
@@ -172,10 +172,10 @@ class Scanner:
         return merge_stretches(self._fragments, batches)
 
     def apply(self, rows: pa.Table) -> pa.Table:
-        """Return what the rows of a table become, before they are persisted: selected and projected.
+        """Select and project the rows of a table before they are persisted.
 
-        Texts of the result may be dictionaries, which a `PStreamWriter` takes, too; a cast to `schema` makes
-        them plain.
+        Text columns of the result may be dictionaries, which a `PStreamWriter` accepts; a cast to `schema`
+        decodes them.
 
         Raises
         ------
@@ -188,7 +188,7 @@ class Scanner:
         return found
 
     def _rows(self, rows: pa.Table, *, dictionaries: bool = False) -> pa.Table | None:
-        """Return what rows become; None if they are kept for the end. Texts may be `dictionaries`."""
+        """Process rows; return None if they are kept for the end. Texts may be `dictionaries`."""
         mask: _Mask | None = None
         if self._conjuncts:
             mask = self._mask(rows)
@@ -196,7 +196,7 @@ class Scanner:
             if count == len(mask):
                 mask = None
             elif self._fragmenter is None or count < self._max_share * len(mask):
-                # What only the predicate needed goes before.
+                # Drop columns that only the predicate needed first.
                 rows = selected(rows.select(self._selected), _bits(mask), dictionaries=dictionaries)
                 mask = None
         if self._select is not None:
@@ -212,7 +212,7 @@ class Scanner:
         return rows if rows.schema.equals(schema) else rows.cast(schema)
 
     def _mask(self, rows: pa.Table) -> _Mask:
-        """Return for which rows the predicate is true."""
+        """Return the mask of rows for which the predicate is true."""
         found = mask_of(self._intervals, rows) if self._intervals else None
         if found is None:
             first, *parts = self._conjuncts
@@ -225,7 +225,7 @@ class Scanner:
             if part not in self._failing:
                 mask = pc.and_(mask, _truth(part, rows))
                 continue
-            # What fails for a row that another conjunct excludes must not.
+            # A conjunct must not fail for a row that another conjunct excludes.
             passed = pc.indices_nonzero(mask)
             made = np.zeros(len(mask), np.bool_)
             made[passed.to_numpy()] = _bytes(_truth(part, rows.take(passed)))
@@ -243,7 +243,7 @@ class Scanner:
         )
 
     def _values_of(self, rows: pa.Table) -> list[pa.Array[Any] | None]:
-        """Return what each partial is made of; None where rows are counted."""
+        """Return the input values of each partial; None for a count of rows."""
         made: dict[Expression, pa.Array[Any]] = {}
         for value in self._values.values():
             if value is not None and value not in made:
@@ -253,7 +253,7 @@ class Scanner:
 
 
 def _evaluated(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
-    """Return the expression's value in each row; of texts in a dictionary it is computed once for each."""
+    """Evaluate an expression per row; on dictionary texts, once per dictionary entry."""
     if expression.is_column:
         return rows.column(expression.columns[0])
     kinds = {name: rows.schema.field(name).type for name in expression.columns}
@@ -272,9 +272,9 @@ def _evaluated(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
 def _divided(
     parts: Sequence[Expression], failing: frozenset[Expression], schema: pa.Schema
 ) -> tuple[tuple[Expression, ...], tuple[Interval, ...]]:
-    """Return what is evaluated of the conjuncts of a predicate, and the intervals that say the others.
+    """Split a predicate into conjuncts to evaluate and intervals that replace the others.
 
-    What follows a conjunct that can fail stays behind it, so that it fails for the same rows.
+    Conjuncts stay behind a conjunct that can fail, so that it fails for the same rows.
     """
     evaluated: list[Expression] = []
     intervals: list[Interval] = []
@@ -288,12 +288,12 @@ def _divided(
 
 
 def _truth(part: Expression, rows: pa.Table) -> pa.Array[Any]:
-    """Return for which rows a conjunct is true."""
+    """Return the mask of rows for which a conjunct is true."""
     return pc.fill_null(_whole(_evaluated(part, rows)), False)
 
 
 def _bits(mask: _Mask) -> pa.Array[Any]:
-    """Return a mask as Arrow has it."""
+    """Convert a mask to Arrow bits."""
     if isinstance(mask, pa.Array):
         return mask
     packed = np.packbits(mask, bitorder="little")
@@ -301,7 +301,7 @@ def _bits(mask: _Mask) -> pa.Array[Any]:
 
 
 def _bytes(mask: _Mask) -> npt.NDArray[np.bool_]:
-    """Return a mask as kernels take it; in a tenth of the time that Arrow needs for it."""
+    """Convert a mask to bytes for kernels, ten times as fast as Arrow does."""
     if not isinstance(mask, pa.Array):
         return mask
     if not len(mask):
@@ -312,7 +312,7 @@ def _bytes(mask: _Mask) -> npt.NDArray[np.bool_]:
 
 
 def _plain(rows: pa.Table) -> pa.Table:
-    """Return rows with the values of dictionaries."""
+    """Decode dictionary columns."""
     if not any(pa.types.is_dictionary(field.type) for field in rows.schema):
         return rows
     fields = [

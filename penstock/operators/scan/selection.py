@@ -1,4 +1,4 @@
-"""The rows of a table for which a mask is true."""
+"""Filter the rows of a table by a mask."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["selected"]
 
 @kernel
 def _find_true(bits: Bytes, first: int, count: int, rows: Ints) -> int:
-    """Write which of `count` bits from the one numbered `first` are set, and return how many.
+    """Write the positions of the set bits among `count` bits from bit `first`; return their number.
 
-    `rows` has room for one more than these. No branch: which bits are set could not be foreseen.
+    `rows` has room for one more entry. The loop has no branch, because set bits are unpredictable.
     """
     found: Any = 0
     for i in range(count):
@@ -30,16 +30,16 @@ def _find_true(bits: Bytes, first: int, count: int, rows: Ints) -> int:
 
 
 def selected(table: pa.Table, mask: pa.Array[Any], *, dictionaries: bool = False) -> pa.Table:
-    """Return the rows of a table for which a mask is true, as Arrow filters them; texts in half of its time.
+    """Filter a table by a mask like Arrow; texts take half of Arrow's time.
 
     Parameters
     ----------
     table : pyarrow.Table
-        Some rows.
+        The rows to filter.
     mask : pyarrow.BooleanArray, (rows,)
-        Without nulls.
+        The mask, without nulls.
     dictionaries : bool
-        Whether texts may be returned as such, which takes less time where they repeat each other.
+        Whether texts may be returned as dictionaries, which is faster where they repeat.
     """
     if not any(is_text(field.type) for field in table.schema):
         return table.filter(mask)  # which goes by runs of rows

@@ -1,18 +1,18 @@
-"""What a p-stream's reader does to a p-stream's tuples before they leave it.
+"""The specification of a scan: operators that a p-stream's reader runs on its tuples.
 
-A `Scan` is set by the graph's planner, never by hand, and travels to the reader as JSON. It is executed in
-this order:
+The graph's planner creates a `Scan`, never a user; it travels to the reader as JSON. It is executed in this
+order:
 
 1. **read** the columns in `columns`, and no others;
 2. **where**: keep the rows for which the predicate is true, neither false nor null;
 3. **select**: compute the output columns, in the order of the mapping;
-4. then at most one of: **latest_by**, the newest row of each key; **fragments**, partial aggregates of each
-   pane and group.
+4. at most one of: **latest_by**, the newest row of each key; **fragments**, partial aggregates of each pane
+   and group.
 
-Steps 3 and 4 see what the step before made. What a reader returns equals doing the same after the read.
-All expressions are deterministic, and `penstock.operators.sql.evaluate` can evaluate each.
+Steps 3 and 4 read the output of the previous step. The result equals doing the same after the read. All
+expressions are deterministic and supported by `penstock.operators.sql.evaluate`.
 
-The JSON, whose absent fields are null::
+The JSON; absent fields are null::
 
     {"columns": ["timestamp", "category", "cpu"], "where": "eventType = 1",
      "select": {"timestamp": "timestamp", "turnover": "price * volume"},
@@ -34,13 +34,13 @@ from penstock.errors import InvalidUsageError
 __all__ = ["NEWEST", "PANE", "WEIGHT", "Fragments", "LatestBy", "Partial", "PartialKind", "Scan", "TimeUnit"]
 
 PANE: Final = "pane"
-"""The column of a fragment that holds where its pane starts."""
+"""The column of a fragment with the start of its pane."""
 
 WEIGHT: Final = "__penstock_weight"
-"""The aggregate of windows that says how much a group matters to the scheduler; it is no result."""
+"""The aggregate of windows with the group's weight for the scheduler; it is not part of the result."""
 
 NEWEST: Final = "__penstock_newest"
-"""The partial of a fragment that is its newest time, where that says how far the watermark is."""
+"""The partial with a fragment's newest time, present if the watermark depends on it."""
 
 PartialKind: TypeAlias = Literal[
     "count", "sum", "add", "m2", "add_m2", "min", "max", "first", "last", "distinct", "union", "sketch"
@@ -54,7 +54,7 @@ _AGAIN: Final[dict[PartialKind, PartialKind]] = {
     "m2": "add_m2",
     "distinct": "union",
 }
-"""How partials of a kind are combined, where that is another kind."""
+"""The kind that combines partials, for kinds that are not combined by themselves."""
 _UNITS: Final = get_args(TimeUnit)
 
 
@@ -72,39 +72,39 @@ def _need_names(names: object, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A partial aggregate of a pane and group, which others of its kind can be added to.
+    """A partial aggregate of a pane and group, combinable with others of its kind.
 
-    Of fixed size are all but ``distinct``, ``union`` and ``sketch``, which grow with the values in them.
+    All kinds have a fixed size except ``distinct``, ``union`` and ``sketch``, which grow with their values.
 
     Parameters
     ----------
     kind : str
-        - ``count``: rows whose expression is not null, int64;
-        - ``sum``: of what is not null; int64 of integers, or `penstock.operators.aggregates.wide.WIDE` where
-          one is beyond that, float64 of floats; null where all are null;
-        - ``add``: of such sums, their sum;
+        - ``count``: number of rows whose expression is not null, int64;
+        - ``sum``: sum of non-null values; int64 for integers, or `penstock.operators.aggregates.wide.WIDE` if
+          a sum exceeds 64 bits, float64 for floats; null if all are null;
+        - ``add``: sum of such sums;
         - ``m2``: the sum of squared deviations from the mean, float64, beside count and sum of the same
           expression (`penstock.operators.aggregates.moments`); null where all are null;
-        - ``add_m2``: of such sums, with their counts and sums, that of all values;
-        - ``min``, ``max``: of what is not null, in the expression's type; null where all are null. As in
+        - ``add_m2``: combined M2 from such sums with their counts and sums;
+        - ``min``, ``max``: extreme of non-null values in the expression's type; null if all are null. As in
           Spark, NaN is greater than all numbers;
-        - ``first``, ``last``: the value, which may be null, in the row of the least or greatest time, of
-          several such rows the first or last in order of arrival; in the expression's type;
-        - ``distinct``: the different values of what is not null, as a list; of no nested type;
-        - ``union``: of such lists, what is in any of them;
+        - ``first``, ``last``: the value, possibly null, in the row of the least or greatest time, in the
+          expression's type; ties go to the first or last arrival;
+        - ``distinct``: list of the distinct non-null values; no nested types;
+        - ``union``: union of such lists;
         - ``sketch``: a sketch (`penstock.operators.aggregates.sketches`) of 64-bit hashes that are not null,
           binary.
     expression : str
-        Spark SQL over the columns that `Scan.select` made; ``*`` for ``count`` counts all rows.
+        Spark SQL over the output of `Scan.select`; ``*`` for ``count`` counts all rows.
     name : str
-        The column that it goes to.
+        The output column.
     log2_size : int
-        Of a ``sketch``, else 0.
+        Size of a ``sketch`` as a power of two, else 0.
 
     Raises
     ------
     InvalidUsageError
-        If the kind is not one of these, or a text is empty.
+        If the kind is unknown, or a text is empty.
     """
 
     kind: PartialKind
@@ -120,28 +120,28 @@ class Partial:
 
     @property
     def again(self) -> Partial:
-        """The partial of the same name that combines several of it."""
+        """The partial, under the same name, that combines several of these."""
         return replace(self, kind=_AGAIN.get(self.kind, self.kind), expression=self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class LatestBy:
-    """Conflation: of each key only the newest row, of rows with the greatest time the last to arrive.
+    """Conflation: only the newest row of each key; of equal times the last to arrive.
 
     Parameters
     ----------
     key : tuple of str
         The update key's columns.
     time : str
-        The column whose greatest value is the newest. Rows with a null in key or time are all kept, so that
-        the queue behind refuses or counts them.
+        The column whose greatest value is the newest. All rows with a null in key or time are kept, so that
+        the following queue can reject or count them.
     by_last : bool
-        Whether the rows keep their own order. By default they come in the order of their keys' first rows.
+        Whether rows are ordered by their own position. By default the keys' first rows give the order.
 
     Raises
     ------
     InvalidUsageError
-        If no column is named, or one twice.
+        If no column is named, or a column is named twice.
     """
 
     key: tuple[str, ...]
@@ -159,9 +159,9 @@ class Fragments:
 
     A pane is ``[k * pane_ms, (k + 1) * pane_ms)`` since 1970-01-01T00:00:00Z, k of any sign, so that the
     windows assembled from panes are aligned as Spark's ``window()`` aligns them. The output has the columns
-    `PANE` (the pane's start, in the type of the time column), then `group_by`, then the partials; one row
-    for each pane and group that occurs in what one call of the reader reads, in any order. Nulls in a group
-    column are a group of their own. A row whose time is null is in no pane: the reader counts it.
+    `PANE` (the pane's start, in the type of the time column), then `group_by`, then the partials; one row for
+    each pane and group in the input of one reader call, in any order. Nulls in a group column are a group of
+    their own. A row with a null time is in no pane; the reader counts it.
 
     Parameters
     ----------
@@ -170,19 +170,19 @@ class Fragments:
     time : str
         A column of timestamps or integers.
     time_unit : str
-        What one step of it is: ``s``, ``ms``, ``us`` or ``ns``.
+        The unit of one step: ``s``, ``ms``, ``us`` or ``ns``.
     group_by : tuple of str
-        Columns; none makes one group.
+        Group columns; without any, all rows are one group.
     partials : tuple of Partial
-        What is aggregated; each has a name of its own.
+        The partials, with distinct names.
     delay_ms : int
-        How far the watermark is behind the newest time, where that is no whole number of panes, so that panes
-        do not tell; made by `delayed`, which adds the partial `NEWEST`.
+        The watermark delay behind the newest time, if it is not a whole number of panes; else 0. Set by
+        `delayed`, which adds the partial `NEWEST`.
 
     Raises
     ------
     InvalidUsageError
-        If the pane is no whole number of the time's steps, a name is taken twice, or nothing is aggregated.
+        If the pane is not a whole number of time steps, a name occurs twice, or nothing is aggregated.
     """
 
     pane_ms: int
@@ -205,14 +205,14 @@ class Fragments:
         _need((self.delay_ms > 0) == told, "a delay goes with the newest time", delay_ms=self.delay_ms)
 
     def delayed(self, delay_ms: int, time: str) -> Fragments:
-        """Return fragments that tell how far the watermark is which is so long behind the newest time.
+        """Return fragments that report the newest time if a watermark with this delay needs it.
 
         Parameters
         ----------
         delay_ms : int
-            How long.
+            The watermark delay.
         time : str
-            The time, as the partials' expressions are.
+            The time, as an expression like those of partials.
         """
         if delay_ms % self.pane_ms == 0:
             return self
@@ -221,12 +221,12 @@ class Fragments:
 
     @property
     def plain(self) -> Fragments:
-        """The same without what is for the watermark."""
+        """The same fragments without watermark support."""
         partials = tuple(partial for partial in self.partials if partial.name != NEWEST)
         return replace(self, partials=partials, delay_ms=0)
 
     def watermark(self, newest: int) -> int:
-        """Return the pane in which the watermark is when a time, in its steps, is the newest one."""
+        """Return the pane of the watermark for a newest time, given in its steps."""
         return (newest * self.pane_ms // self.pane_steps - self.delay_ms) // self.pane_ms
 
     @property
@@ -241,25 +241,25 @@ class Fragments:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a reader does to tuples; the module's text says in which order.
+    """Operators that a reader runs on tuples, in the order given in the module docstring.
 
     Parameters
     ----------
     columns : tuple of str
-        What is read. It may be empty: then rows are only counted.
+        Columns to read. If empty, rows are only counted.
     where : str, optional
         Spark SQL over `columns`.
     select : mapping of str to str, optional
-        Names and Spark SQL over `columns`; without, the output is `columns` as they are.
+        Output names with Spark SQL over `columns`; None outputs `columns` unchanged.
     latest_by : LatestBy, optional
-        Over the columns of `select`.
+        Conflation or fragments over the output of `select`.
     fragments : Fragments, optional
-        Over the columns of `select`.
+        Conflation or fragments over the output of `select`.
 
     Raises
     ------
     InvalidUsageError
-        If parts contradict each other, or name a column that the step before does not make.
+        If parts contradict each other, or name a column that the previous step lacks.
     """
 
     columns: tuple[str, ...]
@@ -286,27 +286,27 @@ class Scan:
             _need(name in self.made, "a column that is not made", column=name, made=", ".join(self.made))
 
     def __hash__(self) -> int:
-        """Hash what `to_json` writes."""
+        """Hash the JSON form."""
         return hash(self.to_json())
 
     @property
     def made(self) -> tuple[str, ...]:
-        """Names of the columns after `select`."""
+        """The names of the columns after `select`."""
         return self.columns if self.select is None else tuple(self.select)
 
     @property
     def output(self) -> tuple[str, ...]:
-        """Names of the columns that leave the reader."""
+        """The names of the output columns."""
         if self.fragments is None:
             return self.made
         return (PANE, *self.fragments.group_by, *(partial.name for partial in self.fragments.partials))
 
     def to_json(self) -> str:
-        """Return it as JSON, on one line."""
+        """Return the scan as JSON on one line."""
         return json.dumps(self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `to_json` writes."""
+        """Return the JSON form as a dictionary."""
         document = {
             "columns": self.columns,
             "where": self.where,
@@ -322,12 +322,12 @@ class Scan:
 
     @classmethod
     def from_json(cls, text: str) -> Scan:
-        """Return what `to_json` wrote.
+        """Parse the output of `to_json`.
 
         Raises
         ------
         InvalidUsageError
-            If it is not JSON of a scan, or the scan is wrong.
+            If it is not the JSON of a scan, or the scan is invalid.
         """
         try:
             document = json.loads(text)
@@ -345,7 +345,7 @@ class Scan:
 
 
 def _without_zero(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return fields as a mapping, without those that few scans have."""
+    """Return fields as a mapping, without rare fields that have their default."""
     rare = (("log2_size", 0), ("delay_ms", 0), ("by_last", False))
     return {name: value for name, value in fields if (name, value) not in rare}
 

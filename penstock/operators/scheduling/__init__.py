@@ -1,1 +1,1 @@
-"""Key schedulers: which key is served next, and how stale the keys are."""
+"""Key schedulers, which order the waiting keys, and the accounting of staleness."""

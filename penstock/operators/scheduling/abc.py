@@ -1,4 +1,4 @@
-"""The interface of a scheduler: the keys that wait, and the order in which they are served (UpStream §5)."""
+"""The interface of a scheduler: waiting keys in their service order (UpStream §5)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Scheduler(ABC):
     Parameters
     ----------
     policy : Policy
-        Which waiting key is served next.
+        The policy that chooses the next key.
     """
 
     columns: ClassVar[Mapping[str, pa.DataType]]
@@ -45,7 +45,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def reserve(self, keys: int) -> None:
-        """Make room for key numbers below `keys`."""
+        """Grow the arrays for key numbers below `keys`."""
 
     @abstractmethod
     def arrive(
@@ -57,14 +57,14 @@ class Scheduler(ABC):
         in_service: int = 0,
         shares: Integers | None = None,
     ) -> None:
-        """Give each arriving key its place, one after the other.
+        """Queue each arriving key, one after the other.
 
         Parameters
         ----------
         ids : int64 array
-            The keys, each once.
+            Distinct key numbers.
         resident : bool array
-            Whether the key waits already.
+            Whether the key already waits.
         interval_us : float64 array
             ``1 / u_k``, the mean time between updates of the key. Only linecutting reads it.
         cost_us : float
@@ -78,7 +78,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def load(self, in_service: Integers) -> int:
-        """Return how much tuples in service count, given the number of them by key number."""
+        """Return the load of the tuples in service, given their number by key number."""
 
     @abstractmethod
     def pop(self, limit: int, held: Integers | None = None) -> Integers:

@@ -1,8 +1,8 @@
 """The queue of keys (QoK) of the paper: keys of equal weight (UpStream §5.2, §5.3, §7).
 
-The queue is a doubly-linked list over key numbers, in arrays. Every place also has a rank: ranks grow
-from head to tail. Keys that cut the line have negative ranks and stand before all others, in the order in
-which they cut. Only ranks are stored; the list is rebuilt from them.
+The queue is a doubly-linked list over key numbers, in arrays. Every place also has a rank; ranks increase
+from head to tail. Keys that cut the line have negative ranks and precede all others, in the order in which
+they cut. Only ranks are stored; the list is rebuilt from them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["LinkedScheduler"]
 
 _NONE = -1
-# Places in the array of registers that the kernels share.
+# Indices into the array of registers that the kernels share.
 _HEAD, _TAIL, _RESIDENTS, _LAST_CUT, _CUT_RANK, _TAIL_RANK = 0, 1, 2, 3, 4, 5
 _FIRST_CUT_RANK = -(1 << 62)
 
@@ -155,7 +155,7 @@ def _pop(limit: int, registers: Integers, before: Integers, after: Integers) -> 
 def _pop_except(
     limit: int, held: Integers, registers: Integers, before: Integers, after: Integers
 ) -> Integers:
-    """As `_pop`, but pass by keys that are `held`; they keep their places."""
+    """Pop like `_pop`, but skip keys that are `held`; they keep their places."""
     out = np.empty(min(limit, registers[_RESIDENTS]), np.int64)
     count = 0
     k = registers[_HEAD]
@@ -170,7 +170,7 @@ def _pop_except(
 
 
 class LinkedScheduler(Scheduler):
-    """A scheduler of keys that matter equally; see `Scheduler`."""
+    """A scheduler of keys with equal weights; see `Scheduler`."""
 
     columns = {"rank": pa.int64()}  # noqa: RUF012  # declared as a ClassVar by the interface
 
@@ -191,7 +191,7 @@ class LinkedScheduler(Scheduler):
         return self._before.nbytes + self._after.nbytes + self._rank.nbytes
 
     def reserve(self, keys: int) -> None:
-        """Make room for key numbers below `keys`."""
+        """Grow the arrays for key numbers below `keys`."""
         self._before = grown(self._before, keys)
         self._after = grown(self._after, keys)
         self._rank = grown(self._rank, keys)
@@ -205,7 +205,7 @@ class LinkedScheduler(Scheduler):
         in_service: int = 0,
         shares: Integers | None = None,
     ) -> None:
-        """Give each arriving key its place; see `Scheduler.arrive`."""
+        """Queue each arriving key; see `Scheduler.arrive`."""
         links = (self._registers, self._before, self._after, self._rank)
         if self.policy is Policy.FIFO:
             _arrive_fifo(ids, resident, *links)
@@ -226,7 +226,7 @@ class LinkedScheduler(Scheduler):
 
     @property
     def meta(self) -> dict[str, float]:
-        """Nothing: ranks say all."""
+        """Empty: the ranks are the whole state."""
         return {}
 
     def store(self, ids: Integers) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an update queue did in one micro-batch."""
+"""The metrics of one micro-batch."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ __all__ = ["BatchMetrics"]
 class BatchMetrics:
     """The metrics of one bucket in one micro-batch, or of several together (`merge`).
 
-    Of an update queue, ``rows_in == conflated + late + duplicates + dropped + emitted + growth of
-    waiting_keys``. Windows count tuples in `rows_in`, `late` and `dropped`, and windows in `conflated` (those
-    that a newer one of their key made obsolete), `emitted`, `rows_out` and `budget_used_rows`. The staleness
-    is that since the bucket's previous batch.
+    For an update queue, ``rows_in == conflated + late + duplicates + dropped + emitted + growth of
+    waiting_keys``. Window operators count tuples in `rows_in`, `late` and `dropped`, and windows in
+    `conflated` (replaced by a newer window of their key), `emitted`, `rows_out` and `budget_used_rows`.
+    Staleness is measured since the bucket's previous batch.
 
     Attributes
     ----------
     rows_in, conflated, late, duplicates, dropped, emitted : int
-        Tuples: all; superseded by a newer one; older than one emitted before; of the key and time of
-        another one of a union; refused for a null; served. With ``apply``, `emitted` counts the tuples that
-        it was given.
+        Tuples in this order: all arrivals; replaced by a newer tuple; older than an emitted tuple; same key
+        and time as another tuple of a union; rejected for a null; served. With ``apply``, `emitted` counts
+        its input tuples.
     rows_out : int
-        Rows given to what follows; differs from `emitted` if ``apply`` filters or multiplies.
+        Output rows; differs from `emitted` if ``apply`` filters or multiplies rows.
     waiting_keys, keys : int
-        Keys that wait after the batch (under append semantics, tuples); keys ever seen, or of a join those
+        Keys that wait after the batch (under append semantics, tuples); keys ever seen, or for a join keys
         with state.
     held, freed : int
-        Of a join: tuples that are held for matches to come; those let go of. Nothing waits in a join:
-        ``rows_in == late + duplicates + dropped + freed + growth of held``, and `emitted` counts matches.
+        For a join: tuples held for future matches; freed tuples. Nothing waits in a join: ``rows_in == late +
+        duplicates + dropped + freed + growth of held``, and `emitted` counts matches.
     committed, rejected : int
-        Of transactions: ``rows_in == committed + rejected``.
+        For transactions: ``rows_in == committed + rejected``.
     budget_used_rows : int
-        Tuples served against a budget; equals `emitted` but for eager windows, of which some are committed to
-        and not complete yet.
+        Tuples served against a budget; equals `emitted`, except for eager windows, where some are committed
+        but not complete yet.
     budget_used_ms : float
-        Time spent serving: the sum over buckets.
+        Time spent serving, summed over buckets.
     cost_us : float or None
-        Cost of a tuple as the scheduler sees it; None while unknown.
+        Cost of a tuple used by the scheduler; None while unknown.
     append_buckets : int
         Buckets whose queue has append semantics after the batch; the others of `buckets` have update
         semantics.
     switches : int
-        How often queues changed their semantics in this batch, in either direction.
+        Number of switches of semantics in this batch, in either direction.
     duration_ms : dict of str to float
         Time by phase (load, enqueue, serve, commit), summed over buckets.
     state_bytes_written, state_bytes : int
-        Bytes of state committed in this batch; memory held by the working copies.
+        Bytes of state committed in this batch; memory of the working copies.
     loads, catch_ups, hits : int
-        How the buckets' state was found: read whole, caught up by deltas, in the cache.
+        Number of buckets whose state was read whole; was caught up by deltas; was in the cache.
     """
 
     rows_in: int = 0
@@ -86,7 +86,7 @@ class BatchMetrics:
 
     @staticmethod
     def merge(parts: Sequence[BatchMetrics]) -> BatchMetrics:
-        """Return the metrics of several buckets of one batch together."""
+        """Merge the metrics of several buckets of one batch."""
         merged = BatchMetrics(buckets=0)
         for name in _SUMMED:
             setattr(merged, name, sum(getattr(part, name) for part in parts))
@@ -102,7 +102,7 @@ class BatchMetrics:
         return merged
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields as JSON values, so that `from_json` gives the same back."""
+        """Return all fields as JSON values, for `from_json`."""
         fields = {name: getattr(self, name) for name in (*_SUMMED, "cost_us", "duration_ms")}
         fields["queue_staleness"] = self.queue_staleness.to_json()
         fields["application_staleness"] = self.application_staleness.to_json()
@@ -110,14 +110,14 @@ class BatchMetrics:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> BatchMetrics:
-        """Return what `to_json` gave."""
+        """Restore metrics from the output of `to_json`."""
         fields = dict(value)
         for name in ("queue_staleness", "application_staleness"):
             fields[name] = Staleness.from_json(fields[name])
         return BatchMetrics(**fields)
 
     def summary(self) -> dict[str, Any]:
-        """Return the metrics as a user reads them: staleness as average, p95 and maximum in ms."""
+        """Return the metrics for users, with staleness as average, p95 and maximum in ms."""
         fields = asdict(self)
         del fields["queue_staleness"], fields["application_staleness"]
         if self.cost_us is not None:

@@ -8,18 +8,18 @@ __all__ = ["Policy"]
 
 
 class Policy(StrEnum):
-    """Which key is served next.
+    """The order in which waiting keys are served.
 
     FIFO
         Keys in the order of their newest arrivals: an update goes to the tail (UpStream §5.2).
     IN_PLACE
-        An update takes the place of the older one; least staleness where keys update equally often
-        (UpStream §5.2).
+        An update takes the place of the older one; minimizes staleness if keys update equally often (UpStream
+        §5.2).
     LINECUTTING
         As IN_PLACE, but an update of a slow key, one with ``u_k < 1 / (c * n)``, goes to the front
         (UpStream §5.3). n counts the key itself, the other waiting keys and the keys in service: each of
-        them is served once before the key's next turn. Keys that cut keep their order and places among
-        themselves, so the queue is IN_PLACE where all keys are slow.
+        them is served once before the key's next turn. Keys that cut keep their order among themselves, so
+        the queue is IN_PLACE if all keys are slow.
     """
 
     FIFO = "fifo"

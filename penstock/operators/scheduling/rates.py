@@ -1,4 +1,4 @@
-"""How queues measure: the mean time between a key's updates, and the mean cost of serving a tuple."""
+"""Running means: the time between a key's updates, and the cost of serving a tuple."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _COST_JUMP = 4.0
 
 
 def mean_interval(interval: npt.NDArray[np.float64], gap: Any, count: Integers) -> npt.NDArray[np.float64]:
-    """Return each key's mean interval after `count` more intervals of `gap`, exponentially weighted.
+    """Update each key's exponentially weighted mean with `count` intervals of `gap`.
 
-    An interval of zero is unknown: all that was seen of the key came in the queue's first moment.
+    A zero interval means unknown: the key was only seen in the queue's first moment.
     """
     weight = np.where(interval == 0.0, 1.0, 1.0 - (1.0 - _RATE_WEIGHT) ** count)
     return interval + weight * (gap - interval)
 
 
 def mean_cost(known: float | None, elapsed_us: float, tuples: int) -> float:
-    """Return the mean cost after serving `tuples` (at least 1) tuples took `elapsed_us`.
+    """Update the mean cost after serving `tuples` (at least 1) tuples took `elapsed_us`.
 
-    One measurement counts for at most `_COST_JUMP` times the mean so far, so that an outlier (the
-    time a query was down, a pause of the machine) passes quickly.
+    One measurement is capped at `_COST_JUMP` times the mean so far, so that an outlier (a restart, a pause of
+    the machine) fades quickly.
     """
     sample = max(elapsed_us, 1.0) / tuples
     if known is None:

@@ -1,4 +1,4 @@
-"""What becomes of tuples in a queue."""
+"""The results of queue operations."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["Enqueued", "Served"]
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """What became of the tuples of one `UpdateQueue.enqueue`.
+    """The result of one `UpdateQueue.enqueue`.
 
     Attributes
     ----------
     rows_in : int
-        All tuples, conflated ones included.
+        All arriving tuples, conflated ones included.
     conflated : int
         Tuples superseded by a newer one of their key before they were served.
     late : int
         Tuples dropped because a newer one of their key had been emitted.
     duplicates : int
-        Of a union: tuples dropped because another one of their key and time was kept.
+        For a union: tuples dropped because another one with their key and time was kept.
     """
 
     rows_in: int = 0
@@ -35,20 +35,20 @@ class Enqueued:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Tuples that left the queue, in the order in which they are served.
+    """Tuples that left the queue, in service order.
 
     Attributes
     ----------
     rows : pyarrow.RecordBatch
         The tuples, with the columns of the stream.
     ids : int64 array
-        The numbers of their keys.
+        Key numbers.
     staleness_us : int64 array
-        The queue staleness of each key when it was dequeued.
+        Queue staleness of each key at its dequeue.
     arrived_us : int64 array
-        When the oldest pending update of each key arrived.
+        Arrival time of each key's oldest pending update.
     booked_us : int64 array
-        Up to when the application staleness of each key was booked at its dequeue.
+        Time up to which each key's application staleness was booked at its dequeue.
     """
 
     rows: pa.RecordBatch

@@ -1,4 +1,4 @@
-"""One micro-batch of an update queue: arrivals in, as much as the budget allows out."""
+"""Run one micro-batch of an update queue: enqueue arrivals, then serve within the budget."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _MAX_CHUNK_GROWTH = 4
 
 
 class ServedQueue(Protocol[A_contra]):
-    """What `serve` needs of a queue, such as `UpdateQueue` or `UpdateWindows`; `A` is what arrives at it."""
+    """The queue interface that `serve` needs; `A` is the type of arrivals."""
 
     measured_cost_us: float | None
 
     def __len__(self) -> int:
-        """Return how many keys wait."""
+        """Return the number of waiting keys."""
 
     @property
     def servable(self) -> int:
-        """How many of them a dequeue without a limit would serve."""
+        """Number of keys that an unlimited dequeue would serve."""
 
     @property
     def keys(self) -> int:
-        """How many keys were ever seen."""
+        """Number of keys ever seen."""
 
     @property
     def cost_us(self) -> float | None:
@@ -51,22 +51,22 @@ class ServedQueue(Protocol[A_contra]):
 
     @property
     def served_at_us(self) -> int | None:
-        """When a tuple was dequeued last, or the first one came to an empty queue, if that was later."""
+        """Time of the last dequeue, or of the first arrival at the empty queue if later."""
 
     def numbers_of(self, keys: Keys) -> Integers:
         """Return the number of each key, -1 for one that was never seen."""
 
     def enqueue(self, arrivals: A_contra, now_us: int) -> Enqueued:
-        """Let arrivals in."""
+        """Enqueue arrivals."""
 
     def dequeue(self, limit: int, now_us: int) -> Served:
         """Serve up to `limit` keys."""
 
     def deliver(self, served: Served, now_us: int) -> None:
-        """Note that results have reached the application."""
+        """Record that results have reached the application."""
 
     def observe_cost(self, elapsed_us: float, tuples: int) -> None:
-        """Note what serving tuples took."""
+        """Record the time that serving tuples took."""
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Return queue and application staleness since the last time."""
@@ -74,18 +74,18 @@ class ServedQueue(Protocol[A_contra]):
 
 @dataclass(frozen=True)
 class Query:
-    """What is done to served tuples before they are emitted.
+    """The processing of served tuples before they are emitted.
 
     Parameters
     ----------
     apply : callable, optional
         The query; by default tuples are emitted as they are.
     output : pyarrow.Schema
-        The columns of what is emitted. With `apply` its result must have them, by name.
+        Output schema. The result of `apply` must have these columns, by name.
     key : tuple of str
         The update key's columns, which must survive (UpStream §3.2).
     staleness_column : bool
-        Whether tuples get `STALENESS_COLUMN` (before `apply` sees them).
+        Whether to add `STALENESS_COLUMN` (before `apply`).
     """
 
     apply: Apply | None
@@ -110,7 +110,7 @@ class Query:
         Raises
         ------
         InvalidUsageError
-            If `apply` raises, returns no table, other columns or types, or other keys.
+            If `apply` raises, or returns no table, wrong columns or types, or other keys.
         """
         rows = served.rows
         if SOURCE_COLUMN in rows.schema.names:
@@ -169,10 +169,10 @@ class Query:
         try:
             chosen = result.select(self.output.names).to_batches()
             table = pa.Table.from_batches([cast_to_schema(part, self.output) for part in chosen], self.output)
-        # Of a value that does not fit, where the types do, or of a null where none may be.
+        # Raised for a value that does not fit although the types do, or for a forbidden null.
         except ValueError as error:
             raise self._wrong_types(got) from error
-        # Columns of more than 2 GiB of text do not fit into one batch.
+        # A text column of more than 2 GiB does not fit one batch.
         batches = [batch for batch in table.combine_chunks().to_batches() if batch.num_rows]
         for batch in batches:
             columns = [batch.column(name) for name in self.key]
@@ -201,15 +201,15 @@ def serve(
     Parameters
     ----------
     turns : int
-        How many queues take turns on the processor that serves this one. For its scheduler a tuple costs
-        that many times the time of `query`.
+        Number of queues that share the processor of this one. The scheduler's cost of a tuple is that many
+        times the time of `query`.
 
     Returns
     -------
     batches : list of pyarrow.RecordBatch
         The rows to emit, in the order in which keys were served.
     metrics : BatchMetrics
-        What happened; the caller adds what it knows of state and dropped rows.
+        The metrics so far; the caller adds state and dropped rows.
     """
     started = clock()
     waited = len(queue) > 0
@@ -225,7 +225,7 @@ def serve(
     failpoint("operator.after_enqueue")
     batches = []
     chunk = 0
-    # A budget of time measures what the queue does itself, where there is no query.
+    # Without a query, a time budget measures the queue's own work.
     timed = query.apply is not None or budget.duration_us is not None
     while queue.servable and (budget.rows is None or metrics.budget_used_rows < budget.rows):
         begin = clock()
@@ -236,7 +236,7 @@ def serve(
             break
         waiting = len(queue)
         served = queue.dequeue(chunk, begin)
-        # A window queue may commit to windows that are not complete yet.
+        # A window queue may commit to incomplete windows.
         used = max(len(served.ids), waiting - len(queue))
         metrics.budget_used_rows += used
         results = query.run(queue, served)
@@ -250,7 +250,7 @@ def serve(
     finished = clock()
     failpoint("operator.after_apply")
     if not timed and waited and served_at is not None:
-        # Without either a tuple costs what the budget makes of it: the time between services.
+        # Without query and time budget, the budget sets the cost of a tuple: the time between services.
         queue.observe_cost(finished - served_at, metrics.emitted)
     metrics.queue_staleness, metrics.application_staleness = queue.account_staleness(finished)
     metrics.waiting_keys = queue.servable
@@ -272,7 +272,7 @@ def _chunk_rows(
     previous: int,
     buckets_per_task: int,
 ) -> int:
-    """Return how many tuples to serve at once; 0 when the budget is used up."""
+    """Return the number of tuples to serve next; 0 if the budget is used up."""
     most = _CHUNK_ROWS if budget.rows is None else min(_CHUNK_ROWS, budget.rows - emitted)
     if budget.duration_us is None:
         return most

@@ -1,10 +1,9 @@
-"""Staleness, integrated exactly over time (UpStream §3.3, §5.1).
+"""Exact integration of staleness over time (UpStream §3.3, §5.1).
 
-While a key has pending updates, its staleness is the time since the oldest of them arrived; else it is
-zero. Over a stretch of time it therefore grows linearly from `low` to `high`, and the stretch adds
-``(high**2 - low**2) / 2`` to the integral. The average over time and keys is exact. Percentiles come
-from a histogram of (time x keys) over bins that grow by 2 %, which can be merged; they are exact to
-that width.
+The staleness of a key with pending updates is the time since the oldest of them arrived; without any it is
+zero. Over a stretch of time it grows linearly from `low` to `high`, so the stretch adds ``(high**2 - low**2)
+/ 2`` to the integral. The average over time and keys is exact. Percentiles come from a mergeable histogram of
+(time x keys) over bins that grow by 2 %, and are exact to that width.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ def _bin(value: float, edges: Floats) -> int:
 
 @kernel
 def _add(low: Integers, high: Integers, edges: Floats, mass: Floats, cover: Floats) -> float:
-    """Spread the time of each stretch over the bins; return the integral of all.
+    """Spread the time of each stretch over the bins; return the integral of staleness.
 
-    A bin that a stretch covers whole is noted in `cover`, as a difference from the bin before.
+    Fully covered bins are counted in `cover`, as differences from the previous bin.
     """
     area = 0.0
     for i in range(low.shape[0]):
@@ -70,7 +69,7 @@ _EDGES: Floats = np.concatenate([[0.0], np.exp(_LOG_BIN_GROWTH * np.arange(_BINS
 
 @dataclass(slots=True)
 class Staleness:
-    """The staleness of some keys over some time. Add up those of parts with `merge`.
+    """The staleness of some keys over some time; `merge` adds up parts.
 
     Attributes
     ----------
@@ -81,7 +80,7 @@ class Staleness:
     longest_us : int
         The greatest staleness that any key reached, in µs.
     mass : dict of int to float
-        For each bin that is not empty, the time x keys spent there, in µs; none for staleness zero.
+        Time x keys spent in each non-empty bin, in µs; zero staleness is not counted.
     """
 
     area: float = 0.0
@@ -100,7 +99,7 @@ class Staleness:
         return self.longest_us / 1000
 
     def percentile_ms(self, share: float) -> float:
-        """Return what staleness a key stays below for this share (0 to 1) of the time, in ms."""
+        """Return the percentile of staleness over time and keys for a share from 0 to 1, in ms."""
         stale = sum(self.mass.values())
         missing = share * max(self.key_time, stale) - max(self.key_time - stale, 0.0)
         if missing <= 0:
@@ -121,7 +120,7 @@ class Staleness:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return the parts as plain JSON values, short ones: time in bins is rounded to 1 µs."""
+        """Return the fields as compact JSON values: time in bins is rounded to 1 µs."""
         first = min(self.mass, default=0)
         numbers = range(first, max(self.mass, default=-1) + 1)
         return {
@@ -134,14 +133,14 @@ class Staleness:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Staleness:
-        """Return what `to_json` gave."""
+        """Restore staleness from the output of `to_json`."""
         numbered = enumerate(value["mass"], value["first_bin"])
         mass = {number: float(amount) for number, amount in numbered if amount}
         return Staleness(value["area"], value["key_time"], value["longest_us"], mass)
 
     @staticmethod
     def merge(parts: Iterable[Staleness]) -> Staleness:
-        """Return the staleness of all keys and times of `parts`, which do not overlap."""
+        """Merge the staleness of disjoint `parts`."""
         merged = Staleness()
         for part in parts:
             merged.area += part.area
@@ -153,7 +152,7 @@ class Staleness:
 
 
 class StalenessMeter:
-    """Adds up stretches of staleness until they are taken."""
+    """A meter that adds up stretches of staleness until they are taken."""
 
     def __init__(self) -> None:
         self._mass = np.zeros(_BINS + 1)
@@ -161,14 +160,14 @@ class StalenessMeter:
         self._taken = Staleness()
 
     def add(self, arrived_us: Integers, begin_us: Integers, end_us: int) -> None:
-        """Book for each key the time from its `begin_us` to `end_us`; what has no length is nothing.
+        """Book the time from `begin_us` to `end_us` for each key; empty stretches are ignored.
 
         Parameters
         ----------
         arrived_us : int64 array
-            When the oldest pending update of each key arrived.
+            Arrival time of each key's oldest pending update.
         begin_us : int64 array
-            Up to when the key's staleness is booked already.
+            Time up to which the key's staleness is already booked.
         """
         if not len(arrived_us):
             return
@@ -179,7 +178,7 @@ class StalenessMeter:
             self._taken.longest_us = max(self._taken.longest_us, int(grown.max()))
 
     def take(self, key_time: float) -> Staleness:
-        """Return what was added since the last call, over `key_time` (µs x keys)."""
+        """Return the staleness added since the last call, over `key_time` (µs x keys)."""
         taken, self._taken = self._taken, Staleness()
         taken.key_time = key_time
         widths = np.append(np.diff(_EDGES), 0.0)

@@ -1,19 +1,19 @@
-"""The queue of keys where some keys matter more than others (the paper's future work, UpStream §8).
+"""The queue of keys with weights (the paper's future work, UpStream §8).
 
-What is to be least is the staleness of all keys, each times its weight. Where every key updates before it is
-served again, a key that is served every ``T_k`` is stale for ``T_k / 2`` on average, and all together are
-served once per cost: ``sum c / T_k = 1``. The least ``sum w_k T_k / 2`` has ``T_k ~ 1 / sqrt(w_k)``: services
-are shared out by the *square roots* of the weights. A key's share ``s_k`` is that root.
+The scheduler minimizes the weighted sum of the keys' staleness. If every key updates before it is served
+again, a key that is served every ``T_k`` is stale for ``T_k / 2`` on average. One service takes the cost
+``c``, so ``sum c / T_k = 1``. ``sum w_k T_k / 2`` is least for ``T_k ~ 1 / sqrt(w_k)``: services are shared
+by the *square roots* of the weights. This root is the key's share ``s_k``.
 
 Keys are served by virtual finish times (after self-clocked fair queueing): a key that begins to wait at the
-virtual time V is due at ``V + 1 / s_k``. Serving it moves V on to when it was due, and by at least ``1 / S``,
-where S is the sum of the shares of those that wait: the time which a service takes. Without it keys that came
-together would be due together ever after, with nothing between them. Keys of the same due time are served in
-the order in which they came, so that keys of equal weights are served exactly as by `LinkedScheduler`: V
-never goes back, so what comes later is not due earlier.
+virtual time V is due at ``V + 1 / s_k``. Serving it advances V to its due time, and by at least ``1 / S``,
+the virtual time of a service, where S is the sum of the waiting keys' shares. Without this minimum, keys that
+arrived together would stay due together for ever. Keys with the same due time are served in order of arrival.
+V never decreases, so a later key of equal weight is never due earlier: equal weights give exactly the order
+of `LinkedScheduler`.
 
-Keys that wait are in a heap, ordered by rank if one of the two has cut the line (a negative rank), else by
-due time and then rank.
+Waiting keys are in a heap. Two keys compare by rank if one of them has cut the line (a negative rank), else
+by due time and then rank.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["WeightedScheduler"]
 
 Floats = npt.NDArray[np.float64]
 
-# Places in the array of registers that the kernels share.
+# Indices into the array of registers that the kernels share.
 _RESIDENTS, _SHARES, _CUT_RANK, _TAIL_RANK = 0, 1, 2, 3
 _FIRST_CUT_RANK = -(1 << 62)
 _POLICIES = {Policy.FIFO: 0, Policy.IN_PLACE: 1, Policy.LINECUTTING: 2}
@@ -66,7 +66,7 @@ def _precedes(a: int, b: int, rank: Integers, start: Floats, share: Integers) ->
 
 @kernel
 def _sift(i: int, size: int, heap: Integers, at: Integers, rank: Integers, start: Any, share: Any) -> None:
-    """Bring the key at place i of the heap to where it belongs."""
+    """Move the key at index i of the heap to its place."""
     k = heap[i]
     while i > 0:
         parent = (i - 1) // 2
@@ -146,7 +146,7 @@ def _pop_weighted(
     size = registers[_RESIDENTS]
     out = np.empty(min(limit, size), np.int64)
     count, passed = 0, 0
-    # heap[:size] is the heap; behind it are those that were passed by.
+    # heap[:size] is the heap; skipped keys are behind it.
     while size > 0 and count < out.shape[0]:
         k = heap[0]
         size -= 1
@@ -157,7 +157,7 @@ def _pop_weighted(
         else:
             out[count] = k
             count += 1
-            # One that cut was not due yet: the others' time stands still.
+            # A key that cut was not due yet, so V does not advance.
             if rank[k] >= 0:
                 virtual[0] = max(virtual[0] + ONE / registers[_SHARES], _due(k, start, share))
             registers[_SHARES] -= share[k]
@@ -176,17 +176,17 @@ def _pop_weighted(
 
 
 class WeightedScheduler(Scheduler):
-    """A scheduler of keys that matter by their weights; see `Scheduler`.
+    """A scheduler of weighted keys; see `Scheduler`.
 
     IN_PLACE
-        A key keeps when it began to wait. It waits for at most ``floor(s_j / s_k) + 1`` services of each
-        other key j.
+        An update keeps the key's start of waiting. The key waits for at most ``floor(s_j / s_k) + 1``
+        services of each other key j.
     FIFO
-        An update begins to wait anew, as in the paper: a key that updates all the time may wait without end.
+        An update restarts the wait, as in the paper: a key that updates all the time may starve.
     LINECUTTING
-        As IN_PLACE, but a key that updates less often than its share of the services allows goes to the
-        front: one with ``u_k < s_k / (c * S)``, S being the sum of the shares that ``n`` counts in the paper.
-        It cannot take more than its share by that. Those that cut keep their order, whatever their weights.
+        As IN_PLACE, but a slow key, one with ``u_k < s_k / (c * S)``, goes to the front. S sums the shares of
+        the keys that ``n`` counts in the paper. Such a key updates less often than its share allows, so it
+        cannot exceed its share. Keys that cut keep their order, whatever their weights.
     """
 
     columns = {"rank": pa.int64(), "start": pa.float64(), "share": pa.int64()}  # noqa: RUF012  # a ClassVar
@@ -211,7 +211,7 @@ class WeightedScheduler(Scheduler):
         return sum(array.nbytes for array in (self._heap, self._at, self._rank, self._start, self._share))
 
     def reserve(self, keys: int) -> None:
-        """Make room for key numbers below `keys`."""
+        """Grow the arrays for key numbers below `keys`."""
         for name in ("_heap", "_at", "_rank", "_start", "_share"):
             setattr(self, name, grown(getattr(self, name), keys))
 
@@ -224,7 +224,7 @@ class WeightedScheduler(Scheduler):
         in_service: int = 0,
         shares: Integers | None = None,
     ) -> None:
-        """Give each arriving key its place; see `Scheduler.arrive`."""
+        """Queue each arriving key; see `Scheduler.arrive`."""
         if shares is None:
             raise InternalError("a scheduler with weights was given no shares", keys=len(ids))
         _arrive_weighted(
@@ -233,7 +233,7 @@ class WeightedScheduler(Scheduler):
         )  # fmt: skip
 
     def load(self, in_service: Integers) -> int:
-        """Return the shares of the tuples in service, added up."""
+        """Return the sum of the shares of the tuples in service."""
         return int(self._share[: len(in_service)] @ in_service)
 
     def pop(self, limit: int, held: Integers | None = None) -> Integers:
@@ -245,11 +245,11 @@ class WeightedScheduler(Scheduler):
 
     @property
     def meta(self) -> dict[str, float]:
-        """The virtual time V, which begins at 0 when the queue is empty."""
+        """The virtual time V; an empty queue starts at 0."""
         return {"virtual_time": float(self._virtual[0])}
 
     def store(self, ids: Integers) -> dict[str, Any]:
-        """Return of each key its rank, the virtual time at which it began to wait, and its share."""
+        """Return each key's rank, virtual start of waiting, and share."""
         return {"rank": self._rank[ids], "start": self._start[ids], "share": self._share[ids]}
 
     def put_back(self, ids: Integers, columns: Mapping[str, Any]) -> None:

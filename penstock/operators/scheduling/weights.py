@@ -1,4 +1,4 @@
-"""Weights: how much each key matters, and the shares of the services that follow from them."""
+"""Weights of keys, and the shares of services that follow from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.state_store.keys.key_words import KeyCodec, Keys
 __all__ = ["ONE", "GroupKey", "KeyWeights", "column_shares", "shares_of"]
 
 ONE = 1 << 20
-"""The share of a key of weight 1. Shares are whole, so that their sums are exact."""
+"""The share of a key of weight 1. Shares are integers, so that their sums are exact."""
 
 _MAX_SHARE = 1 << 40
 
@@ -28,18 +28,18 @@ _MAX_SHARE = 1 << 40
 def shares_of(weights: npt.NDArray[np.float64]) -> Integers:
     """Return the shares of positive, finite weights: their square roots in units of 1 / `ONE`.
 
-    Weights below ``2**-40`` and above ``2**40`` count as these.
+    Weights are clipped to ``2**-40`` and ``2**40``.
     """
     found: Integers = np.clip(np.rint(np.sqrt(weights) * ONE), 1, _MAX_SHARE).astype(np.int64)
     return found
 
 
 class Keyed(Protocol):
-    """What has a key, such as `UpdateStream` or `GroupKey`."""
+    """The interface of a keyed schema, such as `UpdateStream` or `GroupKey`."""
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns, those of the key among them."""
+        """The columns, including the key."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -47,47 +47,47 @@ class Keyed(Protocol):
 
     @property
     def codec(self) -> KeyCodec:
-        """What makes keys of these columns."""
+        """The codec of the key columns."""
 
 
 @dataclass(frozen=True)
 class GroupKey:
-    """The key of groups.
+    """The key of groups: all group columns.
 
     Parameters
     ----------
     schema : pyarrow.Schema
-        The columns of the group.
+        Group columns.
     """
 
     schema: pa.Schema
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The key's columns: all."""
+        """The key's columns."""
         return tuple(self.schema.names)
 
     @property
     def codec(self) -> KeyCodec:
-        """What makes keys of these columns."""
+        """The codec of the key columns."""
         return KeyCodec(list(self.schema))
 
 
 class KeyWeights:
-    """Weights of keys of one column, given by the value of the key; others have weight 1.
+    """Weights by the value of a single-column key; other keys have weight 1.
 
     Parameters
     ----------
     stream : UpdateStream or GroupKey
-        Says what the key is.
+        The stream or group that defines the key.
     weights : mapping
-        From values of the key, or all of them as text, to positive, finite numbers.
+        Key values, or all of them as text, to positive, finite numbers.
 
     Raises
     ------
     InvalidUsageError
-        If the key has several columns, a value cannot be one of the key or comes twice, or a weight is no
-        such number.
+        If the key has several columns, a value does not fit the key or occurs twice, or a weight is not a
+        positive, finite number.
     """
 
     def __init__(self, stream: Keyed, weights: Mapping[Any, Any]) -> None:
@@ -110,7 +110,7 @@ class KeyWeights:
         self._index.find_or_add(self._codec.encode([values]))
         if len(self._index) != len(weights):
             raise InvalidUsageError("a value in the weights comes twice", column=name, type=kind)
-        # The last one is found by -1: that of keys without a weight.
+        # Index -1 finds the last entry: the share of keys without a weight.
         self._shares = shares_of(np.array([*weights.values(), 1.0], np.float64))
 
     def shares(self, keys: Keys) -> Integers:
@@ -118,7 +118,7 @@ class KeyWeights:
         return self._shares[self._index.find(keys)]
 
     def shares_by_value(self, column: pa.Array[Any]) -> Integers:
-        """Return the shares of keys by their values, of which a null has weight 1."""
+        """Return the shares of key values; a null has weight 1."""
         found = np.full(len(column), ONE)
         there = column.is_valid().to_numpy(zero_copy_only=False)
         found[there] = self.shares(self._codec.encode([column.drop_null()]))
@@ -126,6 +126,6 @@ class KeyWeights:
 
 
 def column_shares(stream: UpdateStream, rows: pa.RecordBatch) -> Integers:
-    """Return the shares of rows by the weight column of the stream, which `UpdateStream.unusable` checked."""
+    """Return the shares of rows from the weight column, already checked by `UpdateStream.unusable`."""
     weights = pc.cast(rows.column(stream.weight), pa.float64(), safe=False)
     return shares_of(weights.to_numpy(zero_copy_only=False))

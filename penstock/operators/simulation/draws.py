@@ -1,4 +1,4 @@
-"""Random draws as a function of a seed and a number, so that they do not depend on how rows are batched."""
+"""Random draws as a function of a seed and an index, independent of batching."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return `values` mixed as by the last step of splitmix64."""
+    """Mix `values` with the last step of splitmix64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""How stale results are with each policy, at a given overload."""
+"""Compare the staleness of the policies at a given overload."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from penstock.operators.simulation.traces import UNIT_US, drawn_keys, zipf
 __all__ = ["APPEND", "compare_policies"]
 
 APPEND = "append"
-"""The name of the queue that serves every tuple, in the order of arrival."""
+"""Name of the queue that serves every tuple in order of arrival."""
 
 
 def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed: int = 1) -> pa.Table:
     """Simulate one overload with an append queue and with each policy of an update queue.
 
-    One update arrives in a unit of time, its key drawn at random. A load factor L means that serving a tuple
-    takes L units, so L times as much arrives as one server can serve.
+    One update with a random key arrives per unit of time. A load factor L means that serving a tuple takes L
+    units, so L times as many tuples arrive as one server can serve.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed:
     Returns
     -------
     pyarrow.Table
-        A row for each queue: ``queue``, ``results``, and ``queue_staleness`` and ``application_staleness``,
-        averages over time and keys in numbers of updates of the stream.
+        One row per queue with ``queue``, ``results``, ``queue_staleness`` and ``application_staleness``.
+        Staleness is averaged over time and keys, in numbers of updates of the stream.
 
     Raises
     ------

@@ -19,19 +19,19 @@ __all__ = ["Outcome", "Queue", "append_stream", "simulate", "update_stream"]
 
 
 class Queue(Protocol):
-    """What the server needs of an update queue or an append queue."""
+    """The queue interface of the server: an update queue or an append queue."""
 
     def __len__(self) -> int:
-        """Return how much waits."""
+        """Return the number of waiting entries."""
 
     def enqueue(self, arrivals: Arrivals, now_us: int) -> Any:
-        """Let arrivals in."""
+        """Enqueue arrivals."""
 
     def dequeue(self, limit: int, now_us: int) -> Served:
         """Remove up to `limit` tuples."""
 
     def deliver(self, served: Served, now_us: int) -> None:
-        """Note that results have reached the application."""
+        """Record that results have reached the application."""
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Return queue and application staleness since the last time."""
@@ -39,14 +39,14 @@ class Queue(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one simulated run measured.
+    """The measurements of one simulated run.
 
     Attributes
     ----------
     queue, application : Staleness
-        As the queue's own meters have it.
+        Staleness from the queue's own meters.
     delivered : int
-        Results delivered.
+        Number of delivered results.
     wait_us : float
         Mean queue staleness of the tuples at their dequeues.
     """
@@ -58,7 +58,7 @@ class Outcome:
 
     @property
     def queue_updates(self) -> float:
-        """Average queue staleness in numbers of updates: one unit of time each."""
+        """Average queue staleness in numbers of updates, one per unit of time."""
         return self.queue.average_ms * 1000 / UNIT_US
 
     @property
@@ -91,19 +91,19 @@ def simulate(
 ) -> Outcome:
     """Let one server work on `queue` while `trace` arrives.
 
-    The server is free: it takes the tuple at the head, if there is one, and delivers its result after
-    `cost_us`. At one instant a free server takes before an arrival enters. If `stream` has an arrival
-    column, the arrivals of one service enter the queue together, which makes no difference to a scheduler
-    that decides nothing by the time (FIFO, IN-PLACE); else each enters at its own instant.
+    A free server takes the tuple at the head, if any, and delivers its result after `cost_us`. At equal times
+    the server takes a tuple before an arrival enters. If `stream` has an arrival column, all arrivals during
+    a service enter the queue together; this does not affect schedulers that ignore time (FIFO, IN-PLACE).
+    Else each arrival enters at its own time.
 
     Parameters
     ----------
     watch : callable
-        Called after every change of the queue's content.
+        Callback after every change of the queue's content.
     served : callable
-        Called with the number of tuples after every service, for a queue that measures their cost.
+        Callback with the number of tuples after every service, for a queue that measures costs.
     deliveries : int, optional
-        Stop after so many results.
+        Stop after this many results.
     """
     times = trace.times_us
     arriving, free, count, waits = 0, 0, 0, 0

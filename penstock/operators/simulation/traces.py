@@ -1,4 +1,4 @@
-"""Arrivals for simulations: which key updates when."""
+"""Traces of arrivals for simulations."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ UNIT_US = 1000
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Arrivals in the order of their times.
+    """Arrivals in time order.
 
     Attributes
     ----------
     times_us : int64 array
-        When each tuple arrives.
+        Arrival time of each tuple.
     keys : int64 array
-        Its update key.
+        Update key of each tuple.
     end_us : int
-        When the last stretch after the last arrival ends.
+        End of the trace, after the last arrival.
     """
 
     times_us: Integers
@@ -38,9 +38,9 @@ class Trace:
 
 
 def drawn_keys(weights: Floats, rate: float, duration: float, *, seed: int) -> Trace:
-    """Return `rate` arrivals a unit at even distances, the key of each drawn by `weights`.
+    """Return `rate` evenly spaced arrivals per unit, with keys drawn by `weights`.
 
-    This is how UpStream §5.2 models keys: each arrival is one of key i with probability p_i.
+    UpStream §5.2 models keys this way: each arrival has key i with probability p_i.
     """
     count = int(rate * duration)
     cumulative = np.cumsum(weights) / np.sum(weights)
@@ -51,10 +51,10 @@ def drawn_keys(weights: Floats, rate: float, duration: float, *, seed: int) -> T
 
 
 def steady_keys(rates: Floats, duration: float, *, seed: int, jitter: float = 0.5) -> Trace:
-    """Return the arrivals of keys that each update at their own pace.
+    """Return arrivals of keys that each update at their own rate.
 
-    Between two updates of key i passes ``1 / rates[i]``, varied uniformly by up to `jitter` of it, so that
-    keys do not stay in step with one another.
+    The time between two updates of key i is ``1 / rates[i]``, varied uniformly by up to this share `jitter`,
+    so that keys do not stay in step.
     """
     times, keys = [], []
     for key, rate in enumerate(rates):

@@ -1,4 +1,4 @@
-"""The partial aggregates of a fragment: how values are added to slots, and what comes out."""
+"""Accumulators of the partial aggregates of fragments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Column: TypeAlias = "pa.Array[Any]"
 
 
 class Runs(NamedTuple):
-    """Rows, of which each run has one slot: where runs start, their slots, and the number of rows."""
+    """Rows in runs of one slot each: the starts of runs, their slots, and the number of rows."""
 
     starts: npt.NDArray[np.int64]
     slots: Slots
@@ -47,22 +47,22 @@ class Accumulator(Protocol):
     """One partial aggregate of all slots."""
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
-        """Add rows to their slots, of which there are `count` by now, slot 0 included."""
+        """Add rows to their slots; `count` slots exist by now, slot 0 included."""
 
     def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
-        """Add rows of which each run has one slot, if that is quicker; say whether they are added."""
+        """Add rows by runs if that is faster; return whether they were added."""
 
     def result(self, count: int) -> Column:
         """Return the partials of the slots from 1 to before `count`."""
 
 
 def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
-    """Return what makes a partial of values of a type, other than a count.
+    """Create the accumulator of a partial, other than a count, for values of a type.
 
     Raises
     ------
     InvalidUsageError
-        If it cannot be made of these.
+        If the partial does not support the type.
     """
     if partial.kind in ("first", "last"):
         return Row(kind, last=partial.kind == "last")
@@ -96,7 +96,7 @@ def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
 
 
 def _given(values: Column | None) -> Column:
-    """Return values; all partials but the count of rows have some."""
+    """Return values that must not be None; only the count of rows has none."""
     if values is None:
         raise InternalError("a partial aggregate has no values")
     return values
@@ -111,12 +111,12 @@ def _grown(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
 
 
 def without_nulls(slots: Slots, values: Column) -> Slots:
-    """Return the slots of rows, 0 for those of nulls."""
+    """Return the slots of rows, 0 for nulls."""
     return np.where(values.is_valid().to_numpy(zero_copy_only=False), slots, np.int32(0))
 
 
 class Nulls:
-    """How many values of each slot are null: what a count is less than the rows."""
+    """Count the nulls of each slot; a count is the number of rows less its nulls."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(1, np.int64)
@@ -131,7 +131,7 @@ class Nulls:
         )
 
     def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
-        """Add rows of which none is null; see `Accumulator.add_runs`."""
+        """Add rows without nulls; see `Accumulator.add_runs`."""
         return values is None or not values.null_count
 
     def result(self, count: int) -> Column:
@@ -142,7 +142,7 @@ class Nulls:
 class _Sum:
     """Sums of floats.
 
-    `_seen` exists once there was a null, since before every slot had a value.
+    `_seen` exists only after the first null; before, every slot has a value.
     """
 
     _sums: npt.NDArray[Any]
@@ -184,7 +184,7 @@ class _Sum:
         return True
 
     def _mask(self, count: int) -> npt.NDArray[np.bool_] | None:
-        """Return which slots have no value; None if all have."""
+        """Mark slots without a value; None if all have one."""
         return None if self._seen is None else ~_grown(self._seen, count)[1:count]
 
     def result(self, count: int) -> Column:
@@ -192,15 +192,15 @@ class _Sum:
 
 
 class _WholeSum(_Sum):
-    """Sums of integers, in two words each once 64 bits might not do."""
+    """Sums of integers, widened to two words once they might exceed 64 bits."""
 
     def __init__(self) -> None:
         super().__init__()
         self._sums = np.zeros(_INITIAL_SLOTS, np.int64)
         self._highs: npt.NDArray[np.int64] | None = None
-        """The upper words; None while no sum is beyond 64 bits."""
+        """The upper words; None while no sum can exceed 64 bits."""
         self._bound = 0
-        """No sum is farther from zero."""
+        """Upper bound of the absolute value of every sum."""
 
     def _add(self, slots: Slots, values: Column, count: int) -> None:
         if self._stays_narrow(values):
@@ -221,7 +221,7 @@ class _WholeSum(_Sum):
         return True
 
     def _stays_narrow(self, values: Column) -> bool:
-        """Return whether no sum can be beyond 64 bits with these values, all of which may be of one slot."""
+        """Return whether every sum fits 64 bits even if all these values go to one slot."""
         if self._highs is not None or values.type == WIDE:
             return False
         most = len(values) * (int(fragment_kernels.bound_of(bare_values(values))) + 1)
@@ -268,7 +268,7 @@ class _Deviations:
 
 
 class _AddedDeviations(_Deviations):
-    """Sums of such sums; values have the count, the sum and M2 of each."""
+    """Combined M2 values; each input has count, sum and M2."""
 
     def __init__(self) -> None:
         super().__init__(pa.float64())
@@ -308,12 +308,12 @@ class _Extreme:
 
 
 class Row:
-    """The value of one row, of any type. Values that were the best for a while stay until the result."""
+    """The value of one row, of any type. Values that are replaced stay in memory until the result."""
 
     def __init__(self, kind: pa.DataType, *, last: bool) -> None:
         self._kind, self._last = kind, last
         self.times = np.zeros(_INITIAL_SLOTS, np.int64)
-        """Of each slot the time of its row."""
+        """Time of each slot's row."""
         self._rows = np.full(_INITIAL_SLOTS, -1, np.int64)
         self._kept: list[Column] = []
         self._count = 0
@@ -335,7 +335,7 @@ class Row:
         self._count += len(found)
 
     def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
-        """Leave it to `add`; see `Accumulator.add_runs`."""
+        """Return False, to leave the rows to `add`; see `Accumulator.add_runs`."""
         return False
 
     def result(self, count: int) -> Column:
@@ -346,7 +346,7 @@ class Row:
 
 
 class _Distinct:
-    """The different values of each slot, in order of first appearance; or what is in any of its lists."""
+    """The distinct values of each slot in order of first appearance, or the union of its lists."""
 
     def __init__(self, kind: pa.DataType, *, of_lists: bool = False) -> None:
         self._of_lists = of_lists
@@ -377,14 +377,14 @@ class _Distinct:
 
 
 class _Sketch:
-    """A sketch of the different hashes of each slot, which are 64-bit integers; or of sketches, united."""
+    """A sketch of the distinct 64-bit hashes of each slot, or the union of its sketches."""
 
     def __init__(self, kind: pa.DataType, log2_size: int) -> None:
         self._of_sketches = pa.types.is_binary(kind)
         self._log2_size = log2_size
         self._slots, self._hashes = np.zeros(0, np.int64), np.zeros(0, np.uint64)
         self._thetas = np.zeros(0, np.uint64)
-        """Of each slot the first hash that it has no room for; the greatest number while it has room."""
+        """Theta of each slot, its least hash that did not fit; the greatest number while all fit."""
         self._added: list[tuple[npt.NDArray[Any], npt.NDArray[np.uint64]]] = []
         self._room = _LEAST_HASHES
 
@@ -405,7 +405,7 @@ class _Sketch:
             self._accumulator()
 
     def _accumulator(self) -> None:
-        """Keep of all hashes what the sketches need."""
+        """Keep only the hashes that the sketches need."""
         added, self._added = self._added, []
         slots = np.concatenate([self._slots, *(one for one, _ in added)])
         hashes = np.concatenate([self._hashes, *(one for _, one in added)])

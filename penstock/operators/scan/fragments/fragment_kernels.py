@@ -1,12 +1,12 @@
-"""Kernels of the fragment function: which slot a row belongs to, and what is added to it.
+"""Kernels of the fragment function: find the slots of rows, and add values to slots.
 
-A **slot** is one pane and group. Slots are numbered from 1 in order of first appearance; slot 0 takes the
-rows that count for nothing, so that no kernel asks twice whether a row does.
+A **slot** is one pane and group. Slots are numbered from 1 in order of first appearance. Slot 0 takes the
+rows that do not count, so that kernels need no second check.
 
-Time runs forward in a stream but for little. So the hash table knows the groups of one pane at a time: an
-entry of an earlier pane is one with a smaller number than the pane's first slot, and counts as free. The
-table is thus never cleared, and stays small enough for the first caches. Where a pane comes back, its
-groups get new slots, and the caller merges those that are alike.
+A stream is nearly ordered by time. So the hash table holds the groups of one pane at a time: an entry below
+the pane's first slot belongs to an earlier pane and counts as free. The table is never cleared, and stays
+small enough for the first caches. If a pane returns, its groups get new slots, and the caller merges the
+duplicates.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 @kernel
 def _position(keys: Any, i: int, columns: int, bits: Any) -> Any:
-    """Return where the search for column i of `keys` begins in a table of 2**(64 - bits) entries."""
+    """Return the first probe position of column i of `keys` in a table of 2**(64 - bits) entries."""
     h = np.uint64(0)
     for c in range(columns):
         h = (h ^ np.uint64(keys[c, i])) * _MULTIPLIER
@@ -62,7 +62,7 @@ def _bits(table: Any) -> Any:
 
 @kernel
 def enter(table: Any, groups: Any, first: int, count: int, numbered: bool) -> None:
-    """Enter the slots from `first` to before `count` into a table that is empty."""
+    """Enter the slots from `first` to before `count` into an empty table."""
     bits = _bits(table)
     size = table.shape[0] - 1
     for slot in range(first, count):
@@ -88,9 +88,9 @@ def find_slots_of_one(
     begin: int,
     slots: Any,
 ) -> int:
-    """Give rows their slots where the group is one integer; as `find_slots`.
+    """Find slots like `find_slots`, for a group of one integer.
 
-    Where groups are `numbered` from 0 on, each has a place of its own in a table that is large enough.
+    If groups are `numbered` from 0 on, each has its own place in the table, which is large enough.
     """
     bits = _bits(table)
     size = table.shape[0] - 1
@@ -147,31 +147,32 @@ def find_slots(
     begin: int,
     slots: Any,
 ) -> int:
-    """Give the rows from `begin` on their slots; return where it stopped because an array is full.
+    """Find the slots of the rows from `begin` on; return the row where it stopped because an array is full.
 
     Parameters
     ----------
     times : array of int, (rows,)
         In steps of the time column.
     mask : array of bool, (rows,)
-        Which rows count, if `masked`.
+        The rows that count, if `masked`.
     keys : array of int64, (columns, rows)
         The group of each row.
     steps : int
-        The length of a pane.
+        Pane length in steps.
     state : array of int64, (4,)
-        Slots in use, the start of the pane that the table knows, that pane's first slot, and whether a pane
-        came back. Changed.
+        Slots in use, the start of the table's pane, that pane's first slot, and whether a pane returned.
+        Updated.
     table : array of int32, (a power of two,)
-        The hash table. Changed.
+        The hash table. Updated.
     panes : array of int64, (slots,)
-        Of each slot where its pane starts. Filled.
+        Pane start of each slot. Output.
     groups : array of int64, (columns, slots)
-        Of each slot its group. Filled.
+        Group of each slot. Output.
     counts : array of int64, (slots,)
-        Of each slot its rows, added to. Here it costs little: a row waits less for the one before.
+        Number of rows of each slot, added to. Counting here is cheap, because rows wait less for the previous
+        row.
     slots : array of int32, (rows,)
-        Filled.
+        Output.
     """
     bits = _bits(table)
     size = table.shape[0] - 1
@@ -220,11 +221,11 @@ def find_slots(
 def find_runs(
     times: Any, steps: int, state: Any, panes: Any, begin: int, starts: Any, slots: Any
 ) -> tuple[int, int]:
-    """Find where panes begin, where all rows of a pane are one group; return how many, and where it stopped.
+    """Find the runs of rows in one pane, without groups; return their number and where it stopped.
 
-    As `find_slots`, but that each run of rows of a pane has one entry: the row in `starts`, its slot in
-    `slots`. It stops where `panes` is full. Most rows are of the pane of the row before:
-    whether 32 are is seen at once.
+    Like `find_slots`, but with one entry per run of rows in a pane: its first row in `starts`, its slot in
+    `slots`. It stops when `panes` is full. Most rows are in the pane of the previous row, so 32 rows are
+    compared at once.
     """
     count, low = state[0], state[1]
     high = low + steps if count > 1 else low
@@ -269,7 +270,7 @@ def add_count_of_runs(starts: Any, slots: Any, rows: int, counts: Any) -> None:
 
 @kernel
 def add_whole_of_runs(starts: Any, slots: Any, values: Any, out: Any) -> None:
-    """Add integers to their slots, in whatever order the compiler likes."""
+    """Add integers to their slots, in any order that the compiler chooses."""
     for r in range(starts.shape[0]):
         end = starts[r + 1] if r + 1 < starts.shape[0] else values.shape[0]
         run = values[starts[r] : end]
@@ -281,7 +282,7 @@ def add_whole_of_runs(starts: Any, slots: Any, values: Any, out: Any) -> None:
 
 @kernel
 def add_sum_of_runs(starts: Any, slots: Any, values: Any, out: Any) -> None:
-    """Add floats to their slots; four sums at once, which do not wait for one another."""
+    """Add floats to their slots with four independent sums."""
     zero = np.zeros(1, out.dtype)[0]
     for r in range(starts.shape[0]):
         end = starts[r + 1] if r + 1 < starts.shape[0] else values.shape[0]
@@ -314,7 +315,7 @@ def add_sum(slots: Any, values: Any, out: Any) -> None:
 
 @kernel
 def bound_of(values: Any) -> Any:
-    """Return a number that no absolute value of integers is above by more than one."""
+    """Return a bound of the integers' absolute values, at most one too small."""
     bits = np.int64(0)
     for i in range(values.shape[0]):
         value = np.int64(values[i])
@@ -324,7 +325,7 @@ def bound_of(values: Any) -> Any:
 
 @kernel
 def add_wide_sum(slots: Any, values: Any, lows: Any, highs: Any) -> None:
-    """Add integers to their slots, which have two words each."""
+    """Add integers to slots of two words."""
     for i in range(slots.shape[0]):
         slot, value = slots[i], np.int64(values[i])
         lows[slot], highs[slot] = add_words(lows[slot], highs[slot], value, value >> 63)
@@ -332,7 +333,7 @@ def add_wide_sum(slots: Any, values: Any, lows: Any, highs: Any) -> None:
 
 @kernel
 def add_wide_sums(slots: Any, low: Any, high: Any, lows: Any, highs: Any) -> None:
-    """Add numbers of two words to their slots, which have two words each."""
+    """Add two-word numbers to slots of two words."""
     for i in range(slots.shape[0]):
         slot = slots[i]
         lows[slot], highs[slot] = add_words(lows[slot], highs[slot], low[i], high[i])
@@ -340,7 +341,7 @@ def add_wide_sums(slots: Any, low: Any, high: Any, lows: Any, highs: Any) -> Non
 
 @kernel
 def mark(slots: Any, out: Any) -> None:
-    """Note which slots have a value."""
+    """Mark the slots that have a value."""
     for i in range(slots.shape[0]):
         out[slots[i]] = True
 
@@ -369,10 +370,9 @@ def keep_greater(slots: Any, values: Any, seen: Any, out: Any) -> None:
 
 @kernel
 def keep_row(slots: Any, times: Any, last: bool, offset: int, best: Any, rows: Any) -> None:
-    """Keep of each slot the row of the least time, or of the greatest; of equal ones the first, or the last.
+    """Keep each slot's row of the least or greatest time; ties keep the first or last row.
 
-    `best` holds the times that are known, `rows` where the row is: -1 where there is none, else `offset`
-    plus its number.
+    `best` holds the times so far. `rows` holds the row as `offset` plus its number, or -1 without a row.
     """
     for i in range(slots.shape[0]):
         slot, time = slots[i], np.int64(times[i])

@@ -25,21 +25,21 @@ _INITIAL_SLOTS, _INITIAL_TABLE = 1024, 2048
 
 
 class Fragmenter:
-    """Folds rows into fragments, some tens of thousands at a time.
+    """Fold rows into fragments, some tens of thousands at a time.
 
-    Used by one thread, for what one call of a reader reads.
+    Used by one thread, for one call of a reader.
 
     Parameters
     ----------
     fragments : Fragments
-        What is wanted.
+        The fragments to compute.
     types : mapping of str to pyarrow.DataType
-        Of the time column, the group columns, and of each partial's values by the partial's name.
+        Types of the time column, of the group columns, and of each partial's values by the partial's name.
 
     Raises
     ------
     InvalidUsageError
-        If a partial cannot be made of its values' type, or the time is neither integer nor timestamp.
+        If a partial does not support its values' type, or the time is neither integer nor timestamp.
     """
 
     def __init__(self, fragments: Fragments, types: Mapping[str, pa.DataType]) -> None:
@@ -56,7 +56,7 @@ class Fragmenter:
         self._start()
         names = [PANE, *fragments.group_by, *(partial.name for partial in fragments.partials)]
         self.schema = self._made().select(names).schema
-        """That of the fragments."""
+        """The schema of the fragments."""
 
     def _start(self) -> None:
         group_by = self._fragments.group_by
@@ -87,11 +87,11 @@ class Fragmenter:
         Parameters
         ----------
         time, groups, values : pyarrow.Array
-            The time, the group columns, and for each partial its values; None for ``count(*)``.
+            The time, the group columns, and the values of each partial; None for ``count(*)``.
         mask : array of bool, optional
-            Which rows count.
+            The rows that count.
         row_times : mapping of str to pyarrow.Array, optional
-            For a partial of kind ``first`` or ``last`` the times that it goes by, where not `time`.
+            For a ``first`` or ``last`` partial, the times that order it, if not `time`.
         """
         if time.null_count:
             there = time.is_valid().to_numpy(zero_copy_only=False)
@@ -100,7 +100,7 @@ class Fragmenter:
         times = bare_values(time)
         columns = list(values)
         if self._by_runs and self._state[0] > 1 and mask is not None:
-            # The table does not know the slots that runs were given, so that some may be given again.
+            # The table does not know the slots of runs, so a pane and group may get a second slot.
             self._state[3] = 1
         self._by_runs = mask is None and not self._codes
         if self._by_runs:
@@ -126,13 +126,13 @@ class Fragmenter:
     def _keys(self, groups: list[pa.Array[Any]], rows: int) -> npt.NDArray[np.int64]:
         """Return the groups of rows as integers, (columns, rows)."""
         if any(codes.direct and group.null_count for codes, group in zip(self._codes, groups, strict=True)):
-            # From here on these values are numbered, so what is known of them ends here.
+            # From now on these values are numbered, so the fragments so far must be finished first.
             self._finish()
             for codes, group in zip(self._codes, groups, strict=True):
                 codes.direct = codes.direct and not group.null_count
         columns = [codes.of(group) for codes, group in zip(self._codes, groups, strict=True)]
         if self._numbered and len(self._codes[0]) >= len(self._table):
-            # Numbers that have no place of their own would fall on those of others.
+            # Numbers outside of the table would fall on the places of others.
             self._hashed = True
             self._enter(len(self._table))
         if not columns:
@@ -140,7 +140,7 @@ class Fragmenter:
         return columns[0].reshape(1, rows) if len(columns) == 1 else np.stack(columns, dtype=np.int64)
 
     def _runs(self, times: npt.NDArray[Any]) -> Runs:
-        """Return the slots of rows that have no group."""
+        """Return the slots of rows without group columns, as runs."""
         found: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = []
         done = 0
         while done < len(times):
@@ -179,11 +179,11 @@ class Fragmenter:
 
     @property
     def _numbered(self) -> bool:
-        """Whether groups have places by their numbers, from 0 on. It changes with a new table only."""
+        """True if groups have fixed places by their numbers from 0 on. It changes only with a new table."""
         return len(self._codes) == 1 and not self._codes[0].direct and not self._hashed
 
     def _enter(self, size: int) -> None:
-        """Make a new table, of the slots of the pane."""
+        """Create a new table with the slots of the current pane."""
         self._table = np.zeros(size, np.int32)
         fragment_kernels.enter(
             self._table, self._groups, int(self._state[2]), int(self._state[0]), self._numbered
@@ -204,7 +204,7 @@ class Fragmenter:
     # ------------------------------------------------------------------------------------- results
 
     def _made(self) -> pa.RecordBatch:
-        """Return what is known, and for each first or last the time that it was at."""
+        """Return the fragments so far, with the time of each first or last value."""
         count = int(self._state[0])
         kind = self._types[self._fragments.time]
         panes = pa.array(self._panes[1:count]).cast(as_integers(kind)).view(kind)
@@ -232,11 +232,11 @@ class Fragmenter:
 
     @property
     def made(self) -> int:
-        """How many fragments it holds, about."""
+        """Approximate number of fragments so far."""
         return int(self._state[0]) - 1 + sum(batch.num_rows for batch in self._finished)
 
     def finish(self) -> pa.RecordBatch:
-        """Return the fragments of all rows, each pane and group once, and begin anew."""
+        """Return the fragments of all rows, one per pane and group, and reset."""
         self._finish()
         batches, self._finished = self._finished, []
         disordered, self._state[3] = bool(self._state[3]), 0
@@ -257,16 +257,16 @@ def _time_of(name: str) -> str:
 
 
 def merge_stretches(fragments: Fragments, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Return the fragments of stretches of a stream, each with a pane and group once, as those of one.
+    """Merge the fragments of consecutive stretches of a stream into one per pane and group.
 
-    Time runs forward but for little, so few panes are in several stretches: only what is there is combined.
+    The stream is nearly ordered by time, so few panes are in several stretches; only these are combined.
 
     Parameters
     ----------
     fragments : Fragments
-        What they are.
+        The definition of the fragments.
     batches : sequence of RecordBatch
-        Of each stretch.
+        The fragments of each stretch, one per pane and group.
     """
     batches = [batch for batch in batches if batch.num_rows]
     panes = [bare_values(batch[PANE]) for batch in batches]
@@ -289,17 +289,17 @@ def merge_stretches(fragments: Fragments, batches: Sequence[pa.RecordBatch]) -> 
 def merge_fragments(
     fragments: Fragments, batches: Iterable[pa.RecordBatch], times: Mapping[str, str] | None = None
 ) -> pa.RecordBatch:
-    """Return fragments of which some are of the same pane and group as one each.
+    """Merge fragments into one per pane and group.
 
     Parameters
     ----------
     fragments : Fragments
-        What they are.
+        The definition of the fragments.
     batches : iterable of RecordBatch
-        At least one; they may have more columns, which are lost.
+        At least one batch; additional columns are dropped.
     times : mapping of str to str, optional
-        For each partial of kind ``first`` or ``last`` the column of the time that it was at. Without it, of
-        fragments of one pane and group those that come first are taken to be the earlier ones.
+        For each ``first`` or ``last`` partial, the column with the time of its value. Without it, earlier
+        batches count as earlier in time.
     """
     whole = concat_alike(list(batches))
     order = np.argsort(bare_values(whole[PANE]), kind="stable")

@@ -18,7 +18,7 @@ _NULL = -1
 
 
 def as_integers(kind: pa.DataType) -> pa.DataType | None:
-    """Return the integer type in whose values those of a type can be seen; None if there is none."""
+    """Return the integer type with the same layout as a type; None if there is none."""
     if pa.types.is_signed_integer(kind):
         return kind
     if pa.types.is_date32(kind) or pa.types.is_time32(kind):
@@ -31,9 +31,9 @@ def as_integers(kind: pa.DataType) -> pa.DataType | None:
 
 
 def bare_values(array: pa.Array[Any]) -> npt.NDArray[Any]:
-    """Return the values of an array of floats, or of a type that `as_integers` knows, without copying.
+    """Return an array's values without copying; the type is a float or known to `as_integers`.
 
-    Nulls are anything.
+    Values of nulls are undefined.
     """
     kind = as_integers(array.type) or array.type
     seen = array.view(kind)
@@ -42,7 +42,7 @@ def bare_values(array: pa.Array[Any]) -> npt.NDArray[Any]:
 
 
 class Codes:
-    """Numbers the values of one group column: as they are where they are integers, else as they come.
+    """Numbers for the values of a group column: integers stand for themselves, others are numbered.
 
     Parameters
     ----------
@@ -55,19 +55,19 @@ class Codes:
         self._known: dict[Any, int] = {}
         self._values: list[pa.Array[Any]] = []
         self.direct = as_integers(kind) is not None
-        """Whether values stand for themselves. Then there must be no nulls."""
+        """True while values stand for themselves; then no value may be null."""
 
     def __len__(self) -> int:
-        """Return how many values are numbered."""
+        """Return the number of numbered values."""
         return len(self._known)
 
     def of(self, array: pa.Array[Any]) -> npt.NDArray[Any]:
-        """Return the number of each value. A null is -1 where values do not stand for themselves."""
+        """Return the number of each value; a null is -1 unless values stand for themselves."""
         if self.direct and not array.null_count:
             return bare_values(array)
         self._leave_direct()
         if pa.types.is_floating(array.type):
-            # As in Spark, a group has one zero and one NaN.
+            # As in Spark, all zeros are one group and all NaNs are one group.
             array = pc.add(array, pa.scalar(0, array.type))
         if not pa.types.is_dictionary(array.type):
             array = array.dictionary_encode()
@@ -95,7 +95,7 @@ class Codes:
 
 
 def _distinct(values: pa.Array[Any]) -> Any:
-    # Python has no dates and times of years before 1 and after 9999, and none in nanoseconds.
+    # Python has no dates before year 1 or after 9999, and no nanoseconds.
     whole = as_integers(values.type)
     return map(_hashable, (values if whole is None else values.view(whole)).to_pylist())
 
