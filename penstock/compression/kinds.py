@@ -12,7 +12,7 @@ __all__ = ["check_codes", "coded_as", "is_coded_text", "is_text"]
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Say whether values are texts, or binary."""
+    """Say whether a type is text or binary."""
     types = pa.types
     return bool(
         types.is_string(kind)
@@ -23,12 +23,12 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def is_coded_text(given: pa.DataType, kind: pa.DataType) -> bool:
-    """Say whether values of a type are texts of a kind, as codes of a dictionary."""
+    """Say whether a type is dictionary-encoded text of a kind."""
     return bool(pa.types.is_dictionary(given) and is_text(kind) and given.value_type.equals(kind))
 
 
 def coded_as(schema: pa.Schema, given: pa.Schema) -> pa.Schema:
-    """Return a schema whose texts are dictionaries where `given` has them, by name, as such."""
+    """Return a schema whose text fields are dictionary-encoded if the field of that name in `given` is."""
     types = {field.name: field.type for field in given}
     fields = [
         field.with_type(types[field.name])
@@ -40,14 +40,14 @@ def coded_as(schema: pa.Schema, given: pa.Schema) -> pa.Schema:
 
 
 def check_codes(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> None:
-    """Check that each code of a column of dictionaries has a value.
+    """Check that each code of a dictionary-encoded column has a value.
 
     Raises
     ------
     InvalidUsageError
-        If one has none.
+        If a code has no value.
     """
-    # Whoever plans or commits for Spark has no use for it, and it takes long to load.
+    # Processes that plan or commit for Spark do not need it, and it is slow to load.
     import pyarrow.compute as pc
 
     for array in column.chunks if isinstance(column, pa.ChunkedArray) else (column,):

@@ -14,8 +14,8 @@ NESTED              an Arrow IPC stream as integers of 8 bytes: lists, structs, 
 NOTHING             none: the type null
 ==================  ============================================================================
 
-Nulls are in a stream of their own. Where a value is null, numbers repeat the valid value before, and
-text is empty.
+Nulls are in a separate stream. In place of a null, numbers repeat the previous valid value, and text is
+empty.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Layout(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """A column as streams; `valid` has 1 where there is a value, and is None where no value is null."""
+    """A column as streams; `valid` has 1 for values and 0 for nulls, and is None without nulls."""
 
     layout: Layout
     streams: tuple[Ints, ...]
@@ -69,7 +69,7 @@ class Streams:
 
 
 def put_type(kind: pa.DataType) -> bytes:
-    """Return the bytes that name a type: one of a table, or 255 and an Arrow IPC schema."""
+    """Return the bytes that name a type: one byte of a table, or 255 and an Arrow IPC schema."""
     if kind in _SIMPLE_TYPES:
         return bytes([_SIMPLE_TYPES.index(kind)])
     schema: pa.Buffer = pa.schema([pa.field("", kind)]).serialize()
@@ -97,7 +97,7 @@ def get_type(data: bytes) -> pa.DataType:
 
 
 def is_float(kind: pa.DataType) -> bool:
-    """Say whether values are floating-point numbers of 4 or 8 bytes."""
+    """Say whether a type is a floating-point number of 4 or 8 bytes."""
     return bool(pa.types.is_float32(kind) or pa.types.is_float64(kind))
 
 

@@ -1,7 +1,7 @@
-"""The tree of coded streams that a column is, and its bytes.
+"""The tree of encoded streams of a column, and its serialized form.
 
-A stream is a one-dimensional array of signed integers of 1, 2, 4 or 8 bytes. A codec turns a stream into
-a `Node`: its own few parameters, a payload of bytes, and streams that other codecs have coded again.
+A stream is a one-dimensional array of signed integers of 1, 2, 4 or 8 bytes. A codec turns a stream into a
+`Node`: a few parameters, a payload of bytes, and child streams that other codecs encode.
 
 Bytes of a node, integers as variable bytes (7 bits each, lowest first, the eighth says that more follow)::
 
@@ -31,13 +31,13 @@ TYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(name) for name in ("i1", "i2",
 """The types of streams, by the code of their width."""
 
 MAX_DEPTH = 12
-"""Nodes from a root to a leaf; what is deeper was written by nothing."""
+"""The maximum depth of a tree; no writer exceeds it."""
 
 _EMPTY: Bytes = np.empty(0, np.uint8)
 
 
 def width_code(values: Ints) -> int:
-    """Return log2 of the bytes of a stream's value."""
+    """Return log2 of the bytes per value of a stream."""
     return values.dtype.itemsize.bit_length() - 1
 
 
@@ -51,7 +51,7 @@ def put_varint(value: int, out: bytearray) -> None:
 
 @dataclass(slots=True)
 class Node:
-    """One coded stream. Nothing changes it; to freeze it as well would take as long as to read it.
+    """One encoded stream. It is never changed, but a frozen class would double the time to read it.
 
     Parameters
     ----------
@@ -62,9 +62,9 @@ class Node:
     count : int
         Values in the stream.
     parameters : bytes
-        What the codec needs beside payload and children.
+        The codec's parameters.
     payload : Bytes
-        Bytes that no codec codes again.
+        Bytes that no codec encodes again.
     children : sequence of Node
         At most seven.
     """
@@ -82,7 +82,7 @@ class Node:
         return TYPES[self.width]
 
     def write(self, parts: list[Any]) -> None:
-        """Append the node's bytes, in parts that are to be joined."""
+        """Append the node's bytes, as parts to join."""
         size = self.payload.size
         shape = self.width | len(self.children) << 2 | bool(self.parameters) << 5 | bool(size) << 6
         head = bytearray((self.codec, shape))
@@ -104,7 +104,7 @@ class Node:
 
     @property
     def own_bytes(self) -> int:
-        """Number of bytes without those of the children."""
+        """Number of bytes without the children."""
         size = 2 + _varint_size(self.count)
         for part in (len(self.parameters), self.payload.size):
             if part:
@@ -117,12 +117,12 @@ def _varint_size(value: int) -> int:
 
 
 class Reader:
-    """Reads numbers, bytes and nodes, and never beyond the end.
+    """Reads numbers, bytes and nodes, with bounds checks.
 
     Parameters
     ----------
     data : Bytes
-        What to read. Payloads point into it.
+        The bytes to read. Payloads are views of it.
     file : object
         Names the data in errors.
     max_count : int
@@ -139,7 +139,7 @@ class Reader:
         self.max_count = max_count
 
     def damaged(self, fact: str) -> CorruptDataError:
-        """Return the error that says what is wrong here."""
+        """Return the error for damage at this position."""
         return CorruptDataError(fact, file=self.file, offset=self._at)
 
     def bytes(self, size: int) -> Bytes:
@@ -219,5 +219,5 @@ class Reader:
 
     @property
     def at_end(self) -> bool:
-        """Whether all has been read."""
+        """True if all bytes have been read."""
         return self._at == self._end

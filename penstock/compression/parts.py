@@ -1,4 +1,4 @@
-"""The payload of codecs that cut a stream into parts of a fixed number of values, each coded by itself."""
+"""The payload of codecs that cut a stream into independently encoded parts of a fixed number of values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Parts", "ends_of", "parts_of"]
 
 
 class Parts(NamedTuple):
-    """The parts that hold a range of values: which, and where in the payload all parts begin and end."""
+    """The parts that hold a range of values, and the payload offsets of all parts."""
 
     first: int
     last: int
@@ -23,7 +23,7 @@ class Parts(NamedTuple):
 
 
 def ends_of(sizes: npt.NDArray[np.int64], size_bytes: int) -> npt.NDArray[np.int64]:
-    """Return where parts of these sizes begin, and where the last one ends.
+    """Return the offsets of parts of these sizes, including the end of the last.
 
     Raises
     ------
@@ -40,12 +40,12 @@ def ends_of(sizes: npt.NDArray[np.int64], size_bytes: int) -> npt.NDArray[np.int
 def parts_of(node: Node, start: int, stop: int, values: int) -> Parts:
     """Return the parts, of `values` values each, that hold a range of a node's stream.
 
-    The node's only child are the bytes of each part.
+    The node's only child holds the size of each part.
 
     Raises
     ------
     CorruptDataError
-        If these are not the payload's.
+        If the sizes do not add up to the payload's.
     """
     check(len(node.children) == 1, "a stream has no sizes of its parts")
     sizes = decode_stream(node.children[0], -(-node.count // values)).astype(np.int64)

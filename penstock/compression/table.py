@@ -1,4 +1,4 @@
-"""A table as a block: its columns' blocks one after the other, and a directory of them.
+"""A table as a block: its columns' blocks, and a directory of them.
 
 Bytes, little-endian::
 
@@ -36,7 +36,7 @@ from penstock.errors import CorruptDataError, InvalidUsageError
 __all__ = ["BlockReader", "BlockWriter", "TableBlock", "blocks_in", "encode_table"]
 
 FORMAT_VERSION = 1
-"""The newest format that this code reads and the one that it writes."""
+"""The newest format that this code reads, and the format that it writes."""
 
 _MAGIC = b"PTAB"
 _PREFIX = struct.Struct("<4sHHI")
@@ -56,14 +56,14 @@ def encode_table(
     Parameters
     ----------
     table : pyarrow.RecordBatch or pyarrow.Table
-        Its columns have names, all different.
+        The table; its column names differ.
     chooser : Chooser, optional
-        Decides how columns are coded; a new one with the goal "balanced" where it is not given.
+        Decides how to encode columns; by default a new one with the goal "balanced".
     codecs : mapping of str to str, optional
         Cascades for columns that the chooser does not decide about.
     schema : pyarrow.Schema, optional
-        That of the block; the table's unless told, from which it may differ only in that texts come as
-        dictionaries.
+        The schema of the block; by default the table's. The table may differ from it only in
+        dictionary-encoded texts.
 
     Raises
     ------
@@ -112,14 +112,14 @@ class _Directory(NamedTuple):
 
     rows: int
     places: dict[str, tuple[int, int]]
-    """Of each column where its block begins, and its bytes."""
+    """The offset and the size of each column's block."""
     nullable: dict[str, bool]
     size_bytes: int
     """The size of the whole block."""
 
 
 def _directory_in(content: Any, file: object, offset: int) -> _Directory:
-    """Return the directory of the block that begins with `content`, checked."""
+    """Return the checked directory of the block at the start of `content`."""
     if content.size < _DIRECTORY_AT:
         raise CorruptDataError("a table's block is cut", file=file, offset=offset)
     prefix = content[: _PREFIX.size].tobytes()
@@ -152,20 +152,20 @@ def _directory_in(content: Any, file: object, offset: int) -> _Directory:
 
 
 class TableBlock:
-    """A coded table, of which any column and any range of rows can be decoded by itself.
+    """An encoded table; any column and any range of rows can be decoded independently.
 
     Parameters
     ----------
     data : bytes-like
-        What `encode_table` returned, or more that follows it.
+        The result of `encode_table`; more bytes may follow it.
     file : object
         Names it in errors.
     offset : int
-        Where in the file `data` begins, for errors.
+        The offset of `data` in the file, for errors.
     max_bytes : int
         The most memory that one column may take, decoded.
     schema : pyarrow.Schema, optional
-        Columns that the table must have, with these types, and nulls only where it has them.
+        Columns that the table must have, with these types and this nullability.
 
     Raises
     ------
@@ -205,7 +205,7 @@ class TableBlock:
         return list(self.places)
 
     def column(self, name: str) -> Block:
-        """Return one column, still coded.
+        """Return one column, still encoded.
 
         Raises
         ------
@@ -236,7 +236,7 @@ class TableBlock:
         *,
         keep_dictionary: bool = False,
     ) -> pa.RecordBatch:
-        """Return some columns of some rows; all without arguments. Dictionaries are as `Block.read` says.
+        """Return some columns of some rows; by default all. For dictionaries see `Block.read`.
 
         Raises
         ------
@@ -264,14 +264,14 @@ class TableBlock:
 
 
 class BlockWriter:
-    """Writes tables to a file as blocks, one after the other.
+    """Writes tables to a file as consecutive blocks.
 
     Parameters
     ----------
     sink : binary file
-        What to write to. It stays open.
+        The file to write to. It stays open.
     chooser : Chooser, optional
-        Decides how columns are coded; a new one with the goal "balanced" where it is not given.
+        Decides how to encode columns; by default a new one with the goal "balanced".
     codecs : mapping of str to str, optional
         Cascades for columns that the chooser does not decide about.
 
@@ -299,7 +299,7 @@ class BlockWriter:
         Raises
         ------
         InvalidUsageError
-            If its schema is not that of the tables before, or `encode_table` refuses it.
+            If its schema differs from earlier tables, or `encode_table` refuses it.
         """
         if self._schema is not None and not table.schema.equals(self._schema):
             raise InvalidUsageError("a table has another schema than the one before it")
@@ -328,7 +328,8 @@ class BlockReader:
 
     Notes
     -----
-    A memory map is for files that nobody cuts: reading what is gone ends the process. `blocks_in` reads them.
+    Map only files that no process truncates: reading beyond the end kills the process. `blocks_in` reads
+    instead.
     """
 
     def __init__(self, data: Any, *, file: object = None, max_bytes: int = MAX_BYTES) -> None:
@@ -373,7 +374,7 @@ def blocks_in(path: Path) -> Iterator[TableBlock]:
         at, end = 0, os.fstat(file.fileno()).st_size
 
         def more(content: bytes, wanted: int) -> bytes:
-            # What a block states is bounded by the file before it takes memory.
+            # Check a block's size against the file before allocating memory.
             return content + file.read(max(min(wanted - len(content), end - file.tell()), 0))
 
         while at < end:

@@ -1,8 +1,7 @@
-"""Kernels over texts as rows of tokens: cut them, code them by forms, and write them out again.
+"""Kernels over texts as rows of tokens: split texts, encode them by forms, and decode them.
 
-A token is a run of letters and digits, or in a split text of only the ones or only the others, with all that
-follows it up to the next. What the other arguments of these kernels are, `penstock.compression.texts.tokens`
-says.
+A token is a run of letters and digits, or with `split` a run of only letters or only digits, with all other
+bytes up to the next run. `penstock.compression.texts.tokens` explains the arguments of these kernels.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ LITERAL, WORD, NUMBER = 0, 1, 2
 """Kinds of pieces."""
 
 SPARE = 64
-"""Bytes behind a text that kernels may read, or write."""
+"""The number of bytes behind a text that kernels may read or write."""
 
 MOST_DIGITS = 16
 
@@ -65,15 +64,15 @@ KIND, SIZE, FIRST, MASK, TEXT, CHILD, NEXT, PARENT, FORM, COLUMN, LEAST, SLOTS, 
 )
 """Fields of a node.
 
-KIND is that of the piece. SIZE, FIRST, MASK and TEXT are the literal before it: its bytes, the first 8 of
-them as a word, the bits of the word that count, and its place. CHILD, NEXT and PARENT are nodes, or -1. FORM
-is the form that ends here, or 0. COLUMN is where values go. LEAST are the digits that a number has at least.
-SLOTS (a power of two less 1), SLOT, PLACE and ROOM are of a piece's words: slots, the first slot, the first
-word, the most words. UNTIL is the byte that ends a word, or one of those below.
+KIND is the piece's kind. SIZE, FIRST, MASK and TEXT describe the literal before it: its size, its first 8
+bytes as a word, the significant bits of the word, and its position. CHILD, NEXT and PARENT are nodes, or -1.
+FORM is the form that ends here, or 0. COLUMN is the column of the values. LEAST is the minimum number of
+digits. SLOTS (a power of two less 1), SLOT, PLACE and ROOM describe a piece's words: the slots, the first
+slot, the first word, the most words. UNTIL is the byte that ends a word, or one of the constants below.
 """
 
 TOKEN_END, ANY_END = 256, 257
-"""A word ends with its letters or digits, or with the text."""
+"""A word ends with its letters or digits, or at the end of the text."""
 
 _ONE = np.uint64(1)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -87,7 +86,7 @@ _ABOVE_9 = np.uint64(0x7676767676767676)
 
 @kernel
 def _run(source: Bytes, at: int, end: int, kind: Any) -> Any:
-    """Return where a run of bytes of some kinds ends: bit 0 of `kind` are digits, 1 letters, 2 others."""
+    """Return the end of a run of bytes of some kinds: bit 0 of `kind` is digits, 1 letters, 2 others."""
     while at < end:
         digits, letters = classes_at(source, at)
         some = np.uint64(0)
@@ -114,7 +113,7 @@ def _kind_of(source: Bytes, at: int, split: bool) -> Any:
 
 @kernel
 def _find(source: Bytes, at: int, end: int, wanted: int) -> Any:
-    """Return where a byte is for the first time from `at` on; `end` if it is not there."""
+    """Return the first position of a byte from `at` on; `end` if there is none."""
     while at < end:
         found = matches_at(source, at, wanted)
         if found:
@@ -125,14 +124,14 @@ def _find(source: Bytes, at: int, end: int, wanted: int) -> Any:
 
 @kernel
 def _masked(word: Any, size: int) -> Any:
-    """Return the first `size` bytes of a word, if there are that many, and zeros. Without a branch."""
+    """Return the first `size` bytes of a word, padded with zeros. Branch-free."""
     half = np.uint64(4 * (8 - min(max(size, 0), 8)))
     return word & ((_ALL >> half) >> half)
 
 
 @kernel
 def _eight_digits(word: Any) -> Any:
-    """Return the number that eight digits, each less 48, are; the first one is the lowest byte."""
+    """Return the number of eight digits, each less 48; the first digit is the lowest byte."""
     pairs = word * np.uint64(10) + (word >> np.uint64(8))
     low = (pairs & np.uint64(0x000000FF000000FF)) * np.uint64(0x000F424000000064)
     high = ((pairs >> np.uint64(16)) & np.uint64(0x000000FF000000FF)) * np.uint64(0x0000271000000001)
@@ -141,7 +140,7 @@ def _eight_digits(word: Any) -> Any:
 
 @kernel
 def _digits_of(word: Any, size: int) -> Any:
-    """Return the first `size` of 8 digits as the last of eight, each less 48; others are above 9."""
+    """Align the first `size` of 8 digits to the end, each less 48; bytes that are not digits are above 9."""
     return (word ^ _ZEROS) << np.uint64(8 * (8 - size))
 
 
@@ -153,7 +152,7 @@ DIGITS = np.array(
 
 @kernel
 def _number_at(source: Bytes, at: int, size: int, least: int) -> Any:
-    """Return the number that `size` digits are, of which it has at least `least`; -1 if they are none."""
+    """Parse `size` digits as a number of at least `least` digits; return -1 if they are not one."""
     if size < least or size < 1 or size > 16 or (size > least and source[at] == 48):
         return np.int64(-1)
     first = min(size, 8)
@@ -161,7 +160,7 @@ def _number_at(source: Bytes, at: int, size: int, least: int) -> Any:
     strange = (word | (word + _ABOVE_9)) & _HIGH_BITS
     number = _eight_digits(word)
     if size > 8:
-        # The last eight, and before them the others.
+        # Parse the last eight digits, and the earlier ones.
         word = _digits_of(word_at(source, at), size - 8)
         last = word_at(source, at + size - 8) ^ _ZEROS
         strange |= (last | (last + _ABOVE_9)) & _HIGH_BITS
@@ -171,7 +170,7 @@ def _number_at(source: Bytes, at: int, size: int, least: int) -> Any:
 
 @kernel
 def _same(source: Bytes, at: int, known: Bytes, begin: int, size: int) -> bool:
-    """Say whether `size` bytes are the same; behind both there are some to spare."""
+    """Say whether `size` bytes are equal; both have padding behind them."""
     done = 0
     while done < size:
         difference = word_at(source, at + done) ^ word_at(known, begin + done)
@@ -199,7 +198,7 @@ def _add_word(
     counters: Ints,
     node: int,
 ) -> Any:
-    """Return the code of a word that is not in the first slot, a new one if there is room, or else -1."""
+    """Find or add a word that is not in the first slot; return its code, or -1 if there is no room."""
     while slots[first + slot]:
         code = np.int64(slots[first + slot]) - 1
         word = begin + code
@@ -243,31 +242,31 @@ def code_rows(
     marks: Ints,
     used: Ints,
 ) -> None:
-    """Code texts.
+    """Encode texts.
 
     Parameters
     ----------
     source, offsets : Bytes, Ints
-        The texts, and `SPARE` bytes behind them.
+        The texts, with `SPARE` bytes of padding behind them.
     split : bool
-        Whether digits and letters that follow each other are two tokens.
+        Whether adjacent digits and letters are two tokens.
     nodes : Ints
-        The tree of pieces, a row of `FIELDS` each; the first is for texts that have no form.
+        The tree of pieces, each a row of `FIELDS`; the first is for texts without a form.
     slots, words : Ints
-        Of each piece that has words, a table from hashes to codes; of each word its first and its next 8
-        bytes, its size, and its place in `known`.
+        For each piece with words, a table from hashes to codes; for each word its first and its next 8 bytes,
+        its size, and its position in `known`.
     known : Bytes
         Literals and words.
     counters : Ints
-        How many words each piece has, and last the bytes of `known`.
+        The number of words of each piece, and last the size of `known`.
     cursors : Ints
-        How many values the column of each piece has.
+        The number of values in the column of each piece.
     before : Ints
-        Room for a number for each piece.
+        Scratch with an element for each piece.
     forms, codes, numbers, lengths, others, marks : Ints
-        What is returned: the streams that `penstock.compression.texts.tokens` describes, columns as rows.
+        The output: the streams that `penstock.compression.texts.tokens` describes, columns as rows.
     used : Ints
-        How many lengths and bytes of others there are, and the lengths of earlier texts.
+        The numbers of lengths and of bytes of others, and the lengths of earlier texts.
     """
     count, filled = used[0], used[1]
     root = nodes[0, NEXT]
@@ -280,7 +279,7 @@ def code_rows(
         node = root
         form = 0
         while node >= 0:
-            # Indices without a sign need no look whether they count from the end.
+            # Unsigned indices need no check for negative values.
             own = np.uint64(node)
             start = at + nodes[own, SIZE]
             fits = start <= end and not (word_at(source, at) ^ np.uint64(nodes[own, FIRST])) & np.uint64(
@@ -367,7 +366,7 @@ def code_rows(
                 if nodes[own, CHILD] >= 0:
                     node = nodes[own, CHILD]
                     continue
-            # The next one beside it, or beside what is above it.
+            # Try the next sibling, or the next sibling of an ancestor.
             while True:
                 if fits:
                     cursors[node] -= 1
@@ -393,7 +392,7 @@ def code_rows(
 
 @kernel
 def _put_number(out: Bytes, at: int, number: Any, least: int) -> Any:
-    """Write a number below 10**8 in at least `least` digits; return where it ends."""
+    """Write a number below 10**8 with at least `least` digits; return the end."""
     high = number // np.uint64(10_000)
     halves = high | ((number - high * np.uint64(10_000)) << np.uint64(32))
     hundreds = ((halves * np.uint64(10_486)) >> np.uint64(20)) & np.uint64(0x0000007F0000007F)
@@ -409,18 +408,18 @@ def _put_number(out: Bytes, at: int, number: Any, least: int) -> Any:
 def join_words(
     texts: Ints, begins: Ints, words: Bytes, firsts: Ints, counts: Ints, alone: Any, offsets: Ints, out: Bytes
 ) -> None:
-    """Write each word with the literal of its piece before it.
+    """Write each word after the literal of its piece.
 
     Parameters
     ----------
     texts, firsts, counts : Ints
-        Of each piece its literal, its first word, numbers in `begins`, and how many words it has.
+        For each piece the index of its literal and of its first word in `begins`, and its number of words.
     begins, words : Ints, Bytes
         Literals and words.
     alone : array of bool
-        Whether a piece is a literal, which is its only word.
+        Whether a piece is only a literal, which then counts as its word.
     offsets, out : Ints, Bytes
-        What is written. Behind both `words` and `out` there are bytes to spare.
+        The output. Both `words` and `out` have padding behind them.
     """
     at: Any = np.int64(0)
     word = 0
@@ -453,28 +452,28 @@ def write_rows(
     out_offsets: Any,
     out: Bytes,
 ) -> int:
-    """Write texts out; return how many bytes they have, -1 if that is not possible in `out`.
+    """Decode texts; return their size, or -1 if they do not fit `out` or are invalid.
 
     Parameters
     ----------
     forms : Ints
-        The form of each text: it is checked.
+        The form of each text; validated here.
     flat, firsts : Ints
-        The pieces of all forms, and where in them each begins.
+        The pieces of all forms, and the offset of each form in them.
     pieces : Ints
-        Of each piece: its kind; the least digits of a number; the number of words, where a literal counts as
-        one; the first word; the next value of its column, which is moved on; the place of its literal in
-        `known`, and the bytes of that.
+        For each piece: its kind; the minimum digits of a number; the number of words, where a literal counts
+        as one; the first word; the next value of its column, which is advanced; the position of its literal
+        in `known`, and the literal's size.
     offsets, known : Ints, Bytes
-        Words behind the literals of their pieces, and literals. These, `others` and `out` end with bytes
-        to spare.
+        Words with the literals of their pieces before them, and literals. `known`, `others` and `out` have
+        padding.
     codes, numbers, lengths, others
-        The streams; of `codes` and `numbers` there are as many as the forms need.
+        The streams; `codes` and `numbers` have exactly as many values as the forms need.
     digits : Ints
-        Of each number below 10,000: its four digits, the first one lowest, and from bit 32 on how many it
-        needs.
+        For each number below 10,000: its four digits, the first one lowest, and from bit 32 on its number of
+        digits.
     out_offsets, out : Ints, Bytes
-        What is written.
+        The output.
     """
     limit = out.shape[0] - SPARE
     rest = others.shape[0] - SPARE

@@ -1,10 +1,10 @@
-"""The few loops whose vector instructions cannot be left to the compiler, in LLVM's own terms.
+"""Loops that the compiler cannot vectorize, written as LLVM intrinsics.
 
-Numba's loops become vector instructions where LLVM proves that it may, after much searching. Here it cannot:
-shifts are known only at run time, arrays may overlap, a running sum depends on the value before. Each
-function is plain Python, which says what it means and runs where Numba is off; a compiled caller gets the
-vectors instead, of a width that LLVM splits into whatever registers the machine has. They take several
-times less to run and to compile. Nothing here checks a bound: callers have.
+LLVM vectorizes Numba's loops if it can prove, after a long search, that this is safe. Here it cannot: shifts
+are known only at run time, arrays may overlap, a running sum depends on the previous value. Each function has
+a plain Python body, which defines its meaning and runs if Numba is off. A compiled caller gets vector code
+instead, whose vectors LLVM splits into the registers of the machine. It runs and compiles several times
+faster. Nothing here checks bounds: callers do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def bit_length(value: Any) -> int:
 
 
 def unpack_words(x: Any, at: int, width: int, word: Any, base: Any, out: Any) -> None:
-    """Unpack 1,024 offsets of `width` bits, at least one, from lanes; write each plus `base`.
+    """Unpack 1,024 offsets of `width` bits (at least one) from lanes; write each plus `base`.
 
     They are at byte `at` of `x`; the lanes' words are of the type of `word`, no wider than `out`'s.
     """
@@ -77,7 +77,7 @@ def pack_words(values: Any, base: Any, width: int, word: Any, out: Any, at: int)
 
 
 def running_sum(values: Any, first: Any) -> None:
-    """Replace each value by `first` and the sum of all values up to it."""
+    """Replace each value by `first` plus the sum of all values up to it."""
     np.add.accumulate(values, out=values)
     values += first
 
@@ -89,12 +89,12 @@ def running_xor(values: Any, first: Any) -> None:
 
 
 def copy_bytes(source: Any, begin: int, target: Any, at: int, size: int) -> None:
-    """Copy `size` bytes from one array to another, and up to 16 more: both have these to spare."""
+    """Copy `size` bytes from one array to another, and up to 16 more, for which both have padding."""
     target[at : at + size] = source[begin : begin + size]
 
 
 def fill(out: Any, begin: int, end: int, value: Any) -> None:
-    """Write a value from `begin` to `end`, and perhaps over some of what follows these."""
+    """Write a value from `begin` to `end`, and perhaps over a few elements behind."""
     out[begin:end] = value
 
 
@@ -109,7 +109,7 @@ def put_word(target: Any, at: int, word: Any) -> None:
 
 
 def classes_at(source: Any, at: int) -> tuple[Any, Any]:
-    """Return which of the 32 bytes from `at` on are digits, and which are letters, a bit for each.
+    """Return bit masks of the digits and of the letters in the 32 bytes from `at` on.
 
     Bytes that are not ASCII count as letters.
     """
@@ -121,30 +121,30 @@ def classes_at(source: Any, at: int) -> tuple[Any, Any]:
 
 
 def matches_at(source: Any, at: int, wanted: int) -> Any:
-    """Return which of the 32 bytes from `at` on are `wanted`, a bit for each."""
+    """Return a bit mask of the bytes that equal `wanted` in the 32 bytes from `at` on."""
     return np.uint64(sum((byte == wanted) << i for i, byte in enumerate(source[at : at + 32].tolist())))
 
 
 def trailing_zeros(value: Any) -> int:
-    """Return how many bits of an unsigned integer of 64 bits are 0 below its lowest 1; 64 if all are."""
+    """Count the trailing zero bits of an unsigned 64-bit integer; 64 for 0."""
     number = int(value)
     return (number & -number).bit_length() - 1 if number else 64
 
 
 def _splat(builder: Any, value: Any, kind: Any) -> Any:
-    """Return a vector that has a value in each element."""
+    """Return a vector with one value in all elements."""
     none = ir.Constant(kind, ir.Undefined)
     one = builder.insert_element(none, value, ir.Constant(_SELECTOR, 0))
     return _shuffle(builder, one, none, [0] * kind.count)
 
 
 def _shuffle(builder: Any, left: Any, right: Any, chosen: list[int]) -> Any:
-    """Return the elements of two vectors that have these numbers."""
+    """Select elements of two vectors by index."""
     return builder.shuffle_vector(left, right, ir.Constant(ir.VectorType(_SELECTOR, len(chosen)), chosen))
 
 
 def _start(context: Any, builder: Any, kind: Any, array: Any) -> Any:
-    """Return where an array's bytes begin."""
+    """Return the pointer to an array's data."""
     return builder.bitcast(context.make_array(kind)(context, builder, array).data, _BYTE.as_pointer())
 
 
@@ -159,7 +159,7 @@ def _store(builder: Any, value: Any, start: Any, at: Any) -> None:
 
 
 def _cast(builder: Any, value: Any, kind: Any) -> Any:
-    """Return an integer, or a vector of them, with other bits."""
+    """Convert an integer, or a vector of integers, to another width."""
     own = getattr(value.type, "element", value.type).width
     wanted = getattr(kind, "element", kind).width
     if own == wanted:
@@ -172,9 +172,9 @@ def _number(value: int) -> Any:
 
 
 class _Lanes:
-    """The types of one row of lanes, and where a row's bits begin.
+    """The types of one row of lanes, and the position of a row's bits.
 
-    `bits` are those of a word, `value_bits` those of what is packed into it.
+    `bits` is the width of a word, `value_bits` the width of a packed value.
     """
 
     def __init__(self, bits: int, value_bits: int) -> None:
@@ -185,7 +185,7 @@ class _Lanes:
         self.row_bytes = 1024 // bits * value_bits // 8
 
     def place(self, builder: Any, row: Any, width: Any) -> tuple[Any, Any]:
-        """Return the byte of a row's words, and the bit in a word."""
+        """Return the byte offset of a row's words, and the bit offset in a word."""
         at = builder.mul(row, width)
         words = builder.lshr(at, _number(self.bits.bit_length() - 1))
         return builder.mul(words, _number(128)), builder.and_(at, _number(self.bits - 1))
@@ -258,7 +258,7 @@ def _pack_lanes(typing: Any, values: Any, base: Any, width: Any, word: Any, out:
 
 
 def _running(operation: str) -> Any:
-    """Return the intrinsic that joins each value and all before it, as far as whole vectors go."""
+    """Return the intrinsic of a prefix scan over whole vectors."""
 
     @intrinsic
     def running(typing: Any, values: Any, first: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Forms: the patterns of texts, learned from a sample of them.
+"""Forms: the patterns of texts, learned from a sample.
 
-A text is cut into tokens: runs of letters and digits, and of what is neither. Texts that begin with the same
-pieces share them, so forms are paths of a tree. A piece is a literal, a number, or a word of a dictionary;
-a word may have several tokens, up to some byte, where those that follow each other are few altogether.
+A text is cut into tokens: runs of letters and digits, and runs of other bytes. Texts that begin with the same
+pieces share them, so forms are paths of a tree. A piece is a literal, a number, or a word of a dictionary. A
+word may span several tokens, up to a given byte, if these combinations are few.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from penstock.compression.kernels.token_kernels import ANY_END, LITERAL, MOST_DI
 __all__ = ["MOST_FORMS", "MOST_WORDS", "Forms", "Piece", "learn_forms", "sample_rows"]
 
 MOST_FORMS = 126
-"""Most forms that are learned; one more stands for texts without a form."""
+"""The most forms that are learned; one more stands for texts without a form."""
 
 MOST_WORDS = (1 << 15) - 1
-"""Of a piece."""
+"""The kinds of a piece."""
 
 _SAMPLE = 1 << 9
 _SAMPLE_BYTES = 1 << 16
 _LONGEST = 1 << 12
 _DEEPEST = 100
 _GOOD_SHARE = 1 / 8
-"""Texts that take no more than this need not be cut in another way."""
+"""If a split takes no more than this share of the bytes, no other split is tried."""
 _MOST_PIECES = 400
 _LEAST_ROWS = 3
 _ENOUGH_FOR_LITERAL = 16
@@ -44,7 +44,7 @@ _NO_SEPARATORS = re.compile(rb"[0-9A-Za-z\x80-\xff]+")
 
 @dataclass(slots=True)
 class Piece:
-    """A piece, and those that may follow it.
+    """A piece, and the pieces that may follow it.
 
     Parameters
     ----------
@@ -53,15 +53,15 @@ class Piece:
     text : bytes
         The literal.
     room : int
-        How many words there may be.
+        The most words.
     least : int
-        The least digits of a number.
+        The minimum digits of a number.
     until : int
         The byte that ends a word, or `TOKEN_END` or `ANY_END`.
     ends : bool
         Whether a text may end here.
     after : list of Piece
-        What may follow.
+        The pieces that may follow.
     """
 
     kind: int
@@ -80,11 +80,11 @@ class Forms:
     Parameters
     ----------
     split : bool
-        Whether digits and letters that follow each other are two tokens.
+        Whether adjacent digits and letters are two tokens.
     pieces : list of Piece
-        With what texts begin.
+        The first pieces of texts.
     share : float
-        Of the bytes of the sample, about what it takes.
+        The approximate encoded share of the sample's bytes.
     """
 
     split: bool
@@ -93,18 +93,18 @@ class Forms:
 
 
 def sample_rows(rows: int, mean_bytes: int) -> Ints:
-    """Return the texts from which forms are learned. They are spread: neighbours have much in common."""
+    """Return the rows from which to learn forms. They are spread out, because neighbours are alike."""
     few = min(rows, _SAMPLE, max(_SAMPLE_BYTES // max(mean_bytes, 1), _ENOUGH_FOR_LITERAL))
     return np.linspace(0, max(rows - 1, 0), few).astype(np.int64)
 
 
 def learn_forms(offsets: Ints, source: Bytes) -> Forms:
-    """Return the forms of a sample of texts, cut in that of two ways in which they take less.
+    """Return the forms of a sample of texts, with the smaller of the two splits.
 
     Parameters
     ----------
     offsets, source : Ints, Bytes
-        Where each text begins and the last one ends, and the bytes that they are in.
+        The offsets of the texts, and the buffer that holds their bytes.
     """
     taken = sample_rows(offsets.size - 1, (int(offsets[-1]) - int(offsets[0])) // max(offsets.size - 1, 1))
     bounds = zip(offsets[taken].tolist(), offsets[taken + 1].tolist(), strict=True)
@@ -116,11 +116,11 @@ def learn_forms(offsets: Ints, source: Bytes) -> Forms:
 
 
 _Row = tuple[bytes, int]
-"""A text, and how many of its bytes belong to earlier pieces."""
+"""A text, and the number of its bytes in earlier pieces."""
 
 
 class _Learner:
-    """Finds the pieces of a sample of texts, one after the other."""
+    """Learns the pieces of a sample of texts, one after the other."""
 
     def __init__(self, texts: list[bytes], *, split: bool) -> None:
         self._texts = texts
@@ -131,7 +131,7 @@ class _Learner:
         self._bits = 0.0
 
     def forms(self) -> Forms:
-        """Return what texts look like."""
+        """Return the forms of the texts."""
         top = Piece(LITERAL)
         self._follow(top, [(text, 0) for text in self._texts])
         if top.ends:
@@ -139,7 +139,8 @@ class _Learner:
         return Forms(self._split, top.after, self._bits / 8.0 / max(sum(map(len, self._texts)), 1))
 
     def _enough(self, some: list[_Row], rows: list[_Row]) -> bool:
-        """Say whether some of these rows get a piece of their own; if not, they take their bytes."""
+        """Say whether some of these rows get their own piece; if not, add their bytes to the estimated
+        size."""
         enough = len(some) >= min(self._least_rows, len(rows)) and self._pieces < _MOST_PIECES
         if not enough:
             self._bits += sum(8.0 * len(text) for text, _ in some)
@@ -151,7 +152,7 @@ class _Learner:
         return after
 
     def _follow(self, piece: Piece, rows: list[_Row]) -> None:
-        """Find what follows a piece in these rows."""
+        """Find the pieces that follow a piece in these rows."""
         ended = [row for row in rows if len(row[0]) == row[1]]
         if ended and self._enough(ended, rows):
             self._end(piece)
@@ -192,7 +193,7 @@ class _Learner:
         return found[0] if found else b""
 
     def _literals(self, piece: Piece, rows: list[tuple[_Row, bytes]]) -> None:
-        """Follow each of the literals with which these rows go on."""
+        """Follow each literal that comes next in these rows."""
         groups: dict[bytes, list[_Row]] = {}
         for (text, at), literal in rows:
             groups.setdefault(literal, []).append((text, at + len(literal)))
@@ -204,7 +205,7 @@ class _Learner:
                 self._follow(self._add(piece, Piece(LITERAL, text=literal)) if literal else piece, some)
 
     def _value(self, piece: Piece, rows: list[_Row], *, numbers: bool) -> None:
-        """Find the numbers or words with which these rows go on, and what follows them."""
+        """Find the numbers or words that come next in these rows, and their followers."""
         heads = [self._head(row) for row in rows]
         count = len(set(heads))
         if count == 1 and len(rows) >= _ENOUGH_FOR_LITERAL:
@@ -231,11 +232,11 @@ class _Learner:
         self._literals(after, [(row, self._separators(row)) for row in rows])
 
     def _few(self, words: list[bytes]) -> bool:
-        """Say whether words are so few that each is worth a place in a dictionary."""
+        """Say whether words are few enough for a dictionary."""
         return len(set(words)) <= max(2, len(words) // _REPEATED)
 
     def _word(self, words: list[bytes], until: int) -> Piece:
-        """Return the piece that words are."""
+        """Return the piece for words."""
         distinct = set(words)
         count = len(distinct)
         if count > _UNIQUE_SHARE * len(words) and len(words) > _ENOUGH_FOR_LITERAL:
@@ -245,7 +246,7 @@ class _Learner:
         return Piece(WORD, until=until, room=_LEAST_ROOM + 8 * count if self._few(words) else MOST_WORDS)
 
     def _longest(self, rows: list[_Row], heads: list[bytes]) -> tuple[int, list[bytes]]:
-        """Return the byte up to which few texts are the longest, and these texts."""
+        """Return the end byte that gives the longest words that are still few, and these words."""
         until, found = TOKEN_END, heads
         (text, at), size = rows[0], sum(map(len, heads))
         for byte in dict.fromkeys(_NO_SEPARATORS.sub(b"", text[at:])):
@@ -265,7 +266,7 @@ def _is_number(text: bytes) -> bool:
 
 
 def _least_digits(distinct: set[bytes]) -> int:
-    """Return with how many digits at least numbers are written; 0 if it depends."""
+    """Return the minimum number of digits of numbers; 0 if it varies."""
     if not all(map(_is_number, distinct)):
         return 0
     least = min((len(text) for text in distinct if text[:1] == b"0" and len(text) > 1), default=1)

@@ -1,12 +1,11 @@
-"""Texts as rows of tokens: what texts of one form share is kept once, numbers and words in columns.
+"""Texts as rows of tokens: the common parts of a form are stored once, numbers and words in columns.
 
-A form (`penstock.compression.texts.forms`) is a list of pieces, each a literal with a number or a word of a
-dictionary behind it, or with nothing. A word that the dictionary has no room for is kept as it is, among the
-*others*; so is a text that has no form, which is one such word. (The idea is that of
-CLP, Rodrigues, Luo, Yuan: "CLP: Efficient and Scalable Search on Compressed Text Logs", OSDI 2021; columns of
-tokens, coded by what suits numbers, take the place of its segments.)
+A form (`penstock.compression.texts.forms`) is a list of pieces, each a literal followed by a number, a
+dictionary word, or nothing. A word that the dictionary has no room for is stored verbatim among the *others*;
+so is a text without a form. (The idea is from Rodrigues, Luo, Yuan: "CLP: Efficient and Scalable Search on
+Compressed Text Logs", OSDI 2021; columns of tokens, with codecs for numbers, replace its segments.)
 
-The streams of a column, of which each is coded by itself::
+The streams of a column, each encoded independently::
 
     0  forms     of each row, the number of its form
     1  codes     of words, -1 for one of the others; all rows of one piece, then of the next
@@ -19,8 +18,8 @@ The streams of a column, of which each is coded by itself::
     7  lengths of others, row after row
     8  others
 
-Forms are numbered as the pieces that they end with; form 0 is that of texts that have none. Columns of codes
-are in the order of their numbers of words, the most first: neighbours take about as many bits.
+A form has the number of its last piece; form 0 is for texts without a form. Columns of codes are in
+descending order of their numbers of words, so neighbours take about as many bits.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ _ROOM = 1 << 22
 
 
 class Coder:
-    """Codes texts by forms, a chunk at a time, into columns."""
+    """Encodes texts by forms into columns, a chunk at a time."""
 
     def __init__(self, forms: Forms) -> None:
         self._split = forms.split
@@ -104,7 +103,7 @@ class Coder:
 
         def put(piece: Piece, parent: int) -> int:
             nonlocal slots, words
-            # A literal and what always follows it are one.
+            # Merge a literal with the piece that always follows it.
             text = piece.text
             while piece.kind == LITERAL and not piece.ends and len(piece.after) == 1:
                 (piece,) = piece.after
@@ -150,7 +149,7 @@ class Coder:
         self._known[: len(self._literals)] = np.frombuffer(self._literals, np.uint8)
         self._counters = np.zeros(len(rows) + 1, np.int64)
         self._counters[-1] = len(self._literals)
-        # Of the size that all chunks need: new memory is zeroed.
+        # Allocate once for all chunks, since the system zeroes new memory.
         self._scratch = (
             np.empty((self._columns[WORD], _CHUNK), np.int16),
             np.empty((self._columns[NUMBER], _CHUNK), np.int64),
@@ -164,7 +163,7 @@ class Coder:
         self._count = self._total = 0
 
     def add(self, offsets: Ints, source: Bytes) -> None:
-        """Code texts: no more than a chunk has. Behind each there are bytes to spare."""
+        """Encode at most one chunk of texts. Each text has padding behind it."""
         rows = offsets.size - 1
         size = int(offsets[-1]) - int(offsets[0])
         forms, marks = np.empty(rows, np.int8), np.empty(-(-rows // SUB_BLOCK), np.int64)
@@ -205,7 +204,7 @@ class Coder:
 
     @property
     def others_bytes(self) -> int:
-        """How many bytes have been kept as they are."""
+        """The number of bytes stored verbatim."""
         return sum(part.size for part in self._others)
 
     def streams(self) -> tuple[Ints, ...]:
@@ -244,7 +243,7 @@ class Coder:
 
 
 def _memory(count: int, kind: npt.DTypeLike) -> Any:
-    """Return room for values: Arrow keeps memory that was freed, NumPy returns so much to the system."""
+    """Allocate values with Arrow, which reuses freed memory; NumPy returns it to the system."""
     return np.frombuffer(pa.allocate_buffer(count * np.dtype(kind).itemsize), kind)
 
 
@@ -262,12 +261,12 @@ def to_tokens(offsets: Ints, source: Bytes, forms: Forms | None = None) -> tuple
     offsets, source : Ints, Bytes
         Where each text begins and the last one ends, and the bytes that they are in.
     forms : Forms, optional
-        What they look like; learned from them unless given.
+        Their patterns; by default learned from the texts.
 
     """
     coder = Coder(learn_forms(offsets, source) if forms is None else forms)
     rows = offsets.size - 1
-    # The last texts are copied, to have bytes to spare behind them.
+    # Copy the last texts, so that they have padding behind them.
     last = int(np.searchsorted(offsets, max(source.size - SPARE, -1), "right")) - 1
     last = max(0, min(last, rows)) // SUB_BLOCK * SUB_BLOCK
     for begin in range(0, last, _CHUNK):
@@ -280,7 +279,7 @@ def to_tokens(offsets: Ints, source: Bytes, forms: Forms | None = None) -> tuple
 
 
 class _Description(NamedTuple):
-    """What a stream of pieces says: bytes of all texts; of each piece its kind, number and literal; forms."""
+    """The content of a stream of pieces: the texts' size; each piece's kind, number and literal; forms."""
 
     total: int
     kinds: Ints
@@ -291,7 +290,7 @@ class _Description(NamedTuple):
 
 
 def _described(pieces: Ints, words: int) -> _Description:
-    """Return what a stream of pieces says.
+    """Return the content of a stream of pieces.
 
     Raises
     ------
@@ -327,12 +326,12 @@ def _described(pieces: Ints, words: int) -> _Description:
 
 
 def fits(streams: tuple[Ints, ...]) -> bool:
-    """Say whether no more than a fourth of the bytes of texts are others."""
+    """Say whether at most a fourth of the texts' bytes are others."""
     return 4 * streams[8].size <= int(streams[4][0])
 
 
 def part_of(nodes: Sequence[Node], start: int, stop: int) -> tuple[Ints, ...]:
-    """Return the streams of some texts, decoded from those of all.
+    """Decode the streams of a range of texts.
 
     Parameters
     ----------
@@ -376,7 +375,7 @@ def part_of(nodes: Sequence[Node], start: int, stop: int) -> tuple[Ints, ...]:
 
 
 def texts_of_tokens(streams: tuple[Ints, ...], kind: npt.DTypeLike, most: int) -> tuple[Ints, Bytes] | None:
-    """Return where texts begin and the last one ends, and their bytes; None if there are more than `most`.
+    """Return the offsets and bytes of texts; None if there are more than `most` bytes.
 
     Raises
     ------
@@ -385,7 +384,7 @@ def texts_of_tokens(streams: tuple[Ints, ...], kind: npt.DTypeLike, most: int) -
     """
     forms, codes, numbers, _, pieces, sizes, words, lengths, others = streams
     known = _described(pieces, sizes.size)
-    # Of a part only the bytes of all texts are known.
+    # For a part of the texts only the total size is known.
     total = known.total if known.total >= 0 else -1 - known.total
     if total > most:
         return None
@@ -425,7 +424,7 @@ def texts_of_tokens(streams: tuple[Ints, ...], kind: npt.DTypeLike, most: int) -
 
 
 def _values(forms: Ints, known: _Description) -> Ints:
-    """Return how many values the column of each piece has.
+    """Return the number of values in the column of each piece.
 
     Raises
     ------
@@ -440,7 +439,7 @@ def _values(forms: Ints, known: _Description) -> Ints:
 
 
 def _places(values: Ints, known: _Description, kind: int, size: int) -> tuple[Ints, Ints]:
-    """Return the pieces of a kind in the order of their columns, and where in the stream these begin.
+    """Return the pieces of a kind in the order of their columns, and the columns' offsets in the stream.
 
     Raises
     ------
@@ -456,11 +455,11 @@ def _places(values: Ints, known: _Description, kind: int, size: int) -> tuple[In
 
 
 def _joined_words(known: _Description, begins: Ints, words: Bytes, most: int) -> tuple[Ints, Ints, Bytes]:
-    """Return what `write_rows` needs: a table of pieces; where words begin; words and literals."""
+    """Return the arguments of `write_rows`: a table of pieces; the offsets of words; words and literals."""
     is_word, is_literal = known.kinds == WORD, known.kinds == LITERAL
     literals = np.diff(begins)[known.texts]
     counts = np.where(is_word, known.numbers, is_literal)
-    # A literal alone is written as if it were a word behind none.
+    # Treat a lone literal as a word without a literal.
     firsts = known.texts + ~is_literal
     sizes = (literals * is_word) @ known.numbers + int(begins[-1])
     check(int(sizes) <= most + words.size, "words have too many bytes")
