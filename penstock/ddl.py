@@ -1,4 +1,4 @@
-"""Columns as people write them, such as ``ts timestamp, value double``: the DDL of Spark, without Spark."""
+"""Parse and write Spark's column DDL, such as ``ts timestamp, value double``, without Spark."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def parse_schema(text: str) -> pa.Schema:
     Parameters
     ----------
     text : str
-        Names and types of Spark, in any case of letters, with ``NOT NULL`` where no nulls may be:
+        Spark's names and types, in any case, with ``NOT NULL`` for columns without nulls:
         ``"ts timestamp, tag string NOT NULL, values array<double>"``. Names with other characters than
-        letters, digits and ``_`` are quoted by `````; ``COMMENT 'text'`` is passed over.
+        letters, digits and ``_`` are quoted by `````; ``COMMENT 'text'`` is ignored.
 
     Returns
     -------
@@ -58,7 +58,7 @@ def parse_schema(text: str) -> pa.Schema:
     Raises
     ------
     InvalidUsageError
-        If it is no such list, a type is unknown, or a name is there twice.
+        If the text is not such a list, a type is unknown, or a name occurs twice.
 
     Examples
     --------
@@ -75,7 +75,7 @@ def parse_schema(text: str) -> pa.Schema:
 
 
 def schema_text(schema: pa.Schema) -> str:
-    """Return columns as `parse_schema` takes them; a type that Spark has not by its name in Arrow.
+    """Return columns as text for `parse_schema`; a type that Spark lacks has its Arrow name.
 
     Examples
     --------
@@ -97,7 +97,7 @@ def _name_text(name: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """Return a column's name as SQL has it."""
+    """Return a column's name, quoted for SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -114,7 +114,7 @@ def _type_text(kind: pa.DataType) -> str:
 
 
 class _Parser:
-    """Reads a schema from left to right, one token ahead."""
+    """Parses a schema from left to right, with one token of look-ahead."""
 
     def __init__(self, text: str) -> None:
         self._text = text

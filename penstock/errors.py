@@ -26,9 +26,9 @@ class PenstockError(Exception):
     Parameters
     ----------
     fact : str
-        What is wrong, in one sentence, without a closing full stop.
+        The problem, in one sentence, without a closing full stop.
     hint : str, optional
-        What the caller can do about it.
+        The remedy for the caller.
     **context
         Named values that locate the error, such as ``file=`` or ``bucket=``.
     """

@@ -1,4 +1,4 @@
-"""Durations such as ``800ms`` in whole microseconds, numbers of rows, and the time of what never happened."""
+"""Durations such as ``800ms`` in whole microseconds, numbers of rows, and `NEVER`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.errors import InvalidUsageError
 __all__ = ["NEVER", "parse_duration_us", "parse_rows", "window_rows"]
 
 NEVER: Final = -(1 << 63)
-"""The time of what never happened, the pane and the window of none: before all others."""
+"""The time, pane or window of an event that never happened; it sorts before all others."""
 
 _UNITS_US = {
     "us": 1,
@@ -111,7 +111,7 @@ def parse_duration_us(duration: str | timedelta) -> int:
 
 
 def parse_rows(text: object) -> int | None:
-    """Return a number of rows, such as ``100 rows``; None if that is something else.
+    """Parse a number of rows, such as ``100 rows``; return None for any other text.
 
     Examples
     --------
@@ -124,7 +124,7 @@ def parse_rows(text: object) -> int | None:
 
 
 def window_rows(size: object, slide: object | None) -> tuple[int, int] | None:
-    """Return size and slide of windows in rows; None if they are of time.
+    """Return size and slide of windows in rows; None for windows of time.
 
     Raises
     ------

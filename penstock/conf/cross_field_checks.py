@@ -30,7 +30,7 @@ __all__ = ["find_disagreements"]
 
 
 def find_disagreements(pipeline: PipelineSections) -> Iterator[Problem]:
-    """Yield the problems of a pipeline each of whose fields by itself is right."""
+    """Yield the problems between fields that are valid by themselves."""
     yield from _source_problems(pipeline.source, pipeline.query)
     if pipeline.planned_persist == "never" or pipeline.persist == "always":
         # With persist: always all sources have p-streams, which take every row.
@@ -51,7 +51,7 @@ def find_disagreements(pipeline: PipelineSections) -> Iterator[Problem]:
 
 
 def _others(pipeline: PipelineSections) -> Iterator[tuple[FieldPath, Input]]:
-    """Yield the streams beside the pipeline's own, and where they are."""
+    """Yield the streams beside the pipeline's own, and their paths."""
     if pipeline.union is not None:
         for name, other in pipeline.union.inputs.items():
             yield ("union", "inputs", name), other
@@ -60,7 +60,7 @@ def _others(pipeline: PipelineSections) -> Iterator[tuple[FieldPath, Input]]:
 
 
 def _step_problems(pipeline: PipelineSections) -> Iterator[Problem]:
-    """Yield which steps do not go together: a query of Spark has room for one with a state."""
+    """Yield the steps that exclude each other: a Spark query can have only one stateful step."""
     union = pipeline.union
     given = [name for name in ("union", "join", "queue", "window") if getattr(pipeline, name) is not None]
     if len(given) > 1 and given != ["queue", "window"]:
@@ -115,7 +115,7 @@ def _window_problems(pipeline: PipelineSections) -> Iterator[Problem]:
 
 
 def _length_problems(pipeline: PipelineSections, window: WindowSection) -> Iterator[Problem]:
-    """Yield what is wrong with sizes and slide."""
+    """Yield the problems of sizes and slide."""
     other = pipeline.window_join
     try:
         in_rows = window_rows(window.size, window.slide)
@@ -158,7 +158,7 @@ def _length_problems(pipeline: PipelineSections, window: WindowSection) -> Itera
 
 
 def _service_problems(pipeline: PipelineSections, window: WindowSection) -> Iterator[Problem]:
-    """Yield what does not go with the way in which windows are emitted."""
+    """Yield the fields that do not fit the windows' mode."""
     if window.mode == "append":
         for name in window.SERVING:
             if name in window.model_fields_set:

@@ -1,4 +1,4 @@
-"""A YAML file as plain data that remembers where each field was written."""
+"""A YAML file as plain data, with the position of each field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FieldPath: TypeAlias = tuple[str | int, ...]
 """The path of a field: the names of the sections around it and its own, and positions in lists."""
 
 Problem: TypeAlias = tuple[FieldPath, str, str | None]
-"""A field, what is wrong with it, and perhaps what would be right."""
+"""A field, its problem, and perhaps a hint."""
 
 
 class PipelineError(InvalidUsageError):
@@ -25,7 +25,7 @@ class PipelineError(InvalidUsageError):
     Parameters
     ----------
     problems : sequence of str
-        One line each: the place, the field, what is wrong, and what would be right.
+        One line each: the position, the field, the problem, and a hint.
     """
 
     def __init__(self, problems: tuple[str, ...] | list[str]) -> None:
@@ -41,7 +41,7 @@ class PipelineError(InvalidUsageError):
 
 
 def describe(place: str, path: FieldPath, fact: str, hint: str | None = None) -> str:
-    """Return the line that tells of one problem."""
+    """Return the line for one problem."""
     where = f"{place}: {'.'.join(map(str, path))}" if path else place
     text = f"{where}: {fact}."
     if hint is None:
@@ -60,7 +60,7 @@ class Document:
     data : dict
         The fields; changed by `set`.
     places : dict
-        For each field's path ``name:line``, or the text of the override that wrote it.
+        For each field's path ``name:line``, or the text of the override that set it.
     problems : list of str
         The problems found so far.
     """
@@ -71,7 +71,7 @@ class Document:
     problems: list[str] = field(default_factory=list)
 
     def place(self, path: FieldPath) -> str:
-        """Return where a field was written, or the nearest section around it that was."""
+        """Return the position of a field, or of the nearest section around it."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.places:
                 return self.places[path[:length]]
@@ -97,14 +97,14 @@ class Document:
         override : str
             The assignment. Missing sections are made.
         free : frozenset of FieldPath
-            Sections whose fields have names with dots in them, such as options: what follows the section's
-            name is one name.
+            Sections whose field names may contain dots, such as options: the text after the section's name is
+            one name.
 
         Raises
         ------
         PipelineError
-            If the text is not an override or its value is not YAML, or a field that is not a section would
-            have to hold another.
+            If the text is not an override, its value is not YAML, or it sets a field within a field that is
+            not a section.
         """
         place = f"--set {override}"
         name, equals, text = override.partition("=")
@@ -154,7 +154,7 @@ class Document:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's plain types without dates, which the fields that want them read from text."""
+    """YAML's plain types without dates; fields that need dates parse them from text."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -174,7 +174,7 @@ def _construct(node: yaml.Node | None, text: str) -> Any:
 
 
 def _children(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, yaml.Node, yaml.Node]]:
-    """Yield the path, the node that names the place and the node of the value, of each child."""
+    """Yield the path, the node with the position, and the value's node of each child."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             yield (*path, str(key.value) if isinstance(key, yaml.ScalarNode) else "?"), key, value
@@ -184,11 +184,11 @@ def _children(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, yam
 
 
 _BY_VALUE: Final = {("weight",)}
-"""Fields whose mapping has values of data on the left, not names of fields."""
+"""Fields whose mapping has data values as keys, not field names."""
 
 
 def _walk(name: str, root: yaml.Node) -> tuple[dict[FieldPath, str], list[str]]:
-    """Return the place of every field, and the problems of the file's form."""
+    """Return the position of every field, and the structural problems of the file."""
     places: dict[FieldPath, str] = {}
     lines: dict[FieldPath, int] = {}
     problems: list[tuple[int, str]] = []

@@ -1,4 +1,4 @@
-"""The errors that pydantic finds in a pipeline, in Penstock's words."""
+"""Translate pydantic's errors in a pipeline into Penstock's messages."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ _KINDS: Final[dict[str, tuple[str, str | None]]] = {
 
 
 def explain_error(error: ErrorDetails, data: dict[str, Any], root: type[BaseModel]) -> list[Problem]:
-    """Return the problems that an error of pydantic tells of, in Penstock's words."""
+    """Return the problems in a pydantic error as Penstock's messages."""
     path, kind, got, context = error["loc"], error["type"], error["input"], error.get("ctx", {})
     for place in range(len(path) - 1, 0, -1):
         before = path[place - 1]

@@ -1,9 +1,9 @@
 """Pipelines: the whole configuration, read from a file and checked.
 
 A pipeline is ``source -> filter -> projection -> lookup -> queue -> results -> sink``, or has a union or a
-join with other streams in the queue's place, or a window and aggregates. `load_pipeline`
-reads one from YAML and reports all that is wrong with it at once. Paths inside a file are relative to the
-current directory. Nothing here imports pyspark, so checking a file starts no JVM.
+join with other streams in the queue's place, or a window and aggregates. `load_pipeline` reads one from YAML
+and reports all its problems at once. Paths inside a file are relative to the current directory. Nothing here
+imports pyspark, so checking a file starts no JVM.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ _GROUPS: Final = ("pipelines", _PAPERS)
 
 
 def example_names() -> list[str]:
-    """Return the names of the packaged example pipelines: those to start from, then those of the papers."""
+    """Return the names of the packaged example pipelines: the starting points, then the papers'."""
     return [name for group in _GROUPS for name in sorted(_examples(group))]
 
 
@@ -175,7 +175,7 @@ def load_pipeline(reference: str | Path, overrides: Sequence[str] = ()) -> Pipel
     Parameters
     ----------
     reference : str or pathlib.Path
-        The file; or the name of a packaged example, such as ``market``, where no file has that name.
+        The file; or the name of a packaged example, such as ``market``, if no file has that name.
     overrides : sequence of str
         ``section.field=value`` each, whose value is YAML; they are applied in order.
 
@@ -186,14 +186,14 @@ def load_pipeline(reference: str | Path, overrides: Sequence[str] = ()) -> Pipel
     Raises
     ------
     PipelineError
-        If anything is wrong, with one line for each problem, which names the file and line, or the
-        override, and the field.
+        If anything is wrong. Each problem has a line that names the field, and its file and line or its
+        override.
     """
     return load_document(reference, overrides)[0]
 
 
 def load_document(reference: str | Path, overrides: Sequence[str] = ()) -> tuple[Pipeline, Document]:
-    """Read a pipeline as `load_pipeline` does; return it and the document that knows each field's place.
+    """Read a pipeline as `load_pipeline` does; return it and the document with each field's position.
 
     Raises
     ------

@@ -54,8 +54,8 @@ class MarketSource(Section):
 class FilesSource(Section):
     """Files that arrive in a directory; `options` are for Spark's reader of the format.
 
-    `reader` says who reads Parquet files of a graph: Spark, or Penstock where it makes less of them.
-    `on_error` says what becomes of records of CSV and JSON that cannot be read.
+    `reader` chooses the reader of a graph's Parquet files: Spark, or Penstock if it reduces the rows.
+    `on_error` sets the treatment of CSV and JSON records that cannot be read.
     """
 
     type: Literal["files"]
@@ -68,7 +68,7 @@ class FilesSource(Section):
 
     @property
     def counts_bad_records(self) -> bool:
-        """Whether records that cannot be read are counted; not where `options` say what becomes of them."""
+        """True if unreadable records are counted; False if `options` set their treatment."""
         theirs = {"mode", "columnnameofcorruptrecord"} & {name.lower() for name in self.options}
         return self.format in ("csv", "json") and self.columns is not None and not theirs
 
@@ -203,9 +203,9 @@ class ResultsSection(Section):
 
 
 class WindowSection(Section):
-    """Windows, of time or of so many rows, to aggregate in; `unit` is for a time in whole numbers.
+    """Windows of time or of a number of rows, and their aggregates; `unit` is for an integer time.
 
-    Mode, budget, policy, cost and weight are those of `penstock.update_window`; those in `SERVING` are for
+    Mode, budget, policy, cost and weight are as for `penstock.update_window`; the fields in `SERVING` are for
     lazy and eager mode.
     """
 
@@ -224,7 +224,7 @@ class WindowSection(Section):
 
 
 class OtherWindow(Section):
-    """The window of a `WindowJoinSection`: what it does not say is as in the pipeline's own."""
+    """The window of a `WindowJoinSection`; fields that are not given are as in the pipeline's own window."""
 
     time: Text | None = None
     size: Annotated[str, BeforeValidator(window_duration)]
@@ -241,10 +241,10 @@ class ByWindowSection(Section):
 
 
 class WindowJoinSection(Section):
-    """Other windows, each joined with those of the pipeline that end with it.
+    """Other windows, each joined with the pipeline's windows that end at the same time.
 
-    They are of the same stream, with a window and aggregates of their own; or those of the pipeline
-    themselves, aggregated by window.
+    They are windows of the same stream with a separate window and aggregates, or the pipeline's own windows
+    aggregated by window.
     """
 
     window: OtherWindow | None = None
@@ -272,7 +272,7 @@ class Query(Section):
 
 
 def _one_step(queue: Queue | None, info: ValidationInfo) -> Queue | None:
-    """Refuse a pipeline that has no step with a state; one that is wrong was meant."""
+    """Refuse a pipeline without a stateful step, unless one is present but wrong."""
     others = ("window", "aggregates", "union", "join")
     if queue is None and all(info.data.get(name, ...) is None for name in others):
         raise PydanticCustomError("missing", "is required")

@@ -17,12 +17,12 @@ from penstock.units import parse_duration_us, parse_rows
 
 
 def wrong(fact: str, hint: str | None = None) -> PydanticCustomError:
-    """Return the error that says what is wrong with a field."""
+    """Return the error for a wrong field."""
     return PydanticCustomError("penstock", "{fact}", {"fact": fact, "hint": hint})
 
 
 def show(value: Any) -> str:
-    """Return a value as the file would write it, cut where it is long."""
+    """Return a value as in the file, truncated if it is long."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -36,7 +36,7 @@ def show(value: Any) -> str:
 
 
 def option_text(value: Any) -> str:
-    """Turn the value of one of Spark's options into the text that Spark wants."""
+    """Turn the value of a Spark option into the text that Spark expects."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):
@@ -105,7 +105,7 @@ def window_duration(value: Any) -> str | None:
 
 
 def persist_of(value: Any) -> Any:
-    """Turn what persists into auto, always or never, or these by the names of sources and operators."""
+    """Turn a persistence into auto, always or never, or a mapping from sources and operators to these."""
     modes = ("auto", "always", "never")
     for mode in value.values() if isinstance(value, dict) else (value,):
         if mode not in modes:
@@ -152,7 +152,7 @@ def trigger_of(value: Any) -> str | None:
 
 
 def budget_of(value: Any) -> int | str | None:
-    """Check a number of rows, a duration, or null."""
+    """Check a budget: a number of rows, a duration, or null."""
     if value is None:
         return None
     if isinstance(value, int) and not isinstance(value, bool):
@@ -221,11 +221,11 @@ Options: TypeAlias = dict[Text, Annotated[str, BeforeValidator(option_text)]]
 
 
 def did_you_mean(got: Any, allowed: Sequence[str], otherwise: str | None) -> str | None:
-    """Return the hint that names what may have been meant."""
+    """Return the hint with the closest known name."""
     near = difflib.get_close_matches(str(got).lower(), allowed, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def choice(got: Any, allowed: Sequence[str]) -> tuple[str, str | None]:
-    """Return the fact, and the hint, that a value is none of those allowed."""
+    """Return the fact and the hint for a value that is not allowed."""
     return f"{show(got)} is not one of {', '.join(allowed)}", did_you_mean(got, allowed, None)

@@ -1,9 +1,8 @@
 """The archive of Spark's classes, from which its JVM starts faster.
 
-A JVM spends two fifths of the work until its first micro-batches on loading Spark's classes from jars. It
-can keep them as they lie in memory, when it ends (class data sharing, JEP 350), and the next one maps that
-file. The JVM itself checks that the file belongs to it and to its class path; where it does not, it warns and
-loads classes as ever.
+Until its first micro-batches, a JVM spends two fifths of its work on loading Spark's classes from jars. At
+exit it can dump the loaded classes to a file (class data sharing, JEP 350), which the next JVM maps. The JVM
+checks that the file matches itself and its class path; if not, it warns and loads classes as usual.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def find_java() -> str | None:
 
 
 def class_archive(directory: Path | None = None) -> Path | None:
-    """Return where the archive for this Python's Spark and its Java is, or would be.
+    """Return the path of the archive for this Python's Spark and its Java, whether it exists or not.
 
     Parameters
     ----------
@@ -60,31 +59,31 @@ def class_archive(directory: Path | None = None) -> Path | None:
     spark = importlib.util.find_spec("pyspark")
     if java is None or spark is None or spark.origin is None:
         return None
-    # Another version in the same place has another time.
+    # A new version at the same path has a new modification time.
     facts = [(os.path.realpath(path), Path(path).stat().st_mtime_ns) for path in (java, spark.origin)]
     return directory / f"classes-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}.jsa"
 
 
 def option(archive: Path) -> str:
-    """Return the JVM's options to use an archive, and to warn on standard error where it cannot."""
+    """Return the JVM's options to use an archive, and to warn on standard error if it cannot."""
     return f"-XX:SharedArchiveFile={archive} -Xlog:disable -Xlog:all=warning:stderr"
 
 
 def archive_options() -> dict[str, str]:
-    """Return the setting with which Spark's JVM starts from the archive, where there is one."""
+    """Return the setting with which Spark's JVM starts from the archive, if there is one."""
     archive = class_archive()
     return {JAVA_OPTIONS: option(archive)} if archive is not None and archive.exists() else {}
 
 
 def make_class_archive() -> Path:
-    """Run small queries in a JVM of their own, which compiles their kernels, and keep the classes it loaded.
+    """Run small queries in a separate JVM, which compiles their kernels, and archive its loaded classes.
 
-    Takes about half a minute. An archive that is there is replaced. Returns where it is.
+    Takes about half a minute. Replaces an existing archive. Returns its path.
 
     Raises
     ------
     UnavailableError
-        If there is no place for it, Spark does not run, or its JVM cannot keep classes.
+        If there is no directory for it, Spark does not run, or its JVM cannot archive classes.
     """
     archive = class_archive()
     if archive is None:

@@ -94,7 +94,7 @@ class _Valuation:
 
 @dataclass(frozen=True)
 class _Probe:
-    """Measures in a worker what a path of the query costs. Also loads there what the queries need."""
+    """Measures in a worker the cost of a path of the query. Also loads the queries' dependencies there."""
 
     paths: int
 
@@ -110,10 +110,11 @@ class _Probe:
 
 
 def _calibrate(spark: SparkSession, work: Path) -> _Valuation:
-    """Return the query with as many paths as cost `_COST_US` a tuple in an update queue.
+    """Return the query with the number of paths that costs `_COST_US` a tuple in an update queue.
 
-    A first guess comes from the query alone, on all cores at once. A queue that runs it says what a tuple
-    costs there, beside all else that Spark does. The first batches, for which Java compiles, do not count.
+    The first guess comes from running the query alone on all cores. An update queue that runs it then
+    measures the cost of a tuple beside all other work of Spark. The first batches do not count, because the
+    JVM still compiles.
     """
     cores = spark.range(_CORES, numPartitions=_CORES)
     nanoseconds = 0.0
@@ -226,12 +227,12 @@ def _start(
 def _warm_up(
     spark: SparkSession, valuation: _Valuation, name: str, work: Path, *, batches: int = 1
 ) -> list[float]:
-    """Run a query's first batches, during which Spark starts Python workers and Java compiles.
+    """Run a query's first batches, during which Spark starts Python workers and the JVM compiles.
 
     Returns
     -------
     list of float
-        What a tuple cost in each, in microseconds, where the query says so.
+        The cost of a tuple in each batch, in microseconds, if the query reports it.
     """
     query = _start(spark, valuation, name, now_us(), _discard, work)
     try:

@@ -1,4 +1,4 @@
-"""Staleness as the application sees it, from nothing but what arrived and what was delivered."""
+"""Staleness as the application sees it, computed only from arrivals and deliveries."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ class Sample:
 
 
 class Observer:
-    """Compares deliveries with a stream whose arrivals are known in full.
+    """Compares deliveries with the full record of arrivals.
 
-    At a moment, the staleness of a key is the time since the arrival of the oldest update that is newer
-    than the one that was delivered last, and zero if there is none (UpStream §3.3). Keys that never
-    updated count as fresh.
+    The staleness of a key is the time since the arrival of its oldest update that is newer than the last
+    delivered one, or zero if there is none (UpStream §3.3). Keys without updates count as fresh.
 
     Parameters
     ----------
@@ -64,7 +63,7 @@ class Observer:
         return int(np.searchsorted(self._arrived_us, at_us, side="right"))
 
     def deliver(self, sequences: Integers, at_us: int) -> None:
-        """Note that these updates reached the application; calls are in the order of time."""
+        """Record that these updates reached the application. Call in order of time."""
         with self._lock:
             self._deliveries.append((at_us, sequences.astype(np.int64)))
 

@@ -46,28 +46,28 @@ _LATE_OPTIMISATION: Final = (
     "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
     "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
 )
-"""Ten times the thresholds of the JVM's second compiler, which works most on what runs only at the start."""
+"""Raise the thresholds of the JVM's second compiler tenfold, since it mostly compiles start-up code."""
 _MAX_CORES_FOR_SERIAL_GC: Final = 4
-"""With so few cores, threads of a parallel collector take time from the work."""
+"""With this few cores, a parallel collector's threads take time from the work."""
 _LOG_FILE: Final = Path(__file__).parents[1] / "conf" / "log4j2.properties"
 _BANNERS: Final = (b"WARNING: Using incubator modules: jdk.incubator.vector\n",)
-"""Lines of the JVM that no option of it suppresses."""
+"""Lines of the JVM that no option suppresses."""
 _JAVA_HINT: Final = (
     "install Java 17 or newer, such as with sudo apt-get install openjdk-17-jre-headless, "
     "or let JAVA_HOME name it"
 )
 _POLL_S: Final = 0.1
 _DRAIN_S: Final = 2.0
-"""How long to wait for the last output of a JVM that ended."""
+"""The wait for the last output of a JVM that has ended."""
 
 
 def _configured_elsewhere() -> bool:
-    """Whether spark-submit or a Spark installation of the user's own says how to run."""
+    """Say whether spark-submit or the user's own Spark installation configures the run."""
     return any(name in os.environ for name in ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR"))
 
 
 def is_local(spark: SparkSession) -> bool:
-    """Whether the session's workers run on this machine, in its directory."""
+    """Say whether the session's workers run on this machine, in its working directory."""
     return str(spark.sparkContext.master).startswith("local")
 
 
@@ -85,7 +85,7 @@ def _change(spark: SparkSession, name: str, value: str) -> None:
 
 
 def _launch_jvm(options: Mapping[str, str]) -> None:
-    """Start Spark's JVM, whose standard error goes to ours but for its banners.
+    """Start Spark's JVM, and forward its standard error without its banners.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def _launch_jvm(options: Mapping[str, str]) -> None:
 
 
 def _in_other_thread(call: Callable[[], _T]) -> _T:
-    """Return what `call` returns in a thread of its own; a signal meanwhile ends the wait at once, quietly.
+    """Run `call` in another thread and return its result; a signal ends the wait at once, quietly.
 
     PySpark waits for a new JVM's answer in a file, whose directory it deletes when the wait is interrupted.
     The JVM then fails to write that file, and lives on for ever. In another thread the wait goes on: the JVM
@@ -141,7 +141,7 @@ def _in_other_thread(call: Callable[[], _T]) -> _T:
 
 
 def _laptop_options(settings: Mapping[str, str], log_level: str) -> dict[str, str]:
-    """Return how Spark runs where nothing else says so.
+    """Return the default settings of Spark on one machine.
 
     Raises
     ------
@@ -151,14 +151,14 @@ def _laptop_options(settings: Mapping[str, str], log_level: str) -> dict[str, st
     if find_java() is None:
         raise UnavailableError("there is no Java", hint=_JAVA_HINT)
     if log_level in ("FATAL", "OFF"):
-        # PySpark would also log, with the JVM's stack, what it raises.
+        # PySpark would also log the errors that it raises, with the JVM's stack.
         for logger in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
             PySparkLogger.getLogger(logger).setLevel(logging.CRITICAL)
     options = dict(_LAPTOP_DEFAULTS)
     if settings.get("spark.master", "local").startswith("local"):
         options |= _LOCAL_DEFAULTS
         if "spark.pyspark.python" not in settings:
-            # Workers would otherwise run `python3` of the path, which need not have the dependencies.
+            # Workers would otherwise run the `python3` in PATH, which may lack the dependencies.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             options[DAEMON_SETTING] = DAEMON
         logs = f"-Dlog4j2.configurationFile={_LOG_FILE.as_uri()} -Dpenstock.log.level={log_level.lower()}"
@@ -170,7 +170,7 @@ def _laptop_options(settings: Mapping[str, str], log_level: str) -> dict[str, st
 
 
 def _chooses_collector(settings: Mapping[str, str]) -> bool:
-    """Whether the user says which garbage collector the JVM has; it takes only one."""
+    """Say whether the user chooses the JVM's garbage collector; it accepts only one."""
     said = [settings.get("spark.driver.extraJavaOptions", "")]
     said += [os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")]
     return any("GC" in options for options in said)
@@ -194,13 +194,13 @@ def open_session(
     Parameters
     ----------
     name : str
-        The application's name, where one is made.
+        The application's name, if a session is created.
     settings : mapping of str to str
         Settings of Spark. They win over all others.
     spark : pyspark.sql.SparkSession, optional
-        The session to use; by default the active one, where there is one.
+        The session to use; by default the active one, if there is one.
     log_level : str
-        What Spark logs, where nothing else says so.
+        Spark's log level, unless set elsewhere.
 
     Raises
     ------
@@ -238,12 +238,12 @@ def session(
     log_level: str = "FATAL",
     spark: SparkSession | None = None,
 ) -> Iterator[SparkSession]:
-    """Give a Spark session that is ready for Penstock, and stop it at the end of the block.
+    """Provide a Spark session that is ready for Penstock, and stop it at the end of the block.
 
-    Called on the driver. Without a session that is active, and where neither ``spark-submit`` nor a Spark
-    installation says how to run, Spark runs on this machine with all its cores, without its web interface,
-    with eight shuffle partitions, with Python workers that start warm, and logs only what is fatal. An active
-    session is used as it is and is not stopped. The formats ``market`` and ``pstream`` are registered.
+    Called on the driver. If there is no active session, and neither ``spark-submit`` nor a Spark installation
+    configures the run, Spark runs on this machine with all its cores, without its web interface, with eight
+    shuffle partitions, with warm Python workers, and logs only fatal errors. An active session is used
+    unchanged and is not stopped. The formats ``market`` and ``pstream`` are registered.
 
     In the block, Ctrl-C or SIGTERM ends the program quietly with exit code 130 or 143, after the ``finally``
     blocks; inside `penstock.run` it ends the query between two batches. A second signal ends the program at
@@ -256,7 +256,7 @@ def session(
     name : str
         The application's name.
     log_level : {"OFF", "FATAL", "ERROR", "WARN", "INFO", "DEBUG"}
-        What Spark logs on standard error.
+        Spark's log level on standard error.
     spark : pyspark.sql.SparkSession, optional
         The session to use, in place of the active one.
 

@@ -20,7 +20,7 @@ _INTERRUPTED = (
     "Exception while sending command.",
     "Exception occurred while shutting down connection",
 )
-"""What Py4J logs there, with tracebacks, before it raises the exception again."""
+"""The message that Py4J logs with a traceback before it raises the exception again."""
 _STOPPING = b"stopping; another Ctrl-C ends at once\n"
 
 
@@ -50,7 +50,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
         return self
 
     def _is_news(self, record: logging.LogRecord) -> bool:
-        """Say whether a record is more than that the signal has interrupted a call into the JVM."""
+        """Say whether a log record reports more than a call into the JVM interrupted by the signal."""
         return self.received is None or record.msg not in _INTERRUPTED
 
     def take(self) -> None:

@@ -1,4 +1,4 @@
-"""``penstock simulate``: print how stale results are with each policy, without Spark."""
+"""``penstock simulate``: print the staleness of results with each policy, without Spark."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The program that warms a machine up: small queries, which compile kernels and load Spark's classes.
+"""The program that warms up a machine: small queries compile kernels and load Spark's classes.
 
-`penstock.jobs.class_archive` runs it in a process of its own.
+`penstock.jobs.class_archive` runs it in a separate process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _run_queries(directory: Path) -> None:
         "spark.master": "local[2]",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
-        # A JVM that keeps its classes cannot start from an archive that is there.
+        # A JVM that archives its classes cannot start from an existing archive.
         JAVA_OPTIONS: "-Xshare:auto",
     }
     spark, _ = open_session("penstock-warm-up", settings, log_level="OFF")

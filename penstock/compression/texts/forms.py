@@ -139,8 +139,7 @@ class _Learner:
         return Forms(self._split, top.after, self._bits / 8.0 / max(sum(map(len, self._texts)), 1))
 
     def _enough(self, some: list[_Row], rows: list[_Row]) -> bool:
-        """Say whether some of these rows get their own piece; if not, add their bytes to the estimated
-        size."""
+        """Say whether some rows get their own piece; if not, add their bytes to the estimated size."""
         enough = len(some) >= min(self._least_rows, len(rows)) and self._pieces < _MOST_PIECES
         if not enough:
             self._bits += sum(8.0 * len(text) for text, _ in some)

@@ -1,4 +1,4 @@
-"""Bytes that records are cut from: files, which can be read again, and pipes, which cannot."""
+"""Sources of bytes: files, which can be read again, and pipes, which cannot."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from penstock.errors import InvalidUsageError, UnavailableError
 __all__ = ["FileBytes", "Octets", "PipeBytes", "connect"]
 
 _GATHER_S = 0.02
-"""How long to wait for more from a pipe that gave something, so that parsing has larger chunks."""
+"""The wait for more bytes after a pipe delivered some, so that chunks to parse are larger."""
 _WAIT_S = 0.1
-"""How long to wait for a pipe that gives nothing."""
+"""The wait for a pipe that delivers nothing."""
 
 _COUNTED_BYTES = 1 << 20
 
@@ -27,7 +27,7 @@ class Octets(ABC):
     Parameters
     ----------
     name : str
-        What messages call it.
+        The source's name in messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -35,7 +35,7 @@ class Octets(ABC):
 
     @abstractmethod
     def read_at(self, at: int, size: int) -> tuple[bytes, bool]:
-        """Return up to `size` bytes from `at` on, and whether nothing will ever follow them.
+        """Return up to `size` bytes from `at` on, and whether they are the last.
 
         Raises
         ------
@@ -47,11 +47,11 @@ class Octets(ABC):
 
     @abstractmethod
     def lines_before(self, at: int) -> int:
-        """Return how many lines end before byte `at`."""
+        """Count the lines that end before byte `at`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let it go."""
+        """Close the source."""
 
 
 class FileBytes(Octets):
@@ -62,7 +62,7 @@ class FileBytes(Octets):
     path : Path
         The file.
     grows : bool
-        Whether its end is only its end for now.
+        Whether the file may still grow.
     """
 
     def __init__(self, path: Path, *, grows: bool) -> None:
@@ -89,7 +89,7 @@ class FileBytes(Octets):
         return content, len(content) < size and not self._grows
 
     def lines_before(self, at: int) -> int:
-        """Return how many lines end before byte `at`."""
+        """Count the lines that end before byte `at`."""
         lines, begin = 0, 0
         while begin < at and (content := self.read_at(begin, min(at - begin, _COUNTED_BYTES))[0]):
             lines += content.count(b"\n")
@@ -101,16 +101,16 @@ class FileBytes(Octets):
 
 
 class PipeBytes(Octets):
-    """The bytes that come through a pipe or a connection; none from before a position that was asked for.
+    """The bytes from a pipe or a connection; bytes before the last position read are dropped.
 
     Parameters
     ----------
     name : str
-        What messages call it.
+        The source's name in messages.
     descriptor : int
-        What is read.
+        The descriptor to read.
     close : callable, optional
-        Lets it go.
+        Closes the source.
     """
 
     def __init__(self, name: str, descriptor: int, close: Callable[[], None] = lambda: None) -> None:
@@ -121,7 +121,7 @@ class PipeBytes(Octets):
         self._ended = False
 
     def read_at(self, at: int, size: int) -> tuple[bytes, bool]:
-        """Return up to `size` bytes from `at` on, after a moment in which there may come more."""
+        """Return up to `size` bytes from `at` on, after a short wait for more."""
         gone = at - self._at
         self._lines += self._kept.count(b"\n", 0, gone)
         del self._kept[:gone]
@@ -142,16 +142,16 @@ class PipeBytes(Octets):
         self._ended = not content
 
     def lines_before(self, at: int) -> int:
-        """Return how many lines ended before byte `at`, since this process reads."""
+        """Count the lines that ended before byte `at`, since this process began to read."""
         return self._lines + self._kept.count(b"\n", 0, at - self._at)
 
     def close(self) -> None:
-        """Let it go."""
+        """Close the source."""
         self._close()
 
 
 def connect(address: str) -> PipeBytes:
-    """Return what comes from a server.
+    """Connect to a server; return its bytes.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ def connect(address: str) -> PipeBytes:
     Raises
     ------
     InvalidUsageError
-        If the address is none.
+        If the address is invalid.
     UnavailableError
         If nobody answers there.
     """

@@ -1,4 +1,4 @@
-"""The types of columns of text: what they are parsed as, and cast to."""
+"""The types of text columns: the type to parse, and the type to cast to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def parse_type(kind: pa.DataType) -> pa.DataType:
 def cast_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """Return texts as dates or times; other columns as they are.
 
-    A time without a zone is one of UTC. Digits after the point that the type has no room for must be 0.
+    A time without a zone is in UTC. Fractional digits beyond the type's precision must be 0.
     """
     if column.type.equals(kind) or not pa.types.is_timestamp(kind):
         return column.cast(kind)
@@ -41,7 +41,7 @@ def _can_cast(values: pa.ChunkedArray, kind: pa.DataType) -> bool:
 
 
 def choose_type(column: pa.ChunkedArray) -> pa.DataType:
-    """Return the type for a column of which pyarrow inferred one: one that Spark has, where there is."""
+    """Return the Spark-compatible type for a type that pyarrow inferred, if there is one."""
     kind = column.type
     if pa.types.is_null(kind):
         return pa.string()

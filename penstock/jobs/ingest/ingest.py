@@ -1,4 +1,4 @@
-"""Appends what sources have to a p-stream, each record once."""
+"""Append the records of sources to a p-stream, each exactly once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = (*_TEXTS, *_TABLES, *_PIPES)
 """The formats that rows can be read from."""
 
 _IDLE_S = 0.1
-"""How often to poll files that grow, and their directories."""
+"""The poll interval of growing files and their directories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +43,24 @@ class Settings:
     kind : str
         One of `KINDS`.
     sources : tuple of str
-        Files and patterns of files, or of a socket the address.
+        Files and file patterns, or the address of a socket.
     line_format : str
-        What the lines of a pipe are: ``csv`` or ``ndjson``.
+        The format of a pipe's lines: ``csv`` or ``ndjson``.
     schema : str, optional
         The stream's columns; see `penstock.ddl.parse_schema`.
     header, delimiter, multiline, null
         As in `CsvDialect`.
     follow : bool
-        Whether to wait for what is appended to the files, and for new files.
+        Whether to wait for new rows in the files, and for new files.
     skip_bad : bool
-        Whether to pass over records that cannot be read.
+        Whether to skip records that cannot be read.
     writer, goal, interval
         As in `PStreamWriter`.
 
     Raises
     ------
     InvalidUsageError
-        If they cannot be together.
+        If the settings exclude each other.
     """
 
     location: str
@@ -117,11 +117,11 @@ class Totals:
     Attributes
     ----------
     rows, bad : int
-        Rows, and records that were passed over.
+        Rows, and records that were skipped.
     read_bytes, written_bytes : int
         Bytes of the sources, and bytes of p-units that are durable.
     seconds : float
-        How long it took.
+        The duration.
     """
 
     rows: int = 0
@@ -135,37 +135,37 @@ class Report:
     """Callbacks while rows are read; they do nothing unless overridden."""
 
     def created(self, schema: pa.Schema) -> None:
-        """Tell that the stream is made, with columns that were found in the first rows."""
+        """Report that the stream was created, with columns inferred from the first rows."""
 
     def left_out(self, source: str, names: tuple[str, ...]) -> None:
-        """Tell of columns that the stream has not."""
+        """Report columns that the stream lacks."""
 
     def bad(self, record: BadRecord) -> None:
-        """Tell of a record that is passed over."""
+        """Report a skipped record."""
 
     def progress(self, totals: Totals) -> None:
-        """Tell how far it is."""
+        """Report progress."""
 
 
 def ingest(settings: Settings, report: Report | None = None, stopped: Callable[[], bool] = bool) -> Totals:
     """Append all that the sources have to a p-stream, and return once it is durable.
 
-    Called in a process of its own. What a file's rows are committed with says how far it was read, so the
-    same call goes on where the last commit was, whatever ended it; pipes and sockets cannot be read again.
+    Called in a separate process. Each commit holds the position in the files, so the same call resumes after
+    the last commit, however the process ended. Pipes and sockets cannot be read again.
 
     Parameters
     ----------
     settings : Settings
-        What is to be done.
+        The input and the p-stream.
     report : Report, optional
-        Is told how it goes.
+        Receives progress.
     stopped : callable
-        Says whether to end early; asked several times a second.
+        Says whether to end early; called several times a second.
 
     Raises
     ------
     InvalidUsageError
-        If a source cannot be read or a record is none. What was before it is durable.
+        If a source or a record cannot be read. Earlier records are durable.
     FencedError
         If another process began to write under the same name.
     CorruptDataError, UnavailableError
@@ -175,7 +175,7 @@ def ingest(settings: Settings, report: Report | None = None, stopped: Callable[[
 
 
 class _Ingest:
-    """One run. Steps: 1. find the columns, 2. open the writer, 3. read sources to where they end."""
+    """One run. Steps: 1. find the columns, 2. open the writer, 3. read sources to their ends."""
 
     def __init__(self, settings: Settings, report: Report, stopped: Callable[[], bool]) -> None:
         self._settings, self._report, self._stopped = settings, report, stopped
@@ -205,7 +205,7 @@ class _Ingest:
                 try:
                     self._read_all(writer, dialect)
                 except PenstockError:
-                    # Rows read before it stay read.
+                    # Rows read before the error are kept.
                     writer.flush()
                     raise
                 finally:
@@ -218,7 +218,7 @@ class _Ingest:
         return self._totals
 
     def _open_new(self, dialect: Dialect) -> list[Source]:
-        """Make the sources that are there and were not made before."""
+        """Open new sources."""
         settings, new = self._settings, []
         if settings.kind == "stdin":
             found: Iterator[tuple[str, Source]] = iter(
@@ -316,7 +316,7 @@ def _known(location: str) -> pa.Schema | None:
     try:
         return PStream(location).schema
     except InvalidUsageError:
-        # A location that cannot be one is refused when the stream is made.
+        # An invalid location is refused when the stream is created.
         return None
 
 

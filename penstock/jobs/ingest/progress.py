@@ -17,7 +17,7 @@ __all__ = ["Shown"]
 
 _TOLD_RECORDS = 10
 _RATE_S = 1.0
-"""From when on a rate says something."""
+"""The least time after which a rate is meaningful."""
 
 
 class Shown(Report):
@@ -26,7 +26,7 @@ class Shown(Report):
     Parameters
     ----------
     quiet : bool
-        Whether nothing is told at all.
+        Whether to print nothing at all.
     live : bool
         Whether a line may change.
     """
@@ -62,21 +62,21 @@ class Shown(Report):
             self._progress.console.print(text, markup=False, soft_wrap=True)
 
     def created(self, schema: pa.Schema) -> None:
-        """Show the columns that were found, as ``--schema`` takes them."""
+        """Show the inferred columns in the form of ``--schema``."""
         self._tell(f"columns: {schema_text(schema)}")
 
     def left_out(self, source: str, names: tuple[str, ...]) -> None:
-        """Show columns that the stream has not."""
+        """Show columns that the stream lacks."""
         self._tell(f"{source}: not in the stream, and left out: {', '.join(names)}")
 
     def bad(self, record: BadRecord) -> None:
-        """Show the first records that are passed over."""
+        """Show the first skipped records."""
         self._told += 1
         if self._told <= _TOLD_RECORDS:
             self._tell(f"{record.source}:{record.line}: passed over, at byte {record.offset}: {record.why}")
 
     def progress(self, totals: Totals) -> None:
-        """Show how far it is."""
+        """Show the progress."""
         self._totals = totals
         self._progress.update(self._line, description=_line(totals))
 

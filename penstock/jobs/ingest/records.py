@@ -1,4 +1,4 @@
-"""Records of text: where they end, and what rows they are; chunks of a file at a time, never row by row.
+"""Split text into records and parse them into rows, a chunk of a file at a time, never row by row.
 
 A *record* is a line of CSV, a line of NDJSON, or an element of a JSON array. Parsing is pyarrow's.
 """
@@ -34,14 +34,14 @@ _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A record that is none.
+    """A record that cannot be parsed.
 
     Parameters
     ----------
     at : int
-        Where it begins in its chunk.
+        Its offset in the chunk.
     why : str
-        What is wrong with it; nothing of what it holds.
+        The problem, without the record's content.
     """
 
     at: int
@@ -53,37 +53,37 @@ class Records(ABC):
 
     begin: int = 0
     sparse: bool = False
-    """Whether a record may lack columns, which are null then."""
+    """True if a record may lack columns, which are then null."""
 
     @abstractmethod
     def ends(self, content: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return where the whole records end that `content`, which begins with one, has."""
+        """Return the end offsets of the complete records in `content`, which begins with a record."""
 
     def cut(self, content: bytes) -> int:
-        """Return up to where `content` holds whole records; 0 if not one is whole."""
+        """Return the end of the last complete record in `content`; 0 if there is none."""
         ends = self.ends(content)
         return int(ends[-1]) if ends.size else 0
 
     def half(self, content: bytes) -> int:
-        """Return where about the half of some records ends; 0 if there is only one."""
+        """Return an end of a record near the middle of records; 0 if there is only one."""
         ends = self.ends(content)
         half = int(ends[(ends.size - 1) // 2]) if ends.size else 0
         return half if half < len(content) else 0
 
     def names_in(self, content: bytes) -> tuple[str, ...]:
-        """Return the names of the columns that records have, as far as these tell."""
+        """Return the names of the columns in records, as far as known."""
         try:
             return tuple(self.infer(content[: self.cut(content[:_SAMPLE_BYTES])]).names)
         except pa.ArrowInvalid:
             return ()
 
     def infer(self, content: bytes) -> pa.Schema:
-        """Return the columns that records have, by what they look like.
+        """Infer the columns from records.
 
         Raises
         ------
         pyarrow.ArrowInvalid
-            If they are none.
+            If they cannot be parsed.
         """
         rows = self._rows(content, None)
         return pa.schema([pa.field(name, choose_type(rows[name])) for name in rows.schema.names])
@@ -94,7 +94,7 @@ class Records(ABC):
         Raises
         ------
         pyarrow.ArrowInvalid
-            If one of them is none, or of other columns.
+            If one of them cannot be parsed, or has other columns.
         """
         kinds = {field.name: parse_type(field.type) for field in schema}
         rows = self._rows(content, pa.schema(list(kinds.items())))
@@ -108,7 +108,7 @@ class Records(ABC):
 
     @abstractmethod
     def why(self, record: bytes, schema: pa.Schema) -> str:
-        """Say why one record cannot be parsed, with nothing of what it holds."""
+        """Say why a record cannot be parsed, without its content."""
 
     def _wrong_column(self, record: bytes, schema: pa.Schema) -> str:
         for field in schema:
@@ -126,19 +126,19 @@ class Dialect(ABC):
 
     @abstractmethod
     def records(self, head: bytes, *, whole: bool) -> Records | None:
-        """Return how the records of a file are read, by what it begins with.
+        """Return the reader of a file's records, chosen by its first bytes.
 
         Parameters
         ----------
         head : bytes
             The file's first bytes.
         whole : bool
-            Whether they are all it will ever have.
+            Whether they are the whole file, for good.
 
         Returns
         -------
         Records or None
-            None if more is needed to know.
+            None if more bytes are needed to decide.
 
         Raises
         ------
@@ -159,18 +159,19 @@ class CsvDialect(Dialect):
     header : bool
         Whether the first line has the names of the columns.
     delimiter : str
-        What stands between fields: one character of ASCII.
+        The separator of fields: one ASCII character.
     multiline : bool
-        Whether quoted fields may have line breaks. Then a quote stands only where one begins or ends.
+        Whether quoted fields may have line breaks. Then quotes may stand only at the begin and end of a
+        field.
     null : tuple of str
-        What stands for a null where it is not quoted, besides nothing.
+        Unquoted texts that mean null, besides the empty text.
     names : tuple of str
-        The columns of files without a header, as far as they are known.
+        The columns of files without a header, if known.
 
     Raises
     ------
     InvalidUsageError
-        If the delimiter cannot be one.
+        If the delimiter is invalid.
     """
 
     header: bool = True
@@ -184,7 +185,7 @@ class CsvDialect(Dialect):
             raise InvalidUsageError("the delimiter is not one character", hint="such as ',', ';' or a tab")
 
     def records(self, head: bytes, *, whole: bool) -> Records | None:
-        """Return how the file's records are read; see `Dialect.records`."""
+        """Return the reader of the file's records; see `Dialect.records`."""
         mark = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
         if not self.header and self.names:
             return CsvRecords(self, self.names, mark)
@@ -199,7 +200,7 @@ class CsvDialect(Dialect):
         return CsvRecords(self, names, end if self.header else mark)
 
     def _first(self, head: bytes) -> int:
-        """Return where the first line ends that is not blank; 0 if it does not."""
+        """Return the end of the first line that is not blank; 0 if it is incomplete."""
         blank = len(head) - len(head.lstrip(b"\r\n"))
         ends = CsvRecords(self, (), 0).ends(head[blank:])
         return blank + int(ends[0]) if ends.size else 0
@@ -218,7 +219,7 @@ class CsvDialect(Dialect):
 
 
 def _ended(lines: bytes) -> pa.Buffer:
-    """Return lines with a line break after the last one: without it pyarrow takes a single one for none."""
+    """Add a line break after the last line; without it pyarrow ignores a single line."""
     return pa.py_buffer(lines if lines.endswith(_NEWLINE) else lines + _NEWLINE)
 
 
@@ -233,7 +234,7 @@ class CsvRecords(Records):
         return self._names
 
     def ends(self, content: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return where lines end; a line break between quotes is none."""
+        """Return the ends of lines; a line break between quotes does not count."""
         octets = np.frombuffer(content, np.uint8)
         ends = np.flatnonzero(octets == _NEWLINE[0])
         if self._dialect.multiline:
@@ -296,7 +297,7 @@ class JsonDialect(Dialect):
     arrays: bool = False
 
     def records(self, head: bytes, *, whole: bool) -> Records | None:
-        """Return how the file's records are read; see `Dialect.records`."""
+        """Return the reader of the file's records; see `Dialect.records`."""
         begin = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
         if not self.arrays:
             return JsonRecords(begin)
@@ -359,7 +360,7 @@ def _read_json(lines: bytes, schema: pa.Schema | None, block_bytes: int) -> pa.T
             explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"
         ),
     )
-    # It takes any bytes for text.
+    # pyarrow accepts any bytes as text.
     rows.validate(full=True)
     return rows
 
@@ -378,7 +379,7 @@ class ArrayRecords(JsonRecords):
         return Records.cut(self, content)
 
     def _lines(self, content: bytes) -> bytes:
-        """Return the elements on lines of their own, and each byte where it was."""
+        """Return the elements on separate lines, with each byte at its offset."""
         octets, depth = _outside_text(content)
         lines = np.where(octets == _NEWLINE[0], np.uint8(ord(" ")), np.frombuffer(content, np.uint8))
         lines[(octets == _COMMA) & (depth == 0)] = _NEWLINE[0]
@@ -389,7 +390,7 @@ class ArrayRecords(JsonRecords):
 def _outside_text(
     content: bytes,
 ) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dtype[np.int32]]]:
-    """Return the bytes that are not within quotes, 0 for others, and how many brackets each is within."""
+    """Return the bytes with quoted ones set to 0, and the bracket depth of each byte."""
     plain = _ESCAPED.sub(b"  ", content) if b"\\" in content else content
     octets = np.frombuffer(plain, np.uint8)
     quotes = octets == _QUOTE[0]
@@ -404,9 +405,9 @@ def _outside_text(
 def parsed(
     records: Records, content: bytes, schema: pa.Schema, at: int = 0
 ) -> Iterator[tuple[int, pa.Table | Bad]]:
-    """Parse whole records; return, in their order, rows or a bad record, and where each part ends.
+    """Parse complete records; return in order rows or a bad record, and the end of each part.
 
-    Chunks that cannot be parsed are halved until the bad records stand alone.
+    A chunk that cannot be parsed is halved until the bad records are isolated.
     """
     try:
         rows = records.parse(content, schema)

@@ -1,4 +1,4 @@
-"""Sources of `penstock ingest`: rows, and the vector clock that says how far a source was read with them."""
+"""Sources of `penstock ingest`: rows, and the vector clock of the position reached in a source."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Rows:
     table : pyarrow.Table
         With the stream's columns.
     size_bytes : int
-        What was read for them.
+        The bytes read for them.
     clock : mapping of str to int
-        How far the source was read with them.
+        The position in the source after them.
     """
 
     table: pa.Table
@@ -46,18 +46,18 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that is none: where it is, and why.
+    """A record that cannot be parsed: its position, and the reason.
 
     Parameters
     ----------
     source : str
         The file.
     line : int
-        The line that it begins on, from 1 on.
+        The line on which it begins, from 1 on.
     offset : int
-        The byte that it begins at.
+        The byte at which it begins.
     why : str
-        Nothing of what it holds.
+        The reason, without the record's content.
     """
 
     source: str
@@ -79,18 +79,18 @@ class BadRecord:
 class Source(ABC):
     """A source of rows.
 
-    Called in this order: `infer` if there is no stream yet, `begin`, and `read` until it is `done`.
+    The order of calls: `infer` if there is no stream yet, `begin`, then `read` until it is `done`.
     """
 
     name: str
     done: bool = False
-    """Whether all was read that there will ever be."""
+    """True if everything was read and no more can follow."""
     left_out: tuple[str, ...] = ()
-    """Its columns that the stream has not, as far as they are known."""
+    """Its columns that the stream lacks, as far as known."""
 
     @abstractmethod
     def infer(self) -> pa.Schema | None:
-        """Return the columns that its first rows seem to have; None while there are no rows.
+        """Infer the columns from its first rows; None while there are no rows.
 
         Raises
         ------
@@ -100,17 +100,17 @@ class Source(ABC):
 
     @abstractmethod
     def begin(self, schema: pa.Schema, clock: Mapping[str, int]) -> None:
-        """Go to where a vector clock says.
+        """Go to the position in a vector clock.
 
         Raises
         ------
         InvalidUsageError
-            If the source is not the one that was read then.
+            If the source is not the one that the clock describes.
         """
 
     @abstractmethod
     def read(self) -> Iterator[Rows | BadRecord]:
-        """Return what is there now, and was not read.
+        """Return the rows that are available now and were not read yet.
 
         Raises
         ------
@@ -120,10 +120,10 @@ class Source(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let it go."""
+        """Close the source."""
 
     def _compare(self, names: Sequence[str], schema: pa.Schema, *, sparse: bool) -> None:
-        """Take note of the names of the source's columns; all of the stream's are there, or it is sparse."""
+        """Compare the source's columns with the stream's; refuse missing ones unless `sparse`."""
         self.left_out = tuple(name for name in names if name not in schema.names)
         missing = [name for name in schema.names if name not in names]
         if missing and not sparse:
@@ -143,10 +143,10 @@ class TextSource(Source):
     octets : Octets
         Its bytes.
     dialect : Dialect
-        How it is written.
+        Its format.
     key : str, optional
-        Its name in vector clocks, which say of each source how many bytes were read, and the checksum of
-        the first 4,096 of them. Without a name it cannot be read again.
+        Its name in vector clocks, which hold the number of bytes read and the checksum of the first 4,096. A
+        source without a name cannot be read again.
     """
 
     def __init__(self, octets: Octets, dialect: Dialect, key: str | None = None) -> None:
@@ -159,7 +159,7 @@ class TextSource(Source):
         self._head = (0, 0)
 
     def infer(self) -> pa.Schema | None:
-        """Return the columns that the first records seem to have; see `Source.infer`."""
+        """Infer the columns from the first records; see `Source.infer`."""
         opened = self._next()
         if opened is None:
             return None
@@ -168,7 +168,7 @@ class TextSource(Source):
         return found if found.names else None
 
     def _inferred(self, records: Records, chunk: bytes) -> pa.Schema:
-        """Return the columns of as many of the first records as can be read together."""
+        """Infer the columns from as many of the first records as parse together."""
         while True:
             try:
                 return records.infer(chunk)
@@ -180,7 +180,7 @@ class TextSource(Source):
                 chunk = chunk[:half]
 
     def begin(self, schema: pa.Schema, clock: Mapping[str, int]) -> None:
-        """Go to where a vector clock says; see `Source.begin`."""
+        """Go to the position in a vector clock; see `Source.begin`."""
         self._schema = schema
         read = clock.get(f"bytes:{self._key}", 0)
         if read:
@@ -188,7 +188,7 @@ class TextSource(Source):
             self._check_head()
 
     def read(self) -> Iterator[Rows | BadRecord]:
-        """Return what is there now; see `Source.read`."""
+        """Return the rows available now; see `Source.read`."""
         self._check_head()
         while (opened := self._next()) is not None:
             records, chunk = opened
@@ -197,7 +197,7 @@ class TextSource(Source):
                 self._compared = True
             try:
                 yield from self._rows(records, chunk, self._schema)
-            except pa.ArrowNotImplementedError as error:  # only the parsers know which types they have
+            except pa.ArrowNotImplementedError as error:  # only the parsers know the types
                 raise InvalidUsageError(
                     "text cannot be read as one of these types", file=self.name, schema=_line(self._schema)
                 ) from error
@@ -214,7 +214,7 @@ class TextSource(Source):
         return self._octets.lines_before(at) + 1
 
     def _next(self) -> tuple[Records, bytes] | None:
-        """Return the next whole records, and how they are read; None if there are no more now."""
+        """Return the next complete records and their reader; None if there are no more now."""
         size = _CHUNK_BYTES
         while True:
             content, last = self._octets.read_at(self._at if self._records else 0, size)
@@ -246,7 +246,7 @@ class TextSource(Source):
         return {f"bytes:{self._key}": self._at, f"head:{self._key}": self._head[1]}
 
     def _check_head(self) -> None:
-        """Check that the file still begins as it did; it may have been replaced."""
+        """Check that the file was not replaced, by the checksum of its first bytes."""
         size, checksum = self._head
         if size and self._checksum(size) != checksum:
             raise InvalidUsageError(
@@ -260,7 +260,7 @@ class TextSource(Source):
         return xxhash.xxh3_64_intdigest(self._octets.read_at(0, size)[0]) >> 1
 
     def close(self) -> None:
-        """Let it go."""
+        """Close the source."""
         self._octets.close()
 
 
@@ -272,7 +272,7 @@ class TableFile(Source):
     path : Path
         The file.
     key : str
-        Its name in vector clocks, which say how many rows were read.
+        Its name in vector clocks, which hold the number of rows read.
     """
 
     def __init__(self, path: Path, key: str) -> None:
@@ -288,12 +288,12 @@ class TableFile(Source):
         return pa.schema([pa.field(one.name, _plain(one.type), one.nullable) for one in schema])
 
     def begin(self, schema: pa.Schema, clock: Mapping[str, int]) -> None:
-        """Go to where a vector clock says; see `Source.begin`."""
+        """Go to the position in a vector clock; see `Source.begin`."""
         self._schema = schema
         self._read = clock.get(self._key, 0)
 
     def read(self) -> Iterator[Rows | BadRecord]:
-        """Return the rows that were not read; see `Source.read`."""
+        """Return the rows that were not read yet; see `Source.read`."""
         with self._refusals():
             known, batches = self._open()
             self._compare(known.names, self._schema, sparse=False)
@@ -362,7 +362,7 @@ class ArrowFile(TableFile):
     """A file of Arrow IPC, or what a stream of it left."""
 
     def _open(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        # Not mapped: others may cut the file meanwhile, and reading what is gone would end the process.
+        # Not mapped: if another process truncates the file, reading beyond the end kills this process.
         file = pa.OSFile(str(self._path))
         try:
             reader = pa.ipc.open_file(file)

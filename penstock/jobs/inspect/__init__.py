@@ -1,1 +1,1 @@
-"""The commands that look inside what is stored."""
+"""The commands that inspect stored data."""

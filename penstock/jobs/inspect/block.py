@@ -1,4 +1,4 @@
-"""``penstock inspect block``: what each column of a file of blocks chose, and why."""
+"""``penstock inspect block``: the encoding of each column in a file of blocks, and the reasons."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _SHOWN = 5
 def blocks_of(path: Path) -> Iterator[tuple[str, str, Block]]:
     """Yield the columns' blocks in a file: number or name of the table's block, the column's name, its block.
 
-    The file is a p-unit, a file of `BlockWriter`, or one column's block. It is read, not mapped: others may
-    cut it meanwhile. Of a file of `BlockWriter` one table's block is in memory at a time.
+    The file is a p-unit, a file of `BlockWriter`, or one column's block. It is read, not mapped, because
+    another process may truncate it. A file of `BlockWriter` is read one table's block at a time.
 
     Raises
     ------
@@ -82,10 +82,10 @@ def describe(where: str, name: str, block: Block) -> dict[str, Any]:
 
 
 def reasons(block: Block, goal: str) -> dict[str, Any]:
-    """Return what a chooser sees in a column: statistics, and what the cascades that it tries cost.
+    """Return a chooser's view of a column: statistics, and the costs of the cascades that it tries.
 
-    The main stream of a sample is coded with each candidate: values, bytes of text, codes, or words. What the
-    block has is one of them, also where the goal would not have chosen it.
+    Each candidate encodes the main stream of a sample: values, bytes of text, codes, or words. The block's
+    cascade is among them, even if the goal would not choose it.
     """
     sample = sample_of(block.read(), _SAMPLE_ROWS)
     stats = column_stats(sample)
@@ -99,7 +99,7 @@ def reasons(block: Block, goal: str) -> dict[str, Any]:
     tried = rank(stream, minimised, floats=is_float(block.type))
     if chosen not in [cascade_of(choice.node) for choice in tried]:
         cascade = parse_cascade(chosen)
-        with contextlib.suppress(UnfitError):  # of the sample alone more may be exceptions than of all rows
+        with contextlib.suppress(UnfitError):  # a sample may have more exceptions than all rows
             node = encode_stream(stream, cascade)
             tried.append(Choice(cost(node, cascade, minimised), cascade, node))
     return {
@@ -117,7 +117,7 @@ def reasons(block: Block, goal: str) -> dict[str, Any]:
         "candidates": [
             {
                 "cascade": ">".join(choice.cascade),
-                # A node does not say at which level a library coded it.
+                # A node does not record the level of the library's codec.
                 "chosen": cascade_of(choice.node) == chosen,
                 "bytes_per_value": round(choice.node.size_bytes / max(stream.size, 1), 4),
                 "cost": round(choice.cost / max(stream.size, 1), 4),

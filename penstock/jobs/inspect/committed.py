@@ -1,4 +1,4 @@
-"""The committed state of a state location, as a checkpoint says, for commands."""
+"""The committed state of a state location according to a checkpoint, for commands."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ __all__ = ["committed_in"]
 def committed_in(checkpoint: str, operators: Sequence[Operator]) -> tuple[list[Operator], dict[str, Pointer]]:
     """Return the `operators` of the checkpoint's query, and their buckets' pointers.
 
-    Called once, on the driver. The active session is used, or one is started and stopped.
+    Called once, on the driver. Uses the active session, or starts and stops one.
 
     Parameters
     ----------
     checkpoint : str
-        The checkpoint of the query, as Spark is given it.
+        The checkpoint of the query, in the form given to Spark.
     operators : sequence of Operator
-        What lies in the state location.
+        The operators in the state location.
 
     Returns
     -------
     operators : list of Operator
         In the same order, at least one.
     pointers : dict of str to Pointer
-        By location of the bucket; a bucket without is empty in the newest committed micro-batch.
+        By the bucket's location; a bucket without a pointer is empty in the newest committed micro-batch.
 
     Raises
     ------
     InvalidUsageError
-        If this is no checkpoint, or none of the operators is of its query, or only a bucket of one is given.
+        If this is not a checkpoint, none of the operators is its query's, or only a bucket is given.
     CorruptDataError
-        If the checkpoint points to no file of an operator, or what describes the operator is damaged.
+        If the checkpoint points to no file of an operator, or the operator's description is damaged.
     UnavailableError
         If the file system refuses, or Spark does not start.
     """

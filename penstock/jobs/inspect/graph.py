@@ -16,7 +16,7 @@ __all__ = ["show"]
 
 
 def show(console: Console, facts: GraphFacts) -> None:
-    """Write what a checkpoint says of its graph, as tables below its plan."""
+    """Print the facts in a graph's checkpoint, as tables below its plan."""
     markers = facts.markers
     streams: list[RenderableType] = [_streams(facts), Text(), _readers(facts), Text()]
     parts: list[RenderableType] = [

@@ -1,11 +1,11 @@
 """``penstock gc --orphans``: files that no committed pointer reaches, in state, p-streams and checkpoints.
 
-Only what is known to be unreachable is an orphan:
+Only files known to be unreachable are orphans:
 
-- state of a query whose committed pointers are known: the garbage that they prove;
-- state in a graph's directory of a query that is none of the graph's;
-- state of a query that the caller says is gone for good;
-- of a p-stream: files of attempts that are over.
+- in the state of a query whose committed pointers are known: the garbage by these pointers;
+- in a graph's directory: state of a query that does not belong to the graph;
+- state of a query that the caller declares gone for good;
+- in a p-stream: files of attempts that are over.
 
 State of another query is kept: its checkpoint may be anywhere.
 """
@@ -32,7 +32,7 @@ __all__ = ["Orphans", "Report", "delete_orphans", "find_orphans"]
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """Files of one directory, or below it, that nothing reaches, and why that is certain."""
+    """Unreachable files in or below one directory, and the reason."""
 
     location: str
     reason: str
@@ -46,7 +46,7 @@ class Orphans:
 
 @dataclass(slots=True)
 class Report:
-    """The orphans found; `kept` lists possible ones, `damage` the files that make it uncertain."""
+    """The orphans found; `kept` lists possible orphans, `damage` the files that leave it uncertain."""
 
     orphans: list[Orphans] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ def find_orphans(path: str, checkpoint: str | None, gone: Collection[str], retai
     gone : collection of str
         Ids of queries whose checkpoints are gone for good.
     retain_versions : int
-        As of the query of the checkpoint.
+        As for the checkpoint's query.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def find_orphans(path: str, checkpoint: str | None, gone: Collection[str], retai
 
 
 def delete_orphans(report: Report) -> Iterator[FileFacts]:
-    """Delete what was found, and give each file once it is gone.
+    """Delete the orphans found; yield each file once it is deleted.
 
     Raises
     ------
@@ -183,7 +183,7 @@ def _in_state(
 
 
 def _garbage(operator: Operator, committed: dict[str, Pointer], retain_versions: int, report: Report) -> None:
-    """Add what no version reaches that can be loaded, or that may be the committed one."""
+    """Add the files that no loadable version reaches, nor one that may be committed."""
     report.damage += [f"{one.file}: {one.fact}" for one in operator.damage]
     for bucket in operator.buckets:
         found = survey(bucket, committed=committed.get(bucket.location), retain_versions=retain_versions)

@@ -23,7 +23,7 @@ __all__ = ["check", "collect", "describe", "newest_columns", "show", "surveyed",
 
 
 def surveyed(path: str) -> tuple[PStream, Survey]:
-    """Return a p-stream and what is known of it.
+    """Return a p-stream and its survey.
 
     Raises
     ------
@@ -37,7 +37,7 @@ def surveyed(path: str) -> tuple[PStream, Survey]:
 
 
 def newest_columns(stream: PStream) -> list[dict[str, Any]]:
-    """Return how the columns of the newest p-unit are coded; none where there are no rows.
+    """Describe the encoding of the columns of the newest p-unit; empty if there are no rows.
 
     Raises
     ------
@@ -208,22 +208,22 @@ def _table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Tabl
 
 
 def tell_findings(found: Survey) -> None:
-    """Write what is damaged."""
+    """Print the damage."""
     for damage in found.damage:
         typer.secho(damage, err=True, fg=typer.colors.RED)
 
 
 def collect(path: str, dropped: Collection[str], *, dry_run: bool) -> bool:
-    """Delete what nobody needs, or say what that is; say whether nothing is damaged.
+    """Delete the garbage, or list it; return whether nothing is damaged.
 
     Parameters
     ----------
     path : str
         The p-stream.
     dropped : collection of str
-        Readers for which nothing is to be kept any more.
+        Readers to unsubscribe.
     dry_run : bool
-        Whether nothing is deleted.
+        Whether to delete nothing.
 
     Raises
     ------

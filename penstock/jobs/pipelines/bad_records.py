@@ -17,7 +17,7 @@ __all__ = ["BAD_RECORD", "OnError", "counted"]
 OnError: TypeAlias = Literal["keep", "skip", "fail"]
 
 BAD_RECORD: Final = "__penstock_bad_record"
-"""The column in which Spark's parsers put the text of such a record, and null beside all others."""
+"""The column in which Spark's parsers put the text of a bad record; null for good ones."""
 
 _REFUSAL: Final = (
     "a record cannot be read, or a field of it has another type than the schema says. Hint: on_error: skip "
@@ -33,9 +33,9 @@ def counted(rows: DataFrame, place: str, on_error: OnError) -> DataFrame:
     rows : DataFrame
         With that column.
     place : str
-        Which source of the pipeline it is: the count is observed under this name.
+        The source's name in the pipeline, under which the count is observed.
     on_error : {"keep", "skip", "fail"}
-        What becomes of such records.
+        The treatment of such records.
     """
     is_bad = sf.col(BAD_RECORD).isNotNull()
     rows = rows.observe(BAD_RECORDS_PREFIX + place, sf.count_if(is_bad).alias("records"))

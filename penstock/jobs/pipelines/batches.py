@@ -1,4 +1,4 @@
-"""The micro-batches of a run, and how they are shown."""
+"""The micro-batches of a run, and their display."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 __all__ = ["Batch", "Totals", "batch_line", "batch_printer", "summary_line"]
 
 _SILENCE_S = 10.0
-"""Silence after which a run says that it is still starting."""
+"""The silence after which a run reports that it is still starting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,14 @@ class Batch:
     number : int
         The batch's id.
     rows_in, emitted, conflated, late, dropped : int
-        Rows that came into the operator and what became of them, as in `penstock.metrics`. Of a query
-        without an operator of Penstock's, `rows_in` counts the rows of its sources.
+        Counts of the operator's rows, as in `penstock.metrics`. For a query without a Penstock operator,
+        `rows_in` counts the rows of its sources.
     waiting_keys : int
         Keys that wait after the batch.
     duration_ms : int
         Time from the batch's trigger to its commit.
     new_input : bool
-        Whether any source had something new. A batch without it only serves keys that wait.
+        Whether any source had new rows. A batch without input only serves waiting keys.
     staleness_ms, staleness_p95_ms : float
         Application staleness since the batch before: average and 95th percentile over keys and time.
     bad_records : int
@@ -52,7 +52,7 @@ class Batch:
 
     @property
     def did_something(self) -> bool:
-        """Whether rows came in or left."""
+        """True if rows came in or left."""
         return bool(self.rows_in or self.emitted or self.late or self.dropped or self.bad_records)
 
 
@@ -96,7 +96,7 @@ class Totals:
 
 
 def batch_line(batch: Batch) -> str:
-    """Return a line that tells of a batch."""
+    """Return a summary line of a batch."""
     parts = [f"batch {batch.number:<5} in {batch.rows_in:>9,}  emitted {batch.emitted:>8,}"]
     parts += [f"conflated {batch.conflated:>9,}"] if batch.conflated else []
     parts += [f"late {batch.late:,}"] if batch.late else []
@@ -113,7 +113,7 @@ def _time(ms: float) -> str:
 
 
 def summary_line(totals: Totals) -> str:
-    """Return a line that tells of a whole run."""
+    """Return a summary line of a whole run."""
     counts = {
         "rows in": totals.rows_in,
         "emitted": totals.emitted,
@@ -134,7 +134,7 @@ def _say(text: str) -> None:
 
 
 def _line_printer() -> Callable[[str], None]:
-    """Return what shows a line on standard error, with colours on a terminal."""
+    """Return a function that prints a line on standard error, with colours on a terminal."""
     if not sys.stderr.isatty():
         return _say
     from rich.console import Console
@@ -153,7 +153,7 @@ def _line_printer() -> Callable[[str], None]:
 
 @contextmanager
 def batch_printer(silence_s: float = _SILENCE_S) -> Iterator[Callable[[Batch], None]]:
-    """Give what shows a batch that did something as a line on standard error.
+    """Yield a function that prints each batch with rows as a line on standard error.
 
     If no batch ends within `silence_s`, a line says that the query is still starting.
     """

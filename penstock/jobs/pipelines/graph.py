@@ -40,7 +40,7 @@ TABLE: Final = "table"
 
 
 def _fail(table: pa.Table) -> pa.Table:
-    """Stand for the function of a queue, which is imported when the pipeline runs."""
+    """Stand in for a queue's function, which is imported when the pipeline runs."""
     raise InternalError("the function of a pipeline that does not run")
 
 
@@ -51,11 +51,11 @@ class Binding:
     Parameters
     ----------
     columns : callable
-        From the name of a source or table in the graph, and its section, to its columns.
+        Returns the columns of a source or table, given its name in the graph and its section.
     function : callable
-        From the name of a queue's function to the function.
+        Returns a queue's function by its name.
     state_location : str, optional
-        Where the state of a queue, a union or a join is, unless it is in the checkpoint.
+        The state location of a queue, a union or a join, if it is not in the checkpoint.
     """
 
     columns: Callable[[str, Source | TableSection], pa.Schema] = lambda name, section: schema_of(section)
@@ -78,9 +78,9 @@ def plan_file(reference: str, overrides: Sequence[str] = (), sample: Path | None
     Raises
     ------
     PipelineError
-        If the file is wrong, or names a column that is not there: with the line and the field.
+        If the file is wrong or names an unknown column, with the line and the field.
     InvalidUsageError
-        If the sample cannot be read, or is not of the source.
+        If the sample cannot be read, or does not match the source.
     """
     pipeline, document = load_document(reference, overrides)
     made = graph_of(pipeline, document)
@@ -97,16 +97,16 @@ def graph_of(pipeline: Pipeline, document: Document | None = None, binding: Bind
     Parameters
     ----------
     pipeline : Pipeline
-        What was read.
+        The pipeline.
     document : Document, optional
-        Where its fields were written, for errors.
+        The positions of its fields, for errors.
     binding : Binding, optional
-        What the graph refers to, if it is to run.
+        The graph's bindings, if it is to run.
 
     Raises
     ------
     PipelineError
-        If expressions are wrong, or name columns that are not there: with a line for each.
+        If expressions are wrong or name unknown columns, with a line for each.
     """
     place = document or Document("pipeline", {})
     place.problems.clear()
@@ -115,7 +115,7 @@ def graph_of(pipeline: Pipeline, document: Document | None = None, binding: Bind
 
 @dataclass(frozen=True, slots=True)
 class _Builder:
-    """Builds the graph of a pipeline, section by section, and notes what is wrong with its fields."""
+    """Builds the graph of a pipeline, section by section, and collects the problems of its fields."""
 
     pipeline: Pipeline
     document: Document
@@ -198,7 +198,7 @@ class _Builder:
     def _windows(self, made: Graph, window: WindowSection) -> Graph:
         """Return windows and their aggregates, joined with others, and aggregated by window."""
         before = made
-        # Defaults are left out: in append mode a policy is refused, also the default one.
+        # Leave out defaults: append mode refuses any policy, even the default one.
         serving = {name: getattr(window, name) for name in window.SERVING if name in window.model_fields_set}
         with self._field("window"):
             made = made.window(
@@ -221,7 +221,7 @@ class _Builder:
         return made
 
     def _other_windows(self, before: Graph, window: WindowSection, join: WindowJoinSection) -> Graph:
-        """Return the windows that those of a pipeline are joined with, of the same stream."""
+        """Return the windows of the same stream to join with the pipeline's."""
         own = join.window
         if own is None:
             raise InternalError("a join of windows is with a window, or by window")
@@ -239,7 +239,7 @@ class _Builder:
     def _aggregates(
         self, made: Graph, section: Pipeline | WindowJoinSection | ByWindowSection, *path: str
     ) -> Graph:
-        """Return the aggregates of groups, and what of them is kept."""
+        """Return the aggregates of groups, and the columns to keep."""
         prefix = "".join(f"{part}." for part in path)
         with self._field(*path, "group_by"):
             groups = section.group_by or ()
@@ -253,13 +253,13 @@ class _Builder:
 
 
 def queue_options(queue: Queue, apply: Apply | None) -> dict[str, Any]:
-    """Return the options of an update queue, with the function that it names, if it names one."""
+    """Return the options of an update queue, with its function if it names one."""
     found = _given(queue, QueueArguments.__annotations__)
     return found | {"apply": apply} if queue.apply is not None else found
 
 
 def _given(section: Section, names: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of these names that a section has and that are not null."""
+    """Return the fields with these names that a section has, if not null."""
     found = {name: getattr(section, name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -272,12 +272,12 @@ def _grouped(made: Graph, texts: Sequence[str]) -> Graph:
 
 @contextmanager
 def _field(document: Document, *path: str, goes_on: bool = False) -> Iterator[None]:
-    """Say which field, in which line or override, an error is about.
+    """Add to an error the field, and its line or override.
 
     Parameters
     ----------
     goes_on : bool
-        Whether the sections that follow can be checked without this one: then the error is kept for later.
+        Whether later sections can be checked without this one; then the error is kept for later.
     """
     try:
         yield
@@ -293,7 +293,7 @@ def _field(document: Document, *path: str, goes_on: bool = False) -> Iterator[No
 
 
 def _place_of(document: Document, path: FieldPath, fact: str) -> str:
-    """Return where a section was written; if what is wrong with it is the value of an override, that."""
+    """Return the position of a section, or the override whose value is wrong."""
     for at, place in document.places.items():
         if at[: len(path)] == path and place.startswith("--set ") and str(document.value(at)) in fact:
             return place

@@ -1,4 +1,4 @@
-"""Checks, before Spark starts, that a pipeline can write where it says."""
+"""Checks, before Spark starts, that a pipeline can write to its locations."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["check_places"]
 
 
 def check_places(pipeline: Pipeline, document: Document) -> None:
-    """Check the files and directories of this machine that a pipeline writes.
+    """Check the local files and directories that a pipeline writes.
 
-    Locations that name a file system, such as ``s3://bucket``, are left to Spark; so are all where a Spark
-    installation says how to run, for a path may then be of a cluster's file system.
+    Locations that name a file system, such as ``s3://bucket``, are left to Spark. So are all locations if a
+    Spark installation configures the run, because a path may then be on a cluster's file system.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def _wrong_with(path: Path, *, directory: bool) -> str | None:
     if there != path and not there.is_dir():
         return f"{path} cannot be made: {there} is no directory"
     try:
-        # Permissions do not tell all: a file system may be read-only, or take no files.
+        # Permissions are not enough: a file system may be read-only, or refuse files.
         if there.is_dir():
             tempfile.TemporaryFile(dir=there).close()
         else:

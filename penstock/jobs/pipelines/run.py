@@ -1,4 +1,4 @@
-"""Runs a query, a graph or a pipeline: follows it batch by batch, and ends it."""
+"""Run a query, a graph or a pipeline: follow it batch by batch, and stop it."""
 
 from __future__ import annotations
 
@@ -97,19 +97,19 @@ def follow(
     *,
     drain: bool = True,
 ) -> Totals:
-    """Wait for a query or a graph to end, and tell of each of its batches.
+    """Wait for a query or a graph to end, and report each of its batches.
 
-    Called on the driver's main thread. A signal stops the query once the batch that runs has ended, for
-    which it waits a few seconds. A batch that is given up a restart from the checkpoint runs again.
+    Called on the driver's main thread. A signal stops the query after the running batch, for which it waits a
+    few seconds. If the batch is cancelled, a restart from the checkpoint runs it again.
 
     Parameters
     ----------
     query : pyspark.sql.streaming.StreamingQuery or RunningGraph
-        What runs. Of a graph, the batches are those of its results.
+        The query or graph. A graph's batches are those of its results query.
     on_batch : callable
         Called with each batch that ended, in order, within a quarter of a second of its end.
     signals : StopSignals
-        Asked whether to stop.
+        Says whether to stop.
     drain : bool
         Whether a query with the trigger ``availableNow`` goes on until no key waits.
 
@@ -162,7 +162,7 @@ def _repair_hint(query: StreamingQuery) -> str | None:
 
 
 def _is_available_now(query: StreamingQuery) -> bool:
-    """Whether a query's trigger is ``availableNow``, which only its JVM object says."""
+    """Say whether a query's trigger is ``availableNow``, which only its JVM object knows."""
     return str(query._jsq.streamingQuery().trigger().toString()) == "AvailableNowTrigger"
 
 
@@ -171,7 +171,7 @@ def _follow_graph(
     on_batch: Callable[[Batch], None],
     signals: StopSignals,
 ) -> Totals:
-    """Do for a graph what `follow` does for a query."""
+    """Follow a graph; see `follow`."""
     totals = Totals()
     reader: ProgressReader | None = None
     ended = False
@@ -198,7 +198,7 @@ def run(
     drain: bool = True,
     on_batch: Callable[[Batch], None] | None = None,
 ) -> Totals:
-    """Follow a query or a graph until it ends; print what its batches did.
+    """Follow a query or a graph until it ends; print a line for each batch.
 
     Called on the driver's main thread. It returns when
 
@@ -210,11 +210,11 @@ def run(
     Parameters
     ----------
     query : StreamingQuery, RunningGraph or DataStreamWriter
-        What ``start()`` of a writer or `penstock.start` returned; or the writer, which is started: then also
-        what Spark refuses is an error of Penstock's.
+        The result of ``start()`` of a writer or of `penstock.start`; or a writer, which is then started, with
+        Spark's refusals as Penstock errors.
     drain : bool
-        Whether a query with the trigger ``availableNow`` goes on until no key waits. If not, what waits is
-        served by the next start.
+        Whether a query with the trigger ``availableNow`` goes on until no key waits. If not, the next start
+        serves the waiting keys.
     on_batch : callable, optional
         Called with each `Batch` in place of printing a line on standard error.
 
@@ -260,21 +260,21 @@ def run_to_end(
 ) -> Totals:
     """Run a pipeline until its queries end or SIGINT or SIGTERM stops it.
 
-    Called on the driver's main thread. A session that it makes it also ends.
+    Called on the driver's main thread. A session that it creates, it also stops.
 
     Parameters
     ----------
     pipeline : Pipeline
-        What to run.
+        The pipeline to run.
     on_batch : callable
         Called with each batch that ended.
     spark : pyspark.sql.SparkSession, optional
         The session to run in; by default the active one, or a new one.
     document : Document, optional
-        Where the pipeline's fields were written, for errors.
+        The positions of the pipeline's fields, for errors.
     log_level : str
-        What Spark logs, where neither the pipeline nor a Spark installation says so. A query's failure is
-        raised, so its log adds only the stack of the JVM.
+        Spark's log level, unless the pipeline or a Spark installation sets it. A query's failure is raised,
+        so its log would add only the JVM's stack trace.
 
     Raises
     ------

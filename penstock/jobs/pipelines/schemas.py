@@ -35,7 +35,7 @@ def schema_of(source: Source | TableSection) -> pa.Schema:
     Raises
     ------
     InvalidUsageError
-        If they are in files that are not there, or have a type that is not known.
+        If their files are missing, or a type is unknown.
     """
     if isinstance(source, MarketSource):
         return MARKET_SCHEMA
@@ -53,7 +53,7 @@ def schema_of(source: Source | TableSection) -> pa.Schema:
 
 
 def _declared_schema(text: str) -> pa.Schema:
-    """Return the columns of Spark's DDL, all of them with nulls, as Spark's readers of files have them."""
+    """Return the columns of a DDL text, all nullable, as Spark's file readers return them."""
     return pa.schema([field.with_nullable(True) for field in parse_schema(text)])
 
 

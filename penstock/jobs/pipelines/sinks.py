@@ -35,7 +35,7 @@ def pack_values(rows: DataFrame, key: tuple[str, ...]) -> DataFrame:
     Parameters
     ----------
     rows : pyspark.sql.DataFrame
-        What to send; the record's value is all columns as JSON.
+        The rows to send; a record's value is all columns as JSON.
     key : tuple of str
         The columns of the record's key: one as text, several as JSON.
     """

@@ -39,7 +39,7 @@ __all__ = [
 
 
 def read_sources(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame | str]:
-    """Return the sources of a pipeline by their names in its graph; files that Penstock reads by their path.
+    """Return the sources of a pipeline by their names in its graph; a path for files that Penstock reads.
 
     Raises
     ------
@@ -72,7 +72,7 @@ class SectionError(InvalidUsageError):
 
 @contextmanager
 def section(name: str) -> Iterator[None]:
-    """Say which section an error of Spark or of Penstock is about, unless it says so itself."""
+    """Add the section's name to an error of Spark or Penstock that has none."""
     try:
         yield
     except SectionError:
@@ -104,14 +104,14 @@ def _no_connector(name: str) -> SectionError:
 
 
 def resolve(spark: SparkSession, location: str) -> str:
-    """Make a path of this machine absolute; what names its file system stays as it is."""
+    """Make a local path absolute; leave a location with a file system unchanged."""
     if "://" in location or not is_local(spark):
         return location
     return str(Path(location).absolute())
 
 
 def spark_options(**values: Any) -> dict[str, str]:
-    """Return options of Spark, which are texts, of those that are given."""
+    """Return the given options as texts, as Spark takes them."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in values.items()
@@ -176,11 +176,11 @@ def unpack_values(
     Parameters
     ----------
     records : pyspark.sql.DataFrame
-        With the columns of Spark's connector for Kafka, of which ``value`` and ``timestamp`` are read.
+        Rows of Spark's Kafka connector; only ``value`` and ``timestamp`` are read.
     columns : str
         Names and types, as DDL.
     place, on_error
-        As of `counted`.
+        As for `counted`.
     """
     options = {"columnNameOfCorruptRecord": BAD_RECORD}
     parsed = sf.from_json(sf.col("value").cast("string"), f"{columns}, {BAD_RECORD} STRING", options)

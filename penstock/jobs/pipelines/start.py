@@ -33,16 +33,16 @@ __all__ = ["start", "start_pipeline"]
 
 
 def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document | None = None) -> RunningGraph:
-    """Start a pipeline: check it, build its graph, and run that.
+    """Start a pipeline: check it, build its graph, and run the graph.
 
     Parameters
     ----------
     spark : pyspark.sql.SparkSession
-        Where it runs; Penstock is registered with it.
+        The session; Penstock is registered with it.
     pipeline : Pipeline
-        What to run.
+        The pipeline to run.
     document : Document, optional
-        Where its fields were written, for errors.
+        The positions of its fields, for errors.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
 
 
 def _columns(given: DataFrame | str, source: Source | TableSection) -> pa.Schema:
-    """Return the columns of a source or table: as planning without Spark finds them, where Spark agrees."""
+    """Return the columns of a source or table: as planned without Spark, if Spark agrees."""
     if isinstance(given, str):
         return schema_of(source)
     with suppress(InvalidUsageError):
@@ -91,7 +91,7 @@ def _types(schema: StructType) -> list[tuple[str, DataType]]:
 
 @contextmanager
 def _sections_of_nodes(pipeline: Pipeline) -> Iterator[None]:
-    """Say which section an error of an operator is about."""
+    """Add to an operator's error the section that it comes from."""
     try:
         yield
     except InvalidUsageError as error:
@@ -140,7 +140,7 @@ def start(writing: DataStreamWriter) -> StreamingQuery:
     Raises
     ------
     InvalidUsageError
-        If Spark refuses it, such as for a sink that is not there.
+        If Spark refuses it, such as for an unknown sink.
     """
     with section("the query cannot start"):
         try:
