@@ -200,7 +200,7 @@ def serve(
 
     Parameters
     ----------
-    turns : int
+    buckets_per_task : int
         Number of queues that share the processor of this one. The scheduler's cost of a tuple is that many
         times the time of `query`.
 

@@ -22,22 +22,22 @@ def keep(
     first: bool,
     mask: npt.NDArray[np.bool_],
 ) -> None:
-    """Write which values are in an interval, of those that `mask` lets pass unless it is the `first`.
+    """Update a mask with the values that an interval lets pass.
 
     Parameters
     ----------
     values : numpy.ndarray of integers or floats, (rows,)
-        A column; only read.
+        A column. Not modified.
     low, high : of its type
-        The interval's ends, which are in it.
+        The interval's ends, inclusive.
     nan, inverted : bool
-        Whether NaN is in it, and whether what is not in it passes.
+        Whether NaN is in the interval, and whether the values outside of it pass.
     first : bool
-        Whether `mask` says nothing yet.
+        Whether this is the first interval, so that the content of `mask` is ignored.
     mask : numpy.ndarray of bool, (rows,)
-        Is written.
+        The mask. Updated.
     """
-    # No branches but those that the compiler takes out of the loop, so that it becomes vector instructions.
+    # Only loop-invariant branches, so that the compiler can vectorize the loop.
     if first:
         for i in range(len(values)):
             x = values[i]

@@ -1,14 +1,14 @@
-"""Comparisons of numbers with literals, all of a predicate's in one pass over each column.
+"""Comparisons of numbers with literals, evaluated in one pass over each column.
 
-Whatever a comparison of a column with a literal says, of the column's own type it lets an interval pass, its
-ends included, or all that is outside of one; conjunctions of the first kind are intervals again. Spark's
-rules are in the ends: NaN equals itself and is greater than every number, -0.0 is 0.0, and a ``FLOAT`` is
-compared with other numbers as a ``DOUBLE``. So one kernel, compiled once for each type, knows no operator:
-``x > 0.1`` of a ``FLOAT`` lets pass what is at least the least ``FLOAT`` that is greater than 0.1, and NaN.
+Every comparison of a column with a literal accepts a closed interval of the column's type, or everything
+outside of one. Conjunctions of accepted intervals are intervals again. The ends encode Spark's rules: NaN
+equals itself and is greater than every number, -0.0 is 0.0, and a ``FLOAT`` is compared with other numbers as
+a ``DOUBLE``. So one kernel, compiled once per type, needs no operators: ``x > 0.1`` of a ``FLOAT`` accepts
+NaN, and all numbers from the least ``FLOAT`` greater than 0.1 on.
 
-`penstock.operators.sql.evaluate` has the meaning, and does the rest: whole numbers of 64 bits beside decimals
-or floats, which are not compared exactly, whole numbers that no float is, infinite literals, columns with
-nulls.
+`penstock.operators.sql.evaluate` defines the semantics and handles all other cases: 64-bit integers against
+decimals or floats, which do not compare exactly; integers that no float equals; infinite literals; and
+columns with nulls.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _INTEGERS: Final = {"int8", "int16", "int32", "int64"}
 _FLOATS: Final = {"float": "float32", "double": "float64"}
 _TURNED: Final = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "=", "<>": "<>"}
 _MAX_EXACT: Final = 1 << 53
-"""Whole numbers up to it are floats of 64 bits."""
+"""Every integer up to this is exactly representable as a 64-bit float."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """For which values of a column something is true.
+    """The values of a column for which a condition is true.
 
     Attributes
     ----------
     column : str
-        Its name.
+        Name of the column.
     low, high : number of numpy
-        The ends, of the column's type; both are in it, and nothing is if `low` is greater.
+        The inclusive ends, in the column's type. The interval is empty if `low` is greater.
     nan : bool
-        Whether NaN is in it, too.
+        Whether NaN is in the interval.
     inverted : bool
-        Whether it is true of all that is not in it.
+        Whether the condition is true outside of the interval instead.
     """
 
     column: str
@@ -61,7 +61,7 @@ class Interval:
 
 
 def intervals_of(part: Expression, schema: pa.Schema) -> list[Interval] | None:
-    """Return the intervals in which columns are where `part` is true; None if it is not known here.
+    """Convert a conjunct to intervals of columns; None if it is not such a comparison.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def _of_floats(column: str, kind: np.dtype[Any], operator: str, value: float) ->
         return None
     low = {">": math.nextafter(value, math.inf), "<": -math.inf, "<=": -math.inf}.get(operator, value)
     high = {"<": math.nextafter(value, -math.inf), ">": math.inf, ">=": math.inf}.get(operator, value)
-    # The least float of the column's type that is not below, and the greatest that is not above.
+    # The least float of the column's type not below the number, and the greatest not above it.
     with np.errstate(over="ignore"):
         ends = [kind.type(low), kind.type(high)]
     if float(ends[0]) < low:
@@ -137,7 +137,7 @@ def _of_floats(column: str, kind: np.dtype[Any], operator: str, value: float) ->
 
 
 def union_intervals(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
-    """Return intervals of which one is left for each column, but for those that are inverted."""
+    """Intersect the intervals of each column; inverted intervals stay separate."""
     found: dict[str, Interval] = {}
     others = []
     for one in intervals:
@@ -153,20 +153,20 @@ def union_intervals(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 
 def mask_of(intervals: Iterable[Interval], rows: pa.Table) -> npt.NDArray[np.bool_] | None:
-    """Return in which rows all columns are in their intervals; None if one has nulls, or another type.
+    """Return the mask of rows that satisfy all intervals; None if a column has nulls or another type.
 
     Parameters
     ----------
     intervals : iterable of Interval
         At least one.
     rows : pyarrow.Table
-        With their columns.
+        Rows with the columns of the intervals.
 
     Returns
     -------
     numpy.ndarray of bool, (rows,), or None
     """
-    # Where a plan is only made, no compiler is loaded.
+    # Planning alone does not load the compiler.
     from penstock.operators.sql.comparison_kernels import keep
 
     columns = []

@@ -1,15 +1,15 @@
-"""Expressions on Arrow tables, column by column: the plain meaning of what a `Scan` computes.
+"""Column-wise evaluation of expressions on Arrow tables: the reference semantics of a `Scan`.
 
-It knows a part of Spark SQL, chosen so that its results are Spark's own (ANSI mode), nulls and NaNs
+It supports a part of Spark SQL, chosen so that its results equal Spark's (ANSI mode), nulls and NaNs
 included: columns and fields, literals, comparison, boolean logic, arithmetic of numbers, ``CASE``, ``IF``,
-``COALESCE``, ``IN``, ``BETWEEN``, ``LIKE``, casts that cannot fail, and a few functions. `type_of` says
-whether an expression is in that part: the planner pushes no other, and Spark evaluates the rest. Left to
-Spark is what would need rules of its own: decimals but for short literals, implicit casts, divisors that may
-be zero.
+``COALESCE``, ``IN``, ``BETWEEN``, ``LIKE``, casts that cannot fail, and a few functions. `type_of` returns
+whether an expression is supported; the planner pushes no other, and Spark evaluates the rest. Spark also
+evaluates everything with rules of its own: decimals except short literals, implicit casts, and divisors that
+may be zero.
 
-Only the overflow of integers can fail. A part that may is evaluated for those rows only for which Spark
-evaluates it: those that take a branch, or that what stands before leaves open. Left to Spark is, too, what
-its optimizer may shorten so that a part never fails (`penstock.operators.sql.folding`).
+Only integer overflow can fail. A part that may fail is evaluated only for the rows for which Spark evaluates
+it: rows that take its branch, or rows that previous operands leave undecided. If Spark's optimizer may remove
+a failing part, the expression is left to Spark (`penstock.operators.sql.folding`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def evaluate(expression: Expression, table: pa.Table) -> pa.ChunkedArray[Any]:
     Raises
     ------
     InvalidUsageError
-        If the expression is not known here, or integers overflow.
+        If the expression is not supported, or integers overflow.
     """
     try:
         value = _value(expression.tree, Rows(table))
@@ -68,18 +68,18 @@ def evaluate(expression: Expression, table: pa.Table) -> pa.ChunkedArray[Any]:
 
 
 def can_fail(expression: Expression, schema: pa.Schema) -> bool:
-    """Say whether there may be values for which `evaluate` raises: those at which integers overflow."""
+    """Return whether `evaluate` may raise for some values, because integers overflow."""
     return _typed(expression.tree, schema.remove_metadata())[1]
 
 
 def needs_ansi(expression: Expression, schema: pa.Schema) -> bool:
-    """Say whether Spark may compute something else than `evaluate` where it is not in ANSI mode."""
+    """Return whether Spark's result may differ from `evaluate` outside of ANSI mode."""
     _, fails, ansi = _typed(expression.tree, schema.remove_metadata())
     return fails or ansi
 
 
 def constant(node: Tree) -> pa.Scalar[Any] | None:
-    """Return the value of what uses no column; None if it does, or its value is null or not known."""
+    """Return the value of a constant tree; None if it reads columns, is null, or is not supported."""
     try:
         value = _value(node, Rows(pa.table({})))
     except (UnknownError, pa.ArrowException):
@@ -88,7 +88,7 @@ def constant(node: Tree) -> pa.Scalar[Any] | None:
 
 
 def type_of(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
-    """Return the type of an expression over columns of a schema; None if it is not known here."""
+    """Return the type of an expression over a schema; None if it is not supported."""
     if expression.is_column:
         name = expression.columns[0]
         return schema.field(name).type if schema.names.count(name) == 1 else None
@@ -104,12 +104,12 @@ def type_of(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
 def filter_rows(table: pa.Table, predicate: Expression) -> pa.Table:
     """Return the rows for which the predicate is true.
 
-    Its conjuncts are tried in order, each on the rows that passed those before.
+    Conjuncts are evaluated in order, each on the rows that passed the previous ones.
 
     Raises
     ------
     InvalidUsageError
-        As `evaluate`; or if the predicate is not boolean.
+        As in `evaluate`, or if the predicate is not boolean.
     """
     for part in predicate.conjuncts():
         keep = evaluate(part, table)
@@ -125,7 +125,7 @@ def project(table: pa.Table, select: Mapping[str, Expression]) -> pa.Table:
     Raises
     ------
     InvalidUsageError
-        As `evaluate`.
+        As in `evaluate`.
     """
     columns = {name: evaluate(expression, table) for name, expression in select.items()}
     return pa.table(columns)
@@ -133,7 +133,7 @@ def project(table: pa.Table, select: Mapping[str, Expression]) -> pa.Table:
 
 @lru_cache(maxsize=4096)
 def _typed(node: Tree, schema: pa.Schema) -> tuple[pa.DataType | None, bool, bool]:
-    """Return the type of a node, None if it is not known here; whether it can fail, and needs ANSI mode."""
+    """Return a node's type (None if not supported), whether it can fail, and whether it needs ANSI mode."""
     rows = Rows(schema.empty_table())
     try:
         value = _value(node, rows)
@@ -156,7 +156,7 @@ def _value(node: Tree, rows: Rows) -> Value:
 
 
 def _values(node: Tree, rows: Rows) -> list[Value]:
-    """Return the values of two operands; the second is for those rows only in which the first is not null."""
+    """Evaluate two operands; the second only for rows in which the first is not null."""
     left = _value(node.parts[0], rows)
     if isinstance(left, pa.Scalar) or not left.null_count:
         return [left, _value(node.parts[1], rows)]
@@ -164,7 +164,7 @@ def _values(node: Tree, rows: Rows) -> list[Value]:
 
 
 def _where(node: Tree, rows: Rows, mask: Mask) -> Value:
-    """Return the value of a node where a mask is true; elsewhere it is null if it could fail there."""
+    """Evaluate a node where a mask is true; elsewhere the value is null if the node can fail."""
     if mask is None or not _fails(node, rows):
         return _value(node, rows)
     bits = _column(mask, rows.table.num_rows).combine_chunks().to_numpy(zero_copy_only=False)
@@ -255,7 +255,7 @@ def _compare(node: Tree, rows: Rows) -> Value:
 def _logic(node: Tree, rows: Rows) -> Value:
     conjunction = node.kind == "and"
     combine = pc.and_kleene if conjunction else pc.or_kleene
-    # Constants are first, because Spark computes them before it runs.
+    # Constants come first, because Spark folds them before execution.
     first, *others = sorted(node.parts, key=lambda part: any(one.kind == "column" for one in part.walk()))
     made = check_boolean(_value(first, rows))
     for part in others:
@@ -307,7 +307,7 @@ def _match(node: Tree, rows: Rows) -> Value:
 
 
 def _choose(conditions: list[Value], values: list[Value], rows: Rows) -> Value:
-    """Return of each row the value of its first true condition; the last value has no condition."""
+    """Return each row's value of the first true condition; the last value has no condition."""
     *values, result = to_common_type(rows, *values)
     for condition, value in zip(reversed(conditions), reversed(values), strict=True):
         taken = _column(condition, rows.table.num_rows) if isinstance(condition, pa.Scalar) else condition
@@ -316,7 +316,7 @@ def _choose(conditions: list[Value], values: list[Value], rows: Rows) -> Value:
 
 
 def _branches(conditions: list[Callable[[Mask], Value]], parts: list[Tree | None], rows: Rows) -> Value:
-    """Return a choice of which each part is evaluated only for the rows that get there."""
+    """Evaluate a choice, each part only for the rows that reach it."""
     left: Mask = None
     taken: list[Value] = []
     values: list[Value] = []
@@ -388,7 +388,7 @@ def _call(node: Tree, rows: Rows) -> Value:
 
 
 def _function(name: str, *kinds: pa.DataType) -> Callable[[Tree, Rows], Value]:
-    """Return what applies a function of pyarrow to one argument of these types."""
+    """Return an evaluator that applies a pyarrow function to one argument of these types."""
 
     def compute(node: Tree, rows: Rows) -> Value:
         if len(node.parts) != 1:
@@ -447,4 +447,4 @@ _KINDS: Final[dict[str, Callable[[Tree, Rows], Value]]] = {
     "cast": _cast,
     "call": _call,
 }
-"""How each kind of node is computed."""
+"""The evaluators by kind of node."""

@@ -1,7 +1,7 @@
-"""SQL expressions as text: the columns they use, and whether they may be moved.
+"""SQL expressions as text, with the columns that they read and whether they may be moved.
 
-Expressions are Spark SQL. Nothing here runs them: `penstock.operators.sql.evaluate` does. A text is what the
-user wrote; where rules combine, divide or substitute expressions, they do it with pieces of such texts.
+Expressions are Spark SQL. `penstock.operators.sql.evaluate` runs them; this module only analyzes them. Rules
+combine, split and substitute expressions by editing the user's text.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from penstock.operators.sql.tree import Tree
 __all__ = ["Expression", "column", "conjunction", "did_you_mean", "edited", "is_aggregate", "named"]
 
 _FIXED: Final = frozenset({"lambda", "row", "star", "named", "parameter"})
-"""Kinds of nodes that may mean something else where a column is replaced: names of columns become names of
-fields, and variables of lambdas hide columns."""
+"""Kinds of nodes whose meaning may change if a column is replaced: column names become field names, and
+lambda variables hide columns."""
 _CHANGING: Final = frozenset({"current", "parameter"})
 _CLOSED: Final = frozenset(
     {"column", "string", "boolean", "null", "call", "paren", "case", "typed", "current"}
 )
-"""Kinds of nodes that need no parentheses, whatever stands beside them."""
+"""Kinds of nodes that never need parentheses."""
 _LITERAL_FUNCTIONS: Final = frozenset({"localtimestamp", "localtime"})
 
 
@@ -39,15 +39,15 @@ class Expression:
     Parameters
     ----------
     text : str
-        Spark SQL, as it was written or as a rule put it together. Two expressions of equal text are equal.
+        Spark SQL, as written or as a rule composed it. Two expressions with equal text are equal.
     columns : tuple of str
-        Names of the columns that it reads, sorted. Of a struct's field it is the struct's name.
+        Sorted names of the columns that it reads; for a struct's field the name of the struct.
     deterministic : bool
-        Whether it returns the same for the same row, wherever it is evaluated, and also when columns in it
-        are replaced by what made them. A function that is not known is taken not to, so it is never moved,
-        merged or evaluated elsewhere.
+        Whether it returns the same for the same row wherever it is evaluated, even after columns are replaced
+        by their definitions. Unknown functions count as nondeterministic, so they are never moved, merged or
+        evaluated elsewhere.
     aggregate : bool
-        Whether it has an aggregate in it, such as ``sum(load)``.
+        Whether it contains an aggregate, such as ``sum(load)``.
     """
 
     text: str
@@ -68,31 +68,31 @@ class Expression:
 
     @property
     def tree(self) -> Tree:
-        """Its tree, whose nodes know where they stand in the text."""
+        """The parsed tree."""
         return _parse_tree(self.text)
 
     @property
     def is_column(self) -> bool:
-        """Whether it is a column and nothing else."""
+        """True if the expression is just a column."""
         return len(self.columns) == 1 and self == column(self.columns[0])
 
     @property
     def generates(self) -> bool:
-        """Whether it may make several rows of one, as ``explode``."""
+        """True if it may generate several rows from one, like ``explode``."""
         return any(node.kind == "call" and node.value in GENERATORS for node in self.tree.walk())
 
     def slice(self, node: Tree) -> Expression:
-        """Return the expression that a node of its tree is."""
+        """Return a node of the tree as an expression."""
         return Expression.parse(self.text[node.start : node.stop])
 
     def occurrences(self) -> Counter[str]:
-        """Return how often it reads each column."""
+        """Return the number of times that it reads each column."""
         return Counter(str(node.value) for node in _columns(self.tree))
 
     def conjuncts(self) -> tuple[Expression, ...]:
-        """Return what all must be true for it to be true: ``a AND b`` is two.
+        """Return the operands of its conjunction: ``a AND b`` has two.
 
-        Constants come first, as Spark computes them before it runs, and drops the others for ``FALSE``.
+        Constants come first, because Spark folds them before execution, and drops the others for ``FALSE``.
         """
         parts: list[Tree] = []
         waiting = [self.tree]
@@ -109,7 +109,7 @@ class Expression:
         return (self,) if len(parts) == 1 else tuple(map(self.slice, parts))
 
     def substitute(self, columns: Mapping[str, Expression]) -> Expression:
-        """Return it with columns replaced by expressions; a column that is not named stays."""
+        """Replace columns by expressions; columns that are not named stay."""
         whole = self.tree
         edits: list[tuple[Tree, str]] = []
         for node in _columns(whole):
@@ -121,12 +121,12 @@ class Expression:
         return Expression.parse(edited(self.text, edits)) if edits else self
 
     def resolve(self, names: Iterable[str], **context: object) -> Expression:
-        """Return it with columns spelt as in `names`; capitals do not matter, as in Spark.
+        """Spell columns as in `names`, ignoring case as Spark does.
 
         Raises
         ------
         InvalidUsageError
-            If a column is not among the names; it tells which, and what may have been meant.
+            If a column is not among the names. The error suggests a similar name.
         """
         known = list(names)
         by_case: dict[str, list[str]] = {}
@@ -156,7 +156,7 @@ class Expression:
 
 
 def did_you_mean(name: str, known: Iterable[str], what: str = "columns") -> str:
-    """Return the hint for a name that is not known."""
+    """Return the hint for an unknown name."""
     names = list(known)
     by_case = {known.lower(): known for known in names}
     near = difflib.get_close_matches(name.lower(), list(by_case), n=1)
@@ -166,7 +166,7 @@ def did_you_mean(name: str, known: Iterable[str], what: str = "columns") -> str:
 
 @lru_cache(maxsize=4096)
 def column(name: str) -> Expression:
-    """Return the expression that is a column, whatever letters its name has."""
+    """Return a column as an expression, quoted if necessary."""
     plain = name.isidentifier() and name.isascii() and name.upper() not in _RESERVED
     text = name if plain else "`" + name.replace("`", "``") + "`"
     return Expression(text, (name,), deterministic=True, aggregate=False)
@@ -182,11 +182,11 @@ _RESERVED: Final = frozenset(
     TABLE THEN TO TRAILING TRUE UNION UNIQUE UNKNOWN USER USING VALUES WHEN WHERE WITH WITHIN
     """.split()  # noqa: SIM905
 )
-"""Words that are written in backquotes where they are names of columns."""
+"""Words that need backquotes as column names."""
 
 
 def conjunction(parts: Iterable[Expression]) -> Expression:
-    """Return the expression that is true where all parts are."""
+    """Return the conjunction of all parts."""
     first, *others = parts
     if not others:
         return first
@@ -200,7 +200,7 @@ def named(text: str) -> tuple[str, Expression]:
     Raises
     ------
     InvalidUsageError
-        If it is not an expression, or it is more than a column and has no name.
+        If it is not an expression, or is not just a column and has no name.
     """
     text = without_comments(text).strip()
     tree, name = _parse_named(text)
@@ -215,7 +215,7 @@ def named(text: str) -> tuple[str, Expression]:
 
 
 def edited(text: str, edits: Iterable[tuple[Tree, str]]) -> str:
-    """Return a text with other texts in the place of nodes, none of which is in another."""
+    """Replace disjoint nodes of a text by other texts."""
     parts: list[str] = []
     at = 0
     for node, made in sorted(edits, key=lambda edit: edit[0].start):
@@ -225,14 +225,14 @@ def edited(text: str, edits: Iterable[tuple[Tree, str]]) -> str:
 
 
 def is_aggregate(node: Tree) -> bool:
-    """Return whether a node is a call of an aggregate."""
+    """Return whether a node calls an aggregate function."""
     if node.kind != "call":
         return False
     return node.value in AGGREGATES or node.filter is not None or "DISTINCT" in node.modifiers
 
 
 def _columns(tree: Tree, bound: frozenset[str] = frozenset()) -> Iterator[Tree]:
-    """Yield the nodes that are columns, which variables of lambdas are not."""
+    """Yield the column nodes, without lambda variables."""
     if tree.kind == "column":
         if tree.value.lower() not in bound:
             yield tree
@@ -244,7 +244,7 @@ def _columns(tree: Tree, bound: frozenset[str] = frozenset()) -> Iterator[Tree]:
 
 
 def _stars(tree: Tree) -> Iterator[Tree]:
-    """Yield the stars that stand for all columns: any but that of ``count(*)``."""
+    """Yield the stars that mean all columns, which excludes ``count(*)``."""
     if tree.kind == "star" and not tree.parts:
         yield tree
     elif not (tree.kind == "call" and tree.value == "count"):
@@ -253,7 +253,7 @@ def _stars(tree: Tree) -> Iterator[Tree]:
 
 
 def _is_fixed(tree: Tree) -> bool:
-    """Say whether no column may be replaced in an expression."""
+    """Return whether columns of an expression must not be replaced."""
     if next(_stars(tree), None) is not None:
         return True
     return any(
@@ -285,7 +285,7 @@ def _parse_tree(text: str) -> Tree:
     Raises
     ------
     InvalidUsageError
-        If it is none, or has a subquery in it.
+        If it is not an expression, or contains a subquery.
     """
     parser = Parser(text)
     tree = parser.expression()
@@ -294,12 +294,12 @@ def _parse_tree(text: str) -> Tree:
 
 
 def _parse_named(text: str) -> tuple[Tree, str | None]:
-    """Return the tree of an entry of a select list, and the name it gives.
+    """Return the tree and the name of a select-list entry.
 
     Raises
     ------
     InvalidUsageError
-        As `_parse_tree`.
+        As in `_parse_tree`.
     """
     parser = Parser(text)
     tree = parser.expression()

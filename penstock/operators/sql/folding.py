@@ -1,8 +1,8 @@
-"""Where Spark's optimizer takes away a part of an expression that fails if it is evaluated.
+"""Detect expressions from which Spark's optimizer may remove a part that can fail.
 
-``i + 1 > 0 AND FALSE`` is ``FALSE`` for Spark, also where ``i + 1`` overflows. Constants of ``AND`` and
-``OR`` are evaluated first, to the same effect (`penstock.operators.sql.evaluate`, `Expression.conjuncts`).
-Other expressions that Spark may shorten, and of which a part may fail, are left to Spark.
+For Spark ``i + 1 > 0 AND FALSE`` is ``FALSE`` even if ``i + 1`` overflows. Evaluating the constants of
+``AND`` and ``OR`` first has the same effect (`penstock.operators.sql.evaluate`, `Expression.conjuncts`).
+Other expressions that can fail and that Spark may simplify are left to Spark.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ __all__ = ["may_shorten"]
 
 
 def may_shorten(tree: Tree, fails: Callable[[Tree], bool]) -> bool:
-    """Say whether Spark may drop a part that can fail.
+    """Return whether Spark may drop a part that can fail.
 
-    It may where an expression
+    It may if an expression
 
-    - calculates with or compares a null that stands in the text, or takes it for a condition,
+    - calculates with a null literal, compares one, or uses one as a condition,
     - compares an expression with itself,
-    - has branches that are the same, whatever the condition,
-    - has the same condition several times below ``AND`` and ``OR``,
-    - asks by ``AND`` that a column has one value, which Spark then puts into the other conditions.
+    - has a choice with equal branches,
+    - repeats a condition below ``AND`` and ``OR``,
+    - binds a column to one value in an ``AND``, because Spark substitutes that value in the other conditions.
 
     Parameters
     ----------
     tree : Tree
         The expression.
     fails : callable
-        Whether a part can fail.
+        Returns whether a part can fail.
     """
     return fails(tree) and (any(_is_shortened(node, fails) for node in tree.walk()) or _has_null(tree))
 
@@ -48,7 +48,7 @@ def _is_shortened(node: Tree, fails: Callable[[Tree], bool]) -> bool:
 
 
 def _are_alike(values: list[Tree]) -> bool:
-    """Say whether some values of a choice are the same, or may be for Spark; a null may stand for false."""
+    """Return whether Spark may treat two values of a choice as equal; a null may equal false."""
     constants = [value.unnest() for value in values if not _reads(value)]
     computed = [one for one in constants if one.kind not in ("number", "string", "boolean", "null")]
     if computed and len(constants) > 1:
@@ -64,7 +64,7 @@ def _reads(node: Tree) -> bool:
 
 
 def _binds(node: Tree, fails: Callable[[Tree], bool]) -> bool:
-    """Say whether a part that can fail reads a column of which another one says the value."""
+    """Return whether a part that can fail reads a column that another part binds to a value."""
     if node.kind != "and":
         return False
     parts = list(_conditions(node, ("and",)))
@@ -91,7 +91,7 @@ def _is_choice(node: Tree) -> bool:
 
 
 def _values(node: Tree) -> list[Tree]:
-    """Return the values of a choice; without ``ELSE`` the last one is null."""
+    """Return the values of a choice; a missing ``ELSE`` is null."""
     if node.kind == "call":
         return list(node.parts[1:])
     based, otherwise = node.value
@@ -101,7 +101,7 @@ def _values(node: Tree) -> list[Tree]:
 
 
 def _has_null(node: Tree, *, taken: bool = False) -> bool:
-    """Say whether a null is more than a value that is chosen, or looked for."""
+    """Return whether a null literal is used other than as a value of a choice or of ``IS``."""
     node = node.unnest()
     if node.kind == "null":
         return not taken
@@ -111,7 +111,7 @@ def _has_null(node: Tree, *, taken: bool = False) -> bool:
 
 
 def _conditions(node: Tree, kinds: tuple[str, ...] = ("and", "or", "not")) -> Iterator[Tree]:
-    """Yield what is put together by ``AND``, ``OR`` and ``NOT``."""
+    """Yield the conditions below ``AND``, ``OR`` and ``NOT``."""
     node = node.unnest()
     if node.kind not in kinds:
         yield node
@@ -121,7 +121,7 @@ def _conditions(node: Tree, kinds: tuple[str, ...] = ("and", "or", "not")) -> It
 
 
 def _key(node: Tree) -> Hashable:
-    """Return what is equal for expressions that are written alike."""
+    """Return a key that is equal for expressions with the same spelling."""
     node = node.unnest()
     value = node.value.lower() if isinstance(node.value, str) and node.kind == "column" else node.value
     return node.kind, str(value), node.modifiers, tuple(map(_key, node.children))

@@ -1,7 +1,7 @@
-"""Names of Spark's own functions: those of one row that are deterministic, aggregates, and generators.
+"""Names of Spark's built-in functions: deterministic row functions, aggregates and generators.
 
-A function that is in none of the lists counts as one of which nothing is known: a user's own, or one of a
-later Spark. A test compares the lists with what Spark says of its functions.
+A function in none of the lists counts as unknown: a user's function, or one of a later Spark version. A test
+compares the lists with Spark's function catalog.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ ROW_FUNCTIONS: Final = frozenset(
     xxhash64 year zeroifnull
     """.split()  # noqa: SIM905
 )
-"""Functions of one row that always return the same for the same arguments.
+"""Row functions that always return the same for the same arguments.
 
-Those that give fields the names of their arguments, as ``struct``, are not among them: they return something
-else when a column is replaced by what made it. Neither are those that fail on purpose.
+Functions that name fields after their arguments, like ``struct``, are excluded: their result changes if a
+column is replaced by its definition. Functions that fail on purpose are excluded, too.
 """
 
 AGGREGATES: Final = frozenset(
@@ -83,7 +83,7 @@ AGGREGATES: Final = frozenset(
     tuple_union_agg_integer var_pop var_samp variance
     """.split()  # noqa: SIM905
 )
-"""Functions of all rows of a group."""
+"""Aggregate functions."""
 
 GENERATORS: Final = frozenset(
     """
@@ -91,4 +91,4 @@ GENERATORS: Final = frozenset(
     variant_explode_outer
     """.split()  # noqa: SIM905
 )
-"""Functions that make several rows of one."""
+"""Functions that generate several rows from one."""

@@ -1,4 +1,4 @@
-"""Words and operators of Spark's grammar of expressions."""
+"""Words and operators of Spark's expression grammar."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BINARY: Final = (
     frozenset({"+", "-", "||"}),
     frozenset({"*", "/", "%", "DIV"}),
 )
-"""Operators of numbers, those that bind least first; all from left to right."""
+"""Arithmetic operators by increasing precedence; all are left-associative."""
 CURRENT: Final = frozenset(
     """
     CURRENT_DATE CURRENT_TIME CURRENT_TIMESTAMP CURRENT_USER SESSION_USER USER
@@ -34,7 +34,7 @@ BY_UNIT: Final = frozenset(
 )
 DATE_UNITS: Final = UNITS | {"QUARTER", "DAYOFYEAR"}
 SEPARATORS: Final = frozenset({"FROM", "FOR", "PLACING", "IN"})
-"""Words that stand for a comma: ``substring(s FROM 2 FOR 3)``, ``position(a IN b)``."""
+"""Words that replace a comma: ``substring(s FROM 2 FOR 3)``, ``position(a IN b)``."""
 INFIX: Final = frozenset(
     """
     AND OR NOT IN IS LIKE ILIKE RLIKE REGEXP BETWEEN DIV COLLATE ESCAPE AS WHEN THEN ELSE END FROM FOR PLACING
@@ -42,4 +42,4 @@ INFIX: Final = frozenset(
     JOIN ON USING CLUSTER DISTRIBUTE WINDOW PIVOT QUALIFY
     """.split()  # noqa: SIM905
 )
-"""Words that are no name of an entry of a select list unless ``AS`` says so."""
+"""Words that need ``AS`` to be the name of a select-list entry."""

@@ -1,8 +1,8 @@
-"""Spark's grammar of expressions.
+"""A parser for Spark's expression grammar.
 
-The grammar is that of Spark's own parser, by its default settings, so precedence is Spark's: ``a = b IS
-NULL`` asks whether ``a = b`` is null, and ``! a = b`` is ``NOT (a = b)``. A text is never made of a tree:
-Spark gets what the user wrote, and rules put new texts together from pieces of it.
+The grammar and precedence are Spark's with default settings: ``a = b IS NULL`` tests whether ``a = b`` is
+null, and ``! a = b`` is ``NOT (a = b)``. Trees are never converted to text: Spark gets the user's text, and
+rules compose new texts from pieces of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Parser"]
 
 
 class Parser(TokenCursor):
-    """Parses a text from left to right; each method is a rule of Spark's grammar."""
+    """A recursive-descent parser; each method is a rule of Spark's grammar."""
 
     def _node(
         self, kind: str, start: int, value: Any = None, parts: tuple[Tree, ...] = (), **more: Any
@@ -251,7 +251,7 @@ class Parser(TokenCursor):
         return None
 
     def _keyword(self, token: Token) -> Tree | None:
-        """Return what begins with a word that is no name; None if it is one."""
+        """Parse an expression that begins with a keyword; return None if the word is a name."""
         word, start, following = token.text, token.start, self._peek()
         if following.text == "." and following.kind == "symbol":
             return None
@@ -306,7 +306,7 @@ class Parser(TokenCursor):
         return self._node("cast", word.start, (word.text, kind), (value,))
 
     def _type(self) -> str:
-        """Return a type's words, without blanks."""
+        """Return the words of a type, without blanks."""
         found = [self._take()]
         if found[0].kind not in ("word", "quoted"):
             raise self._wrong()
@@ -429,7 +429,7 @@ class Parser(TokenCursor):
 
 
 def _function_name(value: Tree) -> str | None:
-    """Return the name that stands before the parenthesis of a call; None if it is none."""
+    """Return the function name before the parenthesis of a call; None if there is none."""
     if value.kind == "column":
         return str(value.value).lower()
     if value.kind == "field":

@@ -1,4 +1,4 @@
-"""The tokens of Spark SQL, and where they stand in its text."""
+"""The tokens of Spark SQL with their positions."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Token(NamedTuple):
         ``string``, ``quoted`` (a name in backquotes), ``number``, ``word`` or ``symbol``; ``end`` behind the
         last one.
     text : str
-        As it is written; of a word and a symbol in capitals.
+        The text as written; words and symbols in upper case.
     start, stop : int
-        Where it stands.
+        Position in the text.
     """
 
     kind: str
@@ -45,12 +45,12 @@ class Token(NamedTuple):
 
 
 def tokenize(text: str) -> list[Token]:
-    """Return the tokens of a text without comments, and one of the kind ``end``.
+    """Return the tokens of a text without comments, followed by an ``end`` token.
 
     Raises
     ------
     InvalidUsageError
-        If there is a character that no token has.
+        If a character belongs to no token.
     """
     found: list[Token] = []
     at = 0
@@ -69,7 +69,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def without_comments(text: str) -> str:
-    """Return a text with a blank for each comment, which is what a comment is to Spark."""
+    """Replace each comment by a blank, as Spark does."""
     if "--" not in text and "/*" not in text:
         return text
     parts: list[str] = []
@@ -98,7 +98,7 @@ def _end_of_comment(text: str, start: int) -> int:
 
 
 class TokenCursor:
-    """A place in the tokens of a text, from which a parser reads on.
+    """A parser's position in the tokens of a text.
 
     Raises
     ------
@@ -154,7 +154,7 @@ class TokenCursor:
         )
 
     def end(self) -> None:
-        """Refuse what follows."""
+        """Raise an error unless all tokens are consumed."""
         if self._next.kind == "end":
             return
         if self._sees(","):

@@ -1,4 +1,4 @@
-"""A parsed expression: a tree whose nodes know where they stand in the text."""
+"""A parsed expression: a tree whose nodes hold their positions in the text."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ __all__ = ["Tree"]
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A node: an expression that stands at ``text[start:stop]``.
+    """A node: the expression at ``text[start:stop]``.
 
     Parameters
     ----------
     kind : str
-        What it is: ``column``, ``field``, ``number``, ``string``, ``boolean``, ``null``, ``typed``,
+        The kind of node: ``column``, ``field``, ``number``, ``string``, ``boolean``, ``null``, ``typed``,
         ``interval``, ``parameter``, ``star``, ``unary``, ``binary``, ``compare``, ``not``, ``and``, ``or``,
         ``between``, ``in``, ``match``, ``is``, ``case``, ``cast``, ``call``, ``lambda``, ``named``, ``row``,
         ``index``, ``collate``, ``current`` or ``paren``.
     start, stop : int
-        Where it stands.
+        Position in the text.
     value : object
-        A name, an operator, a literal as it is written, or what else tells it from others of its kind.
+        A name, an operator, a literal as written, or another value that distinguishes nodes of a kind.
     parts : tuple of Tree
-        What it is made of, in the order in which that stands in the text.
+        The operands in text order.
     filter : Tree, optional
         The condition of an aggregate's ``FILTER``.
     modifiers : tuple of str
-        Of a call: ``DISTINCT``, ``WITHIN GROUP``, ``IGNORE NULLS``, ``RESPECT NULLS``, ``OVER``.
+        Modifiers of a call: ``DISTINCT``, ``WITHIN GROUP``, ``IGNORE NULLS``, ``RESPECT NULLS``, ``OVER``.
     """
 
     kind: str
@@ -42,11 +42,11 @@ class Tree:
 
     @property
     def children(self) -> tuple[Tree, ...]:
-        """All nodes right below it."""
+        """The direct child nodes."""
         return self.parts if self.filter is None else (*self.parts, self.filter)
 
     def walk(self) -> Iterator[Tree]:
-        """Yield it and all nodes below."""
+        """Yield this node and all nodes below it."""
         waiting = [self]
         while waiting:
             node = waiting.pop()
@@ -54,5 +54,5 @@ class Tree:
             waiting += reversed(node.children)
 
     def unnest(self) -> Tree:
-        """Return what is in parentheses."""
+        """Return the node inside of all enclosing parentheses."""
         return self.parts[0].unnest() if self.kind == "paren" else self

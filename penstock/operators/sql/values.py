@@ -1,4 +1,4 @@
-"""Values of expressions: literals, types in common, and comparison, as Spark has them."""
+"""Values of expressions with Spark's rules for literals, common types and comparison."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ Mask: TypeAlias = "pa.ChunkedArray[Any] | pa.Array[Any] | None"
 INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 FLOATS: Final = (pa.float32(), pa.float64())
 _LEAST_INEXACT: Final = 1 << 53
-"""From it on several whole numbers are the same as doubles."""
+"""The least integer from which on different integers may be equal as doubles."""
 _MAX_DIGITS: Final = 15
-"""Decimals of so many digits differ from each other also as doubles."""
+"""Different decimals with up to this many digits also differ as doubles."""
 
 
 class UnknownError(Exception):
-    """The expression is not in the part of Spark SQL that is known here."""
+    """Raised for expressions outside of the supported part of Spark SQL."""
 
 
 @dataclass(slots=True)
 class Rows:
-    """What an expression is evaluated on."""
+    """The rows on which an expression is evaluated, with flags set by the evaluation."""
 
     table: pa.Table
     fails: bool = False
-    """Whether something was computed that fails for other values."""
+    """Set if a computation could fail for other values."""
     ansi: bool = False
-    """Whether something was computed of which the type is another one without ANSI mode."""
+    """Set if a computed type differs outside of ANSI mode."""
 
     def column(self, name: str) -> Value:
         """Return a column of the table."""
@@ -63,7 +63,7 @@ class Rows:
 
 
 def number_literal(node: Tree, rows: Rows) -> Value:
-    """Return a number as Spark types it."""
+    """Parse a number literal to Spark's type."""
     text = node.value.upper()
     suffix = text.lstrip("-.0123456789E+") if text[-1].isalpha() else ""
     if suffix in _SUFFIXES:
@@ -101,7 +101,7 @@ def _fitting(number: float, kind: pa.DataType) -> float:
 
 
 def string_literal(node: Tree, rows: Rows) -> Value:
-    """Return a text without quotes or escapes in it."""
+    """Parse a string literal without inner quotes or escapes."""
     text = node.value
     if text is None or text[0] != "'" or "\\" in text or "'" in text[1:-1]:
         raise UnknownError("it has a text with quotes or escapes")
@@ -109,22 +109,22 @@ def string_literal(node: Tree, rows: Rows) -> Value:
 
 
 def as_float(value: Value, kind: pa.DataType) -> Value:
-    """Return a number as a float: the nearest one, as in Spark.
+    """Convert a number to the nearest float, as Spark does.
 
-    Of a third of the shortest decimals Arrow takes another one, of 0.3 that which 3 times 0.1 is; but not of
-    their texts.
+    Arrow casts a third of the shortest decimals to another float, such as 0.3 to 3 * 0.1, but casts their
+    texts correctly.
     """
     number = value.cast(pa.string()) if pa.types.is_decimal(value.type) else value
     return number.cast(kind, safe=value.type not in INTEGERS)
 
 
 def as_double(value: Value) -> Value:
-    """Return a value as a ``DOUBLE``."""
+    """Convert a value to ``DOUBLE``."""
     return as_float(value, pa.float64())
 
 
 def is_comparable(kind: pa.DataType) -> bool:
-    """Say whether Spark has the same type and compares its values as Arrow does."""
+    """Return whether Spark has the same type and compares its values like Arrow."""
     if pa.types.is_timestamp(kind):
         return bool(kind.unit == "us")
     return kind in INTEGERS or kind in FLOATS or kind in (pa.bool_(), pa.string(), pa.date32(), pa.null())
@@ -167,7 +167,7 @@ def to_common_type(rows: Rows, *values: Value) -> list[Value]:
 
 
 def to_common_numbers(rows: Rows, left: Value, right: Value) -> list[Value]:
-    """Return two numbers in the type that they have in common."""
+    """Convert two numbers to their common type."""
     both = to_common_type(rows, left, right)
     if both[0].type not in INTEGERS and both[0].type not in FLOATS:
         raise UnknownError(f"it calculates with {both[0].type}")
@@ -175,14 +175,14 @@ def to_common_numbers(rows: Rows, left: Value, right: Value) -> list[Value]:
 
 
 def compare_values(rows: Rows, operator: str, left: Value, right: Value) -> Value:
-    """Compare as Spark does: NaN equals itself and is greater than every number."""
+    """Compare like Spark: NaN equals itself and is greater than every number."""
     if operator in ("<", "<="):
         return compare_values(rows, {"<": ">", "<=": ">="}[operator], right, left)
     if operator == "<>":
         return pc.invert(compare_values(rows, "=", left, right))
     decimals = [value for value in (left, right) if pa.types.is_decimal(value.type)]
     if len(decimals) == 1 and (left.type in INTEGERS or right.type in INTEGERS):
-        # Whole numbers that are the same as doubles are on the same side of a small number.
+        # Integers that are equal as doubles compare alike with a small number.
         number = decimals[0].as_py() if isinstance(decimals[0], pa.Scalar) else None
         if number is None or abs(number) >= _LEAST_INEXACT:
             raise UnknownError("it compares whole numbers with decimals")
@@ -208,7 +208,7 @@ _COMPARED: Final = {"=": "equal", ">": "greater", ">=": "greater_equal"}
 
 
 def _are(texts: pa.ChunkedArray[Any], text: str) -> pa.ChunkedArray[Any]:
-    """Return which texts are `text`, null where there is none, in half of the time that Arrow takes."""
+    """Compare texts with `text`, nulls included, in half of Arrow's time."""
     # Where there is no text to compare, as in a plan that is explained, no compiler is loaded.
     from penstock.compression.arrow import offsets_and_bytes
     from penstock.compression.kernels.text import are_equal

@@ -1,11 +1,11 @@
-"""Windows of many groups combined by window in the bucket that makes them, so that few leave it.
+"""Combine windows of many groups by window inside their bucket, so that few rows leave it.
 
-What follows windows is often of one window at a time: an aggregate of all groups, or those that have the
-most. Each bucket has all windows of its groups that close in a micro-batch, so it can do its part before
-they cross to Spark, where a row costs a hundred times what it costs here.
+The next operator often works on one window at a time: an aggregate of all groups, or the groups with the
+maximum. Each bucket has all closing windows of its groups, so it can do its part before rows cross to Spark,
+where a row costs a hundred times as much.
 
-A **window group** is a window and a group of the aggregate that follows. Window groups are numbered from 1,
-so that a partial aggregate is an array with a place for each; rows that do not count have number 0.
+A **window group** is a window and a group of the following aggregate. Window groups are numbered from 1, so a
+partial aggregate is an array indexed by that number; rows that do not count have number 0.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from penstock.state_store.keys.key_index import KeyIndex
 __all__ = ["FOLDED", "Extremes", "WindowAccumulator"]
 
 FOLDED = frozenset({"count", "sum", "m2", "min", "max"})
-"""Kinds of partials that do not depend on the order of groups, and are of fixed size."""
+"""Kinds of partials of fixed size that do not depend on the order of groups."""
 
 _MAX_EMPTY_GROUPS, _MAX_GROUPS_PER_ROW = 1024, 4
-"""Below these limits all possible window groups are numbered; beyond them only those that have rows."""
+"""Below these limits all possible window groups are numbered; above, only those with rows."""
 
 _NO_GROUPS = np.zeros(0, np.int64)
 
@@ -48,21 +48,21 @@ _Column: TypeAlias = "pa.Array[Any]"
 
 @dataclass(frozen=True)
 class Extremes:
-    """Leaves out windows that do not have the greatest, or the least, value of all groups' in the bucket.
+    """Prune windows that do not have the maximum or minimum value of their bucket.
 
-    What has the most of all buckets has the most in its own, so nothing is lost for who looks for that.
+    A global maximum is also its bucket's maximum, so pruning is safe.
 
     Parameters
     ----------
     layout : WindowLayout
-        Of the windows.
+        Layout of the windows.
     value : str
-        The partial: an integer or a float, of which NaN is greater than all others, as in Spark. Windows in
-        which it is null are left out.
+        The compared partial: an integer or a float. As in Spark, NaN is greater than all other values.
+        Windows in which it is null are pruned.
     greatest : bool
-        Whether the greatest is kept, or the least.
+        Whether the maximum is kept, or the minimum.
     by : tuple of str
-        Groups of which each has its own.
+        Group columns within which values are compared.
     """
 
     layout: WindowLayout
@@ -72,11 +72,11 @@ class Extremes:
 
     @property
     def partials(self) -> None:
-        """All of them; see `WindowEmitter.partials`."""
+        """All partials; see `WindowEmitter.partials`."""
         return None
 
     def __call__(self, closed: Closed) -> pa.RecordBatch:
-        """Return those of some windows that have the most of these."""
+        """Return the windows that have the extreme value."""
         places = [self.layout.groups.get_field_index(name) for name in self.by]
         numbers = self._numbers([closed.groups[place] for place in places])
         of = None if numbers is None else numbers[closed.of.to_numpy()]
@@ -85,7 +85,7 @@ class Extremes:
         return windows.take(pa.array(kept))
 
     def collect(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """Return those that have the most of all."""
+        """Return the windows that have the overall extreme value."""
         if len(parts) < 2:
             return parts
         whole = pa.concat_batches(parts)
@@ -94,14 +94,14 @@ class Extremes:
         return [whole.take(pa.array(kept))]
 
     def _numbers(self, columns: Sequence[_Column]) -> Integers | None:
-        """Return numbers of groups; None where there is only one."""
+        """Return group numbers; None if all rows are one group."""
         if not columns:
             return None
         codec = GroupCodec([self.layout.groups.field(name) for name in self.by])
         return codec.numbers(KeyIndex(), list(columns), len(columns[0]))
 
     def _kept(self, groups: Integers | None, starts: Integers, values: _Column) -> Integers:
-        """Return which windows have the most, in order."""
+        """Return the indices of windows with the extreme value, in order."""
         (window_groups,), keys = _number_window_groups([groups], [starts])
         if values.null_count:
             window_groups = without_nulls(window_groups, values)
@@ -115,7 +115,7 @@ class Extremes:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Some windows as rows: groups, of each row its place in them, and the values of partials."""
+    """Windows as rows: distinct groups, the index of each row's group, window starts, and values."""
 
     groups: list[_Column]
     of: Integers
@@ -124,23 +124,23 @@ class _Rows:
 
     @property
     def rows(self) -> int:
-        """The number of groups' rows."""
+        """The number of distinct groups."""
         return len(self.groups[0]) if self.groups else int(self.of.max()) + 1
 
 
 @dataclass(frozen=True)
 class WindowAccumulator:
-    """Aggregates windows by window, in the bucket.
+    """Aggregate windows by window inside the bucket.
 
     Parameters
     ----------
     finish : Finish
-        What the columns of windows are; its last step is a projection of groups and values.
+        Computes the columns of windows; its last step is a projection of groups and values.
     fragments : Fragments
-        The aggregate: `group_by` are the windows' length and the groups, `partials` are of `FOLDED`, their
-        expressions columns or ``*``.
+        The aggregate: `group_by` holds the window's length and the groups. `partials` have kinds in `FOLDED`;
+        their expressions are columns or ``*``.
     made : pyarrow.Schema
-        What comes of it: where windows start, in microseconds, `group_by`, partials.
+        The output: window starts in microseconds, `group_by`, partials.
     """
 
     finish: Finish
@@ -164,21 +164,21 @@ class WindowAccumulator:
         return _Rows(groups, of, rows.starts, values)
 
     def _values(self, partial: Partial, rows: WindowRows) -> _Column | None:
-        """Return what is aggregated; None where rows are counted."""
+        """Return the input values of each partial; None for a count of rows."""
         if partial.expression == "*":
             return None
         if partial.kind != "count":
             return rows.array(partial.expression)
-        # Mostly there is nothing that does not count.
+        # In most cases all rows count.
         (column,), _ = rows.groups([partial.expression])
         return rows.array(partial.expression) if column.null_count else None
 
     def collect(self, parts: list[_Rows]) -> list[pa.RecordBatch]:
-        """Return a row for each window and group."""
+        """Return one row per window and group."""
         return self._folded(parts, self.fragments.partials)
 
     def added(self, batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """Return what several buckets have made, with a row for each window and group."""
+        """Combine the results of several buckets into one row per window and group."""
         pane_us, deviations = 1000 * self.finish.pane_ms, beside(self.fragments.partials)
         parts = [
             _Rows(
@@ -233,16 +233,16 @@ class WindowAccumulator:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """What window groups are of.
+    """The windows and groups behind the numbers of window groups.
 
     Attributes
     ----------
     count : int
-        How many window groups there are.
+        Number of window groups.
     starts : int64 array
-        First panes of windows: of each group's window groups, one after the other.
+        First panes of windows; they repeat for each group.
     known : int64 array, optional
-        The places that window groups have, were there one for each group and start; all unless given.
+        Index of each window group in the full table of groups by starts; None if the table is full.
     """
 
     count: int
@@ -250,7 +250,7 @@ class _Keys:
     known: Integers | None = None
 
     def of(self, places: Integers) -> tuple[Integers, Integers]:
-        """Return the first panes and the groups' numbers of window groups; place 0 is window group 1."""
+        """Return first panes and group numbers of window groups; index 0 is window group 1."""
         groups, starts = np.divmod(places if self.known is None else self.known[places], len(self.starts))
         return self.starts[starts], groups
 
@@ -258,7 +258,7 @@ class _Keys:
 def _number_window_groups(
     groups: Sequence[Integers | None], starts: Sequence[Integers]
 ) -> tuple[list[_WindowGroups], _Keys]:
-    """Return the window groups of rows that come in parts: numbers of groups, and first panes."""
+    """Assign window-group numbers to rows, given in parts as group numbers and first panes."""
     rows = sum(map(len, starts))
     if not rows:
         return [np.zeros(0, np.int32) for _ in starts], _Keys(0, np.zeros(1, np.int64))
@@ -272,7 +272,7 @@ def _number_window_groups(
                 _NO_GROUPS if group is None else group, one, least, span, out
             )
         return window_groups, _Keys(count, np.arange(least, least + span))
-    # There are no more starts than rows, however far apart, so that places stay below their square.
+    # There are no more starts than rows, so indices stay below the square of the number of rows.
     there, at = np.unique(np.concatenate(starts), return_inverse=True)
     several = [group for group in groups if group is not None]
     places = np.concatenate(several) * len(there) + at if several else at

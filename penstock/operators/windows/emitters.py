@@ -1,4 +1,4 @@
-"""What an operator does with windows that close, before they leave it."""
+"""Emitters: the processing of closed windows before they leave the operator."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ __all__ = ["PassThrough", "WindowEmitter"]
 
 
 class WindowEmitter(Protocol):
-    """Makes of windows that close what leaves the operator. It is not changed by that."""
+    """Convert closed windows to the operator's output. Calls do not change the emitter."""
 
     @property
     def partials(self) -> Container[str] | None:
-        """The partials of windows that it reads; None for all."""
+        """The partials that the emitter reads; None for all."""
 
     def __call__(self, closed: Closed) -> Any:
-        """Return what becomes of some windows; called by several threads at once."""
+        """Convert some windows; called by several threads at once."""
 
     def collect(self, parts: list[Any]) -> list[pa.RecordBatch]:
-        """Return what leaves the operator of what became of all windows, in their order."""
+        """Combine the converted windows, in order, into the output."""
 
 
 @dataclass(frozen=True)
 class PassThrough:
-    """Lets windows leave as they are.
+    """Emit windows unchanged.
 
     Parameters
     ----------
     layout : WindowLayout
-        Of the windows.
+        Layout of the windows.
     """
 
     layout: WindowLayout
 
     @property
     def partials(self) -> None:
-        """All of them; see `WindowEmitter.partials`."""
+        """All partials; see `WindowEmitter.partials`."""
         return None
 
     def __call__(self, closed: Closed) -> pa.RecordBatch:
@@ -49,5 +49,5 @@ class PassThrough:
         return closed.batch(self.layout)
 
     def collect(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """Return them."""
+        """Return the windows unchanged."""
         return parts

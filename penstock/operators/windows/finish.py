@@ -1,7 +1,6 @@
-"""Final columns of windows outside of Spark: the aggregates, and the selections and projections that follow.
+"""Compute aggregates of windows, and following selections and projections, outside of Spark.
 
-Columns are computed when something needs them. So what a selection leaves out costs the columns that the
-selection reads, and no other.
+Columns are computed on demand. So rows that a selection drops cost only the columns that the selection reads.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ Step: TypeAlias = str | Mapping[str, str]
 
 @dataclass(frozen=True)
 class Finish:
-    """What makes results of windows' partials. Made on the driver, used in workers for every micro-batch.
+    """Compute results of windows. Created on the driver, used in workers for every micro-batch.
 
     Parameters
     ----------
     windows : pyarrow.Schema
-        Of windows: groups, `START` and partials, in the types that Spark would see.
+        Schema of windows: groups, `START` and partials, in the types that Spark would see.
     output : pyarrow.Schema
-        Of windows with their aggregates, in Spark's types.
+        Schema of windows with their aggregates, in Spark's types.
     window : str
-        The column of `output` that has the window's start and end, timestamps in microseconds.
+        The column of `output` with the window's start and end, timestamps in microseconds.
     pane_ms, size_ms : int
-        The length of a pane, of which `START` is the number, and of a window.
+        The length of a pane and of a window; `START` is a pane number.
     assembly : Assembly
         The aggregates.
     steps : tuple of Step
-        What follows, in this order.
+        The following selections and projections, in order.
     """
 
     windows: pa.Schema
@@ -59,7 +58,7 @@ class Finish:
 
     @property
     def partials(self) -> frozenset[str]:
-        """The partials that it reads; see `WindowEmitter.partials`."""
+        """The partials that are read; see `WindowEmitter.partials`."""
         needed = set(self._made)
         for step in reversed(self.steps):
             if isinstance(step, str):
@@ -72,13 +71,13 @@ class Finish:
 
     @property
     def _made(self) -> Iterable[str]:
-        """The columns that it makes."""
+        """The computed columns."""
         return next((step for step in reversed(self.steps) if not isinstance(step, str)), self.output.names)
 
     def schemas(self) -> list[pa.Schema] | None:
-        """Return the schemas of windows and after each projection; None if something is for Spark only.
+        """Return the schemas of windows and after each projection; None if only Spark can run a step.
 
-        Aggregates have to come in the very types of `output`, so that nothing is to be cast.
+        Aggregates must have exactly the types of `output`, so that no cast is needed.
         """
         types = {field.name: field.type for field in self.windows}
         partials = pa.schema(types | dict.fromkeys(self.assembly.derived, pa.float64()))
@@ -110,11 +109,11 @@ class Finish:
         return batch
 
     def collect(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """Return results as they are; see `WindowEmitter.collect`."""
+        """Return results unchanged; see `WindowEmitter.collect`."""
         return parts
 
     def rows(self, closed: Closed) -> WindowRows:
-        """Return windows after all steps, of which columns are computed when they are asked for."""
+        """Return the windows after all steps; columns are computed on demand."""
         rows = WindowRows(self, closed)
         for step in self.steps:
             if isinstance(step, str):
@@ -130,7 +129,7 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
 
 
 class WindowRows:
-    """The columns of some windows, before and after each projection, as far as they are known."""
+    """The columns of some windows, before and after each projection, computed on demand."""
 
     def __init__(self, finish: Finish, closed: Closed) -> None:
         self._finish = finish
@@ -143,12 +142,12 @@ class WindowRows:
         self._known: list[dict[str, _Column]] = [{}]
 
     def project(self, select: Mapping[str, str]) -> None:
-        """Let later steps see other columns."""
+        """Apply a projection."""
         self._projections.append(select)
         self._known.append({})
 
     def keep(self, predicate: Expression) -> None:
-        """Leave out rows for which a predicate is not true."""
+        """Drop rows for which a predicate is not true."""
         kept = evaluate(predicate, self.table(predicate.columns))
         rows = pc.indices_nonzero(kept.combine_chunks())
         self._kept = rows if self._kept is None else self._kept.take(rows)
@@ -162,14 +161,14 @@ class WindowRows:
         return self._taken(self._starts).to_numpy()
 
     def groups(self, names: Sequence[str]) -> tuple[list[pa.Array[Any]], Integers]:
-        """Return columns after the last projection, whose rows may stand for several windows each.
+        """Return columns after the last projection, one row per group if possible, else per window.
 
         Returns
         -------
         columns : list of pyarrow.Array
-            Those that are asked for.
+            The requested columns.
         of : int64 array
-            Of each window its row in them.
+            Per window, its row in these columns.
         """
         level, plain = len(self._projections), list(names)
         while level and all(Expression.parse(self._projections[level - 1][one]).is_column for one in plain):

@@ -19,13 +19,13 @@ __all__ = ["GroupCodec"]
 
 _MAX_COLUMNS = 63
 _MIN_ROWS_TO_SAMPLE, _SAMPLE_ROWS, _MIN_ROWS_PER_GROUP = 1 << 14, 1 << 12, 4
-"""Of so many rows a sample is looked at, in which each group has to be so many times."""
+"""Rows from which on a sample is taken, sample size, and mean rows per group that count as repetition."""
 
 
 class GroupCodec:
-    """Turns group columns into `Keys` and back. A null is a group of its own, as in Spark.
+    """Convert group columns to `Keys` and back. A null is a group of its own, as in Spark.
 
-    The first word of a key has a bit for each column that is null. No column makes one group.
+    The first word of a key has a bit for each null column. Without columns all rows are one group.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class GroupCodec:
         self._codec = KeyCodec([pa.field("nulls", pa.int64()), *self.fields])
 
     def encode(self, columns: Sequence[pa.Array[Any]], rows: int) -> Keys:
-        """Return the groups of rows."""
+        """Encode the groups of rows."""
         nulls = np.zeros(rows, np.int64)
         filled: list[pa.Array[Any]] = []
         for bit, column in enumerate(columns):
@@ -57,7 +57,7 @@ class GroupCodec:
         return self._codec.encode([pa.array(nulls), *filled])
 
     def repeats(self, columns: Sequence[pa.Array[Any]], rows: int) -> bool:
-        """Say whether few groups have many rows, by a sample of these."""
+        """Return whether few groups have many rows, judged by a sample."""
         if rows < _MIN_ROWS_TO_SAMPLE:
             return False
         places = pa.array(np.arange(0, rows, max(rows // _SAMPLE_ROWS, 1)))
@@ -66,10 +66,10 @@ class GroupCodec:
         return len(np.unique(self.encode(sample, count).hashes)) * _MIN_ROWS_PER_GROUP <= _SAMPLE_ROWS
 
     def numbers(self, index: KeyIndex, columns: Sequence[pa.Array[Any]], rows: int) -> Integers:
-        """Return the numbers of rows' groups in an index; those that are new get the next ones.
+        """Return the numbers of the rows' groups in an index; add new groups.
 
-        Where rows of a group stand together, one of each run is looked for; where few groups have many rows
-        otherwise, these are told apart as values, and only the groups as keys.
+        If rows of a group are adjacent, only one row per run is looked up. Else if few groups have many rows,
+        rows are grouped by value first, and only the distinct groups are looked up.
         """
         if rows < _MIN_ROWS_TO_SAMPLE:
             return index.find_or_add(self.encode(columns, rows))
@@ -96,7 +96,7 @@ class GroupCodec:
 
 
 def _runs(columns: Sequence[pa.Array[Any]], rows: int) -> Integers | None:
-    """Return where runs of equal rows begin; None where they are short."""
+    """Return the starts of runs of equal rows; None if runs are short."""
     sample = _begins([column.slice(0, _SAMPLE_ROWS) for column in columns], min(rows, _SAMPLE_ROWS))
     if len(sample) * _MIN_ROWS_PER_GROUP > min(rows, _SAMPLE_ROWS):
         return None
@@ -105,7 +105,7 @@ def _runs(columns: Sequence[pa.Array[Any]], rows: int) -> Integers | None:
 
 
 def _begins(columns: Sequence[pa.Array[Any]], rows: int) -> Integers:
-    """Return the places of rows that differ from the one before, in order; the first one is."""
+    """Return the sorted indices of rows that differ from the previous row, including the first."""
     differ = np.zeros(rows, np.bool_)
     differ[:1] = True
     for column in columns:
@@ -115,7 +115,7 @@ def _begins(columns: Sequence[pa.Array[Any]], rows: int) -> Integers:
 
 
 def _nothing(kind: pa.DataType) -> pa.Scalar[Any]:
-    """Return the value that stands where a null is; its bit tells the two apart."""
+    """Return the value that replaces a null; the null's bit distinguishes the two."""
     if pa.types.is_decimal(kind):
         return pa.scalar(Decimal(0), kind)
     if pa.types.is_boolean(kind) or pa.types.is_floating(kind):

@@ -1,4 +1,4 @@
-"""What windows are made of, and what comes out of them."""
+"""Layouts of windows, and the results of a micro-batch."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from penstock.operators.windows.spec import WindowSpec
 __all__ = ["ENTRY_PANE", "START", "Closed", "FinalPanes", "PanesResult", "RowLayout", "WindowLayout"]
 
 ENTRY_PANE = "__penstock_pane"
-"""The column of an entry that has its pane's number."""
+"""The column of an entry with its pane number."""
 
 START = "__penstock_start"
-"""The column of a window that has the number of its first pane."""
+"""The column of a window with the number of its first pane."""
 
 
 @dataclass(frozen=True)
 class WindowLayout:
-    """What windows are made of.
+    """The layout of windows: their spec, groups and partials.
 
     Parameters
     ----------
     spec : WindowSpec
         Size and slide.
     groups : pyarrow.Schema
-        The group columns; none makes one group.
+        The group columns; without any, all rows are one group.
     partials : tuple of Partial
-        What an entry holds.
+        The partials of an entry.
     types : tuple of pyarrow.DataType
-        Of the partials.
+        Types of the partials.
     times : mapping of str to str
-        For each partial of kind ``first`` or ``last`` the partial that says at what time it was.
+        Name of each ``first`` or ``last`` partial to the partial that holds its time.
     rows : str
         The partial that counts the rows of an entry.
     assembly : Assembly, optional
-        How aggregates are computed of windows; then these leave with means and deviations, in place of the
-        partials that nothing else reads.
+        Computes aggregates. If given, windows leave with means and deviations instead of the partials that
+        nothing else reads.
     """
 
     spec: WindowSpec
@@ -64,12 +64,12 @@ class WindowLayout:
 
     @property
     def fixed_size(self) -> bool:
-        """Whether no partial is a set or a sketch, which grow with what they stand for."""
+        """True if no partial is a set or a sketch, which grow with their values."""
         return all(one.kind not in ("distinct", "sketch") for one in self.partials)
 
     @property
     def results(self) -> pa.Schema:
-        """The schema of partials of windows, and of means and deviations."""
+        """The schema of window partials, means and deviations."""
         both, made = zip(self.partials, self.types, strict=True), self.assembly
         kept = [
             pa.field(one.name, type_in_windows(one, kind))
@@ -84,7 +84,7 @@ class WindowLayout:
         return self.assembly.read if self.assembly else frozenset()
 
     def finished(self, values: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what leaves, of `results`, of the partials of windows.
+        """Compute the columns that leave, those of `results`, from the partials of windows.
 
         Raises
         ------
@@ -98,11 +98,11 @@ class WindowLayout:
 
     @property
     def first_pane(self) -> int | None:
-        """The first pane that a group can have; None if there is no first one."""
+        """The first pane that a group can have; None if panes have no lower bound."""
         return None
 
     def arriving_column(self, partial: str) -> str:
-        """Return the column of what arrives from which a partial is taken."""
+        """Return the input column from which a partial is taken."""
         return partial
 
     @property
@@ -118,18 +118,19 @@ class WindowLayout:
 
 @dataclass(frozen=True)
 class RowLayout(WindowLayout):
-    """What windows of so many rows are made of; a pane is of rows, too.
+    """The layout of row windows, whose panes are rows, too.
 
     Parameters
     ----------
     pane_rows : int
-        How many rows of a group make a pane.
+        Number of rows of a group in a pane.
     arriving : pyarrow.Schema
-        Of rows: groups, `ENTRY_PANE` with the time, and the values of partials, named as their expressions.
+        Schema of input rows: groups, `ENTRY_PANE` with the time, and the values of partials, named like their
+        expressions.
     end : str
-        The partial that is the greatest time.
+        The partial with the greatest time.
     bounds : tuple of str
-        Partials that say which window it is.
+        Partials that identify the window.
     """
 
     pane_rows: int
@@ -139,7 +140,7 @@ class RowLayout(WindowLayout):
 
     @property
     def first_pane(self) -> int:
-        """Pane 0, which has the group's first row."""
+        """Pane 0, which holds the group's first row."""
         return 0
 
     def arriving_column(self, partial: str) -> str:
@@ -153,18 +154,18 @@ class RowLayout(WindowLayout):
 
 @dataclass(frozen=True, slots=True)
 class PanesResult:
-    """What one micro-batch did.
+    """The result of one micro-batch.
 
     Attributes
     ----------
     windows : list of pyarrow.RecordBatch
-        Windows that closed, of `WindowLayout.window`; those of a group in their order.
+        Closed windows with the schema `WindowLayout.window`; windows of a group in order.
     rows_in, late : int
-        Rows that the entries stand for: all, and those of which no window is open any more.
+        Input rows behind the entries: all, and those whose windows have all closed.
     groups : int
-        Groups that still have an open window.
+        Number of groups that still have an open window.
     closed : int
-        How many windows closed.
+        Number of closed windows.
     """
 
     windows: list[pa.RecordBatch]
@@ -176,18 +177,18 @@ class PanesResult:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Some windows that closed.
+    """A set of closed windows.
 
     Attributes
     ----------
     groups : list of pyarrow.Array
-        Groups, each once.
+        Distinct groups.
     of : pyarrow.Array of int64
-        Of each window its place in `groups`.
+        Per window, the index of its group in `groups`.
     starts : pyarrow.Array of int64
         The number of each window's first pane.
     values : pyarrow.RecordBatch
-        Its partials.
+        Partials of each window.
     """
 
     groups: list[pa.Array[Any]]
@@ -196,21 +197,21 @@ class Closed:
     values: pa.RecordBatch
 
     def batch(self, layout: WindowLayout) -> pa.RecordBatch:
-        """Return them as they leave, with their groups: of `WindowLayout.window`."""
+        """Return the windows with their groups, in the schema `WindowLayout.window`."""
         groups, values = [column.take(self.of) for column in self.groups], layout.finished(self.values)
         return pa.RecordBatch.from_arrays([*groups, self.starts, *values.columns], schema=layout.window)
 
 
 @dataclass(frozen=True, slots=True)
 class FinalPanes:
-    """Panes of which nothing more comes.
+    """Final panes: no more rows arrive for them.
 
     Attributes
     ----------
     ids, panes : int64 arrays
-        The numbers of groups, and of panes.
+        Group numbers, and pane numbers.
     rows : pyarrow.RecordBatch
-        Their partials.
+        Partials of each pane.
     """
 
     ids: Integers

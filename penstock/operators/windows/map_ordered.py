@@ -1,4 +1,4 @@
-"""Several pieces of work at once, whose results come in their order."""
+"""Run work in threads and yield the results in order."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ B = TypeVar("B")
 
 
 def map_ordered(work: Callable[[A], B], items: Iterable[A], threads: int) -> Iterator[B]:
-    """Yield what becomes of items, in their order.
+    """Yield the results of work on items, in order.
 
     Parameters
     ----------
     work : callable
-        What is done with each of them, by one of the threads; with a single item by the caller's own.
+        Function for one item, called in one of the threads; for a single item in the caller's thread.
     items : iterable
-        Drawn by the caller's thread, at most one more of them ahead than there are threads.
+        Drawn in the caller's thread, at most one more ahead than there are threads.
     threads : int
-        How many work.
+        Number of threads.
 
     Raises
     ------
     Exception
-        What `work` raises, in its item's turn, once what was begun after it has ended.
+        An error of `work` is raised in its item's turn, after all work in progress has ended.
     """
     items = iter(items)
     begin = list(islice(items, 2))

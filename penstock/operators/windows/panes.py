@@ -1,4 +1,4 @@
-"""The choice of panes: of a length in time, or of a number of rows."""
+"""The choice between panes by time and panes by number of rows."""
 
 from __future__ import annotations
 

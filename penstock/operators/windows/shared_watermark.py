@@ -1,4 +1,4 @@
-"""Windows of several streams under one watermark, so that windows that end together close together."""
+"""Windows of several streams under a shared watermark: windows that end together close together."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["SeveralPanes"]
 class SeveralPanes:
     """The panes of one bucket for each of several sides. Used by one task at a time; not thread-safe.
 
-    Sides may be at different times. Windows of all of them close by the watermark of the one that is
-    furthest behind, and none before each has one: so those of one end close in one micro-batch.
+    Sides may be at different times. All windows close by the lowest watermark of the sides, and none close
+    before every side has a watermark. So windows with the same end close in one micro-batch.
 
     Parameters
     ----------
     layouts : sequence of WindowLayout
-        What the windows of each side are made of; panes are as long as those of the others.
+        The layout of each side's windows; all sides have the same pane length.
     """
 
     def __init__(self, layouts: Sequence[WindowLayout]) -> None:
@@ -37,7 +37,7 @@ class SeveralPanes:
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the state holds, roughly."""
+        """Approximate memory of the state in bytes."""
         return sum(side.size_bytes for side in self._sides)
 
     def close(self) -> None:
@@ -46,14 +46,14 @@ class SeveralPanes:
     def run(
         self, arriving: Sequence[Iterable[pa.RecordBatch]], watermarks: Sequence[int | None]
     ) -> list[PanesResult]:
-        """Let the entries of each side in, then close windows; see `Panes.run`.
+        """Add the entries of each side, then close windows; see `Panes.run`.
 
         Parameters
         ----------
         arriving : sequence of iterables of pyarrow.RecordBatch
-            For each side, in order of arrival.
+            Entries of each side, in order of arrival.
         watermarks : sequence of int or None
-            For each side; the greatest one ever given counts.
+            Watermark of each side; the greatest ever given counts.
         """
         known = zip(self._watermarks, watermarks, strict=True)
         self._watermarks = [max((one for one in pair if one is not None), default=None) for pair in known]
@@ -62,7 +62,7 @@ class SeveralPanes:
         return [side.run(batches, common) for side, batches in zip(self._sides, arriving, strict=True)]
 
     def delta(self) -> PUnit:
-        """Return the entries that came since the last call and are still needed, to be stored."""
+        """Return the needed entries that were added since the last call, to be stored."""
         units = [side.delta() for side in self._sides]
         return PUnit(
             kind="delta",
@@ -76,16 +76,16 @@ class SeveralPanes:
         )
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole state of this moment, in units of bounded size."""
+        """Return the whole current state, in units of bounded size."""
         watermarks = list(self._watermarks)
-        # Those of all sides are made here and now, as each side's are.
+        # The units of all sides are created now, because each side copies its state now.
         made = [list(side.snapshot()) for side in self._sides]
         return chain.from_iterable(
             [_of_side(number, unit, watermarks) for unit in units] for number, units in enumerate(made)
         )
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply units in their order."""
+        """Apply units in order."""
         apart: list[list[PUnit]] = [[] for _ in self._sides]
         for unit in units:
             fields, count = unit.fields, len(self._sides)

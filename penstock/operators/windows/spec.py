@@ -1,4 +1,4 @@
-"""Windows in panes: which there are, and which of them a pane is in."""
+"""Windows in units of panes: their numbers, and the windows of a pane."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["WindowSpec"]
 class WindowSpec:
     """Windows whose size and slide are whole numbers of panes.
 
-    Pane p is ``[p, p + 1)`` times the pane's length since 1970-01-01T00:00:00Z; window k is made of the panes
-    from ``k * slide`` to before ``k * slide + size``, k of any sign, so that windows are aligned as Spark's
-    ``window()`` aligns them.
+    Pane p is ``[p, p + 1)`` times the pane's length since 1970-01-01T00:00:00Z; window k has the panes from
+    ``k * slide`` to before ``k * slide + size``, k of any sign. So windows are aligned like Spark's
+    ``window()``.
 
     Parameters
     ----------
     size, slide : int
-        In panes; the slide is at most the size.
+        Size and slide in panes; the slide is at most the size.
 
     Raises
     ------
@@ -38,7 +38,7 @@ class WindowSpec:
 
     @property
     def overlap(self) -> int:
-        """In how many windows a pane is, but for parts of a slide."""
+        """Number of windows that contain a pane, rounded down."""
         return self.size // self.slide
 
     def first_with(self, pane: int) -> int:

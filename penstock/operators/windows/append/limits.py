@@ -1,4 +1,4 @@
-"""The thresholds by which panes decide."""
+"""Thresholds of pane state."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class PaneLimits:
     Parameters
     ----------
     unit_entries : int
-        Pane partials in a unit of a snapshot, at most.
+        Maximum number of pane partials in a unit of a snapshot.
     chunk_windows : int
-        Windows that one thread assembles at once, about.
+        Approximate number of windows that one thread assembles at once.
     min_entries_for_stacks : int
-        Stacks are made for at least this many entries.
+        Minimum number of entries for which stacks are built.
     min_sharing_for_stacks : int
-        Stacks are made if windows are at least this many times as long as a micro-batch advances.
+        Minimum ratio of window length to the advance of a micro-batch for which stacks are built.
     min_silent_groups : int
-        Groups without entries are forgotten if there are more than this number ...
+        Groups without entries are forgotten if they outnumber this value ...
     groups_per_live : int
-        ... beyond this many groups for each that has entries. Then groups are renumbered.
+        ... plus this many groups per group with entries. Groups are then renumbered.
     front_slack : int
-        The front of stacks is compacted once it has this many times the entries that it needs.
+        The front of stacks is compacted once it has this many times the needed entries.
     """
 
     unit_entries: int = 1 << 20

@@ -1,4 +1,4 @@
-"""Entries of groups and panes, and their order."""
+"""Partials of groups and panes, and sorting by them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["PanePartials", "WindowRanges", "empty", "is_narrow", "sorted_by"]
 
 _MAX_FREE_SPAN = 1024
 _MAX_SPAN_PER_ROW = 4
-"""Work per number of a range is allowed up to this many numbers for each row, and a few more."""
+"""Range numbers per row up to which work per number of a range pays, plus a constant."""
 
 
 @dataclass(frozen=True, slots=True)
 class PanePartials:
-    """Partials of panes.
+    """Pane partials: one row per partial of a group and pane.
 
     Attributes
     ----------
     ids, panes : int64 arrays of n
-        The numbers of groups, and of panes.
+        Group numbers, and pane numbers.
     values : pyarrow.RecordBatch
         n rows of `WindowLayout.values`.
     """
@@ -39,30 +39,30 @@ class PanePartials:
     values: pa.RecordBatch
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of partials."""
         return len(self.ids)
 
     @property
     def nbytes(self) -> int:
-        """How much memory they hold."""
+        """Memory of the partials in bytes."""
         return self.ids.nbytes + self.panes.nbytes + self.values.nbytes
 
     def take(self, rows: Integers) -> PanePartials:
-        """Return those at places, in that order."""
-        # These places are always there; to look costs a third of the time.
+        """Return the partials at these indices, in that order."""
+        # The indices are always valid; bounds checks would cost a third of the time.
         values = pc.take(self.values, pa.array(rows), boundscheck=False)
         return PanePartials(self.ids[rows], self.panes[rows], values)
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> PanePartials:
-        """Return some of them."""
+        """Return the partials that a mask selects."""
         return self if chosen.all() else self.take(np.flatnonzero(chosen))
 
     def piece(self, low: int, high: int) -> PanePartials:
-        """Return those at the places from `low` to before `high`, without copying."""
+        """Return the partials from index `low` to before `high`, without copying."""
         return PanePartials(self.ids[low:high], self.panes[low:high], self.values.slice(low, high - low))
 
     def in_order(self) -> PanePartials:
-        """Return them sorted by group and pane, equal ones in the order that they have."""
+        """Return the partials sorted by group and pane; the sort is stable."""
         if sliding_kernels.are_sorted(self.ids, self.panes):
             return self
         order = np.arange(len(self))
@@ -72,12 +72,12 @@ class PanePartials:
 
     @classmethod
     def none(cls, layout: WindowLayout) -> PanePartials:
-        """Return no entries."""
+        """Return empty partials."""
         return cls(np.zeros(0, np.int64), np.zeros(0, np.int64), empty(layout.values))
 
     @classmethod
     def concat(cls, parts: Iterable[PanePartials]) -> PanePartials:
-        """Return the entries of all parts, of which there is at least one, as they come."""
+        """Concatenate all parts (at least one) in order."""
         known = list(parts)
         there = [part for part in known if len(part)] or known[:1]
         if len(there) == 1:
@@ -91,18 +91,18 @@ class PanePartials:
 
 @dataclass(frozen=True, slots=True)
 class WindowRanges:
-    """Windows, and which entries they have.
+    """Windows as ranges of sorted partials.
 
     Attributes
     ----------
-    entries : Entries
+    entries : PanePartials
         Sorted by group and pane.
     known : int64 array
         Numbers of the groups that have windows.
     of, windows : int64 arrays
-        Of each window the place of its group in `known`, and its number.
+        Per window, the index of its group in `known`, and the window number.
     low, high : int64 arrays
-        Of each window the range of its entries.
+        Per window, the range of its partials.
     """
 
     entries: PanePartials
@@ -114,17 +114,17 @@ class WindowRanges:
 
 
 def empty(schema: pa.Schema) -> pa.RecordBatch:
-    """Return no rows of a schema."""
+    """Return an empty batch of a schema."""
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 def is_narrow(span: int, rows: int) -> bool:
-    """Say whether something may be done for each number of a range, so as to do less for each row."""
+    """Return whether a range is narrow enough for work per number of the range."""
     return span <= _MAX_SPAN_PER_ROW * rows + _MAX_FREE_SPAN
 
 
 def sorted_by(values: Integers, order: Integers) -> Integers:
-    """Return rows, which are in some order, by value; those of equal values stay in that order."""
+    """Sort rows by value; equal values keep their given order."""
     if not len(values):
         return order
     least, greatest = int(values.min()), int(values.max())

@@ -31,7 +31,8 @@ from penstock.state_store.keys.key_words import Keys
 __all__ = ["DEFAULT_LIMITS", "Panes"]
 
 _THREADS: Final = min(2, len(os.sched_getaffinity(0)))
-"""Threads that assemble windows: where a few groups have most of them, other tasks leave cores idle."""
+"""Number of threads that assemble windows. If a few groups have most windows, other tasks leave cores
+idle."""
 
 DEFAULT_LIMITS: Final = PaneLimits()
 
@@ -63,7 +64,7 @@ class Panes(ABC):
         self._index = KeyIndex()
         self._held = SortedRuns(layout)
         self._arrived: list[PanePartials] = []
-        """Partials that came since the last `delta`."""
+        """Partials added since the last `delta`."""
         self.watermark: int | None = None
         """The greatest watermark so far; None before the first one."""
 
@@ -73,7 +74,7 @@ class Panes(ABC):
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the state holds, roughly."""
+        """Approximate memory of the state in bytes."""
         return self._held.nbytes + self._index.size_bytes
 
     def close(self) -> None:  # noqa: B027  # what is in memory needs no closing
@@ -85,14 +86,14 @@ class Panes(ABC):
         watermark: int | None,
         emitter: WindowEmitter | None = None,
     ) -> PanesResult:
-        """Let input in, then close the windows that the watermark completes.
+        """Add input, then close the windows that the watermark completes.
 
         Parameters
         ----------
         arriving : iterable of pyarrow.RecordBatch
             In order of arrival.
         watermark : int, optional
-            The new watermark; a lower one than before changes nothing.
+            The new watermark; a lower value than before is ignored.
         emitter : WindowEmitter, optional
             Converts closed windows to the output; by default they are emitted as they are.
         """
@@ -115,14 +116,14 @@ class Panes(ABC):
     def finalize_panes(
         self, arriving: Iterable[pa.RecordBatch], watermark: int | None
     ) -> tuple[FinalPanes, int, int]:
-        """Let input in, then emit the panes that the watermark makes final, each pane of a group once.
+        """Add input, then emit the panes that the watermark makes final, each pane of a group once.
 
         Returns
         -------
         final : FinalPanes
             In the order in which they became final.
         rows_in, late : int
-            Rows that came, and rows of panes that were emitted before.
+            Number of input rows, and of rows whose panes were emitted before.
         """
         rows_in, late = self._enter(list(arriving), watermark)
         if not any(self._is_final(part).any() for part in self._held.parts):
@@ -143,19 +144,19 @@ class Panes(ABC):
 
     @abstractmethod
     def _enter(self, arriving: list[pa.RecordBatch], watermark: int | None) -> tuple[int, int]:
-        """Let input in and advance the watermark; return how many rows came, and how many were late."""
+        """Add input and advance the watermark; return the number of input rows and of late rows."""
 
     @abstractmethod
     def _is_final(self, partials: PanePartials) -> npt.NDArray[np.bool_]:
-        """Return which partials are of panes to which nothing more comes."""
+        """Mark the partials of final panes."""
 
     @abstractmethod
     def _order_final(self, partials: PanePartials) -> PanePartials:
-        """Return partials, which are sorted by group and pane, in the order in which they became final."""
+        """Reorder sorted partials into the order in which they became final."""
 
     @abstractmethod
     def _close(self) -> Iterator[WindowRanges] | None:
-        """Return the windows that close; None if there are no partials to look at."""
+        """Return the windows that close; None without partials."""
 
     @abstractmethod
     def _discard(self) -> None:
@@ -163,7 +164,7 @@ class Panes(ABC):
 
     @abstractmethod
     def _needed(self, partials: PanePartials) -> npt.NDArray[np.bool_]:
-        """Return which partials an open window needs, or a pane that is not final."""
+        """Mark the partials that an open window or a pane that is not final needs."""
 
     @abstractmethod
     def delta(self) -> PUnit:
@@ -171,21 +172,21 @@ class Panes(ABC):
 
     @abstractmethod
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole state of this moment, in units of bounded size."""
+        """Return the whole current state, in units of bounded size."""
 
     @abstractmethod
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply stored units in their order."""
+        """Apply stored units in order."""
 
     # ---------------------------------------------------------------------------------------- groups
 
     @property
     def groups(self) -> int:
-        """How many groups have a number."""
+        """Number of groups that have a number."""
         return len(self._index)
 
     def numbers_of(self, keys: Keys) -> Integers:
-        """Return the numbers of groups, -1 for a group that was never seen."""
+        """Return the numbers of groups, -1 for unknown groups."""
         return self._index.find(keys)
 
     def groups_of(self, ids: Integers) -> list[pa.Array[Any]]:
@@ -193,11 +194,11 @@ class Panes(ABC):
         return self._codec.decode(self._index.words, self._index.starts(ids))
 
     def number(self, columns: list[pa.Array[Any]], rows: int) -> Integers:
-        """Give groups their numbers, in this order; return these."""
+        """Assign numbers to groups in order; return the numbers."""
         return self._index.find_or_add(self._codec.encode(columns, rows))
 
     def _live(self) -> int:
-        """Return how many groups have a partial."""
+        """Return the number of groups that have a partial."""
         return int(np.count_nonzero(self._has_partials()))
 
     def _has_partials(self) -> npt.NDArray[np.bool_]:
@@ -214,7 +215,7 @@ class Panes(ABC):
             self.watermark = watermark if self.watermark is None else max(self.watermark, watermark)
 
     def _partials_of(self, batch: pa.RecordBatch) -> PanePartials:
-        """Convert a batch of `WindowLayout.entry` to partials; new groups get their numbers."""
+        """Convert a batch of `WindowLayout.entry` to partials; new groups get numbers."""
         layout = self._layout
         groups = [batch.column(name) for name in layout.groups.names]
         ids = self._codec.numbers(self._index, groups, batch.num_rows)
@@ -230,10 +231,10 @@ class Panes(ABC):
         Parameters
         ----------
         resort : bool
-            Whether partials that are held may be sorted again with the new ones.
+            Whether held partials may be sorted again together with the new ones.
         """
         if resort and len(self._held) < sum(map(len, parts)):
-            # Sorting all at once saves a copy of the larger part.
+            # Sorting everything at once saves a copy of the larger part.
             self._arrived.append(PanePartials.concat(parts))
             self._held.replace(merge_unsorted([*self._held.parts, *parts]))
             return
@@ -264,7 +265,7 @@ class Panes(ABC):
     # ----------------------------------------------------------------------------------------- state
 
     def _delta_unit(self, next_window: int | None = None) -> PUnit:
-        """Return the partials that came since the last call and are still needed."""
+        """Return the needed partials that were added since the last call."""
         fresh = PanePartials.concat([PanePartials.none(self._layout), *self._arrived])
         self._arrived = []
         return self._unit("delta", fresh.where(self._needed(fresh)).in_order(), 0, next_window)

@@ -42,26 +42,25 @@ def slide(
 ) -> pa.RecordBatch:
     """Combine the partials of ranges of entries.
 
-    Sums of integers come from running differences, which are exact; all others from two stacks, so that
-    nothing is taken away from a float. Each range costs the same however long it is.
+    Integer sums are differences of running sums, which are exact. All other partials use two stacks, which
+    never subtract floats. Each range costs the same however long it is.
 
     Parameters
     ----------
     partials : sequence of Partial
-        What the entries hold.
+        The partials of the entries.
     times : mapping of str to str
-        For a partial of kind ``first`` or ``last``, the partial that says at what time it was.
+        Name of each ``first`` or ``last`` partial to the partial that holds its time.
     panes : int64 array of n
-        Of the entries, which are sorted by group and pane.
+        Panes of the entries, which are sorted by group and pane.
     entries : pyarrow.RecordBatch
         n rows, a column for each partial.
     low, high : int64 arrays of m
-        The ranges, none empty; of one group they only grow.
+        Bounds of non-empty ranges; they increase within a group.
     closing : bool
-        Whether the ranges are windows, whose partials nothing combines any more. If not, each entry is in
-        one range.
+        Whether the ranges are windows, whose partials are final. If not, each entry is in one range.
     reads : container of str, optional
-        The partials that are wanted; all by default.
+        The partials to compute; all by default.
 
     Returns
     -------
@@ -102,14 +101,14 @@ def slide(
 
 
 def in_windows(partials: Sequence[Partial], entries: pa.RecordBatch) -> pa.RecordBatch:
-    """Return entries, each of which is all of a window, with a number for each set and sketch.
+    """Convert entries that each cover a whole window: replace sets and sketches by their counts.
 
     Parameters
     ----------
     partials : sequence of Partial
-        What the entries hold, beside other columns.
+        The partials among the columns of the entries.
     entries : pyarrow.RecordBatch
-        A window in each row.
+        One window per row.
     """
     kinds = {partial.name: partial for partial in partials if partial.kind in ("distinct", "sketch")}
     each = np.arange(entries.num_rows)
@@ -126,12 +125,12 @@ def in_windows(partials: Sequence[Partial], entries: pa.RecordBatch) -> pa.Recor
 
 
 def type_in_windows(partial: Partial, kind: pa.DataType) -> pa.DataType:
-    """Return the type of a window's partial by that of an entry's: of sets and sketches it is a number."""
+    """Map the type of an entry's partial to the window's type: sets and sketches become counts."""
     return pa.int64() if partial.kind in ("distinct", "sketch") else kind
 
 
 def _seen(column: _Column, low: Integers, high: Integers) -> npt.NDArray[np.bool_] | None:
-    """Return which ranges have a value; None if all have."""
+    """Mark the ranges that have a value; None if all have."""
     if not column.null_count:
         return None
     valid = column.is_valid().to_numpy(zero_copy_only=False)
@@ -178,7 +177,7 @@ def _deviations(count: _Column, total: _Column, m2: _Column, low: Integers, high
 
 
 def _may_overflow(column: _Column) -> bool:
-    """Return whether a sum of these integers, at most all of them, may be beyond 64 bits."""
+    """Return whether a sum of some or all of these integers may exceed 64 bits."""
     return bool((int(fragment_kernels.bound_of(bare_values(column))) + 1) * len(column) >= 1 << 63)
 
 

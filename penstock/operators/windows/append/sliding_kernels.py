@@ -1,7 +1,7 @@
 """Kernels of the assembly function: windows over panes, and sliding aggregates over their entries.
 
-An **entry** is a partial aggregate of one group and pane. Entries are sorted by group and then by pane, so
-that a window of a group is a range of entries, ``[low, high)``; of a group's windows, both ends only grow.
+An **entry** is a partial aggregate of one group and pane. Entries are sorted by group and pane, so a window
+of a group is a range of entries, ``[low, high)``. Both ends increase over a group's windows.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = [
 
 @kernel
 def order_by(values: Any, least: int, span: int, before: Any, out: Any) -> None:
-    """Sort rows by a value, those of equal values in the order that `before` says; a counting sort.
+    """Sort rows by value with a stable counting sort over the order `before`.
 
     Parameters
     ----------
     values : int64 array of n
         From `least` to before ``least + span``.
     before, out : int64 arrays of n
-        Row numbers in the order so far, and sorted.
+        Row numbers in the previous order, and in sorted order.
     """
     at = np.zeros(span + 1, np.int64)
     for i in range(values.shape[0]):
@@ -59,7 +59,7 @@ def order_by(values: Any, least: int, span: int, before: Any, out: Any) -> None:
 
 @kernel
 def merge(ids: Any, panes: Any, known: int, order: Any, out: Any) -> None:
-    """Merge entries that are sorted, the first `known`, with others in an order; equal ones come behind."""
+    """Merge the first `known` sorted entries with the others, which come last among equals."""
     i, j, at = 0, 0, 0
     while i < known and j < order.shape[0]:
         new = order[j]
@@ -82,7 +82,7 @@ def merge(ids: Any, panes: Any, known: int, order: Any, out: Any) -> None:
 
 @kernel
 def are_sorted(ids: Any, panes: Any) -> bool:
-    """Say whether entries are sorted by group and pane."""
+    """Return whether entries are sorted by group and pane."""
     for i in range(1, ids.shape[0]):
         if ids[i] < ids[i - 1] or (ids[i] == ids[i - 1] and panes[i] < panes[i - 1]):
             return False
@@ -91,7 +91,7 @@ def are_sorted(ids: Any, panes: Any) -> bool:
 
 @kernel
 def find_runs(ids: Any, panes: Any, starts: Any) -> int:
-    """Find where entries of another group or pane begin; return how many such runs there are."""
+    """Find the starts of runs of equal group and pane; return the number of runs."""
     count = 0
     for i in range(ids.shape[0]):
         if i == 0 or ids[i] != ids[i - 1] or panes[i] != panes[i - 1]:
@@ -102,7 +102,7 @@ def find_runs(ids: Any, panes: Any, starts: Any) -> int:
 
 @kernel
 def skip(panes: Any, at: Any, ends: Any, least: int, out: Any) -> None:
-    """Find where panes from `least` on begin in each range, `at` to before `ends`; there they only grow."""
+    """Advance `at` in each sorted range, up to `ends`, to the first pane not below `least`."""
     for i in range(at.shape[0]):
         j = at[i]
         while j < ends[i] and panes[j] < least:
@@ -112,7 +112,7 @@ def skip(panes: Any, at: Any, ends: Any, least: int, out: Any) -> None:
 
 @kernel
 def lay_out(values: Any, low: Any, high: Any, at: Any, out: Any) -> None:
-    """Copy ranges of values, `low` to before `high`, each to its place in `out`."""
+    """Copy the ranges ``[low, high)`` of values to their places in `out`."""
     for i in range(low.shape[0]):
         place = at[i] - low[i]
         for j in range(low[i], high[i]):
@@ -121,7 +121,7 @@ def lay_out(values: Any, low: Any, high: Any, at: Any, out: Any) -> None:
 
 @kernel
 def _over(pane: int, slide: int) -> int:
-    """Return ``pane // slide``, which takes long, but mostly there is nothing to divide."""
+    """Return ``pane // slide``; skip the slow division in the common case."""
     return pane if slide == 1 else pane // slide
 
 
@@ -159,25 +159,25 @@ def find_windows(
     low: Any,
     high: Any,
 ) -> tuple[int, int]:
-    """Find the windows that `count_windows` counts, by group and in their order.
+    """Find the windows that `count_windows` counts, ordered by group and window.
 
     Parameters
     ----------
     ids, panes : int64 arrays of n
-        Of the entries, sorted.
+        Groups and panes of the sorted entries.
     size, slide : int
         In panes.
     first, last : int
         Numbers of windows.
     known : int64 array
-        The groups that have a window.
+        Output: the groups that have a window.
     of, windows, low, high : int64 arrays
-        Of each window that is found the place of its group in `known`, its number and its range of entries.
+        Output per window: the index of its group in `known`, its number, and its range of entries.
 
     Returns
     -------
     int, int
-        How many groups and windows there are; the arrays are at least as long.
+        Number of groups and of windows; the arrays are at least as long.
     """
     n = ids.shape[0]
     groups, count, i = 0, 0, 0
@@ -213,12 +213,12 @@ def find_windows(
 
 @kernel
 def number_window_groups(groups: Any, starts: Any, least: int, span: int, out: Any) -> None:
-    """Give rows the numbers of their window groups, from 1 on: places in a table of groups by starts.
+    """Assign window-group numbers from 1 on to rows: indices into a table of groups by starts.
 
     Parameters
     ----------
     groups : int64 array of n
-        From 0 on; or of none, which is one group.
+        Group numbers from 0 on; empty if all rows are one group.
     starts : int64 array of n
         From `least` to before ``least + span``.
     out : int32 array of n
@@ -233,7 +233,7 @@ def number_window_groups(groups: Any, starts: Any, least: int, span: int, out: A
 
 @kernel
 def add_ranges(values: Any, low: Any, high: Any, running: Any, out: Any) -> None:
-    """Add what each range has, as differences of running sums; for integers, of which these are exact.
+    """Sum ranges as differences of running sums, which are exact for integers.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ def add_ranges(values: Any, low: Any, high: Any, running: Any, out: Any) -> None
     low, high : int64 arrays of m
         Any ranges of `values`.
     running : int64 array of n + 1
-        Room for the sums.
+        Buffer for running sums.
     out : int64 array of m
     """
     total = 0
@@ -257,15 +257,15 @@ def add_ranges(values: Any, low: Any, high: Any, running: Any, out: Any) -> None
 def add_wide_ranges(
     lows: Any, uppers: Any, low: Any, high: Any, running: Any, out_low: Any, out_high: Any
 ) -> None:
-    """Add what each range has, as `add_ranges`, of numbers of two words.
+    """Sum ranges of two-word numbers, as `add_ranges` does.
 
     Parameters
     ----------
     lows, uppers : int64 arrays of n
     low, high : int64 arrays of m
-        Any ranges of these.
+        Any ranges of the numbers.
     running : int64 array of (n + 1, 2)
-        Room for the sums.
+        Buffer for running sums.
     out_low, out_high : int64 arrays of m
     """
     running[0, 0], running[0, 1] = 0, 0
@@ -273,22 +273,22 @@ def add_wide_ranges(
         running[i + 1, 0], running[i + 1, 1] = add_words(running[i, 0], running[i, 1], lows[i], uppers[i])
     for i in range(low.shape[0]):
         a, b = running[low[i], 0], running[low[i], 1]
-        # The negative of a number of two words.
+        # Negate a two-word number.
         minus, upper = add_words(~a, ~b, 1, 0)
         out_low[i], out_high[i] = add_words(running[high[i], 0], running[high[i], 1], minus, upper)
 
 
 @kernel
 def slide_sum(values: Any, low: Any, high: Any, suffix: Any, out: Any) -> None:
-    """Add what each range has; two stacks, so that nothing is ever taken away again.
+    """Sum sliding ranges with two stacks, without subtraction.
 
     Parameters
     ----------
     values : array of n
     low, high : int64 arrays of m
-        Ranges of `values`, none empty. Both grow, but where a group ends, the next begins behind it.
+        Bounds of non-empty ranges of `values`. Both increase; a new group starts behind the previous one.
     suffix : array of n
-        Room for the front stack.
+        Buffer for the front stack.
     out : array of m
     """
     middle, end = 0, 0
@@ -310,7 +310,7 @@ def slide_sum(values: Any, low: Any, high: Any, suffix: Any, out: Any) -> None:
 
 @kernel
 def _beats(a: Any, b: Any, greatest: bool) -> bool:
-    """Say whether a is the greater, or the less, of two values; NaN is greater than all numbers."""
+    """Return whether a beats b as maximum or minimum; NaN is greater than all numbers."""
     if greatest:
         return a > b or (a != a and b == b)  # noqa: PLR0124 - NaN
     return a < b or (b != b and a == a)  # noqa: PLR0124 - NaN
@@ -318,7 +318,7 @@ def _beats(a: Any, b: Any, greatest: bool) -> bool:
 
 @kernel
 def slide_extreme(values: Any, greatest: bool, low: Any, high: Any, suffix: Any, out: Any) -> None:
-    """Find the row of the greatest or least value of each range, of equal ones the first; see `slide_sum`.
+    """Find the row of each range's extreme value, the first of equals; see `slide_sum`.
 
     `suffix` and `out` are int64: row numbers.
     """
@@ -344,7 +344,7 @@ def slide_extreme(values: Any, greatest: bool, low: Any, high: Any, suffix: Any,
 
 @kernel
 def slide_first(panes: Any, times: Any, low: Any, high: Any, out: Any) -> None:
-    """Find the row of each range with the least time, of equal ones the first: one of its first pane's."""
+    """Find the first row with the least time of each range; it is in the range's first pane."""
     for i in range(low.shape[0]):
         best = low[i]
         j = best + 1
@@ -357,7 +357,7 @@ def slide_first(panes: Any, times: Any, low: Any, high: Any, out: Any) -> None:
 
 @kernel
 def slide_last(panes: Any, times: Any, low: Any, high: Any, out: Any) -> None:
-    """Find the row of each range with the greatest time, of equal ones the last: one of its last pane's."""
+    """Find the last row with the greatest time of each range; it is in the range's last pane."""
     for i in range(low.shape[0]):
         best = high[i] - 1
         j = best - 1
@@ -375,10 +375,10 @@ def slide_distinct(values: Any, low: Any, high: Any, counts: Any, out: Any) -> N
     Parameters
     ----------
     values : int64 array of n
-        Numbers of values, negative for those that do not count.
+        Value numbers; negative ones do not count.
     low, high : int64 arrays of m
     counts : int64 array
-        Zero for each number; it is so again afterwards.
+        Scratch counts by value number, all zero before and after.
     out : int64 array of m
     """
     lo, hi, found = 0, 0, 0
@@ -410,7 +410,7 @@ def slide_distinct(values: Any, low: Any, high: Any, counts: Any, out: Any) -> N
 
 @kernel
 def find_equal(window_groups: Any, values: Any, wanted: Any, out: Any) -> int:
-    """Find the rows that have their window group's value, NaN for NaN; return how many.
+    """Find the rows whose value equals their window group's value (NaN equals NaN); return their number.
 
     Rows of window group 0 are not found.
 
@@ -419,9 +419,9 @@ def find_equal(window_groups: Any, values: Any, wanted: Any, out: Any) -> int:
     window_groups : int32 array of n
     values : array of n
     wanted : array
-        Of each window group its value.
+        Value of each window group.
     out : int64 array of n
-        The rows.
+        Output: the rows.
     """
     count = 0
     for i in range(window_groups.shape[0]):

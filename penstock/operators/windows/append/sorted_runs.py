@@ -1,4 +1,4 @@
-"""Sorted entries put together: laid side by side, merged, and combined."""
+"""Combine sorted entries: concatenate by group, merge, and deduplicate."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ __all__ = [
 ]
 
 _MIN_DUPLICATION_TO_COMBINE = 1.5
-"""Entries are combined once there are this many for each pane and group, on average."""
+"""Average number of entries per pane and group from which on duplicates are combined."""
 _MIN_REPEATS_TO_COMBINE = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRanges:
-    """Of sorted entries a span of each group.
+    """One range of sorted entries per group.
 
     Attributes
     ----------
-    entries : Entries
+    entries : PanePartials
         Sorted by group and pane.
     low, high : int64 arrays of g
-        Of each group, by its number, the range of its entries that are meant.
+        Selected range of entries by group number.
     """
 
     entries: PanePartials
@@ -52,26 +52,26 @@ class GroupRanges:
 
     @classmethod
     def of(cls, entries: PanePartials, groups: int = 0) -> GroupRanges:
-        """Return all of sorted entries; `low` and `high` have at least so many groups."""
+        """Select all sorted entries; `low` and `high` cover at least `groups` groups."""
         counts = np.bincount(entries.ids, minlength=groups)
         high = np.cumsum(counts)
         return cls(entries, high - counts, high)
 
     def __len__(self) -> int:
-        """Return how many entries are meant."""
+        """Return the number of selected entries."""
         return int((self.high - self.low).sum())
 
     def split(self, pane: int) -> tuple[GroupRanges, GroupRanges]:
-        """Return those of panes before one, and those from it on."""
+        """Split every range at a pane, into the panes before it and from it on."""
         at = np.empty(len(self.low), np.int64)
         sliding_kernels.skip(self.entries.panes, self.low, self.high, pane, at)
         return replace(self, high=at), replace(self, low=at)
 
 
 def concat_by_group(spans: Sequence[GroupRanges]) -> PanePartials:
-    """Return the entries of spans, of which there is at least one, as they come for each group.
+    """Concatenate spans (at least one) group by group.
 
-    Each entry is copied once; beside that it takes some nanoseconds for each group and span.
+    Each entry is copied once; the overhead is a few nanoseconds per group and span.
     """
     there = [one for one in spans if len(one)] or [spans[0]]
     if len(there) == 1 and len(there[0]) == len(there[0].entries):
@@ -112,12 +112,12 @@ def concat_by_group(spans: Sequence[GroupRanges]) -> PanePartials:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Say whether values of a type are as many whole bytes each as an integer may have."""
+    """Return whether values of a type have the byte width of an integer type."""
     return pa.types.is_primitive(kind) and kind.bit_width in (8, 16, 32, 64)
 
 
 def _bits(array: pa.Array[Any]) -> npt.NDArray[Any]:
-    """Return the values of an array of fixed width as integers of that width, without copying."""
+    """View a fixed-width array as integers of that width, without copying."""
     width = array.type.bit_width // 8
     if not len(array):
         return np.empty(0, f"i{width}")
@@ -125,7 +125,7 @@ def _bits(array: pa.Array[Any]) -> npt.NDArray[Any]:
 
 
 def merge_sorted(parts: Iterable[PanePartials]) -> PanePartials:
-    """Return parts, each of them sorted, as one that is; of equal entries an earlier part's come first."""
+    """Merge sorted parts into one; equal entries keep the order of parts."""
     known = list(parts)
     there = [part for part in known if len(part)] or known[:1]
     if len(there) == 1:
@@ -146,7 +146,7 @@ def merge_sorted(parts: Iterable[PanePartials]) -> PanePartials:
 
 
 def merge_unsorted(parts: Iterable[PanePartials]) -> PanePartials:
-    """Return parts as one that is sorted; of equal entries an earlier part's come first."""
+    """Sort unsorted parts into one; equal entries keep the order of parts."""
     known = list(parts)
     if all(sliding_kernels.are_sorted(part.ids, part.panes) for part in known):
         return merge_sorted(known)
@@ -154,9 +154,9 @@ def merge_unsorted(parts: Iterable[PanePartials]) -> PanePartials:
 
 
 def combine_duplicates(layout: WindowLayout, entries: PanePartials, *, always: bool = False) -> PanePartials:
-    """Return sorted entries with one for each group and pane.
+    """Combine sorted entries into one per group and pane.
 
-    Where few are of equal ones, they are returned as they are, unless it is to be so `always`.
+    If few entries are duplicates, return them unchanged, unless `always` is set.
     """
     starts = np.empty(len(entries), np.int64)
     low = starts[: sliding_kernels.find_runs(entries.ids, entries.panes, starts)]
@@ -168,15 +168,15 @@ def combine_duplicates(layout: WindowLayout, entries: PanePartials, *, always: b
 
 
 def by_group(layout: WindowLayout, parts: Iterable[PanePartials], pane: int) -> PanePartials:
-    """Return one entry for each group, which gets a pane.
+    """Combine all entries of each group into one entry with the given pane.
 
     Parameters
     ----------
-    parts : iterable of Entries
-        Each sorted, and of fixed size. Those of one group and pane come in the order of arrival, other panes
-        in any order: what is first and last is known by the time, of which a pane has its own.
+    parts : iterable of PanePartials
+        Sorted parts with partials of fixed size. Entries of one group and pane come in order of arrival.
+        Different panes may come in any order, because their times differ and so order first and last.
     pane : int
-        Its number.
+        The pane of the combined entries.
     """
     each = [_of_groups(layout, part, pane) for part in parts if len(part)]
     if len(each) == 1:
@@ -195,22 +195,22 @@ def _of_groups(layout: WindowLayout, entries: PanePartials, pane: int) -> PanePa
 
 
 class SortedRuns:
-    """Entries that come in parts, each of them sorted.
+    """A buffer of entries in sorted parts.
 
-    Those of equal group and pane are combined where there are many, at a cost that is in proportion to what
-    comes for panes that were there before.
+    Entries of equal group and pane are combined once there are many. The cost is proportional to the entries
+    that arrive for panes already present.
 
     Parameters
     ----------
     layout : WindowLayout
-        What entries are made of.
+        The layout of the entries.
 
     Attributes
     ----------
-    parts : list of Entries
+    parts : list of PanePartials
         In the order of arrival.
     nbytes : int
-        How much memory they hold.
+        Memory of the parts in bytes.
     """
 
     def __init__(self, layout: WindowLayout) -> None:
@@ -218,7 +218,7 @@ class SortedRuns:
         self.parts = [PanePartials.none(layout)]
         self._count = self.nbytes = 0
         self._again = 0
-        """How many came for a pane from before the newest one that was there."""
+        """Number of entries that arrived for a pane not after the newest one present."""
         self._newest: int | None = None
 
     def __len__(self) -> int:
@@ -226,11 +226,11 @@ class SortedRuns:
         return self._count
 
     def add(self, entries: PanePartials) -> None:
-        """Let entries in."""
+        """Add entries."""
         if not len(entries):
             return
         self.parts.append(entries)
-        # There may be a part for each micro-batch of a window's length.
+        # There may be one part per micro-batch within a window's length.
         self._count += len(entries)
         self.nbytes += entries.nbytes
         if self._newest is not None:
@@ -243,7 +243,7 @@ class SortedRuns:
             self.replace(combine_duplicates(self._layout, self.whole()))
 
     def restrict(self, kept: Callable[[PanePartials], npt.NDArray[np.bool_]]) -> None:
-        """Keep those entries of each part that a function says."""
+        """Keep the entries of each part that a function selects."""
         self.parts = [part.where(kept(part)) for part in self.parts]
         self._count, self.nbytes = sum(map(len, self.parts)), sum(part.nbytes for part in self.parts)
         self._again = min(self._again, self._count)
@@ -255,7 +255,7 @@ class SortedRuns:
         return whole
 
     def replace(self, entries: PanePartials) -> None:
-        """Have only these entries, which are sorted."""
+        """Replace the content by these sorted entries."""
         self.parts = [entries]
         self._count, self.nbytes = len(entries), entries.nbytes
         self._again = 0

@@ -1,8 +1,9 @@
-"""What is known of the panes that open windows share, from one micro-batch to the next.
+"""Two stacks that keep combined partials of shared panes from one micro-batch to the next.
 
-Of the windows that a micro-batch closes, all have the panes from the start of the last one to the end of the
-first one: the **middle**. So of each group a micro-batch needs one entry for that, the panes before it, which
-leave, and the panes after it, which are new. The middle comes from two stacks that outlive the micro-batch::
+All windows that a micro-batch closes share the panes from the start of the last window to the end of the
+first: the **middle**. So a micro-batch needs, per group, one combined entry for the middle, the panes before
+it, which leave, and the panes after it, which are new. The middle comes from two stacks that outlive the
+micro-batch::
 
                               border
                front            |         back              held
@@ -10,14 +11,13 @@ leave, and the panes after it, which are new. The middle comes from two stacks t
       |   leaving    |  suffix  |      total      |       new        |
       first start    last start                   first end          last end
 
-The **front** knows of each of its entries what that one and all later ones of its group come to (a suffix),
-the **back** knows one total of each group. Panes move from what is held to the back as windows close over
-them, and from the back into a new front all at once, when no pane of the old one is in all windows that
-close. So an entry is gone over a fixed number of times, however long windows are. Nothing is ever taken away
-from a partial.
+The **front** has a suffix for each entry: the entry combined with all later front entries of its group. The
+**back** has one total per group. Held panes move to the back as windows close over them. The whole back
+becomes a new front once no pane of the old front is in all closing windows. So each entry is processed a
+fixed number of times, however long windows are, and nothing is ever subtracted from a partial.
 
-All of this is in memory only, and follows from the entries: a state that is read begins without it. Entries
-from before the border that came after it was drawn stay among those that are held.
+Stacks exist only in memory and follow from the entries: a restored state starts without them. Entries that
+arrive for panes before the border after it was set stay among the held entries.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ __all__ = ["Stacks"]
 
 
 class Stacks:
-    """The entries that were in a window that closed. Used by one task at a time; not thread-safe.
+    """The stacks of entries that were in a closed window. Used by one task at a time; not thread-safe.
 
     Parameters
     ----------
     layout : WindowLayout
-        What windows are made of; partials of fixed size.
-    front : Entries
-        Of panes before the border, sorted.
+        The layout of the windows; all partials have a fixed size.
+    front : PanePartials
+        Sorted entries of panes before the border.
     border : int
         A pane; at most the end of the next window that closes.
     groups : int
-        How many groups have a number.
+        Number of groups that have a number.
     front_slack : int
-        The front is compacted once it has this many times the entries that it needs.
+        The front is compacted once it has this many times the needed entries.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Stacks:
         self._layout = layout
         self._front_slack = front_slack
         self._front = GroupRanges.of(front, groups)
-        """Those of the front that are still needed."""
+        """The front entries that are still needed."""
         ends = self._front.high[front.ids]
         each = np.arange(len(front))
         suffixes = slide(layout.partials, layout.times, front.panes, front.values, each, ends, closing=False)
@@ -79,34 +79,35 @@ class Stacks:
 
     @property
     def nbytes(self) -> int:
-        """How much memory they hold."""
+        """Memory of the stacks in bytes."""
         front = self._front.entries.nbytes + self._suffixes.values.nbytes
         return front + self._back.nbytes + self._total.nbytes
 
     def parts(self) -> list[PanePartials]:
-        """Return the entries that are still needed, in parts, each of them sorted."""
+        """Return the entries that are still needed, as sorted parts."""
         return [concat_by_group([self._front]), *self._back.parts]
 
     def live(self) -> Integers:
-        """Return the groups that have an entry; some may be there twice."""
+        """Return the groups that have an entry; a group may occur twice."""
         return np.concatenate([np.flatnonzero(self._front.low < self._front.high), self._total.ids])
 
     def close(self, held: PanePartials, first: int, last: int) -> tuple[PanePartials, PanePartials]:
-        """Return what some windows are made of, and take in what will be in later ones.
+        """Return the entries of closing windows, and move entries of later windows to the back.
 
         Parameters
         ----------
-        held : Entries
-            All entries that are not here, sorted.
+        held : PanePartials
+            All sorted entries outside of the stacks.
         first, last : int
-            Numbers of windows, of which the last one starts before the border and the first is the next one.
+            First and last closing window. `first` is the next window to close, and `last` starts before the
+            border.
 
         Returns
         -------
-        needed : Entries
-            Sorted. A window's partials are those of its entries among them.
-        left : Entries
-            What is still held, sorted; some of it in no window that is open.
+        needed : PanePartials
+            Sorted entries. Combining the entries in a window's range gives the window's partials.
+        left : PanePartials
+            Sorted entries that remain held; some may be in no open window.
         """
         spec = self._layout.spec
         begin, start, following = spec.start(first), spec.start(last), spec.start(last + 1)
@@ -121,7 +122,7 @@ class Stacks:
         if len(strays):
             leaving = GroupRanges.of(merge_sorted([concat_by_group([leaving]), concat_by_group([strays])]))
         shared = by_group(self._layout, [suffixes, self._total, concat_by_group([inner])], end - 1)
-        # Of a group, panes of one part come before those of the next one.
+        # Within a group, the panes of each part precede the panes of the next part.
         needed = concat_by_group([leaving, GroupRanges.of(shared), new])
         before, after_border = inner.split(self.border)
         taken = concat_by_group([replace(after_border, high=new.high)])
@@ -131,7 +132,7 @@ class Stacks:
         return needed, concat_by_group([before, later])
 
     def _let_go(self, pane: int) -> None:
-        """Let go of what is before a pane."""
+        """Drop the entries before a pane."""
         _, self._front = self._front.split(pane)
         if self._front_slack * len(self._front) < len(self._front.entries):
             self._suffixes = concat_by_group([replace(self._front, entries=self._suffixes)])

@@ -1,4 +1,4 @@
-"""Panes of equal length in event time, on which all groups of all buckets agree."""
+"""Panes of equal length in event time, shared by all groups and buckets."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["TimePanes"]
 
 
 class TimePanes(Panes):
-    """The pane partials of windows of time. Pane partials arrive, of `WindowLayout.entry`.
+    """The pane partials of time windows; inputs are `WindowLayout.entry`.
 
-    A window closes for all groups when the watermark passes its end, so groups that went silent close too and
-    leave nothing behind. A partial belongs to each open window of its pane; if none is open, it is late. The
-    buckets of a micro-batch agree on which windows are open, even a bucket that had nothing to close.
+    A window closes for all groups when the watermark passes its end. So silent groups close, too, and leave
+    no state behind. A partial belongs to each open window of its pane; if none is open, it is late. All
+    buckets of a micro-batch agree on the open windows, even buckets that had nothing to close.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class TimePanes(Panes):
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the state holds, roughly."""
+        """Approximate memory of the state in bytes."""
         return super().size_bytes + (0 if self._stacks is None else self._stacks.nbytes)
 
     @property
@@ -111,11 +111,11 @@ class TimePanes(Panes):
         self._forget_silent()
 
     def _stack(self, first: int, last: int) -> None:
-        """Make stacks for the windows that close if they share most of their panes, else drop them."""
+        """Create stacks if the closing windows share most of their panes, else drop the stacks."""
         spec, stacks, limits = self._layout.spec, self._stacks, self._limits
         if stacks is not None and spec.start(last) < stacks.border:
             return
-        # Suffixes of sets and sketches would be far larger than the partials themselves.
+        # Suffixes of sets and sketches would be much larger than the partials.
         shared = self._layout.fixed_size and (
             limits.min_sharing_for_stacks * (last - first + 1) * spec.slide <= spec.size
         )
@@ -126,7 +126,7 @@ class TimePanes(Panes):
         if not shared:
             return
         border = spec.start(first) + spec.size
-        # Partials of the stacks were in windows that ended before.
+        # Partials in the stacks were in windows that closed before.
         below = [] if stacks is None else stacks.parts()
         below += [part.where(part.panes < border) for part in self._held.parts]
         if stacks is not None or sum(map(len, below)) >= limits.min_entries_for_stacks:
@@ -147,7 +147,7 @@ class TimePanes(Panes):
         return not self._finalizes and len(self._index) > most
 
     def _forget_silent(self) -> None:
-        """Renumber groups if many have no partials; stacks hold numbers of groups, so only without them."""
+        """Renumber groups if many have no partials; not with stacks, which hold group numbers."""
         if self._stacks is not None or not self._many_silent():
             return
         held = self._held.whole()
@@ -156,7 +156,7 @@ class TimePanes(Panes):
         self._index = KeyIndex()
         numbers = self._index.find_or_add(self._codec.encode(groups, len(known)))
         self._held.replace(PanePartials(numbers[again], held.panes, held.values))
-        # Partials that are still needed are held, and so are their groups.
+        # Needed partials are held, so their groups keep numbers.
         fresh = [part.where(self._needed(part)) for part in self._arrived]
         self._arrived = [
             PanePartials(numbers[np.searchsorted(known, part.ids)], part.panes, part.values) for part in fresh
@@ -169,18 +169,18 @@ class TimePanes(Panes):
         return self._delta_unit(self._next)
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole state of this moment, in units of bounded size."""
+        """Return the whole current state, in units of bounded size."""
         parts = [] if self._stacks is None else self._stacks.parts()
         return iter(self._snapshot_units((*parts, *self._held.parts), self._next))
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply stored units in their order."""
+        """Apply stored units in order."""
         for kind, same in groupby(units, key=lambda unit: unit.kind):
             if kind == "snapshot":
                 self._held.replace(PanePartials.none(self._layout))
                 self._stacks = None
             parts = (self._read_time(unit) for unit in same)
-            # The units of a snapshot are cut at any place; deltas follow each other.
+            # A snapshot's units may be cut anywhere; deltas follow each other.
             for part in [PanePartials.concat(parts)] if kind == "snapshot" else parts:
                 self._held.add(part.in_order())
         if self._oldest is not None:

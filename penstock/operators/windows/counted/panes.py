@@ -1,13 +1,13 @@
-"""Panes of a fixed number of rows of each group.
+"""Panes of a fixed number of rows per group.
 
-Of each group, rows are numbered in the order of their times, those of one time in the order in which they
-arrived. A row gets its number when the watermark has passed it; what comes then from before the watermark is
-late. Pane p has the rows from ``p * pane_rows``, so panes of a group follow each other without a gap, and a
-window is complete when its last pane is. Windows that would begin before a group's first row do not exist.
+The rows of each group are numbered by time; equal times keep the order of arrival. A row gets its number when
+the watermark has passed it; rows that arrive later from before the watermark are late. Pane p has the rows
+from ``p * pane_rows`` on. So the panes of a group have no gaps, and a window is complete when its last pane
+is. Windows that would start before a group's first row do not exist.
 
-A bucket keeps rows that the watermark has not passed, of each group how many rows were numbered, and the
-entries of panes that a window still needs. Which windows closed follows from the numbers of rows, so a state
-stores no more of it.
+A bucket keeps the rows that the watermark has not passed, the count of numbered rows per group, and the
+entries of panes that a window still needs. The closed windows follow from the counts, so the state does not
+store them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MAX_ROWS = 1 << 53
 
 
 class CountPanes(Panes):
-    """The rows and pane partials that an incomplete window needs. Rows arrive, of `RowLayout.arriving`.
+    """The rows and pane partials that incomplete windows need; inputs are `RowLayout.arriving`.
 
     A window closes when the watermark has passed its last row. A pane is final when it is full. Groups keep
     their numbers.
@@ -46,9 +46,9 @@ class CountPanes(Panes):
     Parameters
     ----------
     layout : RowLayout
-        What windows are made of.
-    settles : bool
-        As of `Panes`; a pane settles when it is full.
+        The layout of the windows.
+    finalizes : bool
+        As in `Panes`; a pane is final when it is full.
     """
 
     def __init__(
@@ -64,29 +64,29 @@ class CountPanes(Panes):
         time = layout.arriving.field(at).with_nullable(False)
         self._stored_rows = layout.arriving.set(at, time)
         self._stored = 0
-        """How many of the rows that wait are stored; they come first."""
+        """Number of waiting rows that are stored; they come first."""
         self._numbered = np.zeros(0, np.int64)
         self._changed = np.zeros(0, np.bool_)
         self._next_windows = np.zeros(0, np.int64)
-        """Of each group the first window that did not close."""
+        """Per group, the first window that has not closed."""
 
     def _type_of(self, expression: str) -> pa.DataType:
         return pa.int64() if expression == "*" else self._rows.arriving.field(expression).type
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the state holds, roughly."""
+        """Approximate memory of the state in bytes."""
         return super().size_bytes + self._waiting.nbytes + self._numbered.nbytes
 
     @property
     def border(self) -> int | None:
-        """None: groups are at different panes."""
+        """Always None: groups are at different panes."""
         return None
 
     # ---------------------------------------------------------------------------------------- rows
 
     def _enter(self, arriving: list[pa.RecordBatch], watermark: int | None) -> tuple[int, int]:
-        """Let rows in, then number those that the watermark has passed."""
+        """Add rows, then number the rows that the watermark has passed."""
         before, held = self.watermark, self._waiting.num_rows
         rows = pa.concat_batches([self._waiting, *arriving])
         self._advance(watermark)
@@ -102,12 +102,12 @@ class CountPanes(Panes):
         return len(times) - held, int(np.count_nonzero(late))
 
     def _passed(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Return which rows the watermark has passed."""
+        """Mark the rows that the watermark has passed."""
         times = rows.column(ENTRY_PANE).to_numpy()
         return np.zeros(len(times), np.bool_) if self.watermark is None else times <= self.watermark
 
     def _number_rows(self, rows: pa.RecordBatch) -> None:
-        """Give rows their numbers, and fold them into entries of panes."""
+        """Assign numbers to rows, and fold rows into entries of panes."""
         if not rows.num_rows:
             return
         times = rows.column(ENTRY_PANE).to_numpy()
@@ -128,7 +128,7 @@ class CountPanes(Panes):
         columns = [
             None if one.expression == "*" else rows.column(one.expression) for one in self._rows.partials
         ]
-        # Runs have numbers that only grow, so the fragmenter needs no table of them.
+        # Runs have increasing numbers, so the fragmenter needs no hash table for them.
         self._fragmenter.add(pa.array(np.cumsum(starts)), [], columns)
         values = self._fragmenter.finish()
         made = PanePartials(ids[starts], panes[starts], values.select(self._rows.values.names))
@@ -142,7 +142,7 @@ class CountPanes(Panes):
     # --------------------------------------------------------------------------------------- panes
 
     def _full(self) -> Integers:
-        """Return of each group how many panes are full."""
+        """Return the number of full panes of each group."""
         return self._numbered // self._rows.pane_rows
 
     def _is_final(self, partials: PanePartials) -> npt.NDArray[np.bool_]:
@@ -182,12 +182,12 @@ class CountPanes(Panes):
         return entries.panes >= needed[entries.ids]
 
     def _forget(self) -> None:
-        """Let groups keep their numbers, as those of their rows are kept by them."""
+        """Do nothing: the row counts depend on the group numbers, so groups keep them."""
 
     # --------------------------------------------------------------------------------------- state
 
     def delta(self) -> PUnit:
-        """Return what changed since the last call, to be stored."""
+        """Return the changes since the last call, to be stored."""
         unit = self._delta_unit()
         changed = np.flatnonzero(self._changed)
         waiting = self._waiting.slice(self._stored)
@@ -196,7 +196,7 @@ class CountPanes(Panes):
         return replace(unit, blocks={**unit.blocks, _NUMBERED: self._numbers(changed), _WAITING: waiting})
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole state of this moment, in units of bounded size."""
+        """Return the whole current state, in units of bounded size."""
         units = self._snapshot_units(self._held.parts)
         meta = units[-1].meta
         for begin in range(0, len(self._index), _UNIT_ROWS):
@@ -207,7 +207,7 @@ class CountPanes(Panes):
         return iter([*units, *(PUnit("snapshot", meta, {_WAITING: part}) for part in parts)])
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply units in their order."""
+        """Apply units in order."""
         for unit in units:
             blocks = unit.blocks
             if "entries" in blocks:
@@ -234,7 +234,7 @@ class CountPanes(Panes):
         self._discard()
 
     def _numbers(self, ids: Integers) -> pa.RecordBatch:
-        """Return groups and how many rows of each were numbered."""
+        """Return groups with their counts of numbered rows."""
         groups = self._codec.decode(self._index.words, self._index.starts(ids))
         names = [*self._rows.groups.names, _NUMBERED]
         return pa.RecordBatch.from_arrays([*groups, pa.array(self._numbered[ids])], names)

@@ -1,1 +1,1 @@
-"""Windows in lazy and eager mode: of each key only the newest window waits."""
+"""Windows in lazy and eager mode: only the newest window of each key waits."""

@@ -1,4 +1,4 @@
-"""The window buffers of all keys of a window queue, with what they take of memory (UpStream §7.2)."""
+"""The window buffers of all keys of a window queue, and their memory (UpStream §7.2)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEY_ROW = f"{RESERVED_PREFIX}cell"
 _PANE = f"{RESERVED_PREFIX}pane"
 _MARK = f"{RESERVED_PREFIX}mark"
 OWN_COLUMNS = (_KEY_ROW, _PANE, _MARK)
-"""The columns of stored tuples that are not of their payload."""
+"""The columns of stored tuples outside of the payload."""
 _STORED = {
     "newest": zones.NEWEST,
     "closed": zones.CLOSED,
@@ -41,18 +41,19 @@ _NO_IDS = np.zeros(0, np.int64)
 class WindowBuffers:
     """The key rows of keys, their zones, and the payload of their tuples.
 
-    Used by a `WindowQueue` only. The arrays are those of `penstock.operators.windows.update.zones`.
+    Used by a `WindowQueue` only. The arrays are described in `penstock.operators.windows.update.zones`.
 
     Parameters
     ----------
     payload : pyarrow.Schema
-        What a tuple carries.
+        Payload columns of a tuple.
     size, slide : int
-        Of the windows, in panes.
+        Size and slide of the windows, in panes.
     eager : bool
-        What a window is committed for, and whether its tuples are given back one at a time.
+        Whether the queue is in eager mode: a window may be committed before it is complete, and its tuples
+        are freed one at a time.
     before_first : int
-        The last window that does not exist; NEVER if all do.
+        The last window that does not exist; NEVER if all windows exist.
     block_rows, page_blocks : int
         Locations in a block, and blocks in a page.
     """
@@ -88,12 +89,12 @@ class WindowBuffers:
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the buffers hold."""
+        """Memory of the buffers in bytes."""
         arrays = (self.key_rows, self.due, self._blocks, self._slots)
         return sum(array.nbytes for array in arrays) + self.memory.size_bytes + self._rows.size_bytes
 
     def make_key_rows(self, keys: int) -> bool:
-        """Make room for key numbers below `keys`; say whether there was too little."""
+        """Grow the arrays for key numbers below `keys`; return whether they grew."""
         known = len(self.key_rows)
         if keys <= known:
             return False
@@ -109,13 +110,13 @@ class WindowBuffers:
 
     @contextmanager
     def state(self, ids: Integers = _NO_IDS) -> Iterator[zones.State]:
-        """Yield the arrays, with blocks for one entry of each of `ids`; what is left is given back."""
+        """Yield the arrays, with blocks for one entry of each of `ids`; free unused blocks afterwards."""
         arrays = (self.key_rows, self.due, self.registers, self._blocks, self._slots)
         needed = zones.blocks_needed(ids, (*arrays, ids)) if len(ids) else 0
         new = self.memory.allocate(needed) if needed else _NO_IDS
         if self.memory.capacity > len(self._blocks):
             self._resize()
-        # Room for every block there is: all may become free.
+        # Capacity for every block, because all may become free.
         stack = np.empty(self.memory.locations_used, np.int64)
         stack[:needed] = new
         self.registers[zones.SPARE] = needed
@@ -126,7 +127,7 @@ class WindowBuffers:
         self.registers[zones.SPARE] = 0
 
     def put(self, locations: Integers, rows: pa.RecordBatch) -> None:
-        """Write the payload of entries where they were put, of those that are still there."""
+        """Write the payload of the entries that still have a location."""
         if not self.payload:
             return
         entries = np.flatnonzero(locations >= 0)
@@ -136,7 +137,7 @@ class WindowBuffers:
         self._rows.put(locations[entries], in_schema(kept, self.payload))
 
     def _widen(self, payload: pa.Schema, new: Integers) -> None:
-        """Have room for sums of two words, where there was none and some come to locations that are `new`."""
+        """Widen sum columns to two words if wide sums arrive at the `new` locations."""
         if payload.equals(self.payload):
             return
         held = np.setdiff1d(self._all(np.arange(len(self.key_rows)), fresh=False)[0], new)
@@ -156,12 +157,12 @@ class WindowBuffers:
     def find(
         self, ids: Integers, begins: Integers, ends: Integers, *, fresh: bool = False
     ) -> tuple[Integers, Integers]:
-        """Return where each key has its panes in [begin, end), and the bounds of each key's share.
+        """Return the locations of each key's panes in [begin, end), and the bounds per key.
 
         Parameters
         ----------
         fresh : bool
-            Only those that were not stored yet.
+            Only panes that were not stored yet.
         """
         arrays = (self.key_rows, self.due, self.registers, self._blocks, self._slots, _NO_IDS)
         bounds = np.zeros(len(ids) + 1, np.int64)
@@ -171,14 +172,14 @@ class WindowBuffers:
         return locations, bounds
 
     def compact(self) -> None:
-        """Return memory that no tuple needs."""
+        """Release unused memory."""
         if self.memory.shrink():
             self._resize()
         if self._rows.may_compact:
             self._rows.compact(self._all(np.arange(len(self.key_rows)), fresh=False)[0])
 
     def store(self, ids: Integers, *, fresh: bool) -> tuple[Mapping[str, Integers], pa.RecordBatch]:
-        """Return the key rows of keys, and their tuples; `fresh` ones only are then no longer that."""
+        """Return the key rows and tuples of keys; `fresh` selects new tuples and marks them stored."""
         locations, bounds = self._all(ids, fresh=fresh)
         key_rows = {name: self.key_rows[ids, column] for name, column in _STORED.items()}
         payload = trimmed(self._rows.take(locations))
@@ -198,7 +199,7 @@ class WindowBuffers:
     def restore(
         self, ids: Integers, key_rows: Mapping[str, Integers], rows: pa.RecordBatch, *, replace: bool
     ) -> None:
-        """Take up what `store` gave for keys that have key rows: all that there is, or what is new."""
+        """Restore keys from the output of `store`: their whole state, or only what is new."""
         for name, column in _STORED.items():
             self.key_rows[ids, column] = key_rows[name]
         places, panes, marks = (rows.column(name).to_numpy() for name in OWN_COLUMNS)
@@ -217,7 +218,7 @@ class WindowBuffers:
             self.put(locations, pa.RecordBatch.from_arrays(rows.columns[3:], self.payload.names))
 
     def account_restored(self, booked_us: int) -> None:
-        """Make what is not stored follow from what is."""
+        """Derive the state that is not stored from the stored state."""
         key_rows = self.key_rows
         key_rows[:, [zones.QUEUE_BOOKED, zones.APPLICATION_BOOKED, zones.DELIVERED]] = booked_us
         key_rows[:, [zones.IN_SERVICE, zones.DIRTY]] = 0

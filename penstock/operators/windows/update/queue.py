@@ -1,4 +1,4 @@
-"""The window queue: of each key only the most recent window waits (UpStream §6.2, §7.2).
+"""The window queue: only the most recent window of each key waits (UpStream §6.2, §7.2).
 
 Panes of numbered keys are enqueued. A key travels through the Key Transition Graph (UpStream Fig. 10). It can
 be in WAIT and in READY or IDLE at once, because newer windows arrive while one is processed::
@@ -17,16 +17,16 @@ be in WAIT and in READY or IDLE at once, because newer windows arrive while one 
     IDLE   enqueue  the watermark completes the window             READY, behind the others
     DONE   enqueue                                                 ENQ
 
-*Lazy*: the most recent window is the newest complete one (MRU_L); what is committed to is never IDLE.
-*Eager*: it is the one that started last (MRU_E), complete or not. In both, windows are never cut (a committed
-one is handed over to its end) and never mixed (a result has the tuples of one window).
+*Lazy*: the most recent window is the newest complete one (MRU_L); a committed window is never IDLE. *Eager*:
+it is the window that started last (MRU_E), complete or not. In both modes windows are never cut (a committed
+window is served to its end) and never mixed (a result has the tuples of one window).
 
-A window buffer has two sides in one list of zones (`penstock.operators.windows.update.zones`): its dequeue
-side are the tuples of the committed window, from DF to WE, its enqueue side those from WS to ET. Tuples that
-windows of both sides have are kept once. Departures from the source: a window is closed by its last pane, a
-later pane of the key or the watermark, so keys that fall silent are closed too; a `win_spec` above 0 is the
-distance to the window's end, as panes have numbers of any sign; a key that waits while it is under processing
-keeps its place, and those behind it are served first.
+A window buffer has two sides in one list of zones (`penstock.operators.windows.update.zones`): the dequeue
+side has the tuples of the committed window, from DF to WE, and the enqueue side the tuples from WS to ET.
+Tuples on both sides are stored once. Departures from the source: a window is closed by its last pane, a later
+pane of the key or the watermark, so windows of silent keys close, too; a `win_spec` above 0 is the distance
+to the window's end, because pane numbers may be negative; a key that waits while it is under processing keeps
+its place, and the keys behind it are served first.
 """
 
 from __future__ import annotations
@@ -62,42 +62,42 @@ __all__ = ["EnqueuedPanes", "KeyState", "ServedWindows", "WindowMode", "WindowQu
 _BLOCK_ROWS = 8
 _PAGE_BLOCKS = 64
 _UNIT_ROWS = 1 << 20
-"""How many tuples a unit of a snapshot has, but for the last key's."""
+"""Number of tuples in a unit of a snapshot, exceeded by at most the last key's tuples."""
 
 
 class WindowQueue:
-    """One window queue; in Spark, the part of it that one bucket holds.
+    """A window queue; in Spark, one bucket of it.
 
     Not thread-safe. Used by one task at a time: `enqueue`, then `dequeue` and `deliver` any number of times,
     then `account_staleness`, then `delta`. Time is an argument; nothing here reads a clock. A batch of
-    entries gives what its entries give one at a time, with two exceptions that change the order of keys only:
-    the interval of window updates that linecutting measures, and shares, of which a key's last one in a batch
-    holds for its earlier entries of that batch, too.
+    entries has the same effect as its entries one at a time, with two exceptions that only affect the order
+    of keys: the interval of window updates that linecutting measures; and shares, because a key's last share
+    in a batch also applies to its earlier entries.
 
     Parameters
     ----------
     mode : WindowMode
         LAZY or EAGER.
     size, slide : int
-        Of the windows, in panes; ``1 <= slide <= size``.
+        Size and slide of the windows, in panes; ``1 <= slide <= size``.
     payload : pyarrow.Schema
-        What a pane carries.
+        Payload columns of a pane.
     policy : Policy
-        Which waiting key is served next.
+        The policy that chooses the next key.
     cost_us : float, optional
         The time that serving one window takes, for linecutting; measured (`observe_cost`) by default.
     weighted : bool
-        Whether some keys matter more than others to the scheduler, by the shares that `enqueue` is given.
+        Whether the scheduler uses weights, given to `enqueue` as shares.
     first_pane : int, optional
-        Windows that start before it do not exist. By default a key's first pane lies in windows that started
-        before it, which have no other panes then.
+        Windows that start before it do not exist. By default a key's first pane is also in windows that start
+        before it.
     block_rows, page_blocks : int
         Locations in a block (FLCZ), and blocks in a page of the paged memory.
 
     Raises
     ------
     InvalidUsageError
-        If a number is out of its range, or the mode needs no queue.
+        If a number is out of range, or the mode needs no queue.
     """
 
     def __init__(
@@ -142,17 +142,17 @@ class WindowQueue:
         self._queue_meter, self._application_meter = StalenessMeter(), StalenessMeter()
 
     def __len__(self) -> int:
-        """Return how many keys wait."""
+        """Return the number of waiting keys."""
         return len(self._queue)
 
     @property
     def keys(self) -> int:
-        """How many keys were ever seen."""
+        """Number of keys ever seen."""
         return int(self._buffers.registers[z.KEYS])
 
     @property
     def rows_held(self) -> int:
-        """How many panes the window buffers hold."""
+        """Number of panes in the window buffers."""
         return int(self._buffers.registers[z.ROWS_HELD])
 
     @property
@@ -162,7 +162,7 @@ class WindowQueue:
 
     @property
     def servable(self) -> int:
-        """How many keys a `dequeue` without a limit would serve; while above 0, each call makes progress."""
+        """Number of keys that an unlimited `dequeue` would serve; while above 0, each call makes progress."""
         registers = self._buffers.registers
         return len(self) - int(registers[z.HELD]) + int(registers[z.READIES])
 
@@ -173,16 +173,16 @@ class WindowQueue:
 
     @property
     def served_at_us(self) -> int | None:
-        """When a window was dequeued last, or the first one came to an empty queue, if that was later."""
+        """Time of the last dequeue, or of the first arrival at the empty queue if later."""
         return self._served_at
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the state holds, roughly."""
+        """Approximate memory of the state in bytes."""
         return self._queue.size_bytes + self._buffers.size_bytes
 
     def states(self, key: int) -> set[KeyState]:
-        """Return the states that a key is in; DONE for one that was never seen."""
+        """Return the states of a key; DONE for an unknown key."""
         if key >= len(self._buffers.key_rows):
             return {KeyState.DONE}
         key_row = self._buffers.key_rows[key]
@@ -203,24 +203,23 @@ class WindowQueue:
         watermark: int | None = None,
         shares: Integers | None = None,
     ) -> EnqueuedPanes:
-        """Let entries in, in their order, then the watermark.
+        """Enqueue entries in order, then advance the watermark.
 
-        Keys whose windows only the watermark completes arrive behind the entries, ordered by the ends of
-        those windows and then by their numbers.
+        Keys whose windows only the watermark completes arrive after the entries, ordered by window end and
+        then by key number.
 
         Parameters
         ----------
         ids, panes : int64 arrays
-            Key numbers, small ones of the caller's index, and panes. Of each key panes increase from entry to
-            entry and from call to call, and none is before the watermark of an earlier call; others are late
-            and dropped.
+            Key numbers from the caller's index, and panes. The panes of each key increase within and across
+            calls, and none is before the watermark of an earlier call; other entries are late and dropped.
         rows : pyarrow.RecordBatch
-            What the panes carry.
+            Payload of the panes.
         watermark : int, optional
-            All panes before it have arrived with these entries; it never goes back.
+            All panes before it have arrived, including these entries. It never decreases.
         shares : int64 array, optional
-            Of a queue with weights, the shares of the entries' keys
-            (`penstock.operators.scheduling.weights`); that of a key's last entry holds from now on.
+            For a queue with weights, the shares of the entries' keys
+            (`penstock.operators.scheduling.weights`). The share of a key's last entry applies from now on.
         """
         known = self._totals()
         if len(ids):
@@ -247,7 +246,7 @@ class WindowQueue:
         return EnqueuedPanes(len(ids), late, completed, disregarded)
 
     def dequeue(self, limit: int, now_us: int) -> ServedWindows:
-        """Serve keys and return the whole windows that this completes: at most `limit`, one of each key.
+        """Serve keys and return up to `limit` complete windows, one per key.
 
         Lazy: the newest complete window of up to `limit` keys, in the policy's order. Eager: first committed
         windows that are complete, in the order of their keys' promotions; then up to `limit` keys, less the
@@ -268,7 +267,7 @@ class WindowQueue:
         return served
 
     def deliver(self, served: DeliverableWindows, now_us: int) -> None:
-        """Note that the results of `served` windows have reached the application."""
+        """Record that the results of served windows have reached the application."""
         ids, key_rows = served.ids, self._buffers.key_rows
         begin = np.maximum(served.booked_us, key_rows[ids, z.DELIVERED])
         self._application_meter.add(served.arrived_us, begin, now_us)
@@ -278,16 +277,16 @@ class WindowQueue:
         self._in_service -= len(ids)
 
     def observe_cost(self, elapsed_us: float, windows: int) -> None:
-        """Note that serving `windows` windows took `elapsed_us`."""
+        """Record that serving `windows` windows took `elapsed_us`."""
         if windows > 0:
             self.measured_cost_us = mean_cost(self.measured_cost_us, elapsed_us, windows)
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
-        """Book the staleness up to now and return queue and application staleness since last time.
+        """Book the staleness up to now; return queue and application staleness since the last call.
 
-        Queue staleness runs from the first window end (lazy) or window starter (eager) since the key was
-        dequeued; application staleness, in both, from the end of the oldest complete window that is newer
-        than what was delivered (UpStream §6.1.2, §6.2.2).
+        Queue staleness starts at the first window end (lazy) or window start (eager) since the key was
+        dequeued. Application staleness starts at the end of the oldest complete window newer than the
+        delivered one (UpStream §6.1.2, §6.2.2).
         """
         begin = now_us if self._settled_at is None else self._settled_at
         key_rows = self._buffers.key_rows
@@ -307,7 +306,7 @@ class WindowQueue:
         """Do nothing: memory goes with the object."""
 
     def delta(self) -> PUnit:
-        """Return what changed since the last call, to be stored: keys, and the panes that came to them."""
+        """Return the changes since the last call, to be stored: keys and their new panes."""
         key_rows = self._buffers.key_rows
         ids = np.flatnonzero(key_rows[:, z.DIRTY])
         unit = self._unit("delta", ids, fresh=True)
@@ -315,31 +314,31 @@ class WindowQueue:
         return unit
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole state of this moment, in units of about `_UNIT_ROWS` tuples."""
+        """Return the whole current state, in units of about `_UNIT_ROWS` tuples."""
         key_rows = self._buffers.key_rows
         ids = np.flatnonzero(key_rows[:, z.NEWEST] != z.NEVER)
-        # A key counts as a tuple, so that a unit's keys have a bound, too.
+        # A key counts as a tuple, so that the keys of a unit are bounded, too.
         part = np.cumsum(key_rows[ids, z.ROWS] + 1) // _UNIT_ROWS
         cuts = np.flatnonzero(np.diff(part)) + 1
-        # Made here and now, for the queue goes on changing while they are written.
+        # Created now, because the queue changes while the units are written.
         return iter([self._unit("snapshot", some, fresh=False) for some in np.split(ids, cuts)])
 
     def restore(self, units: Iterable[PUnit], *, keys: int = z.FOREVER) -> None:
-        """Apply stored `units` in their order: to an empty queue, or to catch up.
+        """Apply stored `units` in order, to an empty queue or to catch up.
 
         Parameters
         ----------
         units : iterable of PUnit
-            What `delta` and `snapshot` gave.
+            Units from `delta` and `snapshot`.
         keys : int
-            All key numbers are below it, so there is memory for as many.
+            Upper bound of key numbers; memory exists for this many keys.
 
         Raises
         ------
         InvalidUsageError
-            If they are of a queue with other windows.
+            If the units belong to a queue with other windows.
         CorruptDataError
-            If what they hold does not add up.
+            If their content is inconsistent.
         """
         fields = None
         for unit in units:
@@ -419,7 +418,7 @@ class WindowQueue:
             self._queue.reserve(len(self._buffers.key_rows))
 
     def _arrive(self, events: Integers, now_us: int) -> None:
-        """Let the key scheduler know which keys wait, or go on waiting with a newer window."""
+        """Tell the scheduler which keys begin to wait, or go on waiting with a newer window."""
         registers = self._buffers.registers
         ids, resident = events[: registers[z.EVENTS]].T
         registers[z.EVENTS] = 0
@@ -436,7 +435,7 @@ class WindowQueue:
         transitions.commit(ids, now_us, state)
 
     def _emit(self, ids: Integers, state: z.State) -> ServedWindows:
-        """Return the committed windows of keys, and end their processing."""
+        """Return the committed windows of keys and end their processing."""
         start = self._buffers.key_rows[ids, z.COMMITTED] * self.slide
         locations, bounds = self._buffers.find(ids, start, start + self.size)
         rows, panes = self._buffers.take(locations), self._buffers.panes(locations)

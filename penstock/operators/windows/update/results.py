@@ -1,4 +1,4 @@
-"""What goes in and out of a window queue."""
+"""The results of window queue operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["DeliverableWindows", "EnqueuedPanes", "KeyState", "ServedWindows", "
 
 
 class KeyState(StrEnum):
-    """A state of the Key Transition Graph, which `penstock.operators.windows.update.queue` draws."""
+    """A state of the Key Transition Graph, drawn in `penstock.operators.windows.update.queue`."""
 
     ENQ = "enq"
     WAIT = "wait"
@@ -29,20 +29,20 @@ class DeliverableWindows(Protocol):
 
     @property
     def ids(self) -> Integers:
-        """The key of each window."""
+        """Key number of each window."""
 
     @property
     def arrived_us(self) -> Integers:
-        """Since when a complete window of each key is pending."""
+        """Time since which each key has a complete window pending."""
 
     @property
     def booked_us(self) -> Integers:
-        """Up to when that is booked."""
+        """Time up to which application staleness is booked."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnqueuedPanes:
-    """What became of one `WindowQueue.enqueue`.
+    """The result of one `WindowQueue.enqueue`.
 
     Attributes
     ----------
@@ -53,9 +53,9 @@ class EnqueuedPanes:
     completed : int
         Windows that became complete.
     disregarded : int
-        Complete windows that will not be emitted, as a newer one is; some of them may have become complete
-        before. At any time, all completed are the emitted, the disregarded, and those that wait or are
-        committed to.
+        Complete windows that will not be emitted because a newer one replaced them; some may have become
+        complete in earlier calls. At any time the completed windows are the emitted, the disregarded, the
+        waiting and the committed ones.
     """
 
     rows_in: int = 0
@@ -66,26 +66,26 @@ class EnqueuedPanes:
 
 @dataclass(frozen=True, slots=True)
 class ServedWindows:
-    """Whole windows that left the queue, in the order in which they are served.
+    """Complete windows that left the queue, in service order.
 
     Attributes
     ----------
     ids : int64 array
-        The numbers of their keys.
+        Key numbers.
     start_pane : int64 array
-        The first pane of each window, whether or not the key has a tuple there.
+        First pane of each window, even if the key has no tuple there.
     rows : pyarrow.RecordBatch
-        The payload of the panes of all windows, in the order of windows and panes.
+        Payload of the panes of all windows, ordered by window and pane.
     panes : int64 array
         The pane of each row.
     bounds : int64 array
         Window i has the rows from ``bounds[i]`` to ``bounds[i + 1]``, exclusive; at least one.
     arrived_us : int64 array
-        When the oldest complete window of each key was completed that had not been emitted.
+        Completion time of each key's oldest complete window that was not emitted.
     booked_us : int64 array
-        Up to when the application staleness of each key is booked.
+        Time up to which each key's application staleness is booked.
     staleness_us : int64 array
-        The queue staleness of each key when its window was committed to.
+        Queue staleness of each key when its window was committed.
     """
 
     ids: Integers

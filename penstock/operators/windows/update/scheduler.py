@@ -1,4 +1,4 @@
-"""Which of a window queue's waiting keys is served next."""
+"""The scheduler of a window queue."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["WindowScheduler"]
 
 
 class WindowScheduler:
-    """The keys that wait in a window queue, and what their order depends on: rates of updates, and weights.
+    """The waiting keys of a window queue in service order, with their update rates and weights.
 
     Used by a `WindowQueue` only. Keys are numbers.
 
     Parameters
     ----------
     policy : Policy
-        Which waiting key is served next.
+        The policy that chooses the next key.
     weighted : bool
-        Whether some keys matter more than others, by the shares that `weigh` is told.
+        Whether the scheduler uses weights, given to `weigh` as shares.
     """
 
     def __init__(self, policy: Policy, *, weighted: bool) -> None:
@@ -40,17 +40,17 @@ class WindowScheduler:
         self._interval_us = np.zeros(0, np.float64)
 
     def __len__(self) -> int:
-        """Return how many keys wait."""
+        """Return the number of waiting keys."""
         return len(self._queue)
 
     @property
     def size_bytes(self) -> int:
-        """How much memory it holds."""
+        """Memory of the scheduler in bytes."""
         arrays = (self._shares, self._seen_us, self._interval_us)
         return sum(array.nbytes for array in arrays) + self._queue.size_bytes
 
     def reserve(self, keys: int) -> None:
-        """Make room for key numbers below `keys`."""
+        """Grow the arrays for key numbers below `keys`."""
         known = len(self._seen_us)
         self._shares = grown(self._shares, keys)
         self._seen_us = grown(self._seen_us, keys)
@@ -59,7 +59,7 @@ class WindowScheduler:
         self._queue.reserve(keys)
 
     def weigh(self, ids: Integers, shares: Integers) -> None:
-        """Note the shares of keys, by which they begin or go on to wait from now on."""
+        """Set the shares of keys, which apply from their next arrival on."""
         self._shares[ids] = shares
 
     def arrive(
@@ -71,22 +71,22 @@ class WindowScheduler:
         cost_us: float | None,
         under_way: Integers,
     ) -> None:
-        """Let keys wait, or go on waiting with a newer window, one after the other.
+        """Queue keys, or keep them waiting with a newer window, one after the other.
 
         Parameters
         ----------
         resident : int64 array
-            Not zero for keys that wait already.
+            Nonzero for keys that already wait.
         birth_us : int
-            Since when keys are watched.
+            Time since which keys are watched.
         cost_us : float, optional
-            What serving a window takes, for linecutting.
+            Cost of serving a window, for linecutting.
         under_way : int64 array
-            By key number, how many of its windows were dequeued and are not delivered; may be empty if none.
+            Number of dequeued but undelivered windows by key number; may be empty if there are none.
         """
         interval = np.zeros(len(ids))
         if self.policy is Policy.LINECUTTING and len(ids):
-            # Several updates of one moment are as many equal intervals.
+            # Several updates at one moment count as that many equal intervals.
             _, first, count = np.unique(ids, return_index=True, return_counts=True)
             order = np.argsort(first)
             ids, resident, count = ids[first[order]], resident[first[order]], count[order]
@@ -98,7 +98,7 @@ class WindowScheduler:
         self._queue.arrive(ids, waits, interval, cost, self._queue.load(under_way), self._shares[ids])
 
     def pop(self, limit: int, held: Integers) -> Integers:
-        """Remove and return up to `limit` keys; those that are `held` are passed by and keep their places."""
+        """Remove and return up to `limit` keys; skip `held` keys, which keep their places."""
         return self._queue.pop(limit, held)
 
     @property
@@ -113,7 +113,7 @@ class WindowScheduler:
         if self.policy is Policy.LINECUTTING:
             columns |= {"seen_us": self._seen_us[ids], "interval_us": self._interval_us[ids]}
         if self._weighted:
-            # A key may have got another share since it began to wait.
+            # The share of a key may have changed since it began to wait.
             columns |= {"share": self._shares[ids], "start": places["start"], "waits_by": places["share"]}
         return columns
 

@@ -1,8 +1,8 @@
-"""The Key Transition Graph: what an entry, the watermark and a service do to a key (UpStream §6.2, Fig. 10).
+"""The Key Transition Graph: the effects of entries, watermark and services on keys (UpStream §6.2, Fig. 10).
 
-Windows are numbered: window k has the panes from ``k * slide`` to ``k * slide + size``, exclusive. Panes of a
-key come in increasing order, and none comes that is older than the watermark, so everything before
-``max(watermark, newest pane + 1)`` has arrived: a window that ends there or earlier is *complete*.
+Window k has the panes from ``k * slide`` to ``k * slide + size``, exclusive. The panes of a key arrive in
+increasing order, and none is older than the watermark. So everything before ``max(watermark, newest pane +
+1)`` has arrived, and a window that ends there or earlier is *complete*.
 
 The names of the source: `_mru_l` and `_mru_e` are the two rules for the most recent window; `_is_update`,
 `_do_promote` and `_is_avail` are the conditions of the graph. `penstock.operators.windows.update.queue` draws
@@ -97,34 +97,34 @@ def _mru_e(newest: int, slide: int) -> int:
 
 @kernel
 def _is_update(window: int, known: int) -> bool:
-    """Say whether a most recent window is newer than all that were `known`."""
+    """Return whether a most recent window is newer than all `known` ones."""
     return window > known
 
 
 @kernel
 def _do_promote(k: int, state: State) -> bool:
-    """Say whether the key is idle; its newest tuple or the watermark concerns the committed window."""
+    """Return whether to promote a key whose committed window got a tuple or is complete: only if IDLE."""
     key_rows, _, _, _, _, _ = state
     return key_rows[k, SERVICE] == IDLE
 
 
 @kernel
 def _is_avail(k: int, state: State) -> bool:
-    """Say whether the committed window has a tuple that was not handed over."""
+    """Return whether the committed window has a tuple that was not served."""
     key_rows, _, _, _, _, _ = state
     return key_rows[k, DF] >= 0
 
 
 @kernel
 def _end(window: int, state: State) -> int:
-    """Return the pane behind a window's last (WE, of the committed one)."""
+    """Return the pane after a window's last pane (WE for the committed window)."""
     _, _, registers, _, _, _ = state
     return window * registers[SLIDE] + registers[SIZE]
 
 
 @kernel
 def _push_ready(k: int, state: State) -> None:
-    """Put a key at the tail of the keys under processing (upq)."""
+    """Append a key to the keys under processing (upq)."""
     key_rows, _, registers, _, _, _ = state
     key_rows[k, SERVICE] = READY
     key_rows[k, READY_NEXT] = NONE
@@ -155,7 +155,7 @@ def _pop_ready(before: int, state: State) -> None:
 
 @kernel
 def _wait(k: int, window: int, now_us: int, events: Integers, state: State) -> None:
-    """Make `window` the one that the key waits with (WS), and tell the key scheduler."""
+    """Let the key wait with `window` (WS), and report it to the scheduler."""
     key_rows, _, registers, _, _, _ = state
     resident = key_rows[k, CANDIDATE] != NEVER
     if not resident:
@@ -182,7 +182,7 @@ def _needed_from(k: int, state: State) -> int:
 
 @kernel
 def _trim(k: int, state: State) -> None:
-    """Give back the memory of what neither side of the buffer needs."""
+    """Free the tuples that neither side of the buffer needs."""
     key_rows, _, registers, _, slots, _ = state
     enqueue_side = _needed_from(k, state)
     if key_rows[k, COMMITTED] == NEVER:
@@ -193,14 +193,14 @@ def _trim(k: int, state: State) -> None:
     else:
         dequeue_side = key_rows[k, COMMITTED] * registers[SLIDE]
     free_head(k, min(dequeue_side, enqueue_side), state)
-    # An eager buffer was emptied between its sides when the newer window started.
+    # In eager mode the buffer between the sides was emptied when the newer window started.
     if registers[BY_TUPLE] and not registers[EAGER]:
         free_middle(k, _end(key_rows[k, COMMITTED], state), enqueue_side, state)
 
 
 @kernel
 def _set_due(k: int, state: State) -> None:
-    """Note at which watermark the key's next window is complete."""
+    """Set the watermark at which the key's next window is complete."""
     key_rows, due, registers, _, _, _ = state
     following = key_rows[k, CLOSED] + 1
     due[k] = _end(following, state) if following <= key_rows[k, NEWEST] // registers[SLIDE] else FOREVER
@@ -214,7 +214,7 @@ def _close(k: int, closed: int, now_us: int, events: Integers, state: State) -> 
     known = key_rows[k, CLOSED]
     top = _mru_l(key_rows[k, NEWEST], closed, size, slide)
     key_rows[k, CLOSED] = max(known, (closed - size) // slide)
-    # All windows in (known, top] have the key's newest tuple; those above top have none.
+    # All windows in (known, top] have the key's newest tuple; windows above top have none.
     if _is_update(top, known):
         key_rows[k, DIRTY] = 1
         count = top - known
@@ -241,7 +241,7 @@ def _close(k: int, closed: int, now_us: int, events: Integers, state: State) -> 
 
 @kernel
 def _start(k: int, pane: int, now_us: int, events: Integers, state: State) -> None:
-    """Empty the enqueue side of an eager key where `pane` starts a window, and let the key wait with that."""
+    """If `pane` starts a window of an eager key, empty the enqueue side and let the key wait with it."""
     key_rows, _, registers, _, _, _ = state
     window = _mru_e(pane, registers[SLIDE])
     newest = key_rows[k, NEWEST]
@@ -267,16 +267,17 @@ def enter(
     locations: Integers,
     state: State,
 ) -> None:
-    """Enqueue entries in their order; those that are late get no location.
+    """Enqueue entries in order; late entries get no location.
 
     Parameters
     ----------
     watermark : int
-        The one before these entries.
+        The watermark before these entries.
     events : int64 array of shape (2 n, 2)
-        Gets a key that waits or goes on waiting with a newer window, and whether it waited before.
+        Output: each key that waits or goes on waiting with a newer window, and whether it waited before.
     locations : int64 array
-        Gets where each entry was put; its payload belongs there if the slot still names it in the end.
+        Output: location of each entry; its payload belongs there if the slot still names the entry at the
+        end.
     """
     key_rows, _, registers, _, _, _ = state
     size, slide = registers[SIZE], registers[SLIDE]
@@ -297,7 +298,7 @@ def enter(
         if starter and registers[EAGER]:
             _start(k, pane, now_us, events, state)
         key_rows[k, NEWEST] = pane
-        # A starter is marked 0, not to be opened; the operator opens what it commits to.
+        # A starter is marked 0, not to be opened; the operator opens the windows that it commits to.
         locations[i] = append(k, pane, 0 if starter else -1, i, state)
         committed = key_rows[k, COMMITTED]
         if committed != NEVER and pane < _end(committed, state):
@@ -311,7 +312,7 @@ def enter(
 
 @kernel
 def sweep(ids: Integers, watermark: int, now_us: int, events: Integers, state: State) -> None:
-    """Complete what the watermark completes of keys that are due."""
+    """Complete the windows of due keys that the watermark completes."""
     for i in range(ids.shape[0]):
         _close(ids[i], watermark, now_us, events, state)
         _trim(ids[i], state)
@@ -335,7 +336,7 @@ def _commit(k: int, now_us: int, state: State) -> None:
 
 @kernel
 def commit(ids: Integers, now_us: int, state: State) -> None:
-    """Commit to keys that the key scheduler took from its queue; they are READY, in this order."""
+    """Commit to keys that left the scheduler; they become READY, in this order."""
     for i in range(ids.shape[0]):
         _commit(ids[i], now_us, state)
         _push_ready(ids[i], state)
@@ -343,9 +344,10 @@ def commit(ids: Integers, now_us: int, state: State) -> None:
 
 @kernel
 def serve_ready(limit: int, state: State) -> Integers:
-    """Hand over what is available of all READY keys; return up to `limit` whose windows are complete.
+    """Serve the available tuples of all READY keys; return up to `limit` keys with complete windows.
 
-    These leave upq, the keys of incomplete windows become IDLE. The others of complete windows stay READY.
+    The returned keys leave upq. Keys of incomplete windows become IDLE. Other keys of complete windows stay
+    READY.
     """
     key_rows, _, registers, _, _, _ = state
     served = np.empty(min(limit, registers[READIES]), np.int64)
@@ -369,7 +371,7 @@ def serve_ready(limit: int, state: State) -> Integers:
 
 @kernel
 def put_back(ids: Integers, replace: bool, state: State) -> None:
-    """Drop of each key's tuples what its stored key row no longer needs, or all to `replace` them."""
+    """Drop each key's tuples that its stored key row no longer needs, or all of them to `replace` them."""
     key_rows, _, _, _, slots, _ = state
     for i in range(ids.shape[0]):
         k = ids[i]
@@ -384,7 +386,7 @@ def put_back(ids: Integers, replace: bool, state: State) -> None:
 
 @kernel
 def append_stored(ids: Integers, panes: Integers, marks: Integers, locations: Integers, state: State) -> None:
-    """Put stored tuples behind those of their keys that are there; `locations` gets where."""
+    """Append stored tuples to their keys; write their locations to `locations`."""
     _, _, _, _, slots, _ = state
     for i in range(ids.shape[0]):
         locations[i] = append(ids[i], panes[i], marks[i], i, state)
@@ -393,7 +395,7 @@ def append_stored(ids: Integers, panes: Integers, marks: Integers, locations: In
 
 @kernel
 def line_up(ids: Integers, state: State) -> None:
-    """Put stored READY keys into upq, in this order, with the ranks that they have."""
+    """Append stored READY keys to upq, in this order, with their stored ranks."""
     key_rows, _, registers, _, _, _ = state
     for i in range(ids.shape[0]):
         registers[LAST_RANK] = key_rows[ids[i], READY_RANK] - 1
@@ -402,12 +404,12 @@ def line_up(ids: Integers, state: State) -> None:
 
 @kernel
 def finish(ids: Integers, pending_us: Integers, booked_us: Integers, state: State) -> None:
-    """End the processing of keys whose windows' results are handed on (DONE).
+    """End the processing of keys whose windows are emitted (DONE).
 
     Parameters
     ----------
     pending_us, booked_us : int64 arrays
-        Get since when each key has a complete window that was not emitted, and up to when that is booked.
+        Output: time since which each key has a complete window pending, and time up to which that is booked.
     """
     key_rows, _, registers, _, _, _ = state
     for i in range(ids.shape[0]):

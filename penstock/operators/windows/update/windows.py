@@ -1,4 +1,4 @@
-"""Windows with update semantics, as state of one bucket: of each group only the most recent one waits."""
+"""Windows with update semantics in one bucket: only each group's most recent window waits."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _NUMBER = "__penstock_number"
 
 @dataclass(frozen=True, slots=True)
 class WindowArrivals:
-    """What arrives at windows in one micro-batch.
+    """The input of windows in one micro-batch.
 
     Attributes
     ----------
     entries : list of pyarrow.RecordBatch
-        Of `WindowLayout.entry` or `RowLayout.arriving`, in order of arrival.
+        Batches with the schema `WindowLayout.entry` or `RowLayout.arriving`, in order of arrival.
     watermark : int or None
-        All panes before it have arrived; of rows, all that are not after it.
+        All panes before it have arrived; for row windows, all rows not after it.
     """
 
     entries: list[pa.RecordBatch]
@@ -49,22 +49,22 @@ class WindowArrivals:
 
 
 class UpdateWindows:
-    """Windows of which each group's most recent one is served (UpStream §6).
+    """Windows with update semantics: each group's most recent window is served (UpStream §6).
 
-    Entries wait in `Panes` until the watermark settles their pane; then they go, in the order of panes, into
-    a `WindowQueue`. Used by one task at a time, by `serve`; not thread-safe.
+    Entries wait in `Panes` until the watermark makes their pane final. Then they enter a `WindowQueue` in
+    pane order. Used by one task at a time, by `serve`; not thread-safe.
 
     Parameters
     ----------
     layout : WindowLayout
-        What windows are made of.
+        The layout of the windows.
     mode : WindowMode
         LAZY or EAGER.
     policy : Policy
-        Which waiting group is served next.
+        The policy that chooses the next group.
     weights : str or KeyWeights, optional
-        How much each group matters to the scheduler: a value of the layout, of which that of the newest pane
-        counts, or by the value of the group.
+        Weights of groups: a column of the layout, whose value in the newest pane counts, or weights by group
+        value.
     """
 
     def __init__(
@@ -84,22 +84,22 @@ class UpdateWindows:
         self._stored = 0
 
     def __len__(self) -> int:
-        """Return how many groups wait."""
+        """Return the number of waiting groups."""
         return len(self._queue)
 
     @property
     def servable(self) -> int:
-        """How many groups a `dequeue` without a limit would serve."""
+        """Number of groups that an unlimited `dequeue` would serve."""
         return self._queue.servable
 
     @property
     def keys(self) -> int:
-        """How many groups were ever seen."""
+        """Number of groups ever seen."""
         return self._panes.groups
 
     @property
     def given_cost_us(self) -> float | None:
-        """The cost of a window that was given, for linecutting."""
+        """The given cost of a window, for linecutting."""
         return self._queue.given_cost_us
 
     @given_cost_us.setter
@@ -108,7 +108,7 @@ class UpdateWindows:
 
     @property
     def measured_cost_us(self) -> float | None:
-        """The cost of a window as it was measured."""
+        """The measured cost of a window."""
         return self._queue.measured_cost_us
 
     @measured_cost_us.setter
@@ -122,16 +122,16 @@ class UpdateWindows:
 
     @property
     def served_at_us(self) -> int | None:
-        """When a window was dequeued last, or the first one came to an empty queue, if that was later."""
+        """Time of the last dequeue, or of the first arrival at the empty queue if later."""
         return self._queue.served_at_us
 
     @property
     def size_bytes(self) -> int:
-        """How much memory the state holds, roughly."""
+        """Approximate memory of the state in bytes."""
         return self._panes.size_bytes + self._queue.size_bytes
 
     def numbers_of(self, keys: Keys) -> Integers:
-        """Return the number of each group, -1 for one that was never seen."""
+        """Return the number of each group, -1 for unknown groups."""
         return self._panes.numbers_of(keys)
 
     def groups_of(self, ids: Integers) -> list[pa.Array[Any]]:
@@ -139,13 +139,14 @@ class UpdateWindows:
         return self._panes.groups_of(ids)
 
     def enqueue(self, arrivals: WindowArrivals, now_us: int) -> Enqueued:
-        """Let entries in; `Enqueued.conflated` counts windows that a newer one made obsolete.
+        """Enqueue entries; `Enqueued.conflated` counts windows that a newer one replaced.
 
         Raises
         ------
         InvalidUsageError
-            If the weight of an entry is no positive, finite number; then none is let in. A weight counts
-            from when its pane has settled, but by then an earlier micro-batch has its tuple in the state.
+            If the weight of an entry is not a positive, finite number; then no entry is enqueued. A weight
+            applies once its pane is final, but the check is done on arrival, before the entry is in the
+            state.
         """
         if isinstance(self.weights, str):
             arriving = self._layout.arriving_column(self.weights)
@@ -166,7 +167,7 @@ class UpdateWindows:
         return shares_of(_numbers(settled.rows.column(self.weights)))
 
     def dequeue(self, limit: int, now_us: int) -> Served:
-        """Serve up to `limit` groups; the rows are of `WindowLayout.window`."""
+        """Serve up to `limit` groups; the rows have the schema `WindowLayout.window`."""
         served = self._queue.dequeue(limit, now_us)
         layout = self._layout
         low, high = served.bounds[:-1], served.bounds[1:]
@@ -177,11 +178,11 @@ class UpdateWindows:
         return Served(rows, served.ids, served.arrived_us, served.staleness_us, served.booked_us)
 
     def deliver(self, served: Served, now_us: int) -> None:
-        """Note that results have reached the application."""
+        """Record that results have reached the application."""
         self._queue.deliver(served, now_us)
 
     def observe_cost(self, elapsed_us: float, tuples: int) -> None:
-        """Note what serving windows took."""
+        """Record the time that serving windows took."""
         self._queue.observe_cost(elapsed_us, tuples)
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
@@ -192,7 +193,7 @@ class UpdateWindows:
         """Do nothing: memory goes with the object."""
 
     def delta(self) -> PUnit:
-        """Return what changed since the last call, to be stored."""
+        """Return the changes since the last call, to be stored."""
         panes, queue = self._panes.delta(), self._queue.delta()
         groups = self._groups(self._stored, self._panes.groups)
         self._stored = self._panes.groups
@@ -201,7 +202,7 @@ class UpdateWindows:
         return PUnit("delta", meta, blocks)
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole state of this moment, in units of bounded size."""
+        """Return the whole current state, in units of bounded size."""
         count = self._panes.groups
         units = [
             PUnit("snapshot", {"rows": count}, {"groups": self._groups(at, min(at + _UNIT_KEYS, count))})
@@ -214,7 +215,7 @@ class UpdateWindows:
         return iter(units)
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply units in their order."""
+        """Apply units in order."""
         for unit in units:
             if "groups" in unit.blocks:
                 number = pa.field(_NUMBER, pa.int64(), nullable=False)
@@ -233,14 +234,14 @@ class UpdateWindows:
         self._stored = self._panes.groups
 
     def _groups(self, first: int, last: int) -> pa.RecordBatch:
-        """Return groups by their numbers, which are the last column."""
+        """Return groups by number; the last column holds the numbers."""
         ids = np.arange(first, last)
         names = [*self._layout.groups.names, _NUMBER]
         return pa.RecordBatch.from_arrays([*self._panes.groups_of(ids), pa.array(ids)], names)
 
 
 def _numbers(weights: pa.Array[Any]) -> npt.NDArray[np.float64]:
-    """Return weights, each of the newest tuple of an entry, as numbers; refuse those that are none."""
+    """Return the weights of entries, each from its newest tuple, as numbers; refuse invalid ones."""
     numbers: npt.NDArray[np.float64] = pc.cast(weights, pa.float64(), safe=False).to_numpy(
         zero_copy_only=False
     )

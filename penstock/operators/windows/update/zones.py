@@ -1,13 +1,13 @@
 """Zones: the tuples of each key as a list of blocks in paged memory (UpStream §7.2).
 
-A *fixed-length contiguous zone* (FLCZ) is a block of consecutive locations of one page. It holds tuples of
-one key that came one after the other, between its dequeue offset and its enqueue offset. A key's window
-buffer is a doubly-linked list of such zones. Along the list, and within a zone, panes increase: that order is
-the source's ``<'``, so a pane's number is as good as a pointer to it, and `WS` and `WE` are kept as such.
+A *fixed-length contiguous zone* (FLCZ) is a block of consecutive locations of one page. It holds consecutive
+tuples of one key, between its dequeue offset and its enqueue offset. A key's window buffer is a doubly-linked
+list of such zones. Panes increase along the list and within a zone. This order is the source's ``<'``, so a
+pane number replaces a pointer, and `WS` and `WE` are kept as pane numbers.
 
-Blocks are the allocation unit of `PagedMemory`. Kernels cannot ask it for more, so the caller gives them a
-*stack* with as many blocks as a batch can need at most; they put back what they free, and what is left on the
-stack in the end returns to the memory. So a block that was freed is used again within the same batch.
+Blocks are the allocation unit of `PagedMemory`. Kernels cannot allocate, so the caller gives them a *stack*
+with as many blocks as a batch can need at most. Kernels push the blocks that they free, and the caller
+returns the remaining blocks to the memory. So a freed block can be reused within the same batch.
 
 The arrays, shared by all kernels of a window queue, travel as one tuple (`State`)::
 
@@ -48,18 +48,18 @@ FOREVER = int(np.iinfo(np.int64).max)
 NONE = -1
 """No block, no location, no key."""
 
-# Columns of a key row. HEAD is the first block; ET, DF, WS and WE are the paper's pointers: ET, DF locations,
-# WS and WE the windows that start and end there: CANDIDATE the most recent window, which waits, COMMITTED the
-# one under processing.
+# Columns of a key row. HEAD is the first block. ET and DF are the paper's pointers, as locations. WS and WE
+# are kept as windows: CANDIDATE, the most recent window, which waits, and COMMITTED, under processing.
 HEAD, ET, DF, CANDIDATE, COMMITTED = 0, 1, 2, 3, 4
 # The newest pane; all windows up to CLOSED are complete, or will never have a tuple.
 NEWEST, CLOSED = 5, 6
 SERVICE, READY_NEXT, READY_RANK, FIRST = 7, 8, 9, 10
-# Since when the key waits; when the oldest complete window that was not emitted was completed, and the oldest
-# of those newer than the committed one.
+# Start of waiting; completion time of the oldest complete window that was not emitted, and of the oldest such
+# window newer than the committed one.
 SINCE, PENDING, NEXT_PENDING = 11, 12, 13
 QUEUE_BOOKED, APPLICATION_BOOKED, DELIVERED, IN_SERVICE = 14, 15, 16, 17
-# For how long it waited until the window was committed to; the tuples there are; what a batch needs to know.
+# Time waited until the window was committed; number of tuples; spare locations in a batch; changed since
+# stored.
 WAITED, ROWS, ROOM, DIRTY = 18, 19, 20, 21
 CELL_WIDTH = 22
 
@@ -76,7 +76,7 @@ PANE, MARK, FRESH, ENTRY = 0, 1, 2, 3
 
 @kernel
 def blocks_needed(ids: Integers, state: State) -> int:
-    """Return how many new blocks entries for `ids` need at most."""
+    """Return the maximum number of new blocks that entries for `ids` need."""
     key_rows, _, registers, blocks, _, _ = state
     rows = registers[BLOCK_ROWS]
     for i in range(ids.shape[0]):
@@ -125,7 +125,7 @@ def append(k: int, pane: int, mark: int, entry: int, state: State) -> int:
 
 @kernel
 def _forget(k: int, location: int, state: State) -> None:
-    """Count a tuple that goes; nobody writes its payload any more."""
+    """Count a dropped tuple; its payload will not be written."""
     key_rows, _, registers, _, slots, _ = state
     slots[location, ENTRY] = NONE
     key_rows[k, ROWS] -= 1
@@ -152,7 +152,7 @@ def _release(k: int, block: int, state: State) -> None:
 
 @kernel
 def free_head(k: int, limit: int, state: State) -> None:
-    """Drop the key's tuples of panes before `limit`."""
+    """Drop the key's tuples in panes before `limit`."""
     key_rows, _, registers, blocks, slots, _ = state
     rows = registers[BLOCK_ROWS]
     while key_rows[k, HEAD] >= 0:
@@ -168,7 +168,7 @@ def free_head(k: int, limit: int, state: State) -> None:
 
 @kernel
 def free_tail(k: int, limit: int, state: State) -> None:
-    """Drop the key's tuples of panes from `limit` on."""
+    """Drop the key's tuples in panes from `limit` on."""
     key_rows, _, registers, blocks, slots, _ = state
     rows = registers[BLOCK_ROWS]
     while key_rows[k, ET] >= 0:
@@ -186,7 +186,7 @@ def free_tail(k: int, limit: int, state: State) -> None:
 
 @kernel
 def free_middle(k: int, begin: int, end: int, state: State) -> None:
-    """Drop zones whose panes all lie in [begin, end); single tuples of others stay until their zone goes."""
+    """Drop zones whose panes all lie in [begin, end); keep all tuples of other zones."""
     key_rows, _, registers, blocks, slots, _ = state
     rows = registers[BLOCK_ROWS]
     block = key_rows[k, HEAD]
@@ -218,7 +218,7 @@ def successor(location: int, state: State) -> int:
 def count_slots(
     ids: Integers, begins: Integers, ends: Integers, fresh: bool, bounds: Integers, state: State
 ) -> None:
-    """Count of each key the panes in [begin, end), only `fresh` ones if asked; sum up in `bounds`."""
+    """Count each key's panes in [begin, end), or only `fresh` ones; write running sums to `bounds`."""
     key_rows, _, registers, blocks, slots, _ = state
     rows = registers[BLOCK_ROWS]
     for i in range(ids.shape[0]):
