@@ -1,1 +1,1 @@
-"""Aggregates: partials of panes, and windows from them."""
+"""Aggregates, computed as partials of panes and assembled into windows."""

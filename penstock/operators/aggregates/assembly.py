@@ -146,7 +146,7 @@ class _Divisions:
 
 
 def _mean(total: pa.Array[Any], count: pa.Array[Any]) -> pa.Array[Any]:
-    """Return sums divided by counts, null where nothing was counted."""
+    """Divide sums by counts; null where the count is zero."""
     if total.null_count:
         return pc.divide(_floats(total), count.cast(pa.float64()))
     return pa.array(np.true_divide(as_floats(total), count.to_numpy()))

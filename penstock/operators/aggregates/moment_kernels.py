@@ -58,7 +58,7 @@ def add_floats(slots: Any, values: Any, cells: Any) -> None:
 
 @kernel
 def add_integers(slots: Any, values: Any, cells: Any, centers: Any) -> None:
-    """Add 64-bit integers to their slots; `centers` is `cells` as integers, for the centers."""
+    """Add 64-bit integers to their slots; `centers` holds the centers as integers."""
     for i in range(slots.shape[0]):
         slot, value = slots[i], values[i]
         if cells[slot, 1] == 0.0:

@@ -31,7 +31,7 @@ _READ_MB_S: Final = {
     "market": 170.0,
     "rate": 170.0,
 }
-"""Spark's read rates by format or kind. Unmeasured kinds borrow a rate: ORC and generators that of Parquet,
+"""Spark's read rates by format or kind. Unmeasured kinds borrow a rate: ORC and generators the Parquet rate,
 text the CSV rate, and Kafka, which hands JSON to Spark, the JSON rate."""
 
 _COLUMNAR: Final = frozenset({"parquet", "orc"})

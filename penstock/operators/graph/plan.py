@@ -178,7 +178,7 @@ def plan(graph: Graph, statistics: Statistics | None = None, persist: Persist = 
 
 
 def _modes(root: Node, persist: Persist) -> dict[str, PersistMode]:
-    """Return the modes by source name, and the other operators to persist."""
+    """Return the mode of every source, and of other operators that `persist` names."""
     nodes = list(topological(root))
     sources = [node.name for node in nodes if isinstance(node, Source)]
     given: Mapping[str, PersistMode] = (
@@ -248,7 +248,7 @@ def _readers(root: Node, source: Source) -> int:
 
 
 def _reaches_p_stream(root: Node, source: Source) -> bool:
-    """Return whether another operator's p-stream already holds everything that a source yields."""
+    """Return whether another operator's p-stream holds a source's tuples before further reduction."""
     at: Node = source
     while True:
         below = [node for node in topological(root) if any(input is at for input in node.inputs)]

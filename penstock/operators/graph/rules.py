@@ -73,7 +73,7 @@ def split_conjunctions(root: Node) -> Rewritten:
         if len(parts) == 1 or not all(_is_condition(part, schema) for part in parts):
             return node
         if type_of(node.predicate, schema) is None and None not in [type_of(part, schema) for part in parts]:
-            return node  # Spark is to see all of it
+            return node  # Spark must see the whole condition
         notes.append(f"where {node.predicate.text}: {len(parts)} conditions")
         above: Node = node.inputs[0]
         for part in parts:
@@ -144,7 +144,7 @@ def prune(root: Node) -> Rewritten:
         for above, needed in zip(node.inputs, node.needs(wanted), strict=True):
             some = needed | set(above.key)
             if not some and not isinstance(above, Window):
-                some = frozenset({_narrowest(above)})  # so that there are rows to count
+                some = frozenset({_narrowest(above)})  # keeps rows to count
             required[id(above)] = required.get(id(above), frozenset()) | some
     notes: list[str] = []
     made: dict[int, Node] = {}

@@ -91,7 +91,7 @@ class KeyAccounts:
         self.in_service -= len(ids)
 
     def book_until(self, ids: Integers, now_us: int, *, alone: Integers) -> None:
-        """Book the staleness of waiting keys, each of which has one pending update.
+        """Book the staleness of waiting keys with one pending update each.
 
         Parameters
         ----------

@@ -65,7 +65,7 @@ class AdaptiveQueue(KeyedQueue):
     Raises
     ------
     InvalidUsageError
-        If the stream is a union, whose ties have an order of their own, or the semantics are UPDATE.
+        If the stream is a union, because ties have their own order, or if the semantics are UPDATE.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class TupleChunk:
 
 
 class AppendedTuples:
-    """Tuples that wait under append semantics; a `KeyHolder` of the update queue beside it.
+    """The waiting tuples of append semantics; a `KeyHolder` for the update queue.
 
     Tuples are numbered in the order of arrival. Those from `head` to before `tail` wait.
 

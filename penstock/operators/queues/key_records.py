@@ -256,7 +256,7 @@ class TabledKeyRecords(KeyRecords):
     def all_but(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
         """Return the records of keys in memory, then the others from the table."""
         self.put_by(self.block(np.flatnonzero(self.dirty[: len(self)])))
-        # The index goes on changing while the others are written.
+        # Copied now, because the index changes while the others are written.
         return ids, self._others(self._index.subset(ids), self._table.rows())
 
     def close(self) -> None:

@@ -123,7 +123,7 @@ def _free(
 
 
 class PagedMemory:
-    """Hands out locations, numbers below ``capacity``, and takes them back.
+    """An allocator of locations, which are numbers below ``capacity``.
 
     Parameters
     ----------

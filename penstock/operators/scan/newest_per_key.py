@@ -43,7 +43,7 @@ class Latest:
             unusable = self._stream.unusable(batch)
             if unusable.any():
                 self._unusable.append(batch.filter(pa.array(unusable)))
-                batch = batch.filter(pa.array(~unusable))  # noqa: PLW2901 - what is left of it
+                batch = batch.filter(pa.array(~unusable))  # noqa: PLW2901 - the remaining rows
             if batch.num_rows:
                 self._conflation.add(batch, self._conflation.rows_seen)
 

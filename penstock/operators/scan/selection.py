@@ -42,7 +42,7 @@ def selected(table: pa.Table, mask: pa.Array[Any], *, dictionaries: bool = False
         Whether texts may be returned as dictionaries, which is faster where they repeat.
     """
     if not any(is_text(field.type) for field in table.schema):
-        return table.filter(mask)  # which goes by runs of rows
+        return table.filter(mask)  # Arrow filters by runs of rows
     rows = np.empty(mask.true_count + 1, np.int64)
     bits = np.frombuffer(mask.buffers()[1], np.uint8) if len(mask) else np.empty(0, np.uint8)
     rows = rows[: _find_true(bits, mask.offset, len(mask), rows)]

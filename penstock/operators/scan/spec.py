@@ -83,8 +83,8 @@ class Partial:
         - ``sum``: sum of non-null values; int64 for integers, or `penstock.operators.aggregates.wide.WIDE` if
           a sum exceeds 64 bits, float64 for floats; null if all are null;
         - ``add``: sum of such sums;
-        - ``m2``: the sum of squared deviations from the mean, float64, beside count and sum of the same
-          expression (`penstock.operators.aggregates.moments`); null where all are null;
+        - ``m2``: the sum of squared deviations from the mean, float64, stored with count and sum of the same
+          expression (`penstock.operators.aggregates.moments`); null if all are null;
         - ``add_m2``: combined M2 from such sums with their counts and sums;
         - ``min``, ``max``: extreme of non-null values in the expression's type; null if all are null. As in
           Spark, NaN is greater than all numbers;

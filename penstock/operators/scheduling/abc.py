@@ -101,7 +101,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def put_back(self, ids: Integers, columns: Mapping[str, Any]) -> None:
-        """Set the state of waiting keys to what `store` returned. `rebuild` must follow."""
+        """Restore the state of waiting keys from the output of `store`. `rebuild` must follow."""
 
     @abstractmethod
     def rebuild(self, ids: Integers, fields: Fields) -> None:
@@ -125,5 +125,5 @@ class Scheduler(ABC):
         Parameters
         ----------
         waits : bool array
-            Which of these keys wait.
+            Whether each of these keys waits.
         """

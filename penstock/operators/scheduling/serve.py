@@ -54,7 +54,7 @@ class ServedQueue(Protocol[A_contra]):
         """Time of the last dequeue, or of the first arrival at the empty queue if later."""
 
     def numbers_of(self, keys: Keys) -> Integers:
-        """Return the number of each key, -1 for one that was never seen."""
+        """Return the number of each key, -1 for unknown keys."""
 
     def enqueue(self, arrivals: A_contra, now_us: int) -> Enqueued:
         """Enqueue arrivals."""
@@ -69,7 +69,7 @@ class ServedQueue(Protocol[A_contra]):
         """Record the time that serving tuples took."""
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
-        """Return queue and application staleness since the last time."""
+        """Return queue and application staleness since the last call."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Queue(Protocol):
         """Record that results have reached the application."""
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
-        """Return queue and application staleness since the last time."""
+        """Return queue and application staleness since the last call."""
 
 
 @dataclass(frozen=True, slots=True)

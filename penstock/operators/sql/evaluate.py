@@ -94,7 +94,7 @@ def type_of(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
         return schema.field(name).type if schema.names.count(name) == 1 else None
     if not expression.deterministic or expression.aggregate:
         return None
-    plain = schema.remove_metadata()  # which some versions of Arrow cannot hash
+    plain = schema.remove_metadata()  # some versions of Arrow cannot hash metadata
     found = _typed(expression.tree, plain)[0]
     if found is not None and may_shorten(expression.tree, lambda node: _typed(node, plain)[1]):
         return None
@@ -120,7 +120,7 @@ def filter_rows(table: pa.Table, predicate: Expression) -> pa.Table:
 
 
 def project(table: pa.Table, select: Mapping[str, Expression]) -> pa.Table:
-    """Return a table of the values of expressions.
+    """Evaluate expressions into a table.
 
     Raises
     ------

@@ -31,7 +31,7 @@ __all__ = [
     "to_common_type",
 ]
 
-Value: TypeAlias = Any  # an array or a scalar of pyarrow, which has no types
+Value: TypeAlias = Any  # a pyarrow array or scalar; pyarrow is untyped
 Mask: TypeAlias = "pa.ChunkedArray[Any] | pa.Array[Any] | None"
 INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 FLOATS: Final = (pa.float32(), pa.float64())
@@ -209,7 +209,7 @@ _COMPARED: Final = {"=": "equal", ">": "greater", ">=": "greater_equal"}
 
 def _are(texts: pa.ChunkedArray[Any], text: str) -> pa.ChunkedArray[Any]:
     """Compare texts with `text`, nulls included, in half of Arrow's time."""
-    # Where there is no text to compare, as in a plan that is explained, no compiler is loaded.
+    # Without texts to compare, as when a plan is explained, the compiler is not loaded.
     from penstock.compression.arrow import offsets_and_bytes
     from penstock.compression.kernels.text import are_equal
 
@@ -223,7 +223,7 @@ def _are(texts: pa.ChunkedArray[Any], text: str) -> pa.ChunkedArray[Any]:
 
 
 def check_boolean(value: Value) -> Value:
-    """Return a value that is true or false; refuse others."""
+    """Return a boolean value; refuse others."""
     if value.type != pa.bool_():
         raise UnknownError(f"it takes {value.type} for true or false")
     return value

@@ -21,7 +21,7 @@ def cast(values: C, kind: pa.DataType | pa.Schema) -> C:
     """
     try:
         return values.cast(kind)
-    except pa.ArrowNotImplementedError as error:  # no cast between the types, which only Arrow knows
+    except pa.ArrowNotImplementedError as error:  # only Arrow knows whether a cast exists
         raise pa.ArrowInvalid(str(error)) from error
 
 

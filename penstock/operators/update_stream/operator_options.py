@@ -91,7 +91,7 @@ class JoinArguments(StateArguments, total=False):
 
 
 class WindowArguments(TypedDict, total=False):
-    """Keyword arguments that say how windows are served; see `penstock.update_window`."""
+    """Keyword arguments for serving windows; see `penstock.update_window`."""
 
     watermark_delay: str | timedelta | None
     mode: str

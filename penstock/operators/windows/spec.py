@@ -42,11 +42,11 @@ class WindowSpec:
         return self.size // self.slide
 
     def first_with(self, pane: int) -> int:
-        """Return the first window that has a pane."""
+        """Return the first window that contains a pane."""
         return (pane - self.size) // self.slide + 1
 
     def last_complete(self, watermark: int) -> int:
-        """Return the last window that has no pane from `watermark` on."""
+        """Return the last window that ends at or before pane `watermark`."""
         return (watermark - self.size) // self.slide
 
     def start(self, window: int) -> int:

@@ -1,7 +1,7 @@
-"""The operators of a graph: immutable nodes that hold their inputs, so that a node is the graph above it.
+"""The operators of a graph: immutable nodes that hold their inputs, so a node represents the graph above it.
 
-Every node knows its output's schema, and is checked when it is made: by the builder, and again by every
-rule that rewrites it. A column whose type only Spark knows has the type `UNKNOWN`.
+Every node has its output schema and validates itself at construction, both in the builder and in every rule
+that rewrites it. A column whose type only Spark knows has the type `UNKNOWN`.
 """
 
 from penstock.operators.graph.nodes.base import Node, rebuild, topological

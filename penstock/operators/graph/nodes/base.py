@@ -31,7 +31,7 @@ class Node:
     schema : pyarrow.Schema
         Schema of the output.
     key : tuple of str
-        The update key, if its output is an update stream; else empty.
+        The update key if the output is an update stream; else empty.
     """
 
     stateful: ClassVar[bool] = False

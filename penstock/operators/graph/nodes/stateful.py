@@ -34,11 +34,11 @@ def _results(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
     try:
         return parse_schema(output)
     except InvalidUsageError:
-        return schema  # Spark knows more than we do, and is asked when the graph starts
+        return schema  # only Spark can tell; it checks when the graph starts
 
 
 def _check_results(node: Node, key: tuple[str, ...]) -> None:
-    """Refuse results of a queue's function that would lose the key."""
+    """Refuse a user function of a queue whose results lose the key."""
     lost = [name for name in key if name not in node.schema.names]
     if lost:
         raise node.wrong("an update stream would lose its key", "keep it in output_schema", column=lost[0])
@@ -167,7 +167,7 @@ class UpdateUnion(Union):
 
 @dataclass(frozen=True, slots=True)
 class Join(Node):
-    """Joins two streams by columns of the same name, within an interval of time.
+    """Join two streams by columns of the same name, within a time interval.
 
     Two tuples match if their times differ by at most `within_us`. Update streams are joined by their key. The
     newest match of each key is emitted, with the greater of both times (UpStream §3.2).
@@ -257,7 +257,7 @@ def update_time(node: Node) -> str | None:
         if isinstance(node, UpdateQueue | UpdateUnion | Join):
             return node.time
         if isinstance(node, Aggregate | Assemble):
-            return None  # of windows it is in a struct
+            return None  # windows hold it in a struct
         if isinstance(node, Select):
             above = update_time(node.inputs[0])
             return above if above is not None and dict(node.columns).get(above) == column(above) else None

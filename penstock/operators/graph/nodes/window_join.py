@@ -107,7 +107,7 @@ class WindowJoin(Node):
         """
         at = self.aggregate_of(above)
         window = at.window if isinstance(at, Assemble) else at.inputs[0]
-        assert isinstance(window, Window)  # noqa: S101  # that is what aggregate_of looked for
+        assert isinstance(window, Window)  # noqa: S101  # aggregate_of checked it
         return window
 
     @property

@@ -14,7 +14,7 @@ __all__ = ["WindowUnion", "has_all_windows"]
 
 @dataclass(frozen=True, slots=True)
 class WindowUnion(Union):
-    """All windows of several aggregates in append mode.
+    """The union of windows of several aggregates in append mode.
 
     No window replaces another, and several may have the same group and time. So the output is not an update
     stream, whatever the inputs are.

@@ -1,1 +1,1 @@
-"""Windows in append mode: every window comes out."""
+"""Windows in append mode: every window is emitted."""

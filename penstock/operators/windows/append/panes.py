@@ -40,8 +40,8 @@ DEFAULT_LIMITS: Final = PaneLimits()
 class Panes(ABC):
     """The pane partials that an open window needs. Used by one task at a time; not thread-safe.
 
-    `run` emits windows as they close. `finalize_panes` emits panes as they become final instead; one state
-    does one or the other.
+    `run` emits windows as they close. `finalize_panes` instead emits panes as they become final. A state uses
+    only one of the two.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Panes(ABC):
         """Approximate memory of the state in bytes."""
         return self._held.nbytes + self._index.size_bytes
 
-    def close(self) -> None:  # noqa: B027  # what is in memory needs no closing
+    def close(self) -> None:  # noqa: B027  # memory needs no closing
         """Do nothing: memory goes with the object."""
 
     def run(
@@ -202,7 +202,7 @@ class Panes(ABC):
         return int(np.count_nonzero(self._has_partials()))
 
     def _has_partials(self) -> npt.NDArray[np.bool_]:
-        """Return, by group number, whether a group has a partial."""
+        """Mark the group numbers that have a partial."""
         known = np.zeros(len(self._index), np.bool_)
         for part in self._held.parts:
             known[part.ids] = True

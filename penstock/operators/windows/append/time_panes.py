@@ -165,7 +165,7 @@ class TimePanes(Panes):
     # ----------------------------------------------------------------------------------------- state
 
     def delta(self) -> PUnit:
-        """Return the partials that came since the last call and are still needed, to be stored."""
+        """Return the needed partials that were added since the last call, to be stored."""
         return self._delta_unit(self._next)
 
     def snapshot(self) -> Iterator[PUnit]:

@@ -248,9 +248,10 @@ class WindowQueue:
     def dequeue(self, limit: int, now_us: int) -> ServedWindows:
         """Serve keys and return up to `limit` complete windows, one per key.
 
-        Lazy: the newest complete window of up to `limit` keys, in the policy's order. Eager: first committed
-        windows that are complete, in the order of their keys' promotions; then up to `limit` keys, less the
-        complete windows left, are committed to, and served at once if complete. Call it while `servable` > 0.
+        Lazy: serves the newest complete window of up to `limit` keys, in policy order. Eager: first serves
+        committed windows that are complete, in the order of their keys' promotions. Then commits to more
+        keys, up to `limit` less the remaining complete windows, and serves them immediately if complete. Call
+        it while `servable` > 0.
         """
         limit, buffers = max(limit, 0), self._buffers
         with buffers.state() as state:
@@ -429,7 +430,7 @@ class WindowQueue:
         self._queue.arrive(ids, resident, now_us, birth, self.cost_us, under_way)
 
     def _commit(self, ids: Integers, now_us: int, state: z.State) -> None:
-        """Commit to keys that left the queue of waiting keys."""
+        """Commit to the windows of keys that left the scheduler."""
         key_rows = self._buffers.key_rows
         self._queue_meter.add(key_rows[ids, z.SINCE], key_rows[ids, z.QUEUE_BOOKED], now_us)
         transitions.commit(ids, now_us, state)

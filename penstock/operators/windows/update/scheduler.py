@@ -118,7 +118,7 @@ class WindowScheduler:
         return columns
 
     def put_back(self, ids: Integers, columns: Mapping[str, Any]) -> None:
-        """Set the state of keys to what `store` returned. `rebuild` must follow."""
+        """Restore the state of keys from the output of `store`. `rebuild` must follow."""
         if self.policy is Policy.LINECUTTING:
             self._seen_us[ids] = columns["seen_us"]
             self._interval_us[ids] = columns["interval_us"]

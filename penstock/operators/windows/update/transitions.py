@@ -176,7 +176,7 @@ def _needed_from(k: int, state: State) -> int:
     if key_rows[k, CANDIDATE] != NEVER:
         return key_rows[k, CANDIDATE] * registers[SLIDE]
     if registers[EAGER]:
-        return FOREVER  # a window that starts later has none of the panes that are there
+        return FOREVER  # later windows have none of the present panes
     return (key_rows[k, CLOSED] + 1) * registers[SLIDE]
 
 

@@ -186,7 +186,7 @@ class UpdateWindows:
         self._queue.observe_cost(elapsed_us, tuples)
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
-        """Return queue and application staleness since the last time."""
+        """Return queue and application staleness since the last call."""
         return self._queue.account_staleness(now_us)
 
     def close(self) -> None:
