@@ -55,7 +55,6 @@ class AppendedTuples:
         self.head = self.tail = 0
 
     def __len__(self) -> int:
-        """Return the number of tuples."""
         return self.tail - self.head
 
     @property

@@ -78,7 +78,6 @@ class Arrivals:
         return Arrivals(rows, np.ones(rows.num_rows, np.int64), first, first, arrival, tied)
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return self.rows.num_rows
 
     def take(self, indices: Integers) -> Arrivals:

@@ -117,7 +117,6 @@ class StateOptions:
     retain_versions: int = RETAIN_VERSIONS
 
     def __post_init__(self) -> None:
-        """Check the options."""
         if self.nulls not in _NULLS:
             raise InvalidUsageError("there is no such option", option="nulls", got=self.nulls, known=_NULLS)
         if self.buckets is not None and not _is_positive(self.buckets):

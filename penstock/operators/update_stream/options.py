@@ -47,7 +47,6 @@ class Budget:
     duration_us: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the limits."""
         for name in ("rows", "duration_us"):
             value = getattr(self, name)
             if value is not None and value < 0:

@@ -63,7 +63,6 @@ class UpdateStream:
     codec: KeyCodec = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the columns."""
         names = self.schema.names
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:

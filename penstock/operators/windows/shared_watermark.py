@@ -32,7 +32,6 @@ class SeveralPanes:
         self._watermarks: list[int | None] = [None] * len(layouts)
 
     def __len__(self) -> int:
-        """Return the number of entries."""
         return sum(map(len, self._sides))
 
     @property

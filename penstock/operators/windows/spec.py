@@ -32,7 +32,6 @@ class WindowSpec:
     slide: int
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         if self.slide < 1 or self.size < self.slide:
             raise InvalidUsageError("no windows of panes", size=self.size, slide=self.slide)
 

@@ -39,7 +39,6 @@ class PanePartials:
     values: pa.RecordBatch
 
     def __len__(self) -> int:
-        """Return the number of partials."""
         return len(self.ids)
 
     @property

@@ -69,7 +69,6 @@ class Panes(ABC):
         """The greatest watermark so far; None before the first one."""
 
     def __len__(self) -> int:
-        """Return the number of pane partials."""
         return len(self._held)
 
     @property

@@ -222,7 +222,6 @@ class SortedRuns:
         self._newest: int | None = None
 
     def __len__(self) -> int:
-        """Return the number of entries."""
         return self._count
 
     def add(self, entries: PanePartials) -> None:

@@ -39,7 +39,6 @@ class TimePanes(Panes):
         """The first window that has not closed."""
 
     def __len__(self) -> int:
-        """Return the number of pane partials."""
         return super().__len__() + (0 if self._stacks is None else len(self._stacks))
 
     @property

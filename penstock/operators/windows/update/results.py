@@ -98,5 +98,4 @@ class ServedWindows:
     staleness_us: Integers
 
     def __len__(self) -> int:
-        """Return the number of windows."""
         return len(self.ids)
