@@ -1,8 +1,8 @@
-"""A market of symbols whose update rates are as skewed as those of a stock exchange.
+"""A market of symbols with update rates as skewed as on a stock exchange.
 
-Row *i* of the stream is a function of the market's settings and of *i* alone, so any range of rows can
-be made at any time, in any process, and comes out the same. Nothing here imports pyspark: the Spark
-data source is `penstock.spark_ext.sources.market`.
+Row *i* of the stream depends only on the market's settings and *i*, so any process can generate any range of
+rows at any time, always with the same result. Nothing here imports pyspark: the Spark data source is
+`penstock.spark_ext.sources.market`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NYSE_SYMBOLS: Final = 3_000
 """Symbols of the trading day in (UpStream Fig. 8)."""
 
 NYSE_SKEW: Final = 4_305.0
-"""Updates of that day's most active symbol for one of its least active (UpStream §5.3)."""
+"""The ratio of updates of that day's most and least active symbols (UpStream §5.3)."""
 
 MARKET_SCHEMA: Final = pa.schema(
     [
@@ -88,8 +88,7 @@ class Market:
     rate : int
         Rows in a second of event time.
     skew : float
-        How many updates the most active symbol has for one of the least active, in expectation.
-        1 makes all alike.
+        The expected ratio of updates of the most and the least active symbol. With 1 all are equally active.
     seed : int
         Another seed gives other trades of the same shape. 64 bits of it count.
     start_us : int
@@ -147,7 +146,7 @@ class Market:
 
     @cached_property
     def tickers(self) -> list[str]:
-        """Ticker of each symbol, by rank: distinct, of equal length, with no order in them."""
+        """Ticker of each symbol, by rank: distinct, of equal length, in no order."""
         width = self._letters.shape[1]
         return [bytes(row).decode("ascii") for row in self._letters.reshape(-1, width)]
 
@@ -164,12 +163,12 @@ class Market:
     @cached_property
     def _cumulative(self) -> _F64:
         cumulative = np.cumsum(self.weights)
-        cumulative[-1] = 1.0  # whatever the rounding of the sum, a draw below 1 finds a symbol
+        cumulative[-1] = 1.0  # so that a draw below 1 finds a symbol despite rounding
         return cumulative
 
     @cached_property
     def _guide(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """For each of many equal slices of [0, 1): the first and the last symbol that a draw there may be."""
+        """The first and the last symbol that a draw may select, for each of many equal slices of [0, 1)."""
         slices = 1 << 16
         edges = np.arange(slices + 1, dtype=np.float64) / slices
         first = self._cumulative.searchsorted(edges[:-1], side="right").astype(np.int32)
@@ -178,7 +177,7 @@ class Market:
 
     @cached_property
     def _bases(self) -> _F64:
-        """Price of each symbol about which it moves, between 5 and 500."""
+        """Base price of each symbol, between 5 and 500."""
         numbers = np.arange(self.symbols, dtype=np.int64)
         return 5.0 * 100.0 ** _unit(_hashes(numbers, self._stream(_BASE)))
 
@@ -255,7 +254,7 @@ class Market:
         Raises
         ------
         InvalidUsageError
-            If the range is not one, or an event time would not fit 64 bits.
+            If the range is invalid, or an event time would not fit 64 bits.
         """
         if not 0 <= start <= end:
             raise InvalidUsageError("not a range of rows", start=start, end=end)

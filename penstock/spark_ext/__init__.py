@@ -1,4 +1,4 @@
-"""The only package, with `penstock.jobs`, that imports pyspark: DataFrame API and adapters.
+"""The DataFrame API and Spark adapters. Only this package and `penstock.jobs` import pyspark.
 
 It imports nothing here: Python workers load only the modules that their functions need.
 """

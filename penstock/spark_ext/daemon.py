@@ -1,18 +1,18 @@
-"""Warm workers: a daemon of Python workers that loads what they need before it forks them.
+"""Warm workers: a daemon of Python workers that imports their dependencies before it forks them.
 
 Spark starts one daemon for all Python workers that an application has on a machine, and lets it fork them.
-Its own daemon loads nothing first, so that every worker imports PySpark, pandas, Arrow, Numba and Penstock
-anew, which takes more than a second of a core each before the first micro-batch. The workers of this one find
-all of it loaded, in memory that they share. It is one setting, for the start of a session::
+Spark's own daemon imports nothing first, so every worker imports PySpark, pandas, Arrow, Numba and Penstock
+anew, which costs more than a second of CPU time each before the first micro-batch. This daemon's workers
+share the loaded modules in memory. One setting at the start of a session enables it::
 
     spark.python.daemon.module=penstock.spark_ext.daemon
 
-Spark runs it with ``python -m`` on each machine, when the first task needs a worker. So Penstock has to be
-installed there, or on ``PYTHONPATH``: the files of ``spark-submit --py-files`` come later, to workers that
-run.
+Spark runs it with ``python -m`` on each machine, when the first task needs a worker. So Penstock must be
+installed there, or on ``PYTHONPATH``: the files of ``spark-submit --py-files`` arrive later, in running
+workers.
 
-Nothing here may start a thread, which a fork loses, with whatever lock it holds; nor pass a fail point, for
-those are for workers.
+Nothing here may start a thread, because a fork loses it while its locks stay held. Nothing here may pass a
+fail point, because those are for workers.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _MODULES: Final = (
 
 
 def prefer_installed_pyspark() -> None:
-    """Let PySpark come from where it is installed, if that is the same as Spark's own zip file of it.
+    """Import PySpark from its installation instead of Spark's zip file, if both are the same.
 
-    Spark puts the zip file first on the path, and Python compiles what it imports from there anew in each
-    process. It also puts a jar there, which has no Python in it and takes long to look through.
+    Spark puts the zip file first on the path, and Python recompiles modules from a zip file in each process.
+    Spark also adds a jar, which has no Python in it and is slow to search.
     """
     sys.path[:] = [path for path in sys.path if not path.endswith(".jar")]
     for archive in [path for path in sys.path if Path(path).name == "pyspark.zip" and Path(path).exists()]:
@@ -69,7 +69,7 @@ def prefer_installed_pyspark() -> None:
 
 
 def warm_up() -> None:
-    """Load what workers need, and spare the collections of garbage, one after each task, from all of it."""
+    """Import the workers' dependencies, and exempt them from the garbage collection after each task."""
     prefer_installed_pyspark()
     for name in _MODULES:
         importlib.import_module(name)
@@ -79,7 +79,7 @@ def warm_up() -> None:
 
 
 def _use_queues() -> None:
-    """Take a few tuples through queues in memory, which loads Numba's machinery and their kernels."""
+    """Run a few tuples through queues in memory, which loads Numba and the kernels."""
     import pyarrow as pa
 
     from penstock.checkpointing import decode, encode
@@ -105,8 +105,8 @@ def _use_queues() -> None:
 
 
 def main() -> None:
-    """Be Spark's daemon. If something cannot be loaded, it says so and its workers start cold."""
-    # Arrow's jemalloc would start a thread, to tidy memory that Arrow does not take from it.
+    """Run Spark's daemon. If an import fails, report it and start workers cold."""
+    # Arrow's jemalloc would start a thread to purge memory that Arrow does not allocate from it.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     keep_freed()
     try:
@@ -123,10 +123,10 @@ def main() -> None:
 
 
 def _task(work: Callable[..., int]) -> Callable[..., int]:
-    """Return Spark's work on a task, which ends without a trace where Spark has hung up on it.
+    """Wrap Spark's function for a task, so that it ends quietly if Spark has closed the connection.
 
-    Spark does so when a query is stopped in the middle of a task: nobody is left to be told. After a task,
-    when Spark has its rows, memory that is more than is kept goes back to the system.
+    Spark closes it if a query stops during a task, so there is nobody to report to. After a task, when Spark
+    has its rows, memory beyond the kept amount goes back to the system.
     """
 
     def worker(*connection: Any) -> int:

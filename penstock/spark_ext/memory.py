@@ -1,9 +1,8 @@
-"""Memory that a process keeps for what comes next.
+"""Keep freed memory in the process for the next task.
 
-A task takes the same memory as the one before it. Ordinarily malloc returns what was large to the system once
-it is free, and Arrow does so with its own; the next task then waits for the system to find and clear all of
-it again, page by page. That costs up to half a second for each gigabyte, and two seconds in a virtual machine
-that hands its free memory back.
+A task needs as much memory as the previous one. By default malloc and Arrow return large freed blocks to the
+system, and the next task waits for the system to map and zero them again, page by page. This costs up to half
+a second for each gigabyte, and two seconds in a virtual machine that returns its free memory to the host.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from typing import Any
 __all__ = ["KEPT_BYTES", "give_back", "keep_freed"]
 
 KEPT_BYTES = 1 << 30
-"""How much free memory a process keeps."""
+"""The free memory that a process keeps."""
 
 _AT_ONCE = 16 << 20
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
-"""Parameters of `mallopt`, by their numbers in ``malloc.h``."""
+"""Parameters of `mallopt`, as numbered in ``malloc.h``."""
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")
 
 
 class _Usage(ctypes.Structure):
-    """What glibc's ``mallinfo2`` says, all in bytes or numbers of pieces."""
+    """The result of glibc's ``mallinfo2``, in bytes or numbers of chunks."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -36,7 +35,7 @@ class _Usage(ctypes.Structure):
 
 @cache
 def _glibc() -> Any:
-    """Return glibc's malloc; None where it is another, an old one, or set from outside."""
+    """Return glibc's malloc; None if it is another or an old one, or configured by the environment."""
     tuned = "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
     if platform.libc_ver()[0] != "glibc" or tuned or any(name in os.environ for name in _SETTINGS):
         return None
@@ -49,16 +48,16 @@ def _glibc() -> Any:
 
 
 def keep_freed(kept_bytes: int = KEPT_BYTES) -> bool:
-    """Let this process, and those that it forks, keep memory that is free; return whether they do.
+    """Let this process and its forks keep free memory; return whether they do.
 
-    Only glibc's malloc (from 2.33) knows how; all threads then share one heap. Arrow takes its memory from
-    malloc, too, if it has not been loaded, unless the environment names another pool for it. Where the
-    environment sets malloc's thresholds, nothing is changed.
+    Only glibc's malloc (from 2.33) supports this; all threads then share one heap. Arrow then allocates from
+    malloc, too, if it was not imported before and the environment names no other pool. If the environment
+    sets malloc's thresholds, nothing is changed.
 
     Parameters
     ----------
     kept_bytes : int
-        How much is kept at the end of the heap; what is free between pieces in use is kept until `give_back`.
+        The memory to keep at the end of the heap; free memory between used chunks is kept until `give_back`.
     """
     libc = _glibc()
     if libc is None:
@@ -69,7 +68,7 @@ def keep_freed(kept_bytes: int = KEPT_BYTES) -> bool:
 
 
 def give_back(kept_bytes: int = KEPT_BYTES) -> None:
-    """Give memory that is free back to the system if it is more than is kept; after `keep_freed`."""
+    """Return free memory beyond the kept amount to the system; after `keep_freed`."""
     libc = _glibc()
     if libc is not None and libc.mallinfo2().fordblks > kept_bytes:
         libc.malloc_trim(kept_bytes)

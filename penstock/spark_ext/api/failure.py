@@ -1,4 +1,4 @@
-"""Errors of Spark as errors of Penstock: the cause in one line, without the stack of the JVM."""
+"""Turn Spark's errors into Penstock's: the cause in one line, without the JVM's stack."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PENSTOCK = re.compile(
 _TRACEBACK = "Traceback (most recent call last):\n"
 _PYTHON = re.compile(r"^(?P<error>[A-Za-z_][\w.]*(?:: .*)?)$")
 _NO_SOURCE = "[DATA_SOURCE_NOT_FOUND]"
-"""The condition in an error of the JVM for a format that is not there."""
+"""The condition of a JVM error for an unknown format."""
 _NO_WORKER = re.compile(r"^Error from python worker:\n(.+?)\nPYTHONPATH was:", re.DOTALL | re.MULTILINE)
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 _TERMINATED = re.compile(r"terminated with exception: (.+)", re.DOTALL)
@@ -49,26 +49,26 @@ def _python_error(text: str) -> str | None:
 
 
 def is_without_answer(error: BaseException) -> bool:
-    """Say whether an error is that the JVM of Spark's driver did not answer, mostly because it has ended."""
-    # Of a call during which the connection breaks, Py4J says no more than that it failed.
+    """Say whether an error means that the driver's JVM did not answer, usually because it has ended."""
+    # If the connection breaks during a call, Py4J reports only that the call failed.
     return isinstance(error, ConnectionError | Py4JNetworkError) or type(error) is Py4JError
 
 
 def root_cause(error: BaseException) -> str:
-    """Return what made a streaming query fail, as one message.
+    """Return the cause of a streaming query's failure, as one message.
 
     Parameters
     ----------
     error : BaseException
-        What Spark raised, such as a ``StreamingQueryException``, whose text holds the errors of the JVM and
-        of the Python workers one in another.
+        The error that Spark raised, such as a ``StreamingQueryException``, whose text nests the errors of the
+        JVM and of the Python workers.
 
     Returns
     -------
     str
-        The last error of Penstock's own in the text, with the Python error that caused it; or else the last
-        line of a Python that does not start; or else the line that ends the last Python traceback; or else
-        the message of Spark, of its last cause where that is given.
+        The first of these that the text has: the last Penstock error, with the Python error that caused it;
+        the last line of a Python that does not start; the last line of the last Python traceback; Spark's
+        message, of its last cause if given.
     """
     if is_without_answer(error):
         return "the JVM of Spark's driver does not answer: it has ended, or was killed"
@@ -96,10 +96,10 @@ def root_cause(error: BaseException) -> str:
 
 
 def kind_of(error: BaseException) -> type[PenstockError]:
-    """Return the class of error that tells a caller of a query's failure what to do next.
+    """Return the error class for a query's failure, which tells the caller what to do next.
 
-    It is that of Penstock's own error that made the query fail, `InvalidUsageError` where Spark refused the
-    query, `UnavailableError` where its driver is gone, and else `PenstockError`, which promises nothing.
+    It is the class of the Penstock error that made the query fail, `InvalidUsageError` if Spark refused the
+    query, `UnavailableError` if its driver is gone, and else the generic `PenstockError`.
     """
     if isinstance(error, PenstockError):
         return type(error)
@@ -113,17 +113,17 @@ def kind_of(error: BaseException) -> type[PenstockError]:
 
 
 def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **context: str) -> PenstockError:
-    """Return the error of Penstock's own that tells of an error out of Spark, with its cause in one line.
+    """Return the Penstock error for an error from Spark, with its cause in one line.
 
     Parameters
     ----------
     error : BaseException
-        What Spark raised.
+        The error that Spark raised.
     fact : str
-        What failed.
+        The fact: the action that failed.
     hint : str, optional
-        What to do.
+        The remedy.
     **context
-        Where, such as ``query=``.
+        The context, such as ``query=``.
     """
     return kind_of(error)(fact, **context, cause=root_cause(error).removesuffix("."), hint=hint)

@@ -1,7 +1,7 @@
 """The metrics of update queues, from the progress of the Spark queries that run them.
 
-Every bucket's task hands its metrics on with its rows, as one JSON value; ``observe`` gathers them in
-the query's progress. They are exactly those of the attempts that Spark committed.
+Every bucket's task emits its metrics with its rows, as one JSON value, and ``observe`` collects them in the
+query's progress. So they come exactly from the attempts that Spark committed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def metrics(query: StreamingQuery | SeveralQueries) -> list[dict[str, Any]]:
     Parameters
     ----------
     query : StreamingQuery or RunningGraph
-        A query with an operator of Penstock's, or what `penstock.start` returned; it may have ended.
+        A query with a Penstock operator, or a `penstock.start` result; it may have ended.
     """
     queries = [query] if isinstance(query, StreamingQuery) else list(query.queries.values())
     reports = [progress for one in queries for progress in one.recentProgress]
@@ -94,31 +94,31 @@ def batch_metrics(progress: StreamingQueryProgress) -> list[dict[str, Any]]:
 
 
 def bad_records(progress: StreamingQueryProgress) -> int:
-    """Return how many records a pipeline's sources could not read in one micro-batch."""
+    """Return the number of records that a pipeline's sources could not read in one micro-batch."""
     observed = progress.observedMetrics or {}
     return sum(row["records"] for name, row in observed.items() if name.startswith(BAD_RECORDS_PREFIX))
 
 
 def had_input(progress: StreamingQueryProgress) -> bool:
-    """Whether any source had something new for a batch; one without only serves what waits."""
+    """Say whether any source had new rows for a batch. A batch without input only serves waiting keys."""
     return any(source.startOffset != source.endOffset for source in progress.sources)
 
 
 def is_last(*, new_input: bool, waits: bool, drain: bool, first: bool) -> bool:
-    """Whether a query with the trigger available_now has done what it should.
+    """Say whether a query with the trigger available_now is done.
 
-    Spark does not end such a query by itself when keys may be held back: that asks for timeouts, and as long
-    as a query may have timeouts Spark runs batches without input.
+    Spark does not end such a query if keys may be held back: this needs timeouts, and Spark runs batches
+    without input as long as a query may have timeouts.
 
     Parameters
     ----------
     new_input, waits : bool
-        Whether any source had something new for the batch that ended, and whether keys wait after it.
+        Whether any source had new rows for the batch that ended, and whether keys wait after it.
     drain : bool
         Whether the query goes on until nothing waits.
     first : bool
-        Whether it is the first batch of a start. Without input it is one that an earlier start planned, which
-        says nothing of what is there now; another one follows.
+        Whether it is the first batch of a start. Without input it is a batch that an earlier start planned,
+        which does not show whether there is input now; another batch follows.
     """
     return not first and not new_input and not (drain and waits)
 
@@ -126,8 +126,8 @@ def is_last(*, new_input: bool, waits: bool, drain: bool, first: bool) -> bool:
 class ProgressReader:
     """Reads each progress report of a query once.
 
-    Spark hands over all recent reports at once, which takes time where many buckets report; so that is
-    asked for only when there is more than one new batch.
+    Spark returns all recent reports at once, which is slow if many buckets report. So they are requested only
+    if there is more than one new batch.
     """
 
     def __init__(self, query: StreamingQuery) -> None:
@@ -155,7 +155,7 @@ class MetricsFile(StreamingQueryListener):
     Parameters
     ----------
     path : str
-        The file; made if missing, private to the user.
+        The file; created if missing, private to the user.
     query : str, optional
         The name of the query to write; by default all of the session are.
     """
@@ -170,7 +170,7 @@ class MetricsFile(StreamingQueryListener):
         self._one_ended = threading.Condition()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Note a run whose last line will come. Spark calls this before ``start()`` returns."""
+        """Record a run, whose last line is still to come. Spark calls this before ``start()`` returns."""
         self._started.add(str(event.runId))
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
@@ -183,19 +183,19 @@ class MetricsFile(StreamingQueryListener):
                 file.writelines(lines)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing is written for a query without data."""
+        """Write nothing for a query without data."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Tell those who wait for the run's last line."""
+        """Notify waiters for the run's last line."""
         with self._one_ended:
             self._ended.add(str(event.runId))
             self._one_ended.notify_all()
 
     def wait(self, run: str, timeout_s: float) -> bool:
-        """Wait until Spark has told of all batches of a run of a query that has ended; return whether it has.
+        """Wait until Spark has reported all batches of an ended query's run; return whether it has.
 
-        A run of another session is not waited for. Spark tells listeners of a batch some time after its end,
-        and maybe after that of the query.
+        A run of another session is not waited for. Spark notifies listeners some time after a batch has
+        ended, and maybe after the query has.
         """
         if run not in self._started:
             return True

@@ -20,7 +20,7 @@ __all__ = ["register", "wait_for_metrics"]
 
 _LOGGER = logging.getLogger(__name__)
 _LAST_LINE_S = 10.0
-"""How long to wait for a query's last metrics after its end."""
+"""The wait for a query's last metrics after its end."""
 
 _files: WeakKeyDictionary[SparkSession, dict[tuple[str, str | None], MetricsFile]] = WeakKeyDictionary()
 
@@ -38,14 +38,14 @@ def register(
         The session; registering twice is harmless.
     metrics_file : str, optional
         A file to which the metrics of every micro-batch of the session's queries are appended, one
-        JSON object a line (see `penstock.metrics`). Calls with other files add them.
+        JSON object a line (see `penstock.metrics`). Further calls add further files.
     metrics_query : str, optional
-        The name of the query whose metrics the file gets; by default those of all.
+        The name of the query whose metrics the file gets; by default all queries.
 
     Raises
     ------
     InvalidUsageError
-        If workers on a cluster run a Python that has not what Penstock needs.
+        If workers on a cluster run a Python without Penstock's dependencies.
     """
     prepare_workers(spark)
     spark.dataSource.register(MarketDataSource)
@@ -57,9 +57,9 @@ def register(
 
 
 def wait_for_metrics(queries: Iterable[StreamingQuery]) -> None:
-    """Wait until the files of metrics have those of queries that have ended.
+    """Wait until the metrics files are complete for queries that have ended.
 
-    Spark tells of batches in its own time; if it has not within ten seconds, that is logged.
+    Spark reports batches asynchronously; if it has not reported within ten seconds, this is logged.
     """
     deadline = monotonic_s() + _LAST_LINE_S
     files = [known for of_session in _files.values() for known in of_session.items()]

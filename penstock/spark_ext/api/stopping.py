@@ -13,16 +13,16 @@ __all__ = ["stop_between_batches"]
 
 _POLL_S = 0.01
 _BATCH_END_S = 10.0
-"""How long to wait for the running batch."""
+"""The wait for the running batch."""
 _SETTLE_S = 10.0
-"""How long to wait for the tasks of a cancelled batch."""
+"""The wait for the tasks of a cancelled batch."""
 
 
 def stop_between_batches(query: StreamingQuery, spark: SparkSession) -> None:
-    """Stop a query, between two batches if it can be, and wait for its tasks.
+    """Stop a query, between two batches if possible, and wait for its tasks.
 
-    Tasks of a batch that is given up end a moment later, remove the files they began, and complain.
-    Right after a batch there are none, as planning the next one takes a moment.
+    Tasks of a cancelled batch end a moment later, remove their unfinished files, and log errors. Right after
+    a batch there are no tasks, since planning the next one takes a moment.
 
     Parameters
     ----------

@@ -45,15 +45,15 @@ def transactions(
 
     The transactions of a bucket run one after the other, in the order of arrival: micro-batch by micro-batch,
     and in each by `time`, then by position. Each is a row of the result, for ``outputMode("append")``:
-    ``bucket``; ``transaction``, its number in the bucket; the columns of `keep`; what the procedure returns;
-    and ``rejected``, which says why it was rejected, and is null if it was committed.
+    ``bucket``; ``transaction``, its number in the bucket; the columns of `keep`; the procedure's results; and
+    ``rejected``, the reason for a rejection, or null if it was committed.
 
     Parameters
     ----------
     df : DataFrame
         A streaming DataFrame; its columns are the attributes of the event.
     procedure : Procedure
-        What is run.
+        The stored procedure.
     time : str, optional
         A timestamp, date or integer column that orders the transactions of a micro-batch.
     order : {"arrival"}
@@ -61,18 +61,18 @@ def transactions(
     keep : str or iterable of str
         Columns of `df` that leave with the results.
     buckets : int, optional
-        Into how many buckets rows of tables are divided. A transaction accesses rows of one bucket: all its
-        keys have the same attribute of the event in the column that their tables are partitioned by. If that
-        does not hold there is one bucket, where any transaction runs. By default the number of shuffle
-        partitions, or one. Fixed for the life of a checkpoint.
+        The number of buckets for the rows of tables. A transaction accesses rows of one bucket: all its keys
+        have the same event attribute in the partitioning columns of their tables. Otherwise there is one
+        bucket for all transactions. By default the number of shuffle partitions, or one. Fixed for the life
+        of a checkpoint.
     compatible_with : str, optional
-        The digest of the program that the checkpoint was begun with, if the procedure has changed since and
-        its new text may go on with the old tables. A changed program is refused otherwise.
+        The digest of the checkpoint's first program, if the procedure has changed since and its new text may
+        use the old tables. Without it a changed program is refused.
     state_location : str or path, optional
         The directory for state; by default that of the database, or the Spark setting
         ``spark.penstock.stateLocation``.
     retain_versions : int
-        How many versions of each bucket's tables stay loadable.
+        The number of versions of each bucket's tables that stay loadable.
     name : str
         The operator's name in metrics and state, the same at a restart.
 
@@ -142,7 +142,7 @@ def transactions(
 
 
 def _plain_types(schema: pa.Schema) -> pa.Schema:
-    """Return the columns that may be attributes of an event; others cannot."""
+    """Return the columns with types that event attributes may have."""
     return pa.schema([
         field.with_type(pa.string()) if pa.types.is_large_string(field.type) else field for field in schema
     ])  # fmt: skip

@@ -58,12 +58,13 @@ def update_join(
     retain_versions: int = RETAIN_VERSIONS,
     name: str = "update_join",
 ) -> DataFrame:
-    """Join two update streams by their key, within an interval of time: of each key the newest match.
+    """Join two update streams by key within an interval of time; emit the newest match of each key.
 
     Two tuples of equal key match if their times differ by at most `within`, both ends included, and the
     condition is true. After each micro-batch the newest match of each key is delivered, if it is newer than
-    the one delivered before; older ones never are (UpStream §3.2). The newer of two matches is the one with
-    the greater of both its times; then that with the newer left tuple, then that with the newer right one.
+    the last delivered one; older matches never are (UpStream §3.2). A match's time is the greater of its
+    tuples' times. Of two matches with the same time, the one with the newer left tuple is newer, then the one
+    with the newer right tuple.
 
     Parameters
     ----------
@@ -75,31 +76,31 @@ def update_join(
     time : str
         The column that orders the updates of a key: a timestamp, a date, or an integer with a `unit`.
     within : str or timedelta
-        Such as ``"10 s"``.
+        The largest difference of the times, such as ``"10 s"``.
     condition : str, optional
-        What else must be true of a match: SQL over the columns of the result.
+        A further condition for a match: SQL over the columns of the result.
     watermark_delay : str or timedelta, optional
-        How late a tuple may come: one whose time is more than this before the newest of earlier
-        micro-batches, of both sides and in its bucket, is dropped and counted. By default as `within`. It
-        should cover how far one side runs ahead of the other.
+        The allowed lateness. A tuple that is older than this, relative to the newest tuple of earlier
+        micro-batches of both sides in its bucket, is dropped and counted. By default as `within`. It should
+        cover the lead of one side over the other.
     unit : str, optional
-        Of a time of integers: ``s``, ``ms``, ``us`` or ``ns``.
+        The unit of an integer time: ``s``, ``ms``, ``us`` or ``ns``.
     buckets, state_location, retain_versions, name
-        As of `penstock.update_queue`.
+        As for `penstock.update_queue`.
     nulls : {"error", "drop"}
-        What happens to rows with a null key or time: the query fails, or they are dropped and counted.
+        The treatment of rows with a null key or time: fail the query, or drop and count them.
 
     Returns
     -------
     DataFrame
-        A streaming DataFrame with the columns of `left`, in which the time is the greater of both, and those
-        of `right` without key and time.
+        A streaming DataFrame with the columns of `left`, where the time is the greater of both, and the other
+        columns of `right`.
 
     Raises
     ------
     InvalidUsageError
-        If an argument is wrong, the sides do not fit together, both have another column of one name, or
-        the condition is none that Penstock can evaluate.
+        If an argument is wrong, the sides do not fit together, both have another column of the same name, or
+        Penstock cannot evaluate the condition.
 
     Examples
     --------
@@ -126,7 +127,7 @@ def run_join(
     options: JoinOptions,
     name: str,
 ) -> DataFrame:
-    """Return what leaves a join of update streams; see `update_join`."""
+    """Return the output of a join of update streams; see `update_join`."""
     check_streaming(left)
     place = Stateful.of(left.sparkSession, name, options)
     if not right.isStreaming:
@@ -160,7 +161,7 @@ def run_join(
 
 
 def _check_alike(joined: JoinedStream, left: DataFrame, right: DataFrame) -> None:
-    """Refuse a condition that Spark would evaluate to something else in this session."""
+    """Refuse a condition that Spark would evaluate differently in this session."""
     if joined.condition is None:
         return
     for df in (left, right):
@@ -181,7 +182,7 @@ class JoinOperator:
     Parameters
     ----------
     joined : JoinedStream
-        What is joined.
+        The joined stream.
     left, right : tuple of str
         Names and Spark types of the inputs' columns, for the check at a restart.
     """
@@ -191,7 +192,7 @@ class JoinOperator:
     right: tuple[str, ...]
 
     def specification(self) -> dict[str, Any]:
-        """Return what must not change; see `Operator.specification`."""
+        """Return the fixed settings; see `Operator.specification`."""
         condition = self.joined.condition
         return {
             "key": list(self.joined.left.key),

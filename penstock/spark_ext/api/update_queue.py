@@ -54,11 +54,11 @@ def update_queue(
     retain_versions: int = RETAIN_VERSIONS,
     name: str = "update_queue",
 ) -> DataFrame:
-    """Keep only the newest tuple of each key, and serve as many keys a trigger as the budget allows.
+    """Keep only the newest tuple of each key; serve as many keys per trigger as the budget allows.
 
-    Each micro-batch puts its tuples into the queue, where a newer tuple of a key takes the place of
-    an older one; then up to `budget` keys leave it in the order of `policy`. What still waits is
-    served in later triggers, also without new input. The result is for ``outputMode("append")``.
+    Each micro-batch puts its tuples into the queue, where a newer tuple of a key replaces an older one; then
+    up to `budget` keys leave it in the order of `policy`. Keys that still wait are served in later triggers,
+    even without new input. The result is for ``outputMode("append")``.
 
     Parameters
     ----------
@@ -69,47 +69,47 @@ def update_queue(
     time : str
         The column that orders the updates of a key; the later arrival wins a tie.
     policy : {"in_place", "fifo", "linecutting"}
-        Which waiting key is served next (UpStream §5.2, §5.3).
+        The order in which waiting keys are served (UpStream §5.2, §5.3).
     budget : int, str or None
-        What a trigger may serve: so many rows; or, with `apply`, so much time such as ``"800ms"``,
-        in each of Spark's parallel tasks; or all that waits.
+        The limit of a trigger: a number of rows; or, with `apply`, a duration such as ``"800ms"`` in each of
+        Spark's parallel tasks; or None to serve all waiting keys.
     apply : callable, optional
-        The query, run inside the operator: from a ``pyarrow.Table`` of newest tuples to one of
-        results. It may drop or multiply rows but not lose or change their key.
+        The query, run inside the operator: a function from a ``pyarrow.Table`` of newest tuples to a table of
+        results. It may drop or multiply rows but not drop or change their key.
     output_schema : StructType or str, optional
-        Schema of the results of `apply` (a DDL string will do); needed with `apply`, must have the key.
+        The schema of the results of `apply`, or its DDL; required with `apply`, and must have the key.
     buckets : int, optional
-        Into how many parts the keys are divided; a multiple of the shuffle partitions spreads evenly.
-        Fixed for the life of a checkpoint. By default the number of shuffle partitions.
+        The number of buckets for the keys; a multiple of the shuffle partitions spreads evenly. Fixed for the
+        life of a checkpoint. By default the number of shuffle partitions.
     arrival : str, optional
-        A timestamp column that says when a tuple arrived; staleness counts from it. By default a tuple
+        A timestamp column with the arrival of a tuple; staleness counts from it. By default a tuple
         arrives when its micro-batch does.
     cost : str, optional
         The time that one tuple costs, such as ``"2ms"``, for linecutting; measured by default.
     weight : str or mapping, optional
-        How much each key matters, as positive, finite numbers: a numeric column, of which the newest tuple's
-        counts, or a mapping from values of the key (of one column) to weights; others have 1. Services are
-        shared out by the square roots of the weights; where all are equal the order is that without.
+        The weight of each key, positive and finite: a numeric column, whose value in the newest tuple counts,
+        or a mapping from values of the key (of one column) to weights; other keys have 1. Services are shared
+        in proportion to the square roots of the weights; equal weights do not change the order.
     nulls : {"error", "drop"}
-        What happens to rows with a null key, time or arrival (or a NaN time), or with a weight that is not
-        positive and finite: the query fails, or they are dropped and counted.
+        The treatment of rows with a null key, time or arrival (or a NaN time), or with a weight that is not
+        positive and finite: fail the query, or drop and count them.
     combine : bool or "auto"
-        Whether the map side conflates before the shuffle; ``"auto"`` does where that pays.
+        Whether the map side conflates before the shuffle; with ``"auto"`` if it pays off.
     semantics : {"update", "append", "adaptive"}
-        What a newer tuple does to an older one of its key that waits: takes its place; or waits behind it, so
-        that every tuple is served, in the order of arrival; or the second while the queue keeps up and the
-        first under overload. See "Semantics" in ``docs/concepts/update-queue.md``.
+        The effect of a newer tuple on a waiting one of its key: ``"update"`` replaces it; ``"append"`` waits
+        behind it, so that every tuple is served in the order of arrival; ``"adaptive"`` appends while the
+        queue keeps up, and updates under overload. See "Semantics" in ``docs/concepts/update-queue.md``.
     working_copy : {"memory", "rocksdb"}
-        Where workers hold the keys that do not wait: in memory, or on local disk, for more keys than fit
-        there. What waits is in memory. State on disk is the same, so
-        it may change at a restart.
+        The place where workers hold the keys that do not wait: in memory, or on local disk if they do not fit
+        in memory. Waiting keys are always in memory. The durable state is the same, so this may change at a
+        restart.
     staleness_column : bool
-        Add ``queue_staleness_ms``, how long the key had waited when it was served. `apply` sees it.
+        Whether to add ``queue_staleness_ms``, the wait of the key until it was served. `apply` sees it.
     state_location : str or path, optional
         The directory for state: a path, or a URI of a file system that pyarrow knows (``s3://``, ``gs://``,
         ``abfss://``, ``hdfs://``); by default the Spark setting ``spark.penstock.stateLocation``.
     retain_versions : int
-        How many versions of each bucket's state stay loadable.
+        The number of versions of each bucket's state that stay loadable.
     name : str
         The operator's name in metrics and state, unique within a query and the same at a restart.
 
@@ -121,8 +121,8 @@ def update_queue(
     Raises
     ------
     InvalidUsageError
-        If an argument is wrong. What can only be seen later (null keys, an `apply` that misbehaves,
-        a restart with other settings, damaged state) fails the query with an error of `penstock.errors`.
+        If an argument is wrong. Later problems (null keys, an `apply` that misbehaves, a restart with other
+        settings, damaged state) fail the query with an error of `penstock.errors`.
 
     Examples
     --------
@@ -148,13 +148,13 @@ def run_queue(
     name: str,
     source: str | None = None,
 ) -> DataFrame:
-    """Return what leaves an update queue; see `update_queue`.
+    """Return the output of an update queue; see `update_queue`.
 
     Parameters
     ----------
     source : str, optional
         The column of a union that decides ties (`penstock.operators.update_stream.stream.UpdateStream`); it
-        does not leave the queue.
+        is not in the output.
     """
     check_streaming(df)
     place = Stateful.of(df.sparkSession, name, options)

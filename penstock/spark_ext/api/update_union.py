@@ -1,4 +1,4 @@
-"""`update_union`: one update stream of several."""
+"""`update_union`: merge several update streams into one."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def update_union(
     name: str = "update_union",
     **options: Unpack[UnionArguments],
 ) -> DataFrame:
-    """Make one update stream of several, in the order of time for each key, without waiting for any.
+    """Merge several update streams into one, in order of time for each key, without waiting for any input.
 
-    Of each key the youngest tuple that is there is delivered, whichever input it comes from. One that comes
-    later and is older is *late*, one of the same time a *duplicate*; both are dropped and counted. So the
-    times of a key strictly increase, and there is one tuple for each (UpStream §3.2).
+    The newest available tuple of each key is delivered, from any input. A tuple that arrives later is *late*
+    if it is older, and a *duplicate* if its time is equal; both are dropped and counted. So the times of a
+    key strictly increase, with one tuple for each time (UpStream §3.2).
 
-    So that one stateful operator does both, the union is an update queue, too.
+    The union is also an update queue, so that one stateful operator does both.
 
     Parameters
     ----------
@@ -45,15 +45,15 @@ def update_union(
     time : str
         The column that orders the updates of a key.
     prefer : int or str, optional
-        The input whose truth wins, by its position (from 0) or its name, where tuples of one key and time are
-        there together: in one micro-batch, or while the other one waits. What was delivered is not taken
-        back. By default the one that arrives first is kept, in one micro-batch that of the earlier input.
+        The input that wins, by position (from 0) or name, if tuples of equal key and time meet: in one
+        micro-batch, or while the other one waits. A delivered tuple is not retracted. By default the first to
+        arrive is kept, and within a micro-batch the tuple of the earlier input.
     name : str
         The operator's name in metrics and state, unique within a query and the same at a restart.
     **options
         ``policy``, ``budget``, ``apply``, ``output_schema``, ``buckets``, ``arrival``, ``cost``, ``weight``,
         ``nulls``, ``combine``, ``staleness_column``, ``working_copy``, ``state_location`` and
-        ``retain_versions``, as of `penstock.update_queue`.
+        ``retain_versions``, as for `penstock.update_queue`.
 
     Returns
     -------
@@ -63,7 +63,7 @@ def update_union(
     Raises
     ------
     InvalidUsageError
-        If the inputs differ in their columns, there is no such input to prefer, or as of
+        If the inputs differ in their columns, the preferred input does not exist, or as for
         `penstock.update_queue`.
 
     Examples
@@ -85,7 +85,7 @@ def run_union(
     options: QueueOptions,
     name: str,
 ) -> DataFrame:
-    """Return what leaves a union; see `update_union`."""
+    """Return the output of a union; see `update_union`."""
     inputs = _inputs(dfs)
     winner = _position(prefer, inputs)
     first_name, first = next(iter(inputs.items()))

@@ -57,7 +57,7 @@ from penstock.units import window_rows
 __all__ = ["TIME", "update_window", "windowed"]
 
 TIME = "__penstock_time"
-"""The column of the time of what windows are made of."""
+"""The column of the time of the rows to aggregate."""
 _DELAY_KEY = "spark.watermarkDelayMs"
 
 
@@ -89,43 +89,42 @@ def update_window(
     df : DataFrame
         A streaming DataFrame.
     key : str or iterable of str
-        The columns of the group; none, as ``()``, makes one group. A null is a group of its own.
+        The columns of the group; ``()`` makes one group. Nulls form a separate group.
     time : str
         The column of event time: a timestamp, a date, or an integer with a `unit`.
     size, slide : str or timedelta
-        Such as ``"60 s"``. Without a slide windows do not overlap. They are ``[start, end)`` and aligned as
-        Spark's ``window()`` aligns them. Or both in rows, such as ``"100 rows"``: windows of so many tuples
-        of a key in the order of their times, those of one time in order of arrival, from its first one on.
+        Durations such as ``"60 s"``. Without a slide windows do not overlap. Windows are ``[start, end)``,
+        aligned like Spark's ``window()``. Or both in rows, such as ``"100 rows"``: windows of that many
+        tuples of a key, from its first tuple on, in order of time and then of arrival.
     aggs : mapping of str to str or Column
-        Spark SQL by the name of its column: ``{"load": "avg(value)"}``; or Spark's column, such as
-        ``functions.avg("value")``, if its text means the same. ``count(DISTINCT x)`` is exact, and
-        keeps the values of each pane.
+        Spark SQL by the name of its column: ``{"load": "avg(value)"}``; or a Spark column, such as
+        ``functions.avg("value")``, if its text is equivalent. ``count(DISTINCT x)`` is exact, and stores the
+        values of each pane.
     mode : {"append", "lazy", "eager"}
-        Which windows are emitted (UpStream §6.2). ``"append"``: all, each once, as the watermark passes its
-        end. ``"lazy"``: of each key the newest that is complete; older ones are disregarded. ``"eager"``: a
-        key is committed to the window that started last, and the others that it has until that is complete
-        are disregarded.
+        The windows to emit (UpStream §6.2). ``"append"``: all, each once, as the watermark passes its end.
+        ``"lazy"``: the newest complete window of each key; older ones are dropped. ``"eager"``: a key commits
+        to its newest window, and drops its other windows until that one is complete.
     budget : int or str, optional
-        How many windows a trigger may serve, in the order of `policy`, unless the mode is ``"append"``; or
-        for how long each of Spark's parallel tasks may make windows, such as ``"800ms"``. What still waits is
-        served in later triggers, also without new input, or overwritten by a newer window.
+        The number of windows that a trigger may serve, in the order of `policy`, unless the mode is
+        ``"append"``; or the time that each of Spark's parallel tasks may take, such as ``"800ms"``. Windows
+        that still wait are served in later triggers, even without new input, or replaced by a newer window.
     policy : {"in_place", "fifo", "linecutting"}, optional
-        Which waiting key is served next; ``"in_place"`` by default.
+        The order in which waiting keys are served; ``"in_place"`` by default.
     cost : str, optional
         The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
     weight : str or mapping, optional
-        How much each key matters, as in `update_queue`: a numeric column, of which the newest tuple's counts
-        when its pane has passed the watermark, or a mapping from values of the key. A weight of a column that
-        is not positive and finite fails the query, whatever `nulls` says.
+        The weight of each key, as in `update_queue`: a numeric column, whose value in the newest tuple counts
+        once the watermark has passed its pane, or a mapping from values of the key. A weight in a column that
+        is not positive and finite fails the query, even with `nulls`.
     watermark_delay : str or timedelta, optional
-        How long tuples may be behind the newest one. By default that of ``withWatermark`` where `df` has one
-        on the column `time`, else none.
+        The allowed lateness of tuples behind the newest one. By default the delay of ``withWatermark`` on the
+        column `time` of `df`, else none.
     unit : {"s", "ms", "us", "ns"}, optional
-        Of an integer time, since 1970-01-01T00:00:00Z.
+        The unit of an integer time since 1970-01-01T00:00:00Z.
     buckets, state_location, retain_versions, name
         As in `update_queue`.
     nulls : {"error", "drop"}
-        What happens to rows without a time: the query fails, or they are dropped and counted.
+        The treatment of rows without a time: fail the query, or drop and count them.
 
     Returns
     -------
@@ -135,21 +134,21 @@ def update_window(
 
     Notes
     -----
-    The watermark is the time of the newest tuple so far, this micro-batch's included, less the delay, down to
-    the beginning of a pane (the greatest common divisor of size and slide). So a window is emitted with the
-    micro-batch that closes it, where Spark's own comes out with the next one. A tuple that is later than the
-    delay allows may still count for Spark's. Here it is in those of its windows that are open; where none is,
-    or in lazy and eager mode, it is dropped and counted as late.
+    The watermark is the time of the newest tuple so far, including this micro-batch, less the delay, rounded
+    down to the start of a pane (the greatest common divisor of size and slide). So a window is emitted by the
+    micro-batch that closes it, while Spark's own windows are emitted by the next one. Spark may still count a
+    tuple that is later than the delay allows. Here it counts in those of its windows that are open; if none
+    is, or in lazy and eager mode, it is dropped and counted as late.
 
-    Windows of rows are complete when the watermark has passed their last row; a tuple that is older than the
-    watermark was before its micro-batch is late. Without a delay the watermark passes all tuples as they
-    come, so that each micro-batch is put into order by itself.
+    Windows of rows are complete when the watermark has passed their last row. A tuple is late if it is older
+    than the watermark before its micro-batch. Without a delay the watermark passes all tuples as they arrive,
+    so only the tuples within a micro-batch are sorted.
 
     Raises
     ------
     InvalidUsageError
-        If an argument is wrong. What can only be seen later (rows without a time, a restart with other
-        settings, damaged state) fails the query with an error of `penstock.errors`.
+        If an argument is wrong. Later problems (rows without a time, a restart with other settings, damaged
+        state) fail the query with an error of `penstock.errors`.
 
     Examples
     --------
@@ -184,7 +183,7 @@ def windowed(
     unit: TimeUnit | None,
     buckets: int,
 ) -> Windowed:
-    """Return windows before they are made; the arguments are those of `update_window`.
+    """Return the plan of windows; the arguments are as for `update_window`.
 
     Raises
     ------
@@ -227,7 +226,7 @@ def windowed(
 
 
 def _text_of(df: DataFrame, name: str, given: str | Column) -> str:
-    """Return an aggregate as SQL; a column of Spark as its text, if Spark reads the same from that."""
+    """Return an aggregate as SQL; a Spark column as its text, if Spark parses it back to the same."""
     if isinstance(given, str):
         return given
     if isinstance(given, Column):
@@ -246,7 +245,7 @@ def _text_of(df: DataFrame, name: str, given: str | Column) -> str:
 
 
 def _time(df: DataFrame, time: str, unit: TimeUnit | None) -> tuple[Column, TimeUnit]:
-    """Return the time as windows take it, and what one step of it is."""
+    """Return the time as a column for windows, and its unit."""
     check_column("time", time, df.columns)
     kind, column = df.schema[time].dataType, sf.col(quoted(time))
     if isinstance(kind, TimestampType | TimestampNTZType | DateType):
@@ -281,7 +280,7 @@ def _rows(
 
 
 def _output(df: DataFrame, keys: tuple[str, ...], time: str, aggs: Mapping[str, str]) -> StructType:
-    """Return the columns that Spark's own windows would have."""
+    """Return the output columns, as Spark's own windows have them."""
     taken = sorted({WINDOW, *keys} & aggs.keys())
     if taken or WINDOW in keys:
         raise InvalidUsageError("two columns have the same name", columns=taken or [WINDOW])
@@ -296,5 +295,5 @@ def _output(df: DataFrame, keys: tuple[str, ...], time: str, aggs: Mapping[str, 
 
 
 def _delay_ms(df: DataFrame, time: str, given: int | None) -> int:
-    """Return how long tuples may be late: as given, or as ``withWatermark`` says of the column."""
+    """Return the allowed lateness: as given, or the delay of ``withWatermark`` on the column."""
     return int(df.schema[time].metadata.get(_DELAY_KEY, 0)) if given is None else given

@@ -1,4 +1,4 @@
-"""Text with a collation, in which ``'A'`` may equal ``'a'``: Penstock compares bytes, so it refuses that."""
+"""Refuse text with a collation, in which ``'A'`` may equal ``'a'``: Penstock compares bytes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _BINARY = "UTF8_BINARY"
 
 
 def refuse_collations(schema: StructType, names: Iterable[str]) -> None:
-    """Refuse columns that are compared by another collation than bytes.
+    """Refuse compared columns with a collation other than bytes.
 
     Parameters
     ----------
     schema : StructType
         Of the rows.
     names : iterable of str
-        The columns that are compared; those that are not there are passed over.
+        The compared columns; missing ones are ignored.
 
     Raises
     ------

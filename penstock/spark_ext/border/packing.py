@@ -1,10 +1,10 @@
-"""Packing of rows at the border between JVM and Python: once in, once out, in whole Arrow batches.
+"""Packing of rows at the border between JVM and Python, in whole Arrow batches.
 
-Between the two, rows travel as *parcels*: binary values, each an Arrow IPC stream. Spark shuffles and
-groups a handful of parcels in place of millions of rows, and no type is lost on the way through pandas.
+Rows travel through Spark as *parcels*: binary values, each an Arrow IPC stream. Spark shuffles and groups a
+few parcels instead of millions of rows, and no type is lost in pandas.
 
-The packer runs on the map side of the shuffle. It drops or refuses unusable rows, conflates (newest per
-key, with counts and first arrival) where that pays, and makes one parcel per bucket and batch of rows.
+The packer runs on the map side of the shuffle. It drops or refuses unusable rows, conflates (newest per key,
+with counts and first arrival) if that pays off, and makes one parcel per bucket and batch of rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.spark_ext.border.parcels import to_parcels
 __all__ = ["Packer", "parcel_row", "side_of"]
 
 _SIDE = b"penstock.side"
-"""The key in a parcel's schema metadata for the side of a join that its rows are of."""
+"""The key in a parcel's schema metadata for the rows' side of a join."""
 
 _CHUNK_ROWS = 1_000_000
 _CHUNK_BYTES = 64 << 20
@@ -45,11 +45,11 @@ _ARROW_PARCEL_SCHEMA = pa.schema(
 
 @dataclass(slots=True)
 class _Choice:
-    """Whether conflating paid for an operator, as this worker measured it last.
+    """The worker's last measurement of whether conflating pays off for an operator.
 
     The answer holds for the next `_REMEMBERED_PARTITIONS` partitions that the worker packs.
 
-    Measuring costs a conflation of one chunk, which is wasted where keys hardly repeat.
+    Measuring costs a conflation of one chunk, which is wasted if keys rarely repeat.
     """
 
     combine: bool | None = None
@@ -78,7 +78,7 @@ class _Drops:
 
 
 def parcel_row(label: int, dropped: int, payload: bytes | None) -> pa.RecordBatch:
-    """Return one parcel as Spark takes it."""
+    """Return one parcel as a batch for Spark."""
     values = (label, dropped, payload)
     arrays = [
         pa.array([value], column.type) for value, column in zip(values, _ARROW_PARCEL_SCHEMA, strict=True)
@@ -87,7 +87,7 @@ def parcel_row(label: int, dropped: int, payload: bytes | None) -> pa.RecordBatc
 
 
 def side_of(batch: pa.RecordBatch) -> str:
-    """Return which side of a join the rows of a parcel are of; empty for other operators."""
+    """Return the side of a join that a parcel's rows belong to; empty for other operators."""
     found: bytes = (batch.schema.metadata or {}).get(_SIDE, b"")
     return found.decode()
 
@@ -103,13 +103,13 @@ class Packer:
     buckets : int
         Number of buckets.
     nulls : str
-        ``"error"`` or ``"drop"``: what is done with rows that have no key or time.
+        ``"error"`` or ``"drop"``: the treatment of rows without key or time.
     combine : bool or None
-        Whether to conflate before the shuffle; None decides by what it does to the first chunk.
+        Whether to conflate before the shuffle; None decides by the effect on the first chunk.
     name : str
         The operator's name, under which a worker remembers that decision.
     side : str
-        Which side of a join the rows are of, which `side_of` finds in a parcel.
+        The rows' side of a join, which `side_of` reads from a parcel.
     most_left : float
         With `combine` None, conflating goes on only if it leaves at most this share of the rows.
     """
@@ -123,7 +123,7 @@ class Packer:
     most_left: float = 0.4
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the parcels of one partition's rows; the last one says how many were dropped."""
+        """Return the parcels of one partition's rows; the last one holds the number of dropped rows."""
         context = TaskContext.get()
         part = context.partitionId() if context else 0
         drops = _Drops()
@@ -146,7 +146,7 @@ class Packer:
                 yield rows
 
     def _conflated(self, usable: Iterator[pa.RecordBatch], part: int, choice: _Choice) -> Iterator[Arrivals]:
-        """Conflate what arrives as long as that pays, and gather the rest to chunks."""
+        """Conflate arrivals while that pays off, and collect the rest in chunks."""
         combine = self.combine if self.combine is not None else choice.remembered()
         position = 0
         if combine is not False:
@@ -167,14 +167,14 @@ class Packer:
         yield from self._chunks(usable, position, part)
 
     def _pays(self, conflation: Conflation, choice: _Choice) -> bool:
-        """Say whether conflating leaves few enough of the first rows, and remember that of many."""
+        """Say whether conflating leaves few enough of the first rows; remember the answer for many rows."""
         combine = len(conflation) <= self.most_left * conflation.rows_seen
         if conflation.rows_seen >= _REMEMBERED_ROWS:
             choice.remember(combine=combine)
         return combine
 
     def _chunks(self, usable: Iterable[pa.RecordBatch], position: int, part: int) -> Iterator[Arrivals]:
-        """Gather rows to chunks."""
+        """Collect rows in chunks."""
         gathered: list[pa.RecordBatch] = []
         rows = size_bytes = 0
         for batch in usable:

@@ -1,7 +1,7 @@
-"""Parcels: rows on their way through Spark as binary values, each an Arrow IPC stream or a p-unit of a batch.
+"""Parcels: rows in transit through Spark as binary values, each an Arrow IPC stream or a p-unit of a batch.
 
-Spark shuffles and groups a handful of parcels in place of millions of rows, and no type is lost on the way.
-Kept apart from the packer, so that a worker that only unpacks little does not load the kernels.
+Spark shuffles and groups a few parcels instead of millions of rows, and no type is lost. This module is
+separate from the packer, so that a worker that only unpacks does not load the kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.operators.update_stream.cast import cast_to_schema
 __all__ = ["PARCELS", "PARCEL_SCHEMA", "SIDE", "Unpacker", "from_parcel", "to_parcels"]
 
 PARCEL_SCHEMA = "bucket int, dropped long, payload binary"
-"""Spark's schema of what the packer gives; `bucket` is a label (`bucket_labels`)."""
+"""Spark's schema of the packer's output; `bucket` is a label (`bucket_labels`)."""
 
 PARCELS = StructType(
     [
@@ -28,25 +28,24 @@ PARCELS = StructType(
         StructField("payload", BinaryType()),
     ]
 )
-"""The same as Spark has it."""
+"""The same columns as Spark types."""
 
 SIDE = "side"
-"""The column that parcels have besides where an operator has several inputs: the number of theirs."""
+"""The extra column of parcels for an operator with several inputs: the input's number."""
 
 _PARCEL_BYTES = 16 << 20
 _LARGE_BYTES, _SAMPLE_ROWS, _SMALLER = 1 << 20, 1 << 12, 0.7
-"""From so many bytes on rows are packed if a sample of them comes to that share of its bytes or less."""
+"""Rows of at least this many bytes are packed if that shrinks a sample to this share or less."""
 _KIND = "rows"
 _ANY = "latin-1"
-"""A text for any bytes."""
+"""A reversible decoding of any bytes as text."""
 
 
 def to_parcels(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
     """Return `batches` as parcels of bounded size; an empty one is a parcel, too.
 
-    Where there is much, and it would be much less packed, it is: Spark copies each byte again and again.
-    That is decided once, by the first rows of the first large batch. What the schemas' metadata say stays
-    with each parcel.
+    Large batches are packed if that shrinks them a lot, because Spark copies each byte several times. The
+    first rows of the first large batch decide. Each parcel keeps the schema's metadata.
     """
     packed: bool | None = None
     for batch in batches:
@@ -70,7 +69,7 @@ def _stream(batch: pa.RecordBatch) -> bytes:
 
 
 def _packed(batch: pa.RecordBatch) -> bytes | None:
-    """Return rows as a p-unit; None where they have what only a stream of Arrow's holds."""
+    """Return rows as a p-unit; None if only an Arrow stream can hold them."""
     # The codecs are loaded only for large parcels.
     from penstock.compression import encode_table
 
@@ -99,12 +98,12 @@ def from_parcel(parcel: bytes) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class Unpacker:
-    """The function of ``mapInArrow`` that turns parcels back into rows of `schema`."""
+    """Turns parcels back into rows of `schema`, for ``mapInArrow``."""
 
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the rows; a null in place of a parcel has none."""
+        """Return the rows; a null parcel has none."""
         for batch in batches:
             for payload in batch.column(0).drop_null():
                 yield cast_to_schema(from_parcel(payload.as_py()), self.schema)

@@ -1,4 +1,4 @@
-"""The map side of transactions: each row goes to the bucket of its routing attribute, with its place."""
+"""The map side of transactions: each row goes to the bucket of its routing attribute, with its position."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class TransactionPacker:
     Parameters
     ----------
     schema : pyarrow.Schema
-        All columns that arrive.
+        All input columns.
     needed : tuple of str
-        Which of them go on.
+        The columns to pass on.
     time : str, optional
-        The column that orders transactions, and then their arrival does.
+        The column that orders transactions; ties are in order of arrival.
     route : str, optional
         The attribute by which rows go to buckets; None if there is one bucket.
     buckets : int
@@ -112,14 +112,14 @@ class TransactionPacker:
 
 
 def in_order(parcels: Sequence[pa.RecordBatch], needed: int) -> pa.RecordBatch:
-    """Return the rows of parcels, at least one, by time and then by arrival; without their places.
+    """Return the rows of one or more parcels by time and then by arrival, without their positions.
 
     Parameters
     ----------
     parcels : sequence of pyarrow.RecordBatch
         The rows of a bucket, in any order.
     needed : int
-        How many columns go on.
+        The number of columns to pass on.
     """
     rows = concat(list(parcels))
     keys = [rows.column(place).to_numpy() for place in range(rows.num_columns - 1, needed - 1, -1)]

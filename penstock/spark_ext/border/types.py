@@ -79,7 +79,7 @@ def _stored_field(field: StructField) -> pa.Field:
 
 
 def as_arrow_of_spark(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema in which Spark takes rows of `schema`."""
+    """Return the Arrow schema that Spark expects for rows of `schema`."""
     return to_arrow_schema(schema, error_on_duplicated_field_names_in_struct=True, timezone="UTC")
 
 
@@ -89,7 +89,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
     Raises
     ------
     InvalidUsageError
-        If a column has a type that Spark has not.
+        If a column has a type that Spark lacks.
     """
     text = (schema.metadata or {}).get(_KEPT)
     kept = {field.name: field for field in StructType.fromJson(json.loads(text))} if text else {}
@@ -104,7 +104,7 @@ def _spark_field(field: pa.Field, kept: StructField | None) -> StructField:
 
 
 def _plain(kind: pa.DataType, column: str) -> pa.DataType:
-    """Return a type that Spark has and that holds the values of `kind`."""
+    """Return a type supported by Spark that holds the values of `kind`."""
     types = pa.types
     if kind in _WIDER:
         return _WIDER[kind]
@@ -193,7 +193,7 @@ def check_same(given: StructType, known: StructType, location: str) -> None:
 
 
 def same_types(made: Sequence[pa.Schema] | None, seen: Sequence[StructType]) -> bool:
-    """Say whether columns have the very types that Spark gives them."""
+    """Say whether columns have exactly Spark's types."""
     if made is None:
         return False
     try:
@@ -205,7 +205,7 @@ def same_types(made: Sequence[pa.Schema] | None, seen: Sequence[StructType]) -> 
 
 
 def _is_same(one: DataType, other: DataType) -> bool:
-    """Say whether two types are one, whatever may be null in them."""
+    """Say whether two types are equal up to nullability."""
     if isinstance(one, ArrayType) and isinstance(other, ArrayType):
         return _is_same(one.elementType, other.elementType)
     if isinstance(one, MapType) and isinstance(other, MapType):
@@ -222,7 +222,7 @@ def converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     Raises
     ------
     InvalidUsageError
-        If a value has no counterpart, or is null where that may not be.
+        If a value has no counterpart, or is null in a field that allows none.
     """
     arrays = [_array(batch.column(field.name), field) for field in schema]
     return _assembled(arrays, schema, batch.num_rows)
@@ -254,8 +254,8 @@ def _array(array: pa.Array, field: pa.Field) -> pa.Array:
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return an array in another type.
 
-    pyarrow does not cast a struct that is null and has a field that is never null elsewhere, which Spark
-    writes. So structs, and what holds them, are made of their parts; `_has_wrong_null` looks afterwards.
+    pyarrow cannot cast a null struct with a non-nullable field, which Spark writes. So structs, and types
+    that contain them, are rebuilt from their parts; `_has_wrong_null` checks the result.
     """
     types, was = pa.types, array.type
     if types.is_run_end_encoded(was):

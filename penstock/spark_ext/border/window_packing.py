@@ -1,8 +1,8 @@
-"""Packing of windows' entries: fragments of the map side as parcels for their buckets.
+"""Packing of windows' entries: pack fragments of the map side into parcels for their buckets.
 
-Every task of the map side sends each bucket a parcel, if need be an empty one, that says which pane is its
-newest. So all buckets of a micro-batch know the same watermark, and close the same windows, also those whose
-own groups went silent.
+Every task of the map side sends each bucket a parcel, even an empty one, with the task's newest pane. So all
+buckets of a micro-batch know the same watermark and close the same windows, even buckets whose groups are
+idle.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from penstock.state_store.keys.key_index import KeyIndex
 __all__ = ["EntryPacker", "RowPacker", "add_rows", "facts_of", "looked_up", "row_fragmenter", "without_time"]
 
 MOST_FRAGMENTS = 1 << 20
-"""A task hands its fragments on when it has so many."""
+"""A task emits its fragments when it has this many."""
 
 _NEWEST, _PART = b"newest", b"part"
 
 
 def facts_of(batch: pa.RecordBatch) -> tuple[int, int]:
-    """Return the newest pane of the task that made a parcel, and the task's place among the others."""
+    """Return the newest pane of the task that made a parcel, and the task's partition number."""
     facts = batch.schema.metadata
     return int(facts[_NEWEST]), int(facts[_PART])
 
@@ -54,11 +54,11 @@ class EntryPacker:
     pane_steps : int
         The length of a pane in steps of the time.
     entry : pyarrow.Schema
-        Of an entry; see `WindowLayout.entry`.
+        The schema of an entry; see `WindowLayout.entry`.
     buckets : int
         Number of buckets.
     delayed : Fragments, optional
-        What the fragments are, if they tell the newest time.
+        The definition of the fragments, if they hold the newest time.
     """
 
     pane_steps: int
@@ -68,7 +68,7 @@ class EntryPacker:
 
     @classmethod
     def of(cls, fragments: Fragments, schema: pa.Schema, buckets: int) -> EntryPacker:
-        """Return what makes parcels of fragments of a schema."""
+        """Return the packer of fragments with a schema."""
         entry = [
             *(schema.field(name) for name in fragments.group_by),
             pa.field(ENTRY_PANE, pa.int64()),
@@ -80,7 +80,7 @@ class EntryPacker:
     def pack(
         self, fragments: Iterable[pa.RecordBatch], dropped: Callable[[], int] = lambda: 0
     ) -> Iterator[pa.RecordBatch]:
-        """Return the parcels of a task's fragments; `dropped` says at the end how many rows are in none."""
+        """Return the parcels of a task's fragments; `dropped`, called last, counts the dropped rows."""
         context = TaskContext.get()
         part = context.partitionId() if context else 0
         newest: int | None = None
@@ -101,7 +101,7 @@ class EntryPacker:
             yield parcel_row(bucket_labels(self.buckets)[0], left_out, None)
 
     def _newest(self, batch: pa.RecordBatch, entries: pa.RecordBatch) -> int:
-        """Return the newest pane, of which the watermark is behind as many as the delay has, or has begun."""
+        """Return the newest pane: the watermark's pane plus the delay in panes, rounded up."""
         if self.delayed is None:
             return int(np.max(entries.column(ENTRY_PANE).to_numpy()))
         newest = int(np.max(bare_values(batch.column(NEWEST))))
@@ -117,9 +117,9 @@ class EntryPacker:
     def _parcels(
         self, entries: pa.RecordBatch, facts: dict[bytes, bytes], *, everywhere: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Cut entries into parcels by bucket; those without entries get one only where `everywhere` says."""
+        """Cut entries into parcels by bucket; buckets without entries get one only with `everywhere`."""
         order, bounds = self._by_bucket(entries)
-        # An order has every place once; to look whether it is there costs a third of the time.
+        # The indices are a permutation; bounds checks would take a third of the time.
         whole = pc.take(entries, pa.array(order), boundscheck=False).replace_schema_metadata(facts)
         for bucket, label in enumerate(bucket_labels(self.buckets)):
             begin, end = int(bounds[bucket]), int(bounds[bucket + 1])
@@ -129,9 +129,10 @@ class EntryPacker:
                 yield parcel_row(label, 0, payload)
 
     def _by_bucket(self, entries: pa.RecordBatch) -> tuple[Integers, Integers]:
-        """Return the places of entries by bucket, and where each bucket begins and the last one ends.
+        """Return the indices of entries sorted by bucket, and the buckets' offsets.
 
-        Where groups have many entries, those of a bucket come by group, so that the operator has less to do.
+        If groups have many entries, the entries of a bucket are sorted by group, which saves the operator
+        work.
         """
         names = self.entry.names[: self.entry.names.index(ENTRY_PANE)]
         groups = [entries.column(name) for name in names]
@@ -152,18 +153,18 @@ class EntryPacker:
 def looked_up(
     fragments: Fragments, lookup: Lookup, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Return fragments as what they are looked up as: those of one pane and group as one, where that can be.
+    """Look up fragments in a table; merge those of one pane and group if possible.
 
     Parameters
     ----------
     fragments : Fragments
-        What they are then.
+        The definition of the fragments after the look-up.
     lookup : Lookup
-        Where they are looked up.
+        The look-up.
     batches : iterable of RecordBatch
-        The fragments before.
+        The fragments before the look-up.
     """
-    # Of a first or last value a fragment does not say itself when it was.
+    # A fragment does not hold the time of a first or last value.
     ordered = any(partial.kind in ("first", "last") for partial in fragments.partials)
     alone = ordered or set(lookup.on) <= set(fragments.group_by)
     for batch in batches:
@@ -172,12 +173,12 @@ def looked_up(
 
 
 def row_fragmenter(rows: pa.Schema, fragments: Fragments) -> Fragmenter:
-    """Return what makes fragments of rows; expressions of its partials are names of columns, or ``*``.
+    """Return the fragmenter of rows; expressions of its partials are column names, or ``*``.
 
     Raises
     ------
     InvalidUsageError
-        If that cannot be of these types.
+        If the types do not support a partial.
     """
     types = {name: rows.field(name).type for name in (fragments.time, *fragments.group_by)}
     types |= {
@@ -188,7 +189,7 @@ def row_fragmenter(rows: pa.Schema, fragments: Fragments) -> Fragmenter:
 
 
 def add_rows(fragmenter: Fragmenter, fragments: Fragments, rows: pa.RecordBatch) -> None:
-    """Let a `row_fragmenter` fold rows."""
+    """Fold rows into a `row_fragmenter`."""
     fragmenter.add(
         rows.column(fragments.time),
         [rows.column(name) for name in fragments.group_by],
@@ -197,7 +198,7 @@ def add_rows(fragmenter: Fragmenter, fragments: Fragments, rows: pa.RecordBatch)
 
 
 def without_time(rows: int) -> InvalidUsageError:
-    """Return the error that says that rows have no time."""
+    """Return the error for rows without a time."""
     return InvalidUsageError(
         "rows without a time",
         rows=rows,
@@ -212,13 +213,14 @@ class RowPacker:
     Parameters
     ----------
     schema : pyarrow.Schema
-        Of the rows: the time, the groups, and the values of partials under their expressions' names.
+        The schema of the rows: the time, the groups, and the values of partials under their expressions'
+        names.
     fragments : Fragments
-        What is made of them; expressions are names of columns, or ``*``.
+        The fragments to make; expressions are column names, or ``*``.
     packer : EntryPacker
-        What makes parcels of that.
+        Makes parcels of the fragments.
     nulls : str
-        ``"error"`` or ``"drop"``: what is done with rows without a time.
+        ``"error"`` or ``"drop"``: the treatment of rows without a time.
     """
 
     schema: pa.Schema

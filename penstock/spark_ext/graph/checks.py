@@ -1,4 +1,4 @@
-"""Checks that Spark can run a plan."""
+"""Check that Spark can run a plan."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_runnable(root: Node) -> None:
     Raises
     ------
     InvalidUsageError
-        If an operator cannot run where it is.
+        If an operator cannot run at its place in the plan.
     """
     nodes = list(topological(root))
     for node in nodes:
@@ -49,9 +49,9 @@ def check_runnable(root: Node) -> None:
 
 
 def holds_back(end: Node) -> bool:
-    """Whether the query that makes a node's output may leave something for later triggers.
+    """Say whether the query of a node's output may leave rows for later triggers.
 
-    Such a query asks for timeouts, and Spark never sees the end of one that may have any.
+    Such a query uses timeouts, so Spark never ends it by itself.
     """
     budget = None
     match end:
@@ -100,7 +100,7 @@ def _refuse(node: Node, nodes: list[Node]) -> None:
 
 
 def _alone(node: Node) -> str | None:
-    """Say what would be wrong with several readers of an operator; None where nothing would."""
+    """Return the problem that several readers of an operator would cause; None if none."""
     if isinstance(node, UpdateQueue | UpdateUnion):
         return f"an {node.label} has several readers, each of which would have one"
     if isinstance(node, Join):
@@ -112,14 +112,14 @@ def _alone(node: Node) -> str | None:
 
 
 def _times_made(node: Node, nodes: list[Node]) -> int:
-    """Return how often a node is made: for each reader of it, or of what follows it without state."""
+    """Count the copies of a node: one for each reader of it, or of its stateless successors."""
     readers = [one for one in nodes for above in one.inputs if above is node]
     through = Where | Select | StreamTableJoin | Union
     return max(1, sum(_times_made(one, nodes) if isinstance(one, through) else 1 for one in readers))
 
 
 def _refuse_stateful(node: Aggregate) -> None:
-    """Refuse what would part the rows of a window before they are aggregated by it."""
+    """Refuse operators that would separate the rows of a window before they are aggregated."""
     at = node.inputs[0]
     while isinstance(at, Where | Select | StreamTableJoin):
         at = at.inputs[0]
@@ -132,7 +132,7 @@ def _refuse_stateful(node: Aggregate) -> None:
 
 
 def _refuse_two_states(end: Node) -> None:
-    """Refuse what Spark would: one query has room for one operator with Penstock's state."""
+    """Refuse a query with more than one Penstock state, as Spark would."""
     found = with_state(end)
     if len(found) > 1:
         below, above = found[0], found[1]
@@ -146,7 +146,7 @@ def _refuse_two_states(end: Node) -> None:
 
 
 def with_state(end: Node) -> list[Node]:
-    """Return the operators with Penstock's state in the query that makes a node's output."""
+    """Return the operators with Penstock's state in the query of a node's output."""
     found: list[Node] = []
     waiting = [end]
     while waiting:
@@ -163,7 +163,7 @@ def with_state(end: Node) -> list[Node]:
 
 
 def needing_ansi(node: PushedScan) -> Iterator[Expression]:
-    """Yield the expressions of a reader that Spark may compute otherwise where it is not in ANSI mode."""
+    """Yield a reader's expressions that Spark may compute differently outside ANSI mode."""
     scan, read = node.scan, node.inputs[0].schema
     texts = [] if scan.where is None else [scan.where]
     made = scan_schema(replace(scan, fragments=None, latest_by=None), read)

@@ -1,4 +1,4 @@
-"""A plan's operators as DataFrames of Spark."""
+"""Build Spark DataFrames from a plan's operators."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class Reading:
     stream : str
         The p-stream's name in the graph.
     location : str
-        Where it is.
+        The p-stream's location.
     reader : str
-        The name that is subscribed.
+        The subscribed name.
     """
 
     stream: str
@@ -93,13 +93,13 @@ class Written:
     Parameters
     ----------
     rows : DataFrame
-        Results, or descriptors of them.
+        The results, or their descriptors.
     schema : StructType
         The columns of the results.
     readings : tuple of Reading
-        What is read of p-streams for it.
+        The subscriptions that it reads.
     direct : bool
-        Whether the operator writes the results, so that `rows` are descriptors.
+        Whether the operator itself writes the results, so that `rows` are descriptors.
     """
 
     rows: DataFrame
@@ -109,23 +109,23 @@ class Written:
 
 
 class Frames:
-    """Makes DataFrames of a plan's nodes. Used on the driver, for one start of a graph.
+    """Makes DataFrames from a plan's nodes. Used on the driver, for one start of a graph.
 
-    A node with several readers is made for each of them, so that each has subscriptions of its own: Spark
-    would not read two equal ones in step.
+    A node with several readers is built once for each, with separate subscriptions: Spark would not read a
+    shared one in step.
 
     Parameters
     ----------
     spark : SparkSession
-        With Penstock registered.
+        The session, with Penstock registered.
     name : str
         The graph's name, under which its readers subscribe.
     sources, tables : mapping of str to DataFrame
-        The DataFrames of sources that are no p-streams, and of static tables.
+        The DataFrames of static tables, and of sources that are not p-streams.
     streams, paths : mapping of str to str
-        Where p-streams are, by their names: those of the graph, and those that are sources.
+        The locations of p-streams by name: of the graph's own, and of sources.
     state : str
-        Where the states of update queues go.
+        The location for operators' state.
     max_rows : int, optional
         The most rows that a reader takes in a micro-batch.
     """
@@ -155,12 +155,12 @@ class Frames:
         self._readings: list[Reading] = []
 
     def of(self, node: Node) -> tuple[DataFrame, tuple[Reading, ...]]:
-        """Return what leaves a node, and what is read of p-streams for it.
+        """Return a node's output, and its subscriptions to p-streams.
 
         Raises
         ------
         InvalidUsageError
-            If a source or table is not given, or has other columns.
+            If a source or table is missing, or has other columns.
         CorruptDataError, UnavailableError
             If a p-stream is damaged, or the file system refuses.
         """
@@ -168,22 +168,22 @@ class Frames:
         return self._of(node), tuple(self._readings[before:])
 
     def into(self, node: Node, options: Mapping[str, str]) -> Written:
-        """Return what a p-stream's sink takes of what leaves a node.
+        """Return the input of a p-stream's sink for a node's output.
 
-        Where the last operator makes windows and all that follows can be computed without Spark, it writes
-        the results itself, and the sink takes descriptors.
+        If the last operator makes windows, and all later steps can run without Spark, the operator writes the
+        results itself, and the sink gets descriptors.
 
         Parameters
         ----------
         node : Node
-            Whose output is written.
+            The node to write.
         options : mapping of str to str
-            Of the data source ``pstream``, with the path.
+            Options of the data source ``pstream``, with the path.
 
         Raises
         ------
         InvalidUsageError, CorruptDataError, UnavailableError
-            As `of`, and if an option is wrong or the rows do not fit the p-stream.
+            As `of`, or if an option is wrong or the rows do not fit the p-stream.
         """
         before = len(self._readings)
         at, steps = split_steps(node)
@@ -202,12 +202,12 @@ class Frames:
         return Written(windows.written(place, finish, into), rows.schema, readings, direct=True)
 
     def state_of(self, end: Node) -> StatePlace | None:
-        """Return where the state is of the query that makes a node's output; None if it has none.
+        """Return the place of the state of a node's query; None if it has none.
 
         Raises
         ------
         InvalidUsageError
-            If it has its state where no file system is known.
+            If no file system is known for its state location.
         """
         for node in with_state(end):
             given = node.options if isinstance(node, UpdateQueue | UpdateUnion | Join) else StateOptions()
@@ -281,7 +281,7 @@ class Frames:
         return joined(rows, table, node.on)
 
     def _table(self, node: StreamTableJoin) -> DataFrame:
-        """Return the table that a node looks up in."""
+        """Return the table of a look-up."""
         if node.table not in self._tables:
             raise InvalidUsageError(
                 "a table is not given", hint=f"such as tables={{{node.table!r}: df}}", table=node.table
@@ -311,7 +311,7 @@ class Frames:
         )
 
     def _located(self, options: OptionsT) -> OptionsT:
-        """Return options with the graph's state location where they have none."""
+        """Return options, by default with the graph's state location."""
         return replace(options, state_location=options.state_location or self._state)
 
     def _place(self, node: Node) -> Stateful:
@@ -319,7 +319,7 @@ class Frames:
         return Stateful.of(self._spark, _plain(node.name), self._located(StateOptions()))
 
     def _windowed(self, node: Node, buckets: int) -> Windowed:
-        """Return the windows of an aggregate, before they are made."""
+        """Return the plan of an aggregate's windows."""
         above = node.inputs[0]
         if isinstance(node, Aggregate):
             return of_rows(node, self._of(above), buckets)
@@ -334,7 +334,7 @@ class Frames:
         return assembled(node, packed(node, self._of(above), buckets))
 
     def _by_window(self, node: Aggregate) -> DataFrame:
-        """Return windows aggregated by window: by the buckets that make them, where these can."""
+        """Return windows aggregated by window, in the buckets that make them if possible."""
         at, steps = split_steps(node.inputs[0])
         if not _makes_windows(at):
             return of_windows(node, self._of(node.inputs[0]))
@@ -346,7 +346,7 @@ class Frames:
         return of_windows(node, rows) if fold is None else of_folded(node, windows.folded(place, fold), fold)
 
     def _fused(self, node: PushedScan) -> DataFrame:
-        """Return what a reader makes; Spark makes it, where the reader would calculate otherwise."""
+        """Return a reader's output, computed by Spark if the reader's results would differ."""
         names = list(node.scan.columns)
         if self._calculates_alike(node):
             return self._read(node.inputs[0], node.scan, names)
@@ -357,12 +357,12 @@ class Frames:
         return rows.selectExpr(*made) if made else rows
 
     def _calculates_alike(self, node: PushedScan) -> bool:
-        """Say whether a reader calculates as Spark does in this session.
+        """Say whether a reader computes the same results as Spark in this session.
 
         Raises
         ------
         InvalidUsageError
-            If it does not, and Spark cannot do what it does.
+            If they differ, and Spark cannot compute them instead.
         """
         other = None if self._ansi else next(needing_ansi(node), None)
         if other is not None and (node.scan.fragments or node.scan.latest_by):
@@ -375,7 +375,7 @@ class Frames:
         return other is None
 
     def _scanned(self, node: PushedScan, buckets: int, lookup: str | None = None) -> DataFrame:
-        """Return the parcels of a reader's fragments, which it looks up if it is told where."""
+        """Return the parcels of a reader's fragments, looked up in a table if one is given."""
         self._calculates_alike(node)
         return self._read(node.inputs[0], node.scan, list(node.scan.columns), buckets, lookup)
 
@@ -401,7 +401,7 @@ class Frames:
         buckets: int | None = None,
         lookup: str | None = None,
     ) -> DataFrame:
-        """Return a p-stream as a streaming DataFrame that subscribes under a name of its own; or files."""
+        """Return a p-stream, with a separate subscription, or files as a streaming DataFrame."""
         if isinstance(base, Source) and base.kind == "parquet" and scan is not None:
             return read_parquet(self._spark, base, scan, buckets, lookup)
         places = self._streams if isinstance(base, Materialize) else self._paths

@@ -49,13 +49,13 @@ class Stage:
     name : str
         Its name in the graph, its checkpoint and errors.
     writer : DataStreamWriter
-        What starts it.
+        The writer that starts it.
     after : tuple of str
-        The queries that write what it reads.
+        The queries that write its inputs.
     direct : bool
-        Whether its operator writes the results, and only descriptors of them go through Spark.
+        Whether its operator writes the results, so that only descriptors go through Spark.
     holds_back : bool
-        Whether it may leave something for later triggers, so that Spark never sees its end.
+        Whether it may leave rows for later triggers, so that Spark never ends it by itself.
     """
 
     name: str
@@ -74,9 +74,9 @@ class QueryTotals:
     batches : int
         Micro-batches that it committed.
     rows : int
-        Rows that came into Spark: what a p-stream's reader left out did not.
+        Rows that entered Spark, without those that a p-stream's reader filtered out.
     batch_ms : tuple of int
-        How long its newest micro-batches took, oldest first, a hundred at the most.
+        The durations of its newest micro-batches, oldest first, at most a hundred.
     """
 
     batches: int = 0
@@ -91,13 +91,13 @@ class GraphProgress:
     Parameters
     ----------
     queries : mapping of str to QueryTotals
-        By name, since this start.
+        The counts since this start, by name.
     streams : tuple of StreamFacts
-        The p-streams, as they are now.
+        The current facts of the p-streams.
     markers : Markers
-        Since the first start.
+        The counts of markers since the first start.
     recovery : RecoveryReport, optional
-        Of this start, when it has ended.
+        The report of this start's recovery, once it has ended.
     """
 
     queries: Mapping[str, QueryTotals]
@@ -108,7 +108,7 @@ class GraphProgress:
 
 @dataclass(slots=True)
 class _Run:
-    """A query that was started."""
+    """A started query."""
 
     query: StreamingQuery
     reader: ProgressReader
@@ -116,7 +116,7 @@ class _Run:
     totals: QueryTotals = field(default_factory=QueryTotals)
 
     def read(self) -> StreamingQueryProgress | None:
-        """Take note of what the query did since the last call; return its newest micro-batch's report."""
+        """Count the query's micro-batches since the last call; return the newest one's report."""
         new = self.reader.new()
         if not new:
             return None
@@ -128,11 +128,11 @@ class _Run:
 
 
 class RunningGraph:
-    """The queries of a graph that was started, as one.
+    """All queries of a started graph, as one handle.
 
-    Made by `penstock.start`. A thread of its own watches the queries: where one fails, it stops the others,
-    and with ``available_now`` it starts a query when those before it have ended, and ends those that Spark
-    does not, because they may have timeouts. All methods may be called from any thread::
+    Made by `penstock.start`. A thread watches the queries. If one fails, it stops the others. With
+    ``available_now`` it starts a query when its predecessors have ended, and ends queries that Spark does not
+    end, because they may have timeouts. All methods may be called from any thread::
 
         state      ends when
         ---------  -------------------------------------------------
@@ -140,14 +140,14 @@ class RunningGraph:
                    `stop` was called: stopped
                    a query failed, and the others are stopped: failed
 
-    Leaving a ``with`` block stops it. Nothing is lost by stopping: a start with the same checkpoint goes on.
+    Leaving a ``with`` block stops it. Stopping loses nothing: a start with the same checkpoint goes on.
 
     Attributes
     ----------
     name : str
         The graph's name.
     plan : PhysicalPlan
-        What runs.
+        The plan that runs.
     schema : StructType
         The columns of the results.
     checkpoint : str
@@ -195,7 +195,7 @@ class RunningGraph:
 
     def _watch(self) -> None:
         try:
-            # Spark finds Python data sources by the session that is active in a thread; this makes it so.
+            # Spark finds Python data sources by the thread's active session; set it.
             self._spark.createDataFrame([], "nothing int")
             while not self._ended.wait(_POLL_S):
                 with self._lock:
@@ -206,10 +206,10 @@ class RunningGraph:
                 self._fail(told)
 
     def _look(self) -> None:
-        """Take note of what the queries did, and do what follows from it."""
+        """Poll the queries once, and react to failures and ends."""
         if self._ended.is_set():
             return
-        # Asked once: a query that ends meanwhile may have failed, which the next look tells.
+        # Ask once: a query that ends meanwhile may have failed, which the next poll sees.
         ended = {name for name, run in self._runs.items() if not run.query.isActive}
         for name, run in self._runs.items():
             last = run.read()
@@ -231,7 +231,7 @@ class RunningGraph:
             self._end("finished")
 
     def _start_ready(self, ended: Collection[str] = ()) -> None:
-        """Start the queries that need not wait for others, or whose others have ended."""
+        """Start the queries whose predecessors have all ended."""
         for stage in list(self._waiting):
             if self._in_turn and not set(stage.after) <= set(ended):
                 continue
@@ -246,7 +246,7 @@ class RunningGraph:
             _LOGGER.info("query started [graph=%s query=%s id=%s]", self.name, stage.name, query.id)
 
     def _told(self, fact: str, error: Exception, **context: str) -> PenstockError:
-        """Return the error that tells of another one."""
+        """Return the Penstock error for a query's error."""
         hint = "start the graph again with the same checkpoint" if is_without_answer(error) else None
         if "query" in context and len(self._names) == 1:
             fact, context = fact.replace("a query of the graph", "the query"), {"query": self.name}
@@ -258,7 +258,7 @@ class RunningGraph:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Tell in our words that Spark does not answer."""
+        """Turn Spark's errors of a lost driver into `UnavailableError`."""
         try:
             yield
         except Exception as error:
@@ -292,23 +292,23 @@ class RunningGraph:
         _LOGGER.info("graph %s [graph=%s]", state, self.name)
 
     def _stop_queries(self) -> None:
-        """Stop all queries, upstream ones first, so that what they made durable last may still be read."""
+        """Stop all queries, upstream ones first, so that later ones can still read their last output."""
         with ExitStack() as each:
             for run in reversed(self._runs.values()):
-                # One that cannot be stopped keeps none of the others running.
+                # A query that cannot be stopped must not keep the others running.
                 each.callback(stop_between_batches, run.query, self._spark)
 
     # ---------------------------------------------------------------------------------- the caller
 
     @property
     def queries(self) -> dict[str, StreamingQuery]:
-        """Spark's queries that were started, by name; the last one to come makes the results."""
+        """Spark's started queries by name; the last one makes the results."""
         with self._lock:
             return {name: run.query for name, run in self._runs.items()}
 
     @property
     def state(self) -> GraphState:
-        """In which state it is."""
+        """The graph's state."""
         return self._state
 
     @property
@@ -317,14 +317,14 @@ class RunningGraph:
         return None if self._recovery is None else self._recovery.report
 
     def status(self) -> dict[str, Any]:
-        """Return the graph's state, and of each query whether it runs and what it does.
+        """Return the graph's state, and the activity of each query.
 
         Returns
         -------
         dict
             ``graph``, ``state``, ``recovering``, and ``queries``: by name ``active``, ``message``,
-            ``micro_batch``, the newest one or None, and ``writes``: ``"through Spark"``, or ``"directly"``
-            where the operator writes its results into a p-stream.
+            ``micro_batch`` (the newest one or None), and ``writes``: ``"through Spark"``, or ``"directly"``
+            if the operator writes its results into a p-stream.
 
         Raises
         ------
@@ -360,7 +360,7 @@ class RunningGraph:
             return metrics(self)
 
     def progress(self) -> GraphProgress:
-        """Return what the graph did, and how far its p-streams are.
+        """Return the counts of the queries, and the progress of the p-streams.
 
         Raises
         ------
@@ -378,20 +378,20 @@ class RunningGraph:
         return GraphProgress(queries, facts.streams, facts.markers, self.recovery)
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait until the graph has ended, or so many seconds; say whether it has.
+        """Wait until the graph has ended or a time-out; say whether it has ended.
 
         Raises
         ------
         PenstockError
-            If a query failed: the text names it and tells the cause. The class is that of the cause where
-            that is one of Penstock's own errors.
+            If a query failed. The text names the query and the cause; the class is the cause's if that is a
+            Penstock error.
         """
         ended = self._ended.wait(timeout)
         self._raise()
         return ended
 
     def process_all_available(self) -> None:
-        """Wait until all that is in the sources now is processed and committed. For tests.
+        """Wait until the current content of the sources is processed and committed. For tests.
 
         Raises
         ------
@@ -413,7 +413,7 @@ class RunningGraph:
         self._raise()
 
     def stop(self) -> None:
-        """Stop all queries between two micro-batches, those of the results last; idempotent.
+        """Stop all queries between two micro-batches, the results query last; idempotent.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Checks of the DataFrames that a graph is started with."""
+"""Check the DataFrames passed to a graph's start."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["check_frame", "check_one_row_each"]
 
 
 def check_frame(df: DataFrame, wanted: StructType, name: str, *, streaming: bool) -> DataFrame:
-    """Return those columns of a DataFrame that are wanted.
+    """Check a DataFrame, and select the wanted columns.
 
     Raises
     ------
     InvalidUsageError
-        If one is missing or of another type, or the DataFrame is streaming and should not be, or the reverse.
+        If a column is missing or of another type, or the DataFrame is wrongly streaming or not streaming.
     """
     if df.isStreaming != streaming:
         raise InvalidUsageError(
@@ -39,9 +39,9 @@ def check_frame(df: DataFrame, wanted: StructType, name: str, *, streaming: bool
 
 
 def check_one_row_each(table: DataFrame, node: StreamTableJoin) -> None:
-    """Refuse a table that would make several tuples of one update (UpStream §3.2)."""
+    """Refuse a table that would turn one update into several tuples (UpStream §3.2)."""
     keys = [quoted(name) for name in node.on]
-    # A null is nobody's key.
+    # A null matches no key.
     table = table.where(" AND ".join(f"{name} IS NOT NULL" for name in keys))
     if table.groupBy(*keys).count().where("count > 1").limit(1).count():
         raise InvalidUsageError(

@@ -1,8 +1,8 @@
-"""Lookups in static tables: Spark's join, and which tables go to the readers, instead of rows to the tables.
+"""Lookups in static tables: by Spark's join, or in the readers for small tables.
 
-Spark joins rows with a table in the JVM. Where only fragments of windows leave a reader, each would cross to
-the JVM and back to be looked up, which takes more than all else that is done for them. A small table goes to
-the readers instead.
+Spark joins rows with a table in the JVM. If a reader emits only fragments of windows, each would cross to the
+JVM and back for the look-up, which costs more than all other work on them. A small table is sent to the
+readers instead.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _LOGGER = logging.getLogger(__name__)
 
 MOST_ROWS = 1 << 16
 MOST_BYTES = 1 << 20
-"""Of a table's keys and groups: they go to the workers with each micro-batch."""
+"""The size limit of a table's keys and groups, which go to the workers with each micro-batch."""
 
 _IN_PROGRAM = {"LocalRelation", "OneRowRelation", "Range"}
 _ANEW = ("CURRENT_LIKE", "PLAN_EXPRESSION", "PYTHON_UDF", "SCALA_UDF")
-"""Expressions that may be others in the next micro-batch: of its time, of other tables, and of programs."""
+"""Expressions that may change between micro-batches: of time, of other tables, and of user programs."""
 
 
 def joined(rows: DataFrame, table: DataFrame, on: Sequence[str]) -> DataFrame:
@@ -41,32 +41,32 @@ def joined(rows: DataFrame, table: DataFrame, on: Sequence[str]) -> DataFrame:
     Parameters
     ----------
     rows, table : DataFrame
-        Of columns of any name; they share those in `on`, and no others.
+        DataFrames that share exactly the columns in `on`.
     on : sequence of str
-        By what rows are looked up.
+        The look-up columns.
     """
     others = [quoted(name) for name in table.columns if name not in on]
     keys = {quoted(name): f"{RESERVED_PREFIX}key_{number}" for number, name in enumerate(on)}
-    # Spark takes a name to join by as an expression, in which not each name can be.
+    # Spark parses the name of a join column as an expression, which not every name can be.
     renamed = table.select(*(sf.col(name).alias(key) for name, key in keys.items()), *others)
     same = [sf.col(name) == sf.col(key) for name, key in keys.items()]
     return rows.join(renamed, same).select(*map(quoted, rows.columns), *others)
 
 
 def lookup_in(table: DataFrame, node: StreamTableJoin, group_by: tuple[str, ...]) -> str | None:
-    """Return the text of a `Lookup` for readers of fragments; None where Spark is to join these.
+    """Return the text of a `Lookup` for readers of fragments; None if Spark must join.
 
-    That is so where the table is large, has several rows for one fragment, is looked up by columns that Spark
-    compares in a way of its own, or may be another one in the next micro-batch.
+    Spark must join if the table is large, has several rows for one fragment, has key columns that Spark
+    compares differently, or may change between micro-batches.
 
     Parameters
     ----------
     table : DataFrame
-        With the columns that the node says.
+        The table, with the node's columns.
     node : StreamTableJoin
-        What is looked up.
+        The look-up.
     group_by : tuple of str
-        What the windows behind are grouped by.
+        The groups of the windows that follow.
     """
     text, why = _text(table, node, group_by)
     _LOGGER.info("a lookup is made by %s [table=%s]", "the readers" if text else f"Spark: {why}", node.table)
@@ -74,7 +74,7 @@ def lookup_in(table: DataFrame, node: StreamTableJoin, group_by: tuple[str, ...]
 
 
 def _text(table: DataFrame, node: StreamTableJoin, group_by: tuple[str, ...]) -> tuple[str | None, str]:
-    """Return the text of a lookup, or None and why there is none."""
+    """Return the text of a lookup, or None and the reason."""
     schema = as_arrow_of_spark(table.schema)
     stream = pa.schema([node.inputs[0].schema.field(name) for name in node.on])
     for field in as_arrow_of_spark(spark_schema(stream)):
@@ -104,7 +104,7 @@ def _text(table: DataFrame, node: StreamTableJoin, group_by: tuple[str, ...]) ->
 
 
 def _is_small(rows: DataFrame, schema: pa.Schema) -> bool:
-    """Say whether rows are few, and have few bytes, without collecting them."""
+    """Say whether a table has few rows and bytes, without collecting it."""
     texts = [sf.col(quoted(one.name)) for one in schema if is_text(one.type)]
     fixed = sum(max(one.type.bit_width // 8, 1) for one in schema if not is_text(one.type))
     size = sum((sf.coalesce(sf.octet_length(text), sf.lit(0)) for text in texts), sf.lit(fixed))
@@ -113,7 +113,7 @@ def _is_small(rows: DataFrame, schema: pa.Schema) -> bool:
 
 
 def _is_constant(table: DataFrame) -> bool:
-    """Say whether a table is the same each time that Spark reads it: made in a program, or of known files."""
+    """Say whether Spark always reads the same table: from literal rows, or from known files."""
     plan = table._jdf.queryExecution().analyzed()
     jvm: Any = table.sparkSession._jvm
     patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
@@ -127,7 +127,7 @@ def _is_constant_leaf(leaf: Any) -> bool:
     kind = leaf.getClass().getSimpleName()
     if kind != "LogicalRelation":
         return kind in _IN_PROGRAM
-    # Spark finds the files once, when the DataFrame is made; not those of a catalog's table, and no database.
+    # Spark lists files once, when the DataFrame is created, but not for catalog tables or databases.
     relation = leaf.relation()
     if relation.getClass().getSimpleName() != "HadoopFsRelation" or leaf.catalogTable().isDefined():
         return False

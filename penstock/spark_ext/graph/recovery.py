@@ -1,14 +1,14 @@
 """Recovery of a graph over an existing checkpoint, in the paper's four phases (Scabbard §3.2).
 
-1. **Progress recovery**: how far each query has planned and committed, by Spark's logs, from which torn files
-   that a power cut has left are dropped, and what the p-streams' logs hold.
-2. **Upstream requesting**: from which row each query needs its p-streams again; nothing of that may be
-   released.
-3. **Data recovery**: the p-units from there on are there, and so are the files of the state that each query's
-   last commit points to, of every bucket (`penstock.spark_ext.graph.state`): by name and length. What is in
-   them is checked by the tasks that load them.
-4. **Upstream replay**: until the query of the results has committed its first micro-batch; at once where
-   nothing is to be replayed.
+1. **Progress recovery**: drop files torn by a power cut from Spark's logs; read from them each query's
+   planned and committed micro-batches, and from the p-streams' logs their rows.
+2. **Upstream requesting**: find the row from which each query needs its p-streams again; check that these
+   rows are not released.
+3. **Data recovery**: check by name and length that the p-units from there on exist, and so do the state files
+   of every bucket at each query's last commit (`penstock.spark_ext.graph.state`). The tasks that load the
+   files check their content.
+4. **Upstream replay**: lasts until the results query has committed its first micro-batch; ends at once if
+   there is nothing to replay.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PHASES = ("progress recovery", "upstream requesting", "data recovery", "upstrea
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """The work of a recovery, the seconds that each phase took, and the operators' state that was found."""
+    """The work of a recovery, the seconds of each phase, and the operators' state that was found."""
 
     checkpoint: int | None
     units_loaded: int
@@ -51,7 +51,7 @@ class RecoveryReport:
 
 @dataclass(frozen=True, slots=True)
 class QueryStreams:
-    """A query, where the p-streams are that it reads, and its state; the last one makes the results."""
+    """A query, the locations of its input p-streams, and its state; the last query makes the results."""
 
     name: str
     reads: tuple[str, ...]
@@ -59,9 +59,10 @@ class QueryStreams:
 
 
 class GraphRecovery:
-    """One recovery of a graph: the first three phases when it is made, the fourth by `committed`.
+    """One recovery of a graph: the constructor runs the first three phases, `committed` ends the fourth.
 
-    Used on the driver, before the queries start and while they run. A crash in it is followed by another one.
+    Used on the driver, before the queries start and while they run. After a crash in it, the next start
+    recovers again.
 
     Parameters
     ----------
@@ -88,7 +89,7 @@ class GraphRecovery:
     Attributes
     ----------
     report : RecoveryReport or None
-        What was done; None until the replay has ended.
+        The report; None until the replay has ended.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class GraphRecovery:
         self._ended(checkpoint=self._checkpoint)
 
     def _trace(self) -> None:
-        """Record from where the queries go on."""
+        """Trace the rows from which the queries go on."""
         queries = {
             name: {"id": one.id, "planned": one.planned, "committed": one.committed, "rows": dict(one.rows)}
             for name, one in self._progress.items()
@@ -149,7 +150,7 @@ class GraphRecovery:
 
     @property
     def _checkpoint(self) -> int | None:
-        """The newest micro-batch of the results that is committed."""
+        """The newest committed micro-batch of the results query."""
         committed = self._progress[self._queries[-1].name].committed
         return None if committed < 0 else committed
 
@@ -205,7 +206,7 @@ class GraphRecovery:
         return {"buckets": state.buckets, "state_files": state.files, "state_bytes": state.size_bytes}
 
     def committed(self, batch: int) -> None:
-        """Tell that the query of the results has committed a micro-batch, which ends the replay.
+        """Note that the results query has committed a micro-batch, which ends the replay.
 
         Raises
         ------

@@ -54,42 +54,42 @@ def start(
     drain: bool = True,
     max_rows: int | None = None,
 ) -> RunningGraph:
-    """Run a graph: a streaming query for each p-stream that it writes, and one for its results.
+    """Run a graph: one streaming query for each p-stream that it writes, and one for its results.
 
-    Called on the driver. Returns when the queries run; their first micro-batches may be at work still. Over a
-    checkpoint that there is already, it recovers what was done and goes on, exactly once.
+    Called on the driver. Returns when the queries run; their first micro-batches may still be running. With
+    an existing checkpoint, it recovers and goes on, exactly once.
 
     Parameters
     ----------
     graph : Graph
-        What is to run, with a `Graph.sink` at its end.
+        The graph, with a `Graph.sink` at its end.
     spark : SparkSession
-        Where it is to run; Penstock is registered with it.
+        The session; Penstock is registered with it.
     checkpoint : str or path
         The graph's directory, which need not exist: its plan, its p-streams, state, and Spark's checkpoints.
     sources : mapping of str to DataFrame or path, optional
-        For each of the graph's sources its streaming DataFrame; or, of the kind ``parquet``, where its files
-        are; or, of any other kind, where a p-stream is, which is read as it is. What has its path in the
-        graph need not be named.
+        For each source of the graph its streaming DataFrame; or, for the kind ``parquet``, the path of its
+        files; or, for any other kind, the location of a p-stream to read. A source with a path in the graph
+        may be left out.
     tables : mapping of str to DataFrame, optional
         The static tables of its lookups.
     sink : callable, optional
-        From the DataFrame of the results to its writer, such as
-        ``lambda rows: rows.writeStream.foreachBatch(keep)``; by default what the graph's sink says:
-        Spark's name of a format, and its options.
+        A function from the DataFrame of the results to its writer, such as ``lambda rows:
+        rows.writeStream.foreachBatch(keep)``; by default the graph's sink: Spark's name of a format, and its
+        options.
     statistics : Statistics, optional
-        Of `Graph.measure`, for the plan.
+        The result of `Graph.measure`, for the plan.
     persist : str or mapping, optional
         As for `Graph.plan`.
     retain_interval : str or timedelta, optional
-        Between two retain markers: how often what came is made durable. As often as can be unless given.
+        The time between two retain markers, which make the input durable. By default as short as possible.
     checkpoint_interval : str or timedelta, optional
-        Between two checkpoint markers: how often results are committed. As often as can be unless given.
+        The time between two checkpoint markers, which commit results. By default as short as possible.
     available_now : bool
-        Whether to end when all that is there now is processed; then one query follows the other.
+        Whether to end when the current input is processed; then the queries run one after the other.
     drain : bool
-        With `available_now`, whether queries whose queue or windows have a budget go on until nothing waits
-        in them, or end with their input. What waits then is served by the next start.
+        With `available_now`, whether queries with a budget go on until no key waits, or end with their input.
+        The next start serves keys that still wait.
     max_rows : int, optional
         The most rows that a micro-batch takes of a p-stream.
 
@@ -200,7 +200,7 @@ def _trace(
     writers: Mapping[str, str],
     states: Mapping[str, StatePlace | None],
 ) -> None:
-    """Record which query reads and writes what; see `penstock.checkpointing.trace`."""
+    """Trace the inputs and outputs of each query; see `penstock.checkpointing.trace`."""
     queries = {
         query: {
             "reads": [[one.location, one.reader] for one in some],
@@ -216,7 +216,7 @@ def _trace(
 def _located(
     graph: Graph, sources: Mapping[str, DataFrame | str | os.PathLike[str]]
 ) -> tuple[Graph, dict[str, str]]:
-    """Return the graph in which sources that are p-streams are of that kind, and where these are."""
+    """Return the graph with the kind of p-stream sources set, and their locations."""
     known = {node.name: node for node in topological(graph.root) if isinstance(node, Source)}
     unknown = sorted(sources.keys() - known.keys())
     if unknown:
@@ -254,7 +254,7 @@ def _frames(sources: Mapping[str, Any]) -> set[str]:
 
 
 def _wanted(node: Source, location: str) -> pa.Schema:
-    """Return those columns of a p-stream that a source has."""
+    """Return the columns of a p-stream that a source uses."""
     stored = PStream(location).schema
     return pa.schema([one for one in stored if one.name in node.columns.names], stored.metadata)
 
@@ -276,7 +276,7 @@ def _check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: Gra
 
 
 def _check_readers_are_free(readings: Mapping[str, Sequence[Reading]], writers: Mapping[str, str]) -> None:
-    """Refuse to read under a name that another checkpoint may have: its rows would be released."""
+    """Refuse a reader's name that another checkpoint may use, because its rows would be released."""
     for one in chain.from_iterable(readings.values()):
         if one.location not in writers and one.reader in PStream(one.location).log.readers:
             raise InvalidUsageError(
@@ -289,7 +289,7 @@ def _check_readers_are_free(readings: Mapping[str, Sequence[Reading]], writers: 
 
 
 def _places(results: Node) -> dict[str, str]:
-    """Return the names of directories of the p-streams that are written, by their names."""
+    """Return the directory name of each p-stream that is written."""
     made: dict[str, str] = {}
     for node in topological(results):
         if isinstance(node, Materialize):
@@ -300,7 +300,7 @@ def _places(results: Node) -> dict[str, str]:
 
 
 def _safe(name: str) -> str:
-    """Return a name that a directory and a reader can have."""
+    """Return a name that is valid for a directory and a reader."""
     safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:80]
     return safe if safe[0] not in ".-" else f"_{safe}"
 
@@ -341,7 +341,7 @@ def _options(root: Sink) -> dict[str, str]:
 
 
 def _written(made: Written, options: Mapping[str, str]) -> DataStreamWriter:
-    """Return what writes into a p-stream."""
+    """Return the writer into a p-stream."""
     writer = made.rows.writeStream.format("pstream").options(**options)
     return writer.option("descriptors", "true") if made.direct else writer
 

@@ -1,10 +1,10 @@
-"""The search of a recovery for the state of a graph's queries, before any task starts.
+"""Find the state of a graph's queries during recovery, before any task starts.
 
-Steps, for each query: 1. what describes its operator is read, 2. the pointers that its last committed
-micro-batch left are read from Spark's state, 3. the files that a load of each of them reads are looked for,
-by name and length. What is wrong is said as the task that loads the bucket would say it. What is not
-committed, garbage, and buckets that were never written are not looked at; nor is a record of the clock, for
-only a task knows whether its operator still follows the clock.
+Steps, for each query: 1. read the description of its operator, 2. read the pointers of its last committed
+micro-batch from Spark's state, 3. check by name and length the files that a load of each pointer reads.
+Errors are the same as those of a task that loads the bucket. Uncommitted files, garbage, and buckets never
+written are not checked. Neither are clock records, since only a task knows whether its operator still follows
+the clock.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ __all__ = ["FoundState", "HeldBySpark", "StatePlace", "find_state"]
 _LOGGER = logging.getLogger(__name__)
 
 _AT_ONCE = 16
-"""Directories that are looked at at once: on remote stores a look is mostly waiting."""
+"""The number of directories to check in parallel: on remote stores most of the time is waiting."""
 
 HeldBySpark = Callable[[str], Held]
-"""Returns the pointers in a query's checkpoint as Spark reads them, which takes tasks of it, and seconds."""
+"""Reads the pointers in a query's checkpoint by Spark, which takes tasks and seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,14 @@ class StatePlace:
 
 @dataclass(frozen=True, slots=True)
 class FoundState:
-    """State that is there.
+    """Counts of the state that was found.
 
     Attributes
     ----------
     buckets : int
-        How many buckets have any.
+        The number of buckets with state.
     files, size_bytes : int
-        What loads of all of them read.
+        The files and bytes that loads of all buckets read.
     """
 
     buckets: int = 0
@@ -71,7 +71,7 @@ def find_state(
     place: StatePlace,
     held_by_spark: HeldBySpark | None = None,
 ) -> FoundState:
-    """Return what there is of the state that a query goes on from; see the module.
+    """Find the state from which a query goes on; see the module.
 
     Called on the driver, before the query starts.
 
@@ -82,19 +82,18 @@ def find_state(
     query : str
         The query's name.
     progress : QueryProgress
-        How far it is.
+        The query's progress.
     place : StatePlace
-        Where its operator's state is.
+        The place of its operator's state.
     held_by_spark : callable, optional
-        Asked where Spark's state is written in a way that only Spark reads. Without it the tasks find what is
-        wrong then.
+        Called if only Spark can read the format of its state. Without it the tasks find any damage.
 
     Raises
     ------
     CorruptDataError
-        If a file is missing, cut, or one that is read is damaged.
+        If a file is missing or cut, or a file that is read is damaged.
     InvalidUsageError
-        If the state is not that of an operator with buckets.
+        If the state is not an operator's with buckets.
     UnavailableError
         If the file system refuses.
     """
@@ -124,7 +123,7 @@ def find_state(
 
 
 def _check_shared(home: Files) -> None:
-    """Refuse damage of what all buckets of an operator share."""
+    """Refuse damage to the shared files of an operator's buckets."""
     try:
         operators = find_operators(home)
     except InvalidUsageError:
@@ -145,13 +144,13 @@ def _asked(checkpoint: str, held_by_spark: HeldBySpark | None) -> Held:
 
 
 def _of(held: Held, files: Files, buckets: int) -> dict[int, Pointer]:
-    """Return the pointers that are of our operator, by bucket; none where that is not certain."""
+    """Return the pointers of our operator by bucket; none if that is uncertain."""
     found = of_operator(held, files, buckets)
     if found is not None:
         return found
     labels = {label: bucket for bucket, label in enumerate(bucket_labels(buckets))}
     if len(held) == 1:
-        # A query has one operator of ours, so these are its, though all of their files are gone.
+        # A query has one operator of ours, so these pointers are its own, though all their files are gone.
         (pointers,) = held.values()
         return {labels[label]: pointer for label, pointer in pointers.items() if label in labels}
     return {}

@@ -15,7 +15,7 @@ __all__ = ["apply_step", "apply_steps", "select_item", "split_steps", "step_text
 
 
 def split_steps(node: Node) -> tuple[Node, list[Where | Select]]:
-    """Return what is before selections and projections, and these in order."""
+    """Return the node before selections and projections, and these in order."""
     steps: list[Where | Select] = []
     while isinstance(node, Where | Select | Sink):
         if not isinstance(node, Sink):
@@ -25,7 +25,7 @@ def split_steps(node: Node) -> tuple[Node, list[Where | Select]]:
 
 
 def apply_steps(steps: Sequence[Where | Select], rows: DataFrame) -> tuple[DataFrame, list[StructType]]:
-    """Return rows after steps, and their columns before and after each projection."""
+    """Apply steps to rows; return the result, and the columns before and after each projection."""
     seen = [rows.schema]
     for step in steps:
         rows = apply_step(step, rows)
@@ -35,7 +35,7 @@ def apply_steps(steps: Sequence[Where | Select], rows: DataFrame) -> tuple[DataF
 
 
 def apply_step(node: Where | Select, rows: DataFrame) -> DataFrame:
-    """Return rows after a step, as Spark makes them."""
+    """Apply a step to rows by Spark."""
     if isinstance(node, Where):
         return rows.where(node.predicate.text)
     return rows.selectExpr(*(select_item(name, one) for name, one in node.columns))

@@ -1,10 +1,10 @@
 """The join of windows that end together, in a running graph.
 
-Spark reads the sides' sources at its own pace for each, so one side may be ahead of the other. Both sides'
-fragments go to one operator, which closes windows of both by the watermark of the side that is behind
-(`SeveralPanes`). So the windows of one end come in one micro-batch, and what follows needs no state.
+Spark reads each side's sources at its own pace, so one side may be ahead of the other. Both sides' fragments
+go to one operator, which closes windows of both by the watermark of the slower side (`SeveralPanes`). So all
+windows with the same end close in one micro-batch, and later steps need no state.
 
-On their way behind the operator, rows of a side are a struct in the column of that side::
+Behind the operator, rows of a side are a struct in that side's column::
 
     side        int                     which side a row is of
     end         long                    where its window ends, in microseconds
@@ -66,9 +66,9 @@ class Side:
     Parameters
     ----------
     windows : Windowed
-        Its windows, before they are made.
+        The plan of its windows.
     steps : tuple of Where, Select or Aggregate
-        What follows these before the join; aggregates are of windows.
+        The steps before the join; aggregates are of windows.
     """
 
     windows: Windowed
@@ -82,13 +82,13 @@ class SidesOperator:
     Parameters
     ----------
     layouts : tuple of WindowLayout
-        What the windows of each side are made of.
+        The layout of each side's windows.
     delays : tuple of int
-        How many panes the watermark of each side is behind its newest one.
+        The delay of each side's watermark behind its newest pane, in panes.
     output : pyarrow.Schema
-        Of what is emitted: the side's number, and a struct for each side.
+        The schema of the output: the side's number, and a struct for each side.
     settings : dict
-        What must not change while a checkpoint lives, as JSON values.
+        The fixed settings of a checkpoint, as JSON values.
     """
 
     layouts: tuple[WindowLayout, ...]
@@ -97,7 +97,7 @@ class SidesOperator:
     settings: dict[str, Any]
 
     def specification(self) -> dict[str, Any]:
-        """Return what must not change; see `Operator.specification`."""
+        """Return the fixed settings; see `Operator.specification`."""
         return self.settings
 
     @property
@@ -112,7 +112,7 @@ class SidesOperator:
     def run(
         self, state: SeveralPanes, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
-        """Let entries in and close windows; see `Operator.run`."""
+        """Add entries and close windows; see `Operator.run`."""
         started = clock()
         numbers = range(len(self.layouts))
         gathered = ParcelInputs(len(self.layouts)).add(parcels)
@@ -153,9 +153,9 @@ def joined_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> 
     Parameters
     ----------
     node : WindowJoin
-        What is joined.
+        The join.
     sides : sequence of Side
-        Its sides; they may have the same windows, which are then made once.
+        The sides; if both have the same windows, these are computed once.
     place : Stateful
         The place of the operator that makes the windows of both.
     """
@@ -197,7 +197,7 @@ def joined_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> 
 
 
 def _shared(windows: DataFrame) -> DataFrame:
-    """Return windows that both sides have, in the struct of each."""
+    """Return windows shared by both sides, in the struct of each."""
     columns = sf.struct(*(sf.col(quoted(name)) for name in windows.columns))
     twice = windows.select(
         sf.explode(sf.array(*(sf.lit(number) for number in range(len(_STRUCTS))))).alias(_ROW_SIDE),
@@ -239,20 +239,20 @@ def _opened(rows: DataFrame, side: int) -> DataFrame:
 
 
 def _with(rows: DataFrame, side: int, columns: Sequence[Column]) -> DataFrame:
-    """Return rows in which one side has other columns."""
+    """Return rows with other columns for one side."""
     made = sf.when(sf.col(_ROW_SIDE) == side, sf.struct(*columns)).alias(_STRUCTS[side])
     names = [made if name == _STRUCTS[side] else sf.col(name) for name in rows.columns]
     return _opened(rows, side).select(*names)
 
 
 def _where(rows: DataFrame, side: int, step: Where) -> DataFrame:
-    """Return rows without those rows of a side for which a condition is not true."""
+    """Filter the rows of one side by a condition."""
     kept = (sf.col(_ROW_SIDE) != side) | sf.expr(step.predicate.text)
     return _opened(rows, side).where(kept).select(*rows.columns)
 
 
 def _folded(rows: DataFrame, side: int, step: Aggregate) -> DataFrame:
-    """Return rows in which one side is aggregated by window; a window's rows are in one partition."""
+    """Aggregate the rows of one side by window; a window's rows are in one partition."""
     by_window = ByWindow.of(step, wraps=wraps_around(rows.sparkSession))
     rows = _with(rows, side, by_window.values)
     values = as_arrow_of_spark(StructType(_fields(rows, _STRUCTS[side])))
@@ -271,7 +271,7 @@ def _fields(rows: DataFrame, name: str) -> list[StructField]:
 
 @dataclass(frozen=True)
 class _Fold:
-    """Folds the rows of a side in a partition and hands on the others, for ``mapInArrow``."""
+    """Folds the rows of one side in a partition and passes on the others, for ``mapInArrow``."""
 
     side: int
     rows: pa.Schema
@@ -309,7 +309,7 @@ class _Fold:
 
 @dataclass(frozen=True)
 class _Match:
-    """Joins the rows of a partition, for ``mapInArrow``; it holds what closed in a micro-batch there."""
+    """Joins the rows of a partition, for ``mapInArrow``; buffers the windows that closed in a micro-batch."""
 
     rows: pa.Schema
     kept: tuple[tuple[str, ...], ...]
@@ -317,7 +317,7 @@ class _Match:
     output: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return what matches."""
+        """Return the matches."""
         whole = pa.Table.from_batches([cast_to_schema(batch, self.rows) for batch in batches], self.rows)
         sides = [self._side(whole, number) for number in range(len(_STRUCTS))]
         if not all(side.num_rows for side in sides):

@@ -54,14 +54,14 @@ START_COLUMN = f"{RESERVED_PREFIX}start"
 
 
 def assembled(node: Assemble, parcels: DataFrame) -> Windowed:
-    """Return windows of fragments, before they are made.
+    """Return the plan of windows of fragments.
 
     Parameters
     ----------
     node : Assemble
-        Which windows.
+        The windows.
     parcels : DataFrame
-        Of the fragments, looked up where there is a lookup between.
+        The parcels of the fragments, after a look-up if there is one.
     """
     fused = _fused(node)
     fragments, schema = _fragments(node)
@@ -87,11 +87,11 @@ def packed(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:
     Parameters
     ----------
     node : Assemble
-        Of which windows.
+        The windows.
     rows : DataFrame
         The fragments.
     buckets : int
-        Into how many parts the groups are divided.
+        The number of buckets for the groups.
     """
     fragments, schema = _fragments(node)
     packer = _FragmentPacker(schema, EntryPacker.of(fragments, schema, buckets))
@@ -99,7 +99,7 @@ def packed(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:
 
 
 def _fragments(node: Assemble) -> tuple[Fragments, pa.Schema]:
-    """Return what windows are assembled of, and its columns; in Spark's types behind a lookup."""
+    """Return the fragments of windows, and their columns, in Spark's types after a lookup."""
     fused, above = _fused(node), node.inputs[0]
     fragments = fused.scan.fragments
     if fragments is None:
@@ -108,7 +108,7 @@ def _fragments(node: Assemble) -> tuple[Fragments, pa.Schema]:
         return fragments, scan_schema(fused.scan, fused.inputs[0].schema)
     groups = node.aggregate.group_by
     names = (PANE, *groups, *(one.name for one in fragments.partials))
-    # A null is a group of its own, also where the table's column was said to have none.
+    # Nulls form a separate group, even if the table's column is declared without nulls.
     fields = [above.schema.field(name).with_nullable(True) for name in names]
     schema = as_arrow_of_spark(spark_schema(pa.schema(fields)))
     return behind_lookup(fragments, schema, groups), schema
@@ -133,7 +133,7 @@ def _widened(schema: pa.Schema, partials: Sequence[Partial]) -> pa.Schema:
 
 @dataclass(frozen=True)
 class _FragmentPacker:
-    """Makes parcels of fragments that crossed to the JVM, for ``mapInArrow``."""
+    """Makes parcels of fragments from the JVM, for ``mapInArrow``."""
 
     schema: pa.Schema
     packer: EntryPacker
@@ -144,7 +144,7 @@ class _FragmentPacker:
 
 
 def of_rows(node: Aggregate, rows: DataFrame, buckets: int) -> Windowed:
-    """Return windows of rows, where no reader makes fragments, before they are made."""
+    """Return the plan of windows of rows, if no reader makes fragments."""
     window = node.inputs[0]
     if not isinstance(window, Window):
         raise InternalError("rows are put into windows")
@@ -159,7 +159,7 @@ def of_rows(node: Aggregate, rows: DataFrame, buckets: int) -> Windowed:
         buckets=buckets,
     )
     plan = made.plan.served(window.options)
-    # A time without zone is one of UTC, as in a reader's fragments.
+    # A time without zone is in UTC, as in a reader's fragments.
     output = [
         theirs if isinstance(ours.dataType, NullType) else ours
         for ours, theirs in zip(spark_schema(node.schema), plan.output, strict=True)
@@ -171,8 +171,8 @@ def of_rows(node: Aggregate, rows: DataFrame, buckets: int) -> Windowed:
 def of_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
     """Return aggregates of windows, without state.
 
-    All groups of a window close in the same micro-batch, because all buckets know the same watermark. So what
-    is aggregated by window is complete in it.
+    All groups of a window close in the same micro-batch, because all buckets know the same watermark. So an
+    aggregate by window is complete in it.
     """
     by_window = ByWindow.of(node, wraps=wraps_around(windows.sparkSession))
     rows = windows.select(*by_window.values)
@@ -186,20 +186,20 @@ def of_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
 def window_accumulator(
     node: Aggregate, windows: WindowPlan, rows: DataFrame, steps: Sequence[Step], seen: Sequence[StructType]
 ) -> WindowAccumulator | None:
-    """Return what folds windows in the buckets that make them; None where only Spark can.
+    """Return the accumulator that folds windows in the buckets that make them; None if only Spark can.
 
     Parameters
     ----------
     node : Aggregate
-        By window, after the steps.
+        The aggregate by window, after the steps.
     windows : WindowPlan
         The windows.
     rows : DataFrame
-        These after the steps, as Spark makes them.
+        The windows after the steps, as Spark makes them.
     steps : sequence of Step
-        What is between.
+        The steps between.
     seen : sequence of StructType
-        Of the windows, and after each projection.
+        The schemas of the windows, and after each projection.
     """
     by_window = ByWindow.of(node, wraps=wraps_around(rows.sparkSession))
     if not {one.kind for one in by_window.fragments.partials} <= FOLDED:
@@ -227,16 +227,16 @@ def of_folded(node: Aggregate, folded: DataFrame, fold: WindowAccumulator) -> Da
 
 @dataclass(frozen=True)
 class ByWindow:
-    """An aggregate of windows, in three steps: values, which are folded in Python, and what comes of that.
+    """An aggregate of windows, in three steps: compute values, fold them in Python, compute results.
 
     Parameters
     ----------
     projection : mapping of str to str
         Groups, and the values of partials: Spark SQL over windows with their aggregates.
     fragments : Fragments
-        How these are folded, with `START_COLUMN` and the windows' length; windows are of a pane each.
+        The folding of values, with `START_COLUMN` and the windows' length; each window has one pane.
     assembly : Assembly
-        How aggregates are computed of the partials.
+        The computation of aggregates from partials.
     """
 
     projection: Mapping[str, str]
@@ -266,11 +266,11 @@ class ByWindow:
         return [start.alias(START_COLUMN), size.alias(_SIZE), *self.read]
 
     def folded(self, schema: pa.Schema) -> StructType:
-        """Return the columns of what is folded of values of a schema."""
+        """Return the columns of the folded values of a schema."""
         return spark_schema(self.finished(row_fragmenter(schema, self.fragments).finish()).schema)
 
     def finished(self, folded: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what was folded as Spark sees it.
+        """Return folded values in Spark's types.
 
         Raises
         ------
@@ -282,7 +282,7 @@ class ByWindow:
         return self.assembly.finish(made, [name for name in made.schema.names if name in kept])
 
     def computed(self, node: Aggregate) -> list[Column]:
-        """Return groups, window and aggregates as Spark computes them of what was folded."""
+        """Return groups, window and aggregates, computed by Spark from folded values."""
         end = sf.col(PANE) + sf.col(_SIZE)
         window = sf.struct(sf.timestamp_micros(PANE).alias("start"), sf.timestamp_micros(end).alias("end"))
         columns = {name: sf.col(quoted(name)) for name in self.fragments.group_by} | {WINDOW: window}
@@ -312,7 +312,7 @@ class _Fold:
 
 @dataclass(frozen=True)
 class _Merge:
-    """Adds up what several buckets have folded of a window, for ``mapInArrow``."""
+    """Merges the folded values of a window from several buckets, for ``mapInArrow``."""
 
     fold: WindowAccumulator
     by_window: ByWindow

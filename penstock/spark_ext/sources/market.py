@@ -167,7 +167,7 @@ class MarketDataSource(DataSource):
     symbols : 3000
         Number of symbols.
     skew : 4305
-        Updates of the most active symbol for one of the least active.
+        The ratio of updates of the most and the least active symbol.
     seed : 0
         Another seed gives other trades.
     numPartitions : 2
@@ -176,18 +176,18 @@ class MarketDataSource(DataSource):
         Event time of row 0 in microseconds since the epoch. Streams: the moment of the query's first start,
         unless given. Batches: 2006-01-03 14:30 UTC, unless given.
     maxRowsPerTrigger
-        At most so many rows in a micro-batch. Unlimited unless given.
+        The most rows of a micro-batch. Unlimited by default.
     rows
-        The stream ends after so many rows. A batch read needs it.
+        The number of rows after which the stream ends. Required for a batch read.
     realTime : true
-        A stream's row is there once its event time has come. With ``false`` all rows are there from the
-        start, and `rows` or `maxRowsPerTrigger` must bound a micro-batch.
+        Whether a stream's row is available only from its event time on. With ``false`` all rows are available
+        at once, and `rows` or `maxRowsPerTrigger` must bound a micro-batch.
 
     Notes
     -----
-    The start time and all that decides the rows is part of every offset, so a query that is restarted from
-    its checkpoint goes on where it was, and a batch that runs again gets the very same rows. A restart
-    with other values of these options is refused.
+    Every offset holds the start time and all options that determine the rows. So a restart from the
+    checkpoint resumes exactly, and a batch that runs again gets the same rows. A restart with other values of
+    these options is refused.
 
     ``Trigger.AvailableNow`` reads up to `rows`, whatever the clock says, when that option is given; without
     it, the rows whose event time has come.
@@ -282,7 +282,7 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         return rows if self._options.rows is None else min(rows, self._options.rows)
 
     def _available(self, start: dict[str, Any]) -> int | None:
-        """Return the row before which all rows are there; None when there is no such row."""
+        """Return the end of the available rows; None if there is no limit."""
         options = self._options
         if not self._available_now:
             return self._rows_until_now(start["startTime"]) if options.real_time else options.rows

@@ -22,7 +22,7 @@ _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 
 
 def _known(options: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
-    """Return the options that are not Spark's, named in lower case."""
+    """Return the options other than Spark's own, with names in lower case."""
     given = {name.lower(): text for name, text in options.items()}
     unknown = sorted(given.keys() - {name.lower() for name in names} - _OF_SPARK)
     if unknown:
@@ -108,15 +108,15 @@ class ReadOptions:
     columns : tuple of str or None
         What is read; None for all.
     max_rows, max_bytes : int or None
-        The most of a micro-batch.
+        The limits of a micro-batch.
     partitions : int or None
-        Into how many tasks a batch is divided at the most.
+        The most tasks of a batch.
     scan : Scan or None
-        What the readers do; then `columns` is None.
+        The work of the readers; then `columns` is None.
     buckets : int or None
-        For how many buckets of an operator behind the readers make parcels of a scan's fragments.
+        The number of buckets for parcels of a scan's fragments.
     lookup : str or None
-        The text of a `Lookup`, in which the fragments are looked up before.
+        The text of a `Lookup` for the fragments, before they become parcels.
     """
 
     path: str
@@ -193,19 +193,19 @@ class WriteOptions:
     path : str
         Where it is.
     writer : str or None
-        Who writes.
+        The writer's name.
     batch : int or None
-        The writer's number of what a batch job writes.
+        The writer's number of a batch job's rows.
     goal : str
-        What the compression minimises; see `penstock.compression.choice.goals.goal_of`.
+        The goal of the compression; see `penstock.compression.choice.goals.goal_of`.
     unit_rows : int
         The most rows of a p-unit.
     descriptors : bool
-        Whether what comes are descriptors of rows that an operator has written.
+        Whether the input is descriptors of rows that an operator has written.
     direct_io : bool or None
-        Whether in a p-stream that is made rows bypass the page cache when they are written and read.
+        Whether rows of a new p-stream bypass the page cache on write and read.
     checkpoint : str or None
-        The query's checkpoint, where Spark says it.
+        The query's checkpoint, if Spark passes it.
     """
 
     path: str

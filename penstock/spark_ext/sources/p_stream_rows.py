@@ -1,9 +1,9 @@
-"""Rows of a p-stream that tasks make durable, and the descriptors that tell other tasks where they are.
+"""Write a p-stream's rows in tasks, and describe the segments to other tasks.
 
-A p-stream's sink writes the rows that reach it. Where an operator writes its results itself, only descriptors
-reach the sink: the segments' names, and what their p-units are. Both write through `SegmentRows`, so that
-segments are the same, named by writer and batch, and what attempts leave that Spark did not choose is found
-in the same way.
+A p-stream's sink writes the rows that reach it. If an operator writes its results itself, only descriptors
+reach the sink: the segments' names and p-units. Both write through `SegmentRows`, so the segments have the
+same form, named by writer and batch, and files of attempts that Spark did not choose are found in the same
+way.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ DESCRIPTORS = StructType(
         StructField("units", ArrayType(_UNIT, containsNull=False), nullable=False),
     ]
 )
-"""Spark's schema of what crosses where an operator writes: a row for each segment, in their order."""
+"""Spark's schema of descriptors: a row for each segment, in order."""
 
 
 def opened(options: WriteOptions, schema: StructType, *, overwrite: bool = False) -> PStream:
-    """Return the p-stream at a path, which is created where there is none.
+    """Return the p-stream at a path; create it if it does not exist.
 
     Raises
     ------
     InvalidUsageError
-        If rows are to be replaced, or rows of this schema do not fit the p-stream.
+        If Spark asks to replace rows, or rows of this schema do not fit the p-stream.
     """
     if overwrite:
         raise InvalidUsageError(
@@ -59,14 +59,14 @@ def opened(options: WriteOptions, schema: StructType, *, overwrite: bool = False
     try:
         stream = PStream(options.path, stored, direct_io=options.direct_io)
     except InvalidUsageError:
-        # A p-stream of other Arrow types may have the same types for Spark.
+        # Different Arrow types may map to the same Spark types.
         stream = PStream(options.path, direct_io=options.direct_io)
     check_same(schema, spark_schema(stream.schema), stream.files.location)
     return stream
 
 
 class SegmentRows:
-    """Writes a task's rows. Made on the driver, used by one task after the other in workers."""
+    """Writes a task's rows. Made on the driver, used in workers by one task at a time."""
 
     def __init__(self, options: WriteOptions, stream: PStream) -> None:
         self._goal = options.goal
@@ -78,7 +78,7 @@ class SegmentRows:
     def write(
         self, rows: Iterable[pa.RecordBatch], writer: str, batch: int, partition: int
     ) -> tuple[Segment, ...]:
-        """Return the segments of a task's rows, which are durable then; none where there are no rows."""
+        """Make a task's rows durable; return their segments, none if there are no rows."""
         coder = _coder(self._goal, self._identity)
         segments = SegmentWriter(self._segments, coder, writer, batch, partition, unit_rows=self._unit_rows)
         for some in rows:
@@ -91,9 +91,9 @@ class SegmentRows:
 
 @lru_cache(maxsize=4)
 def _coder(goal: str, identity: str) -> Coder:
-    """Return what codes the rows of one p-stream in this worker, which remembers what suits its columns.
+    """Return this worker's encoder for a p-stream, which remembers the choices for its columns.
 
-    Few groups make tasks of very different length, and while the longest writes, other cores are idle.
+    With few groups, tasks differ much in length, and other cores are idle while the longest task writes.
     """
     return Coder(goal, threads=2)
 
@@ -105,9 +105,9 @@ class OperatorRows:
     Parameters
     ----------
     rows : SegmentRows
-        Where to.
+        Writes the rows.
     writer : str, optional
-        Under whose name; the query's unless given.
+        The writer's name; by default the query's.
     """
 
     rows: SegmentRows
@@ -115,17 +115,17 @@ class OperatorRows:
 
     @classmethod
     def into(cls, options: WriteOptions, schema: StructType, *, chosen: bool) -> OperatorRows:
-        """Return what writes rows of a schema as a sink's options say.
+        """Return the writer of rows of a schema, with a sink's options.
 
         Parameters
         ----------
         options : WriteOptions
-            Of the sink.
+            The sink's options.
         schema : StructType
             Of the rows.
         chosen : bool
-            Whether the goal was chosen by the user. Else it is ``"fast"``: an operator writes where its
-            results outnumber what can cross to Spark.
+            Whether the user chose the goal. Otherwise it is ``"fast"``: an operator writes itself only if it
+            has too many results to pass through Spark.
 
         Raises
         ------
@@ -139,7 +139,7 @@ class OperatorRows:
     def write(
         self, results: Iterable[pa.RecordBatch], query: str, batch: int, bucket: int
     ) -> pa.RecordBatch | None:
-        """Make a bucket's results durable; return descriptors, None where there are no rows."""
+        """Make a bucket's results durable; return descriptors, None if there are no rows."""
         segments = self.rows.write(results, self.writer or query, batch, bucket)
         return described(segments) if segments else None
 
@@ -162,7 +162,7 @@ def segments_in(descriptors: Iterator[pa.RecordBatch], writer: str, batch: int) 
     Raises
     ------
     InternalError
-        If one is not of this writer and batch: garbage collection would not know it.
+        If one belongs to another writer or batch, which would break garbage collection.
     """
     found = tuple(
         Segment(row["segment"], tuple(Unit(u["at"], u["size_bytes"], u["rows"]) for u in row["units"]))

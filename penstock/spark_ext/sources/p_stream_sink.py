@@ -27,12 +27,12 @@ __all__ = ["BatchWriter", "StreamWriter"]
 _LOGGER = logging.getLogger(__name__)
 
 _SWEEP_BATCHES = 64
-"""Micro-batches after which the files of attempts that failed are looked for."""
+"""The number of micro-batches between searches for files of failed attempts."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Written(WriterCommitMessage):
-    """The commit message of one task: `segments` are the rows of `partition`, in their order."""
+    """The commit message of one task: `segments` hold the rows of `partition`, in order."""
 
     writer: str
     query: str
@@ -42,7 +42,7 @@ class _Written(WriterCommitMessage):
 
 
 def _in_order(messages: Sequence[WriterCommitMessage | None]) -> list[_Written]:
-    """Return what tasks wrote, in the order of their partitions."""
+    """Return the tasks' segments in the order of partitions."""
     written = [message for message in messages if isinstance(message, _Written)]
     if len({(message.writer, message.query, message.batch) for message in written}) > 1:
         raise InternalError("the tasks of one batch wrote for several")
@@ -52,23 +52,22 @@ def _in_order(messages: Sequence[WriterCommitMessage | None]) -> list[_Written]:
 class StreamWriter(DataSourceStreamArrowWriter):
     """Appends each micro-batch as one commit.
 
-    Spark makes it on the driver for every micro-batch, and again in the process that commits: it holds
-    nothing between batches.
+    Spark creates it on the driver for every micro-batch, and again in the process that commits, so it keeps
+    no state between batches.
 
-    The writer of the commits is the query, and their number the micro-batch's: one that Spark runs again,
-    because the driver died between the two commits, is in the log already and is dropped. Before a commit all
-    that Spark has written to its checkpoint is made durable, so that after a power cut, too, Spark runs the
-    same rows again under that number. What attempts wrote that Spark did not choose is never seen, and is
-    deleted some batches later.
+    The writer of the commits is the query, and their number the micro-batch's. If the driver dies between
+    this commit and Spark's, Spark runs the micro-batch again; its number is in the log already, so it is
+    dropped. Before a commit, Spark's checkpoint files are synced, so that even after a power cut Spark runs
+    the same rows again under that number. Files of attempts that Spark did not choose are never visible, and
+    are deleted some batches later.
 
-    With the option ``descriptors`` the rows are durable before they come: an operator has written them, and
-    what comes says where they are (`penstock.spark_ext.sources.p_stream_rows`). They are committed all the
-    same.
+    With the option ``descriptors`` an operator has already written the rows, and the input describes their
+    segments (`penstock.spark_ext.sources.p_stream_rows`). They are committed in the same way.
 
     Parameters
     ----------
     options : WriteOptions
-        Where and how.
+        The options of the sink.
     schema : StructType
         The DataFrame's columns.
     overwrite : bool
@@ -91,7 +90,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             self._rows = SegmentRows(options, opened(options, schema, overwrite=overwrite))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Make the rows of a task durable, which nobody sees before the commit; or take descriptors."""
+        """Make a task's rows durable, invisible before the commit; or read their descriptors."""
         task = TaskContext.get()
         query, batch = (
             (task.getLocalProperty("sql.streaming.queryId"), task.getLocalProperty("streaming.sql.batchId"))
@@ -110,7 +109,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return _Written(writer, query, int(batch), partition, segments)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Make a micro-batch visible, unless it is already."""
+        """Make a micro-batch visible, unless it is visible already."""
         written = _in_order(messages)
         if not any(message.segments for message in written):
             return
@@ -140,18 +139,18 @@ class StreamWriter(DataSourceStreamArrowWriter):
             stream.cut_back(writer)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Leave what was written: the batch may run again, and a later sweep finds it."""
+        """Leave the written files: the batch may run again, and a later sweep deletes them."""
 
 
 def _check_same_batch(newest: WriterState, batch: int, plan: int | None, options: WriteOptions) -> None:
-    """Refuse a micro-batch whose number is taken by other rows, which Spark planned before its log went back.
+    """Refuse a micro-batch whose number the log has with other rows, from before Spark's log went back.
 
-    Of what Spark runs again, only the newest micro-batch can be in the log, with the same plan.
+    Spark reruns only the newest micro-batch in the log, with the same plan.
 
     Raises
     ------
     CorruptDataError
-        If it is another.
+        If the plan differs.
     """
     is_known = batch == newest.batch and (plan is None or newest.plan in (None, plan))
     if not is_known:
@@ -190,7 +189,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._rows = SegmentRows(options, opened(options, schema, overwrite=overwrite))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Make the rows of a task durable, which nobody sees before the commit."""
+        """Make a task's rows durable, invisible before the commit."""
         task = TaskContext.get()
         partition = task.partitionId() if task else 0
         segments = self._rows.write(iterator, self._writer, self._batch, partition)
@@ -201,7 +200,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._end(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Commit no rows, so that what was written is garbage from now on."""
+        """Commit no rows, so that the written files become garbage."""
         if self._options.batch is None:
             self._end([])
 

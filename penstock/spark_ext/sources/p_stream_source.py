@@ -38,10 +38,10 @@ from penstock.spark_ext.sources.pushed import Columns, Pushed, bounded
 __all__ = ["PStreamDataSource", "p_stream_source"]
 
 _RELEASE_BATCHES, _RELEASE_BYTES = 16, 16 << 20
-"""Micro-batches, or bytes of what they read, that are released at once: each release syncs all disks."""
+"""The micro-batches, or the bytes of their input, per release, because each release syncs all disks."""
 
 _MOST_BATCHES = 64
-"""Micro-batches after which disks are synced even if it takes long: Spark deletes logs after a hundred."""
+"""The most micro-batches between syncs, however slow they are: Spark deletes logs after a hundred."""
 
 
 class PStreamDataSource(DataSource):
@@ -52,53 +52,54 @@ class PStreamDataSource(DataSource):
     path
         Where the p-stream is.
     reader
-        A name to subscribe under (streams only). What the query has not committed is kept for it,
-        whoever else reads. Without it nothing is kept. One name belongs to one query.
+        A name to subscribe under (streams only). Rows that the query has not committed are kept for it,
+        independently of other readers. Without it no rows are kept. One name belongs to one query.
     start : earliest
-        Where a query with a new checkpoint begins: ``earliest``, ``latest``, an offset, or an ISO 8601
-        time (of UTC where it has no zone), which is the first commit at or after it. A reader that is
-        subscribed already goes on where it was.
+        The begin of a query with a new checkpoint: ``earliest``, ``latest``, an offset, or an ISO 8601 time
+        (by default in UTC), which means the first commit at or after it. An existing subscriber goes on after
+        its last release.
     columns
-        What is read: names with commas between them, or a JSON list. All columns unless given.
+        The columns to read: comma-separated names, or a JSON list. By default all.
     scan
-        What the readers do before a row crosses to the JVM, as JSON of `penstock.operators.scan.spec.Scan`;
-        the planner of a graph sets it, in place of `columns`.
+        The readers' work before a row crosses to the JVM, as JSON of `penstock.operators.scan.spec.Scan`; the
+        planner of a graph sets it, instead of `columns`.
     buckets
-        With a scan's fragments: they cross as parcels for so many buckets of the operator behind.
+        For a scan's fragments: the number of buckets of the next operator, for which they are packed in
+        parcels.
     lookup
-        With buckets: what the fragments are looked up in before, as text; a graph sets it.
+        With buckets: the text of the fragments' `Lookup`; a graph sets it.
     maxRows, maxBytes
-        The most rows of a micro-batch, and the most bytes as they are stored, but at least one p-unit.
+        The most rows and stored bytes of a micro-batch, but at least one p-unit.
     partitions
-        The most tasks of a micro-batch. Spark's default parallelism unless given.
+        The most tasks of a micro-batch. By default Spark's default parallelism.
 
     Options for writing
     -------------------
     path
         Where the p-stream is; it is created where there is none.
     writer
-        The writer's name in the commit log: the query's id, or a new one for each batch job, unless
-        given.
+        The writer's name in the commit log; by default the query's id, or a new one for each batch job.
     batch
-        With `writer`, and for batch jobs only, as in ``foreachBatch``: the writer's number of the rows; what
-        is not larger than its last was written already, and is dropped.
+        With `writer`, and for batch jobs only, as in ``foreachBatch``: the writer's batch number. A number
+        not above its last one was written already, and the rows are dropped.
     goal : balanced
-        What compression minimises: see `penstock.compression.Chooser`.
+        The goal of compression; see `penstock.compression.Chooser`.
     unitRows : 65536
         The most rows of a p-unit.
     directIo
-        Whether in a p-stream that is made rows bypass the page cache when they are written and read; one that
-        exists says of itself.
+        Whether rows of a new p-stream bypass the page cache on write and read; an existing one keeps its
+        setting.
 
     Notes
     -----
-    An offset is the number of rows before it, and the identity of the p-stream, so that a checkpoint is not
-    continued on another one at the same path. Spark tells a source that a micro-batch is done when it has
-    planned the next: that releases its rows, several micro-batches at once, after a sync of the disks.
+    An offset holds the number of rows before it, and the identity of the p-stream, so that a checkpoint
+    cannot continue on another p-stream at the same path. Spark reports a micro-batch as done when it has
+    planned the next one. Then its rows are released, several micro-batches at a time, after a sync of the
+    disks.
     """
 
     parallelism = 1
-    """Tasks of a micro-batch, where the option is not given; see `p_stream_source`."""
+    """The default number of tasks of a micro-batch; see `p_stream_source`."""
 
     @classmethod
     def name(cls) -> str:
@@ -138,7 +139,7 @@ class PStreamDataSource(DataSource):
 def p_stream_source(parallelism: int) -> type[PStreamDataSource]:
     """Return the data source for a session of this default parallelism.
 
-    Spark makes its Python objects in processes that have no session to ask.
+    Spark creates its Python objects in processes without a session.
     """
     return type("PStreamDataSource", (PStreamDataSource,), {"parallelism": parallelism})
 
@@ -156,7 +157,7 @@ def _planned(options: ReadOptions, stream: PStream, schema: StructType) -> Colum
         return Pushed(options.scan, stream.schema, schema, options.buckets, options.lookup)
     scan = Columns.of(stream.schema, options.columns or tuple(schema.names))
     check_same(schema, scan.spark, stream.files.location)
-    # A schema that was given to Spark may say otherwise what can be null.
+    # A schema given to Spark may differ in nullability.
     return replace(scan, spark=schema)
 
 
@@ -194,7 +195,7 @@ class _Plan:
         self._stream: PStream | None = stream
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what the driver knows of the log."""
+        """Leave out the driver's view of the log."""
         return self.__dict__ | {"_stream": None}
 
     @property
@@ -209,7 +210,7 @@ class _Plan:
         return balanced(self.stream.pieces(start, stop), self.partitions) if start < stop else []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return a task's rows, a p-unit at a time, or less where that is large."""
+        """Return a task's rows, at most a p-unit at a time."""
         # Spark makes a partition of its own where a batch has none.
         pieces = partition.pieces if isinstance(partition, _Pieces) else ()
         for rows in self.scan.run(read_blocks(self._segments, pieces, self._schema)):
@@ -217,7 +218,7 @@ class _Plan:
 
 
 class _Reader(DataSourceReader):
-    """Reads the rows that are there once."""
+    """Reads the committed rows once."""
 
     def __init__(self, plan: _Plan) -> None:
         for name in ("reader", "max_rows", "max_bytes"):
@@ -247,7 +248,7 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         self._pending_batches = _RELEASE_BATCHES  # the first one of a start is released
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what only the driver's process does."""
+        """Leave out state that only the driver's process uses."""
         return self.__dict__ | {"_releases": None}
 
     def _offset(self, offset: int) -> dict[str, Any]:
@@ -259,7 +260,7 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         Raises
         ------
         InvalidUsageError
-            If it is of another p-stream.
+            If it belongs to another p-stream.
         """
         stream = self._plan.stream
         if offset.get("identity") != stream.identity:
@@ -283,7 +284,7 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         return self._offset(self._subscribe(self._options.start_in(self._plan.stream)))
 
     def _begin(self, row: int) -> None:
-        """Once a start: see that what comes next is kept, from here on for a reader."""
+        """Once a start: check that the next rows are kept, and subscribe the reader."""
         if not self._is_known:
             stream = self._plan.stream
             stream.offset_of(row)
@@ -347,7 +348,7 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
 
 
 def _end_within(pieces: Sequence[Piece], row: int, max_bytes: int) -> int:
-    """Return the row before which p-units of at most `max_bytes` end, and at least one p-unit."""
+    """Return the end row of p-units with at most `max_bytes` in all, and at least one p-unit."""
     size = 0
     for number, piece in enumerate(pieces):
         size += piece.size_bytes

@@ -1,21 +1,20 @@
-"""Parquet files of which Penstock reads what a scan is made of, and Spark finds them and commits.
+"""Parquet files that Spark lists and commits, and Penstock reads for a scan.
 
-Spark's own reader is quick, but the rows that it makes cross to Python one value at a time. So where only
-fragments of windows, or the newest tuples of keys, are made of a source's rows, no row crosses: Spark's
-stream of files says which files a micro-batch has and divides them into tasks, and each task tells Python
-which rows are its own. Python decodes the columns that the scan needs and runs the scan on them, as a
-p-stream's reader does.
+Spark's own reader is fast, but its rows cross to Python one value at a time. So if a source's rows are
+reduced to fragments of windows, or to the newest tuples of keys, no row crosses. Spark's file stream lists
+the files of a micro-batch and divides them into tasks, and each task tells Python its range of rows. Python
+decodes the columns that the scan needs and runs the scan on them, as a p-stream's reader does.
 
-Rows are told by *ranges* of a fixed length: of range ``k`` of a file the first row is ``k * RANGE``, which
-exactly one task has, however Spark divides a file. That task reads the whole range::
+Tasks are assigned *ranges* of a fixed length. The first row of range ``k`` of a file is ``k * RANGE``, and
+exactly one task has this row, however Spark divides a file. That task reads the whole range::
 
     row groups   |     0     |     1     |     2     |
     tasks        |        A              |     B     |
     ranges       |   0   |   1   |   2   |   3   |  4|
                          A: 0, 1, 2      B: 3, 4
 
-So Spark reads no column, only how many rows there are, and its log of files, its limits by file and its
-exactly-once are as ever.
+So Spark reads no column, only row counts, and its file log, file limits and exactly-once guarantee are
+unchanged.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ RANGE = 1 << 16
 
 _MOST_ROWS = 1 << 20
 _MOST_BYTES = 1 << 27
-"""Rows, and bytes about, that are decoded at once."""
+"""The rows, and approximate bytes, to decode at a time."""
 
 _LENGTH_BYTES = 4
-"""The bytes of the length that is stored beside a text."""
+"""The size of the length stored with each text."""
 
 
 def parquet_files(spark: SparkSession, source: Source) -> DataFrame:
@@ -64,7 +63,7 @@ def parquet_files(spark: SparkSession, source: Source) -> DataFrame:
     InvalidUsageError
         If the source has no path.
     """
-    # Spark adds columns of what directories are named.
+    # Spark adds columns for partition directories.
     return _files(spark, source).select(*map(quoted, source.columns.names))
 
 
@@ -84,18 +83,18 @@ def _files(spark: SparkSession, source: Source) -> DataFrame:
 def read_parquet(
     spark: SparkSession, source: Source, scan: Scan, buckets: int | None, lookup: str | None = None
 ) -> DataFrame:
-    """Return what a scan makes of the rows of a source's files, as a p-stream's reader would.
+    """Return the result of a scan over a source's files, as from a p-stream's reader.
 
     Parameters
     ----------
     source : Source
-        Of the kind ``parquet``.
+        A source of the kind ``parquet``.
     scan : Scan
-        What is done with the rows.
+        The scan.
     buckets : int, optional
-        For how many buckets parcels are made of the scan's fragments.
+        The number of buckets for parcels of the scan's fragments.
     lookup : str, optional
-        The text of a `Lookup`, in which fragments are looked up before.
+        The text of a `Lookup` for the fragments, before they become parcels.
 
     Raises
     ------
@@ -105,7 +104,7 @@ def read_parquet(
     pushed = Pushed.of(source.columns, scan, buckets, lookup)
     skip_size_of_each_row(spark)
     files = _files(spark, source)
-    # Spark only reads the number of each row: a remainder would cost a fifth more.
+    # Spark reads only row numbers; a remainder would cost a fifth more.
     ranges = files.select("_metadata.file_path", "_metadata.row_index").where(f"row_index & {RANGE - 1} = 0")
     return ranges.mapInArrow(_ReadRanges(pushed), pushed.spark)
 
@@ -126,7 +125,7 @@ class _ReadRanges:
 
 
 def ranges_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """Return of each file the rows that a task reads, in order, those that follow each other as one range.
+    """Return the row ranges that a task reads of each file, in order, with adjacent ranges merged.
 
     Parameters
     ----------
@@ -147,21 +146,21 @@ def ranges_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[tup
 
 
 def rows_in(file: str, ranges: Iterable[tuple[int, int]], columns: pa.Schema) -> Iterator[pa.Table]:
-    """Return rows of a Parquet file, up to a million at a time; texts that it keeps once are dictionaries.
+    """Return rows of a Parquet file, up to a million at a time; dictionary-encoded texts stay so.
 
     Parameters
     ----------
     file : str
         Its URI as Spark has it.
     ranges : iterable of pair of int
-        The first row, and that after the last; rows that the file does not have are not missed.
+        The first row, and the end row; rows beyond the file are ignored.
     columns : pyarrow.Schema
-        What is read, with the types that it is to have.
+        The columns to read, with their result types.
 
     Raises
     ------
     InvalidUsageError
-        If the file has not these columns, or a value has no counterpart in their types.
+        If the file lacks a column, or a value has no counterpart in its type.
     CorruptDataError
         If the file is damaged.
     UnavailableError
@@ -175,7 +174,7 @@ def rows_in(file: str, ranges: Iterable[tuple[int, int]], columns: pa.Schema) ->
 
 
 def _opened(file: str, columns: pa.Schema) -> ParquetFile:
-    """Open a file; what it keeps once of a column's texts is read as a dictionary."""
+    """Open a file; dictionary-encoded text columns are read as dictionaries."""
     from pyarrow.parquet import ParquetFile
 
     system, path = _place(file)
@@ -189,7 +188,7 @@ def _opened(file: str, columns: pa.Schema) -> ParquetFile:
             missing=", ".join(missing),
             known=", ".join(plain.schema_arrow.names),
         )
-    # Arrow finds damage of what a file says of itself when it reads; to look at it then ends the process.
+    # Arrow detects damaged metadata only on reading; inspecting it first may crash the process.
     next(plain.iter_batches(1, columns=columns.names, use_threads=False), None)
     texts = [field.name for field in columns if pa.types.is_string(field.type)]
     coded = [name for name in texts if _is_coded(plain, name)]
@@ -199,7 +198,7 @@ def _opened(file: str, columns: pa.Schema) -> ParquetFile:
 
 
 def _is_coded(file: ParquetFile, column: str) -> bool:
-    """Say whether a file has the values of a column once, and numbers: else each has its length with it."""
+    """Say whether a column is dictionary-encoded in a file; otherwise each value has its length beside it."""
     if not file.metadata.num_row_groups:
         return False
     group = file.metadata.row_group(0)
@@ -213,7 +212,7 @@ def _is_coded(file: ParquetFile, column: str) -> bool:
 def _decoded(
     opened: ParquetFile, file: str, first: int, stop: int, names: list[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Return rows, as the file has them."""
+    """Return rows in the file's types."""
     begin = 0
     for group in range(opened.metadata.num_row_groups):
         end = begin + opened.metadata.row_group(group).num_rows
@@ -236,13 +235,13 @@ def _decoded(
 
 
 def _rows_at_once(opened: ParquetFile, group: int) -> int:
-    """Return how many rows of a row group have `_MOST_BYTES`, of all columns."""
+    """Return the number of rows of a row group that fit `_MOST_BYTES` over all columns."""
     known = opened.metadata.row_group(group)
     return max(1, min(_MOST_ROWS, _MOST_BYTES * known.num_rows // max(1, known.total_byte_size)))
 
 
 def _typed(batch: pa.RecordBatch, file: str, columns: pa.Schema, opened: ParquetFile) -> pa.Table:
-    """Return rows in the types that the source has; dictionaries of texts stay."""
+    """Return rows in the source's types; dictionary-encoded texts stay so."""
     made = []
     for field in columns:
         column = batch.column(field.name)
@@ -251,7 +250,7 @@ def _typed(batch: pa.RecordBatch, file: str, columns: pa.Schema, opened: Parquet
             made.append(column)
             continue
         if _is_int96(opened, field.name):
-            # Spark's old form of an instant, which Arrow takes for a local time.
+            # Spark's legacy timestamps, which Arrow takes for local times.
             column = column.cast(pa.timestamp("us", "UTC"))
         if not fits(column.type, field.type):
             raise _unlike(file, field, kind)
@@ -282,7 +281,7 @@ def _unlike(file: str, field: pa.Field, kind: pa.DataType) -> InvalidUsageError:
 
 @contextlib.contextmanager
 def _reading(file: str) -> Iterator[None]:
-    """Say what a file system or a decoder has to say in errors of ours."""
+    """Turn errors of a file system or a decoder into Penstock's."""
     with refusals("a file of a source cannot be read", file, file):
         try:
             yield
@@ -295,7 +294,7 @@ def _reading(file: str) -> Iterator[None]:
 
 
 def _place(file: str) -> tuple[Any, str]:
-    """Return the file system of a file, and where it is there."""
+    """Return the file system and the path of a file."""
     parts = urlsplit(file)
     path = unquote(parts.path)
     if parts.scheme in ("", "file"):

@@ -1,4 +1,4 @@
-"""Conversions of a task's rows before they cross to the JVM."""
+"""Convert a task's rows before they cross to the JVM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Columns", "Pushed", "behind_lookup", "bounded"]
 
 _BATCH_BYTES = 32 << 20
-"""The bytes that cross to the JVM at once."""
+"""The bytes per batch that crosses to the JVM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Columns:
     Parameters
     ----------
     names : tuple of str
-        Which columns.
+        The columns to select.
     spark : StructType
-        What Spark is told that they are.
+        Their Spark types.
     """
 
     names: tuple[str, ...]
@@ -45,12 +45,12 @@ class Columns:
 
     @classmethod
     def of(cls, stored: pa.Schema, names: Sequence[str] | None) -> Columns:
-        """Return what reads columns, by name, of a p-stream; all where no names are given.
+        """Return the selection of columns of a p-stream by name; by default all.
 
         Raises
         ------
         InvalidUsageError
-            If there is no such column, it is named twice, or it has a type that Spark has not.
+            If there is no such column, it is named twice, or Spark lacks its type.
         """
         chosen = stored.names if names is None else list(names)
         unknown = [name for name in chosen if name not in stored.names]
@@ -85,15 +85,15 @@ class Pushed:
     Parameters
     ----------
     scan : Scan
-        What the reader does.
+        The reader's scan.
     stored : pyarrow.Schema
         The columns of the p-stream, or of Parquet files.
     spark : StructType
-        What Spark is told.
+        The output's Spark types.
     buckets : int, optional
-        For how many buckets parcels are made of fragments.
+        The number of buckets for parcels of fragments.
     lookup : str, optional
-        The text of a `Lookup`, in which fragments are looked up before they become parcels.
+        The text of a `Lookup` for the fragments, before they become parcels.
     """
 
     scan: Scan
@@ -106,13 +106,13 @@ class Pushed:
     def of(
         cls, stored: pa.Schema, scan: Scan, buckets: int | None = None, lookup: str | None = None
     ) -> Pushed:
-        """Return what runs a scan on a p-stream.
+        """Return the scan, bound to a p-stream.
 
         Raises
         ------
         InvalidUsageError
-            If the scan does not fit the stream, compares text that has a collation, or makes a type that
-            Spark has not.
+            If the scan does not fit the stream, compares text with a collation, or returns a type that Spark
+            lacks.
         """
         from penstock.operators.scan.scanner import Scanner
 
@@ -121,7 +121,7 @@ class Pushed:
         return cls(scan, stored, made if buckets is None else PARCELS, buckets, lookup)
 
     def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
-        """Return what the rows of p-units become, as it crosses to the JVM.
+        """Return the scan's output for p-units, as it crosses to the JVM.
 
         Raises
         ------
@@ -136,7 +136,7 @@ class Pushed:
         return self._crossing(scanner, scanner.run(blocks))
 
     def over(self, tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
-        """Return what rows with the scan's columns become, as `run` does."""
+        """Return the scan's output for rows with its columns, as `run` does."""
         from penstock.operators.scan.scanner import Scanner
         from penstock.spark_ext.border.window_packing import MOST_FRAGMENTS
 
@@ -170,7 +170,7 @@ class Pushed:
 
 
 def _compared(scan: Scan) -> Iterator[str]:
-    """Yield the columns of which a scan may compare values."""
+    """Yield the columns whose values a scan may compare."""
     if scan.where is not None:
         yield from Expression.parse(scan.where).columns
     keys: tuple[str, ...] = () if scan.latest_by is None else scan.latest_by.key
@@ -186,23 +186,23 @@ def _compared(scan: Scan) -> Iterator[str]:
 
 
 def behind_lookup(fragments: Fragments, schema: pa.Schema, group_by: tuple[str, ...]) -> Fragments:
-    """Return what fragments are when they have been looked up.
+    """Return the definition of fragments after a look-up.
 
     Parameters
     ----------
     fragments : Fragments
-        What they were.
+        The fragments before.
     schema : pyarrow.Schema
         Their columns, in Spark's types.
     group_by : tuple of str
-        Their groups now.
+        Their groups after the look-up.
     """
     unit = "us" if pa.types.is_timestamp(schema.field(PANE).type) else fragments.time_unit
     return replace(fragments, time=PANE, time_unit=unit, group_by=group_by)
 
 
 def bounded(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Return rows as they cross to the JVM: in several parts where they are large."""
+    """Split large batches of rows before they cross to the JVM."""
     parts = min(rows.num_rows, 1 + rows.nbytes // _BATCH_BYTES)
     edges = [rows.num_rows * part // parts for part in range(parts + 1)] if parts else []
     for low, high in pairwise(edges):

@@ -1,8 +1,8 @@
 """A source without rows that makes Spark plan one micro-batch whenever a query starts.
 
-Spark plans a micro-batch for an expired timeout only after one that ran in the same process. So what
-waits in an operator when its query stops would wait, after a restart, until there is new input. Union
-with this source ends that: its offset is another one at each start, and new offsets are new input.
+Spark plans a micro-batch for an expired timeout only after one that ran in the same process. So keys that
+wait in an operator when its query stops would wait, after a restart, until there is new input. A union with
+this source prevents that: its offset is new at each start, and a new offset counts as new input.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["WakeSource", "with_wake"]
 
 
 def with_wake(df: DataFrame) -> DataFrame:
-    """Return `df`, whose query will run one micro-batch at each start also without new input."""
+    """Return `df` so that its query runs one micro-batch at each start, even without new input."""
     spark = df.sparkSession
     spark.dataSource.register(WakeSource)
     return df.union(spark.readStream.format(WakeSource.name()).schema(df.schema).load())
 
 
 class WakeSource(DataSource):
-    """The data source ``penstock_wake``: no rows of whatever schema it is given."""
+    """The data source ``penstock_wake``: no rows, with any given schema."""
 
     @classmethod
     def name(cls) -> str:
@@ -45,7 +45,7 @@ class WakeSource(DataSource):
 
 
 class _WakeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
-    """Its offset is an id of its own."""
+    """Has a unique id as its offset."""
 
     def __init__(self) -> None:
         self._start = {"start": new_id()}

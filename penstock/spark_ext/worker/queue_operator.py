@@ -56,7 +56,7 @@ class QueueOperator:
     weights: KeyWeights | None = None
 
     def specification(self) -> dict[str, Any]:
-        """Return what must not change; see `Operator.specification`."""
+        """Return the fixed settings; see `Operator.specification`."""
         semantics = self.options.semantics
         return {
             "key": list(self.stream.key),

@@ -50,7 +50,7 @@ class TransactionOperator:
     identity: str
 
     def specification(self) -> dict[str, Any]:
-        """Return what must not change; see `Operator.specification`."""
+        """Return the fixed settings; see `Operator.specification`."""
         return {
             "program": self.identity,
             "tables": [spec.to_json() for spec in self.tables],

@@ -96,7 +96,7 @@ class WindowOperator:
     closing: WindowEmitter | None = None
 
     def specification(self) -> dict[str, Any]:
-        """Return what must not change; see `Operator.specification`."""
+        """Return the fixed settings; see `Operator.specification`."""
         options = self.options
         if not options.by_key:
             return {"mode": str(options.mode)} | self.settings
