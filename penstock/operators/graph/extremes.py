@@ -29,8 +29,8 @@ def keep_extremes(root: Node) -> Rewritten:
     """Let buckets prune windows that cannot match the maximum or minimum they are joined with.
 
     The rule applies where ``max(x)``, grouped by window and the join columns, is joined back to the windows
-    that hold ``x``, under a condition that only the maximum can meet, such as ``x = most``. A global maximum
-    is also its bucket's maximum, so each bucket can prune on its own.
+    with ``x``. The condition must hold only for the maximum, such as ``x = most``. A global maximum is also
+    its bucket's maximum, so each bucket can prune on its own.
     """
     readers = Counter(id(above) for node in topological(root) for above in node.inputs)
     found: dict[int, Extreme] = {}

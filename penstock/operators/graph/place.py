@@ -175,7 +175,7 @@ def _base(node: Node) -> tuple[Node, ...]:
 
 
 def _scan(node: Node) -> Scan | None:
-    """Return the scan that a p-stream's reader runs for a node so far; None if it runs none."""
+    """Return the scan that produces a node's output in a p-stream's reader; None if there is none."""
     if isinstance(node, Materialize) or (isinstance(node, Source) and node.kind == "p-stream"):
         return Scan(tuple(node.schema.names))
     if isinstance(node, PushedScan) and node.scan.latest_by is None and node.scan.fragments is None:

@@ -238,7 +238,7 @@ def _choice(root: Node, source: Source, mode: PersistMode, statistics: Statistic
 
 
 def _readers(root: Node, source: Source) -> int:
-    """Return the number of readers at the first operator below a source with several readers."""
+    """Return how many operators read a source's stream where it first branches."""
     at: Node = source
     while True:
         below = [node for node in topological(root) if any(input is at for input in node.inputs)]

@@ -192,7 +192,7 @@ def _made(node: Node, inputs: list[pa.Table]) -> pa.Table | None:
 
 
 def _scanned(node: PushedScan, flow: Flow) -> Flow:
-    """Return the flow of a reader; for fragments and conflated tuples without a table."""
+    """Return the output flow of a reader; fragments and conflated tuples have row counts but no table."""
     scan, table = node.scan, flow.table
     width = _typed_bytes(node.schema)
     if table is None:

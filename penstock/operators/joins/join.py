@@ -7,9 +7,9 @@ not completeness.
 
 The state has a *match* per key (the times of its last match), and each side *holds* the tuples that a future
 match may need. Departure from the source, which has no tuples out of order: a tuple is *late* if it is older
-than the watermark (the newest time of earlier micro-batches less ``delay``), or more than ``within`` older
-than the last match of its key. Late tuples are dropped; others are matched. If a side receives several tuples
-with the same key and time, it keeps the first.
+than the watermark, or more than ``within`` older than the last match of its key. The watermark is the newest
+time of earlier micro-batches less ``delay``. Late tuples are dropped; others are matched. If a side receives
+several tuples with the same key and time, it keeps the first.
 
 Nothing here reads a clock.
 """

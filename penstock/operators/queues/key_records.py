@@ -1,9 +1,9 @@
 """The records of an update queue's keys, in memory or in a table.
 
 An active key has a number, which is its index in arrays in memory. An *idle* key, one that does not wait,
-needs only its stored columns. So a working copy of a bucket may keep all records in a table
-(`penstock.state_store.tables.table`), for example on local disk, and forget the numbers of idle keys. When
-such a key returns, its record is fetched. The stored files are the same either way.
+needs only its stored columns. So a working copy of a bucket may forget the numbers of idle keys and keep all
+records in a table, for example on local disk (`penstock.state_store.tables.table`). When such a key returns,
+its record is fetched. The stored files are the same either way.
 """
 
 from __future__ import annotations

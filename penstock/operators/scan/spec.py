@@ -157,11 +157,11 @@ class LatestBy:
 class Fragments:
     """The fragment function of a window: partial aggregates of each pane and group (Scabbard §2.3).
 
-    A pane is ``[k * pane_ms, (k + 1) * pane_ms)`` since 1970-01-01T00:00:00Z, k of any sign, so that the
-    windows assembled from panes are aligned as Spark's ``window()`` aligns them. The output has the columns
-    `PANE` (the pane's start, in the type of the time column), then `group_by`, then the partials; one row for
-    each pane and group in the input of one reader call, in any order. Nulls in a group column are a group of
-    their own. A row with a null time is in no pane; the reader counts it.
+    A pane is ``[k * pane_ms, (k + 1) * pane_ms)`` since 1970-01-01T00:00:00Z, k of any sign. So windows
+    assembled from panes are aligned like Spark's ``window()``. The output has the columns `PANE` (the pane's
+    start, in the type of the time column), then `group_by`, then the partials; one row for each pane and
+    group in the input of one reader call, in any order. Nulls in a group column are a group of their own. A
+    row with a null time is in no pane; the reader counts it.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ class BatchMetrics:
     """The metrics of one bucket in one micro-batch, or of several together (`merge`).
 
     For an update queue, ``rows_in == conflated + late + duplicates + dropped + emitted + growth of
-    waiting_keys``. Window operators count tuples in `rows_in`, `late` and `dropped`, and windows in
+    waiting_keys``. Window operators count tuples in `rows_in`, `late` and `dropped`. They count windows in
     `conflated` (replaced by a newer window of their key), `emitted`, `rows_out` and `budget_used_rows`.
     Staleness is measured since the bucket's previous batch.
 

@@ -6,8 +6,8 @@ again, a key that is served every ``T_k`` is stale for ``T_k / 2`` on average. O
 by the *square roots* of the weights. This root is the key's share ``s_k``.
 
 Keys are served by virtual finish times (after self-clocked fair queueing): a key that begins to wait at the
-virtual time V is due at ``V + 1 / s_k``. Serving it advances V to its due time, and by at least ``1 / S``,
-the virtual time of a service, where S is the sum of the waiting keys' shares. Without this minimum, keys that
+virtual time V is due at ``V + 1 / s_k``. Serving it advances V to its due time, but by at least ``1 / S``,
+the virtual time of a service. S is the sum of the waiting keys' shares. Without this minimum, keys that
 arrived together would stay due together for ever. Keys with the same due time are served in order of arrival.
 V never decreases, so a later key of equal weight is never due earlier: equal weights give exactly the order
 of `LinkedScheduler`.

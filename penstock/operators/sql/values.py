@@ -36,7 +36,7 @@ Mask: TypeAlias = "pa.ChunkedArray[Any] | pa.Array[Any] | None"
 INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 FLOATS: Final = (pa.float32(), pa.float64())
 _LEAST_INEXACT: Final = 1 << 53
-"""The least integer from which on different integers may be equal as doubles."""
+"""From this integer on, different integers may be equal as doubles."""
 _MAX_DIGITS: Final = 15
 """Different decimals with up to this many digits also differ as doubles."""
 

@@ -161,7 +161,7 @@ class WindowRows:
         return self._taken(self._starts).to_numpy()
 
     def groups(self, names: Sequence[str]) -> tuple[list[pa.Array[Any]], Integers]:
-        """Return columns after the last projection, one row per group if possible, else per window.
+        """Return columns after the last projection, with one row per group or per window.
 
         Returns
         -------

@@ -19,7 +19,7 @@ __all__ = ["GroupCodec"]
 
 _MAX_COLUMNS = 63
 _MIN_ROWS_TO_SAMPLE, _SAMPLE_ROWS, _MIN_ROWS_PER_GROUP = 1 << 14, 1 << 12, 4
-"""Rows from which on a sample is taken, sample size, and mean rows per group that count as repetition."""
+"""Minimum rows to sample, sample size, and mean rows per group that count as repetition."""
 
 
 class GroupCodec:

@@ -15,7 +15,7 @@ from penstock.operators.windows.spec import WindowSpec
 __all__ = ["find_windows"]
 
 _MAX_WINDOWS_PER_ENTRY = 4
-"""Windows per entry up to which arrays are allocated for an upper bound instead of an exact count."""
+"""Windows per entry allowed for when allocating without an exact count."""
 
 
 def find_windows(

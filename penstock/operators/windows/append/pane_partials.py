@@ -19,7 +19,7 @@ __all__ = ["PanePartials", "WindowRanges", "empty", "is_narrow", "sorted_by"]
 
 _MAX_FREE_SPAN = 1024
 _MAX_SPAN_PER_ROW = 4
-"""Range numbers per row up to which work per number of a range pays, plus a constant."""
+"""A range is narrow up to this many numbers per row, plus a constant."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _MIN_DUPLICATION_TO_COMBINE = 1.5
-"""Average number of entries per pane and group from which on duplicates are combined."""
+"""Duplicates are combined once a pane and group has this many entries on average."""
 _MIN_REPEATS_TO_COMBINE = 1024
 
 

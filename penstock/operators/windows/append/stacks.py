@@ -1,8 +1,8 @@
 """Two stacks that keep combined partials of shared panes from one micro-batch to the next.
 
 All windows that a micro-batch closes share the panes from the start of the last window to the end of the
-first: the **middle**. So a micro-batch needs, per group, one combined entry for the middle, the panes before
-it, which leave, and the panes after it, which are new. The middle comes from two stacks that outlive the
+first: the **middle**. So a micro-batch needs three parts per group: one combined entry for the middle, the
+panes before it (leaving), and the panes after it (new). The middle comes from two stacks that outlive the
 micro-batch::
 
                               border

@@ -69,10 +69,10 @@ class WindowQueue:
     """A window queue; in Spark, one bucket of it.
 
     Not thread-safe. Used by one task at a time: `enqueue`, then `dequeue` and `deliver` any number of times,
-    then `account_staleness`, then `delta`. Time is an argument; nothing here reads a clock. A batch of
-    entries has the same effect as its entries one at a time, with two exceptions that only affect the order
-    of keys: the interval of window updates that linecutting measures; and shares, because a key's last share
-    in a batch also applies to its earlier entries.
+    then `account_staleness`, then `delta`. Time is an argument; nothing here reads a clock. Enqueuing a batch
+    has the same effect as enqueuing its entries one at a time, except on the order of keys. Linecutting
+    measures other intervals between window updates, and a key's last share in a batch also applies to its
+    earlier entries.
 
     Parameters
     ----------
