@@ -252,7 +252,7 @@ def _fragmented(node: Aggregate, window: Window) -> Assemble | None:
 
 
 def _suits(scan: Scan, files: Source) -> bool:
-    """Return whether a scan yields columns, all of types that Spark shares and partials accept."""
+    """Return whether a scan reads columns, all of types that both Spark and partials support."""
     kinds = [files.columns.field(name).type for name in scan.columns]
     return bool(kinds) and not any(
         pa.types.is_unsigned_integer(one) or pa.types.is_float16(one) for one in kinds

@@ -118,7 +118,7 @@ class KeyRecords:
         Parameters
         ----------
         block : pyarrow.RecordBatch
-            Each key once.
+            Stored keys, each once.
         waiting : int64 array
             Rows of the keys that wait.
 

@@ -22,14 +22,14 @@ def map_ordered(work: Callable[[A], B], items: Iterable[A], threads: int) -> Ite
     work : callable
         Function for one item, called in one of the threads; for a single item in the caller's thread.
     items : iterable
-        Drawn in the caller's thread, at most one more ahead than there are threads.
+        Consumed in the caller's thread, at most ``threads + 1`` items ahead of the results.
     threads : int
         Number of threads.
 
     Raises
     ------
     Exception
-        An error of `work` is raised in its item's turn, after all work in progress has ended.
+        The error of `work`, raised in its item's turn after all started work has ended.
     """
     items = iter(items)
     begin = list(islice(items, 2))

@@ -158,7 +158,7 @@ class Graph(Windows, Streams):
         Raises
         ------
         InvalidUsageError
-            If it is not a condition over the columns.
+            If it is not a boolean expression over the columns.
         """
         own = self._open("where", name)
         return self._with(Where(own, (self.root,), self._expression(predicate, own)))

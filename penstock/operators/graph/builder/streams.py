@@ -144,7 +144,7 @@ class Streams(Written):
         ------
         InvalidUsageError
             If a join column is missing on one side or its types differ, other columns share a name, update
-            streams are not joined by their key, or the condition is not a condition.
+            streams are not joined by their key, or the condition is not boolean.
         """
         own = self._open("join", name)
         known = (*JoinArguments.__annotations__, "condition", "unit", "updates")

@@ -96,7 +96,7 @@ def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
 
 
 def _given(values: Column | None) -> Column:
-    """Return values that must not be None; only the count of rows has none."""
+    """Return values; assert that they are given, as for every partial but ``count(*)``."""
     if values is None:
         raise InternalError("a partial aggregate has no values")
     return values
