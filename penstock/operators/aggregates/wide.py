@@ -128,7 +128,7 @@ def in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def schema_like(schema: pa.Schema, other: pa.Schema, fixed: Collection[str] = ()) -> pa.Schema:
-    """Return a schema with the sum widths of another schema; `fixed` columns are not sums."""
+    """Widen the sum columns that another schema has wide; `fixed` columns are not sums."""
     wide = {field.name for field in other if field.type == WIDE} - {*fixed}
     if not wide:
         return schema

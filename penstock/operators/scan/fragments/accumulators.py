@@ -96,7 +96,7 @@ def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
 
 
 def _given(values: Column | None) -> Column:
-    """Return values; assert that they are given, as for every partial but ``count(*)``."""
+    """Return values; refuse None, which only ``count(*)`` may have."""
     if values is None:
         raise InternalError("a partial aggregate has no values")
     return values

@@ -102,7 +102,7 @@ def find_runs(ids: Any, panes: Any, starts: Any) -> int:
 
 @kernel
 def skip(panes: Any, at: Any, ends: Any, least: int, out: Any) -> None:
-    """Advance `at` in each sorted range, up to `ends`, to the first pane not below `least`."""
+    """Find the first pane not below `least` in each sorted range, from `at` to before `ends`."""
     for i in range(at.shape[0]):
         j = at[i]
         while j < ends[i] and panes[j] < least:
