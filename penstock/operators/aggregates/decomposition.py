@@ -225,7 +225,7 @@ class _Partials:
         self.times[name] = time
 
     def _sketch(self, call: Tree, texts: list[str], condition: str | None) -> str:
-        """Return the distinct-count estimate of a sketch of hashes."""
+        """Return the expression of a sketch's distinct-count estimate."""
         value, *accuracy = texts
         if accuracy and call.parts[1].kind != "number":
             raise InvalidUsageError("a relative standard deviation is a number", expression=accuracy[0])

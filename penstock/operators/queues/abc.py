@@ -117,7 +117,7 @@ class KeyedQueue(ABC):
         """Book the staleness up to now; return queue and application staleness since the last call.
 
         A retroactive arrival (in a stream with an arrival column) is booked whole. So the sum over all calls
-        is exact, even if part of it belongs to an earlier call.
+        is exact, even if part of that staleness belongs to an earlier call.
         """
 
     def close(self) -> None:

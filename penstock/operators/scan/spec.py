@@ -252,9 +252,9 @@ class Scan:
     select : mapping of str to str, optional
         Output names with Spark SQL over `columns`; None outputs `columns` unchanged.
     latest_by : LatestBy, optional
-        Conflation or fragments over the output of `select`.
+        Conflation over the output of `select`.
     fragments : Fragments, optional
-        Conflation or fragments over the output of `select`.
+        Fragments over the output of `select`.
 
     Raises
     ------

@@ -126,7 +126,7 @@ class Fragmenter:
     def _keys(self, groups: list[pa.Array[Any]], rows: int) -> npt.NDArray[np.int64]:
         """Return the groups of rows as integers, (columns, rows)."""
         if any(codes.direct and group.null_count for codes, group in zip(self._codes, groups, strict=True)):
-            # From now on these values are numbered, so the fragments so far must be finished first.
+            # From now on these values are numbered, so finish the fragments so far first.
             self._finish()
             for codes, group in zip(self._codes, groups, strict=True):
                 codes.direct = codes.direct and not group.null_count
