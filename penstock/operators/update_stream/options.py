@@ -40,7 +40,7 @@ class Budget:
     rows : int, optional
         Maximum number of tuples.
     duration_us : int, optional
-        Start no further chunk of tuples after this time; at least one chunk is served.
+        Start no further chunk of tuples after this time; at least one tuple is served.
     """
 
     rows: int | None = None

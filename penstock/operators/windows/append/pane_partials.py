@@ -24,7 +24,7 @@ _MAX_SPAN_PER_ROW = 4
 
 @dataclass(frozen=True, slots=True)
 class PanePartials:
-    """Pane partials: one row per partial of a group and pane.
+    """Partials of panes; each row belongs to one group and pane.
 
     Attributes
     ----------

@@ -50,8 +50,7 @@ class WindowBuffers:
     size, slide : int
         Size and slide of the windows, in panes.
     eager : bool
-        Whether the queue is in eager mode: a window may be committed before it is complete, and its tuples
-        are freed one at a time.
+        Whether the queue is in eager mode, where a window may be committed before it is complete.
     before_first : int
         The last window that does not exist; NEVER if all windows exist.
     block_rows, page_blocks : int
