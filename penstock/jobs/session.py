@@ -169,10 +169,14 @@ def _laptop_options(settings: Mapping[str, str], log_level: str) -> dict[str, st
     return options
 
 
+_JVM_OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
+
+
 def _chooses_collector(settings: Mapping[str, str]) -> bool:
     """Say whether the user chooses the JVM's garbage collector; it accepts only one."""
     said = [settings.get("spark.driver.extraJavaOptions", "")]
-    said += [os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")]
+    said += [settings.get("spark.driver.defaultJavaOptions", "")]
+    said += [os.environ.get(name, "") for name in _JVM_OPTION_VARIABLES]
     return any("GC" in options for options in said)
 
 

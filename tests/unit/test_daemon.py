@@ -224,7 +224,7 @@ def test_a_session_on_a_small_machine_collects_serially_unless_told_otherwise(
     def options(**settings: str) -> str:
         return opened("spark.driver.defaultJavaOptions", **settings) or ""
 
-    for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"):
+    for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert "-XX:+UseSerialGC" in options()

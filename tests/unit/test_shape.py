@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 import pytest
 
@@ -39,6 +41,17 @@ def _shape(made: Graph) -> list[str]:
 )
 def test_a_checkpoint_fits_if_nothing_that_lasts_has_changed(one: Graph, other: Graph, same: bool) -> None:
     assert (_shape(one) == _shape(other)) is same
+
+
+@pytest.mark.parametrize("mode", ["append", "lazy"])
+def test_deviations_are_spelled_as_in_checkpoints_of_earlier_versions(mode: str) -> None:
+    windows = _source().window("t", size="4 s", unit="s", mode=mode).group_by("k").agg(s="stddev(v)")
+    lines = [json.loads(line) for line in _shape(windows)]
+    scan, assemble = (one for one in lines if one["kind"] in ("scan", "assemble"))
+    assert "sum_of_squares(v)" in scan["does"]
+    assert "sum_of_squares_v" in scan["columns"]
+    squares = "GREATEST(sum_of_squares_v - CAST(sum_v AS DOUBLE) * sum_v / count_v, CAST(0.0 AS DOUBLE))"
+    assert f"CASE WHEN count_v > 1 THEN SQRT({squares} / (count_v - 1)) END AS s" in assemble["does"]
 
 
 def test_what_leaves_the_buckets_is_no_part_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:

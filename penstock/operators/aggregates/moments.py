@@ -21,7 +21,7 @@ from penstock.operators.aggregates import moment_kernels
 from penstock.operators.aggregates.wide import WIDE, as_floats, words_of
 from penstock.operators.scan.spec import Partial
 
-__all__ = ["beside", "means_of", "of_settings", "parts_of", "to_settings", "upgraded"]
+__all__ = ["beside", "means_of", "of_settings", "parts_of", "spelled_as_before", "to_settings", "upgraded"]
 
 _KIND: Final = "m2"
 _EARLIER: Final = "sum_of_squares"
@@ -70,6 +70,20 @@ def to_settings(partial: Partial) -> list[Any]:
     if kind == _KIND:
         return [_EARLIER, partial.expression, _earlier(name)]
     return [kind, partial.expression, name, *([partial.log2_size] if partial.log2_size else [])]
+
+
+def spelled_as_before(text: str, partials: Iterable[Partial]) -> str:
+    """Spell what is said of partials, or calculated from them, as checkpoints of earlier versions do."""
+    known = list(partials)
+    sources = beside(known)
+    for one in known:
+        if one.kind != _KIND:
+            continue
+        (count, total), squares = sources[one.name], _earlier(one.name)
+        m2 = f"GREATEST({squares} - CAST({total} AS DOUBLE) * {total} / {count}, CAST(0.0 AS DOUBLE))"
+        text = text.replace(f"{_KIND}({one.expression})", f"{_EARLIER}({one.expression})")
+        text = text.replace(f"SQRT({one.name} / ", f"SQRT({m2} / ")
+    return text
 
 
 def of_settings(stored: Sequence[Any]) -> Partial:

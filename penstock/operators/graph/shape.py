@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
+from penstock.operators.aggregates.moments import spelled_as_before, to_settings
 from penstock.operators.graph.nodes import (
     Aggregate,
     Assemble,
@@ -21,6 +23,7 @@ from penstock.operators.graph.nodes import (
     topological,
 )
 from penstock.operators.graph.plan import PhysicalPlan
+from penstock.operators.scan.spec import Partial
 
 __all__ = ["shape"]
 
@@ -60,13 +63,23 @@ def _holds(node: Node) -> bool:
 
 def _line(node: Node, leads: list[int]) -> dict[str, Any]:
     lasting = _lasting(node)
+    names = {one.name: one.name for one in _stored(lasting)}
+    partials = _partials(node)
+    names |= {one.name: str(to_settings(one)[2]) for one in partials if one.name in names}
     return {
         "kind": node.label,
         "name": node.name,
-        "does": lasting.describe(),
-        "columns": {one.name: str(one.type) for one in _stored(lasting)},
+        "does": spelled_as_before(lasting.describe(), partials),
+        "columns": {names[one.name]: str(one.type) for one in _stored(lasting)},
         "reads": leads,
     }
+
+
+def _partials(node: Node) -> Sequence[Partial]:
+    """Return the partials that a node makes or combines."""
+    if isinstance(node, PushedScan) and node.scan.fragments is not None:
+        return node.scan.fragments.plain.partials
+    return node.decomposition.partials if isinstance(node, Assemble) else ()
 
 
 def _stored(node: Node) -> pa.Schema:
