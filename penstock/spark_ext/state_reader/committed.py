@@ -27,14 +27,14 @@ _NOTHING_COMMITTED = "STDS_COMMITTED_BATCH_UNAVAILABLE"
 
 
 def specification_of(files: Files) -> Mapping[str, Any]:
-    """Return what must not change of the operator whose directory is `files`.
+    """Return the specification of the operator in the directory `files`.
 
     Raises
     ------
     CorruptDataError
         If it is missing or damaged.
     InvalidUsageError
-        If it is not that of an operator with buckets.
+        If the operator has no buckets.
     UnavailableError
         If the file system refuses.
     """
@@ -72,24 +72,24 @@ def query_of(spark: SparkSession, checkpoint: str) -> str:
 
 
 def committed_pointers(spark: SparkSession, checkpoint: str, files: Files) -> dict[int, Pointer]:
-    """Return the pointers of the newest committed micro-batch, by bucket; none of a bucket that is empty.
+    """Return the pointers of the newest committed micro-batch by bucket, without empty buckets.
 
-    Called on the driver; they are read now, while the query may run. Spark numbers its stateful operators
-    and knows no names of ours; whose pointers they are shows in whose directory the files are.
+    Called on the driver; reads them now, while the query may run. Spark numbers its stateful operators and
+    does not know our names; the directory that holds a pointer's file tells its operator.
 
     Parameters
     ----------
     spark : SparkSession
         The session.
     checkpoint : str
-        The checkpoint of the query, as Spark is given it.
+        The checkpoint of the query, in the form given to Spark.
     files : Files
         The operator's directory.
 
     Raises
     ------
     CorruptDataError
-        If no pointer is to a file of this operator, or what describes the operator is damaged.
+        If no pointer is to a file of this operator, or the operator's description is damaged.
     InvalidUsageError
         If the operator has no buckets.
     UnavailableError
@@ -124,9 +124,9 @@ def held_pointers(spark: SparkSession, checkpoint: str) -> Held:
 
 
 def of_operator(held: Held, files: Files, buckets: int) -> dict[int, Pointer] | None:
-    """Return the pointers of the operator whose directory is `files`, by bucket; None if there is none.
+    """Return the pointers of the operator in the directory `files` by bucket; None if there are none.
 
-    Its are those of which one at least is to a file in its directory.
+    A set of pointers belongs to it if at least one points to a file in its directory.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def of_operator(held: Held, files: Files, buckets: int) -> dict[int, Pointer] | 
 
 
 def _pointers_of(spark: SparkSession, checkpoint: str, number: int) -> dict[int, Pointer] | None:
-    """Return the pointers that one of Spark's operators holds, by label; None if it holds something else."""
+    """Return the pointers of one of Spark's operators by label; None if it holds something else."""
     try:
         states = spark.read.format("statestore").option("operatorId", number).load(checkpoint)
     except PySparkException as error:

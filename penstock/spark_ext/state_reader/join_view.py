@@ -20,7 +20,7 @@ __all__ = ["JoinView", "join_view"]
 _KEYS, _HELD = "keys", "held"
 _SIDES = ("left", "right")
 _NO_DELAY_STORED = (1 << 63) - 1
-"""The first files did not say the delay: of these nothing is taken for freed."""
+"""The delay of early files, which do not store it: no tuple counts as expired."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class JoinView:
     Parameters
     ----------
     joined : JoinedStream
-        What is joined.
+        The joined stream.
     held : bool
-        Which of the two is shown.
+        Whether to show held tuples instead of keys.
     schema : StructType
         The columns.
     """
@@ -57,7 +57,7 @@ class JoinView:
         return list(pa.concat_batches(parts).columns)
 
     def _held(self, keys: list[pa.Array[Any]], side: str, block: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what a side holds, with nulls in the columns of the other."""
+        """Return the tuples that a side holds, with nulls in the other side's columns."""
         rows = block.num_rows
         of = block.column(f"{RESERVED_PREFIX}cell")
         known = dict(zip(self.joined.left.key, (key.take(of) for key in keys), strict=True))

@@ -31,7 +31,7 @@ _STORED = {
     "dequeued_us": LongType(),
     "delivered_us": LongType(),
 }
-"""The columns stored beside a tuple, and their types; the first two only while the key waits."""
+"""The columns stored with a tuple, and their types; the first two only while the key waits."""
 
 _UNKNOWN = {"seen_us": NEVER, "interval_us": 0, "dequeued_us": 0, "delivered_us": 0}
 """The stored value for null."""
@@ -39,7 +39,7 @@ _UNKNOWN = {"seen_us": NEVER, "interval_us": 0, "dequeued_us": 0, "delivered_us"
 
 @dataclass(frozen=True)
 class QueueView:
-    """One row for each key ever seen, or for each tuple that was appended and waits; a `StateView`.
+    """One row for each key ever seen, or for each waiting appended tuple; a `StateView`.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class QueueView:
     by_key : bool
         Whether the queue has weights by key.
     appended : bool
-        Which of the two is shown.
+        Whether to show appended tuples instead of keys.
     schema : StructType
         The columns.
     """
@@ -128,6 +128,6 @@ def queue_view(stored: Stored, table: str | None) -> QueueView:
 
 
 def _stored_beside(stream: UpdateStream, policy: Policy) -> list[str]:
-    """Return what an update queue stores of each key, waiting or not, as `UpdateQueue` names it."""
+    """Return the columns that an update queue stores for each key, named as in `UpdateQueue`."""
     names = ["seen_us", "interval_us"] if policy is Policy.LINECUTTING else []
     return [*names, "dequeued_us", "delivered_us"] if stream.arrival else names

@@ -42,7 +42,7 @@ _VIEWS: tuple[tuple[set[str], Callable[[Stored, str | None], StateView]], ...] =
     ({"key", "time", "within", "left", "right"}, join_view),
     ({"key", "time", "arrival", "policy", "schema"}, queue_view),
 )
-"""For each kind of operator, a key of its specification and its view."""
+"""A key of the specification, and the view, for each kind of operator."""
 
 
 def read_state(
@@ -58,17 +58,16 @@ def read_state(
 
     The driver reads names and pointers; states are loaded in the workers, one task for each bucket.
 
-    The first columns are ``bucket`` and ``version``. Those of an update queue, one row for each key ever
-    seen, are then the key; ``emitted``, the time of the newest tuple of the key that was emitted, null if
-    none was; ``waiting``, whether a newer one waits; the other columns of the waiting tuple, null if none
-    waits; and what is stored beside: ``arrived_us``, when the oldest pending update arrived, and ``rank``,
-    the place in the queue (with weights, the order in which keys came), both null if none waits; with
-    linecutting ``seen_us`` and ``interval_us``, with an arrival column ``dequeued_us`` and ``delivered_us``,
-    null while unknown. Of a union there is also ``__penstock_source``: 0 if the waiting tuple's truth wins,
-    else 1.
+    The first columns are ``bucket`` and ``version``. An update queue has one row for each key ever seen. Its
+    columns are the key; ``emitted``, the time of the key's newest emitted tuple, or null; ``waiting``,
+    whether a newer tuple waits; and the other columns of the waiting tuple, null if none waits. Then follow
+    ``arrived_us``, the arrival of the oldest pending update, and ``rank``, the position in the queue (with
+    weights, the order in which keys came), both null if none waits; with linecutting ``seen_us`` and
+    ``interval_us``, and with an arrival column ``dequeued_us`` and ``delivered_us``, null while unknown. A
+    union also has ``__penstock_source``: 0 if the waiting tuple is from the preferred input, else 1.
 
-    Other operators have several tables, of which one is chosen; ``docs/how-to/inspect.md`` has their columns.
-    Where a stream has a column with a name of ours, ours begins with ``__penstock_``.
+    Other operators have several tables, from which `table` chooses; ``docs/how-to/inspect.md`` lists their
+    columns. If a stream has a column of the same name, the name of ours begins with ``__penstock_``.
 
     Parameters
     ----------
@@ -77,17 +76,17 @@ def read_state(
     path : str or path
         The state location, or the directory of a query or an operator in it.
     checkpoint : str or path, optional
-        The checkpoint of the query, as Spark is given it. With it, what the newest committed micro-batch
-        left is read exactly: the pointers come from Spark's own state, now. Without it, each task chooses:
-        the file of the bucket's highest version if only one attempt wrote it, committed or not, else the
-        newest version that files prove to be committed (`penstock.state_store.survey`). While the query
-        runs, buckets may then be of different micro-batches, and each action reads anew.
+        The checkpoint of the query, in the form given to Spark. With it, the state is exactly that of the
+        newest committed micro-batch: the pointers are read from Spark's own state, now. Without it, each task
+        chooses the file of the bucket's highest version if only one attempt wrote it, committed or not, else
+        the newest version that the files prove to be committed (`penstock.state_store.survey`). While the
+        query runs, buckets may then be of different micro-batches, and each action reads anew.
     operator : str, optional
         The `name` of the operator; needed if there are several.
     query : str, optional
         The id of the query; needed if there are several and no checkpoint is given.
     table : str, optional
-        Which table of the operator; needed if it has several. Queues of append or adaptive semantics have
+        The table of the operator; needed if it has several. Queues of append or adaptive semantics have
         ``keys`` and ``appended``; windows ``panes``, in lazy or eager mode also ``keys`` and ``settled``, and
         those of rows also ``rows`` and ``counts``; joins ``keys`` and ``held``; joins of windows ``left``
         and ``right``; transactions those of their database.
@@ -100,12 +99,12 @@ def read_state(
     Raises
     ------
     InvalidUsageError
-        If no state, or more than one, fits the arguments; if a table has to be chosen, or there is no such;
-        or if nothing is stored yet and only that would tell the types of the columns.
+        If no state, or more than one, fits the arguments; if the table is missing or unknown; or if nothing
+        is stored yet that would tell the types of the columns.
     CorruptDataError
-        If what describes the operator is damaged, or the checkpoint names files that are not there; what a
-        task finds damaged fails the action. A query that runs may have deleted what a checkpoint named a
-        while ago: read again.
+        If the operator's description is damaged, or the checkpoint names missing files. Damage that a task
+        finds fails the action. A running query may have deleted files that the checkpoint named before: read
+        again.
     UnavailableError
         If the file system refuses.
 
@@ -145,21 +144,21 @@ def read_state(
         raise CorruptDataError("the file describes no operator", file=file) from error
     numbered = _numbered(view.schema)
     arrow = to_arrow_schema(numbered, timezone="UTC", prefers_large_types=large)
-    # Each number is a partition of its own: one bucket a task.
+    # Each number is a separate partition: one bucket a task.
     numbers = spark.range(0, len(chosen), 1, max(len(chosen), 1))
     return numbers.mapInArrow(_Reader(chosen, view, arrow), numbered).toDF(*view.schema.names)
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """The function of ``mapInArrow``: from numbers of buckets to the rows of their states, in a worker.
+    """Reads the rows of buckets' states by the buckets' numbers, for ``mapInArrow``, in a worker.
 
     Parameters
     ----------
     buckets : list of (Files, Pointer or None)
-        The buckets' directories, and what to load of each; None where that is for the task to choose.
+        The buckets' directories, and the pointer to load for each; None if the task chooses.
     view : StateView
-        How a state is shown.
+        The view of the state.
     schema : pyarrow.Schema
         The types of the rows, by position.
     """
@@ -196,7 +195,7 @@ class _Reader:
         return cast_to_schema(pa.RecordBatch.from_arrays([*placed, *columns], names), self.schema)
 
     def _loaded(self, files: Files, given: Pointer | None) -> tuple[Pointer | None, State]:
-        """Return the state at the pointer, or at the likely one, which is chosen anew if it is gone."""
+        """Return the state at the pointer, or at the likely pointer, chosen again if its files are gone."""
         for attempt in range(1, _TRIES + 1):
             pointer = given or likely_pointer(files)
             state = self.view.new_state()
@@ -242,5 +241,5 @@ def _chosen(found: list[Operator], query: str | None, name: str | None) -> Opera
 
 
 def _numbered(schema: StructType) -> StructType:
-    """Return `schema` with names that Spark's Arrow functions find: names with dots they do not."""
+    """Return `schema` with names that Spark's Arrow functions find; they do not find names with dots."""
     return StructType([StructField(f"c{i}", field.dataType) for i, field in enumerate(schema)])

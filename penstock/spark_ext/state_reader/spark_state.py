@@ -1,7 +1,7 @@
-"""Pointers in Spark's own state, read from its files without a task of Spark's.
+"""Read the pointers in Spark's own state from its files, without a Spark task.
 
-Spark can read its state (`penstock.spark_ext.state_reader.committed`), but its first query of a process takes
-seconds, and a recovery has less. Read here is what Spark's default provider writes for
+Spark can read its state (`penstock.spark_ext.state_reader.committed`), but the first such query of a process
+takes seconds, which is too slow for a recovery. This module reads the files of Spark's default provider for
 ``applyInPandasWithState``::
 
     CHECKPOINT/state/<operator>/_metadata/metadata             what operator it is, and its partitions
@@ -10,8 +10,8 @@ seconds, and a recovery has less. Read here is what Spark's default provider wri
     CHECKPOINT/state/<operator>/<partition>/<version>.snapshot all keys and values
 
 Micro-batch ``b`` leaves version ``b + 1``. A file is blocks of LZ4, each with the length and the checksum of
-what is in it; in them are pairs of rows (Spark's ``UnsafeRow``), each behind its length, big-endian. What is
-written otherwise (another provider, codec or format, checksums of rows) is not guessed at.
+what is in it; in them are pairs of rows (Spark's ``UnsafeRow``), each behind its length, big-endian. Other
+forms (another provider, codec or format, checksums of rows) are refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.state_store.bucket_store import FileId, Pointer, Version
 __all__ = ["POINTER_FIELDS", "SPARK_OPERATOR", "Held", "held_in_files"]
 
 Held = dict[int, dict[int, Pointer]]
-"""Of each of Spark's operators that holds pointers, by its number, the pointers by their labels."""
+"""The pointers by label, by the number of each of Spark's operators that holds pointers."""
 
 SPARK_OPERATOR = "applyInPandasWithState"
 """Spark's name for Penstock's operators."""
@@ -48,16 +48,16 @@ _SEED, _CHECKSUM_BITS = 0x9747B28C, 0x0FFFFFFF
 _VALUES = (["groupState"], ["groupState", "timeoutTimestamp"])
 _END = -1
 _WORD_BYTES, _KEY_BYTES = 8, 16
-"""A row is of words; with checksums of rows, which Spark may be told to write, 4 bytes are before it."""
+"""A row consists of words; if Spark is set to write checksums of rows, 4 bytes precede it."""
 _MOST_BLOCK_BYTES = 1 << 25
 """LZ4 in Java has no larger blocks."""
 
 Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
-"""As `map`, perhaps several at once."""
+"""Like `map`, but may run calls in parallel."""
 
 
 class _UnknownError(Exception):
-    """Something is not written as this module knows it."""
+    """A file is in a form that this module does not know."""
 
 
 _UNKNOWN = (
@@ -67,7 +67,7 @@ _UNKNOWN = (
 
 
 def held_in_files(state: Files, batch: int, labels: Iterable[int], run: Run = map) -> Held | None:
-    """Return the pointers that a committed micro-batch left; None where only Spark can tell.
+    """Return the pointers of a committed micro-batch; None if only Spark can read them.
 
     Called on the driver.
 
@@ -78,9 +78,9 @@ def held_in_files(state: Files, batch: int, labels: Iterable[int], run: Run = ma
     batch : int
         The micro-batch.
     labels : iterable of int
-        Those of all buckets that there can be. Where each has been seen, no older file is read.
+        The labels of all possible buckets. Once each has been seen, no older file is read.
     run : callable, optional
-        As `map`, to look at several partitions at once.
+        Like `map`, to read several partitions in parallel.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def held_in_files(state: Files, batch: int, labels: Iterable[int], run: Run = ma
 
 
 def _partitions(operator: Files) -> int:
-    """Return how many partitions an operator has; 0 if it holds no pointers."""
+    """Return the number of partitions of an operator; 0 if it holds no pointers."""
     version, _, text = bytes(operator.child("_metadata").read("metadata")).partition(b"\n")
     document = json.loads(text)
     if version != b"v1":
@@ -126,7 +126,7 @@ def _partitions(operator: Files) -> int:
 
 
 def _schemas(content: bytes) -> list[list[dict[str, Any]]]:
-    """Return the fields of keys and of values, from a file of texts as Java writes them, in pieces."""
+    """Return the fields of keys and values, from a file of Java's UTF texts, in chunks."""
     at = 0
 
     def text() -> bytes:
@@ -159,7 +159,7 @@ def _held_by(
 
 
 def _newest(version: int, wanted: tuple[Files, set[int]]) -> dict[int, Pointer | None]:
-    """Return what a partition holds in a version; None of what was removed."""
+    """Return the content of a partition at a version; removed keys are None."""
     files, labels = wanted
     found: dict[int, Pointer | None] = {}
     names: set[str] | None = None
@@ -171,7 +171,7 @@ def _newest(version: int, wanted: tuple[Files, set[int]]) -> dict[int, Pointer |
             if names is not None:
                 raise
             content, whole = files.read(f"{number}.snapshot"), True
-        # Within a version the last one counts, of versions the newest.
+        # Within a version the last entry counts; among versions the newest.
         found = dict(_pairs(_decompressed(content))) | found
         # Nearly always each bucket has a new pointer in each version.
         if whole or (labels and labels <= found.keys()):
@@ -222,7 +222,7 @@ def _pairs(content: bytes) -> Iterator[tuple[int, Pointer | None]]:
 
 
 def _pointer(row: bytes) -> Pointer | None:
-    """Return the pointer in a row: bits of nulls, then 8 bytes of each column, or where it lies in it."""
+    """Return the pointer in a row: null bits, then for each column 8 bytes, the value or its position."""
     nulls, place = struct.unpack_from("<QQ", row)
     if nulls & 1:
         return None

@@ -32,25 +32,25 @@ class StateView(Protocol):
     Attributes
     ----------
     schema : StructType
-        The columns of the rows, of which the first two are the bucket and its version.
+        The columns of the rows; the first two are the bucket and its version.
     """
 
     @property
     def schema(self) -> StructType:
-        """The columns of the rows, of which the first two are the bucket and its version."""
+        """The columns of the rows; the first two are the bucket and its version."""
 
     def new_state(self) -> State:
         """Return the state of a bucket that has none, to be restored."""
 
     def rows(self, state: Any, unit: PUnit) -> list[pa.Array[Any]] | None:
-        """Return the columns from the third on of what a unit of the `state`'s snapshot has; None if nothing.
+        """Return the rows of a unit of the `state`'s snapshot, from the third column on; None if empty.
 
-        Their types may differ from `schema` in what Arrow casts safely.
+        Arrow must be able to cast their types safely to `schema`.
         """
 
 
 class Ours(NamedTuple):
-    """A column that Penstock adds. Where the stream has one of its name, in any case, it is renamed."""
+    """A column that Penstock adds. It is renamed if the stream has a column of its name, in any case."""
 
     name: str
     kind: DataType
@@ -70,7 +70,7 @@ def shown(columns: Sequence[StructField | Ours]) -> StructType:
 
 
 def one_of_tables(tables: Sequence[str], table: str | None, *, of: str) -> str:
-    """Return which of an operator's tables is shown.
+    """Return the table of an operator to show.
 
     Raises
     ------
@@ -97,11 +97,11 @@ class Stored:
     Parameters
     ----------
     specification : mapping
-        What must not change of it.
+        Its specification.
     look : callable
         Returns the newest unit of some bucket, without its chain; None if nothing is stored yet.
     large : bool
-        Whether Spark takes text with wide offsets.
+        Whether Spark uses wide offsets for text.
     """
 
     specification: Mapping[str, Any]
@@ -135,7 +135,7 @@ class Stored:
         fields = [_column(text) for text in texts]
         if None not in fields:
             return StructType([field for field in fields if field is not None])
-        # Some texts cannot be parsed: names within structs are not quoted. The blocks know the types as well.
+        # Some texts cannot be parsed, because names within structs are not quoted. Use the blocks' types.
         stored = [
             field
             for name in blocks
@@ -144,7 +144,7 @@ class Stored:
         ]
 
         placed: dict[int, StructField] = {}
-        # Names may have spaces, so that a text may seem to be of a shorter name, too.
+        # Names may have spaces, so a text may also match a shorter name.
         for field in sorted(stored, key=lambda field: -len(field.name)):
             fitting = (i for i, text in enumerate(texts) if text.startswith(f"{field.name} "))
             placed[next(i for i in fitting if i not in placed)] = field
@@ -176,12 +176,12 @@ def _cuts(text: str) -> Iterator[tuple[str, str]]:
 
 
 def numbers(values: npt.NDArray[Any], nothing: float = NEVER) -> pa.Array[Any]:
-    """Return numbers, null where they are what stands for `nothing`."""
+    """Return numbers, with null in place of `nothing`."""
     return pa.array(values, mask=values == nothing)
 
 
 def of_type(times: Integers, kind: pa.DataType) -> pa.Array[Any]:
-    """Return integers that `as_int64` made of times, with their type again.
+    """Turn integers made by `as_int64` back into times.
 
     `NEVER` is null.
     """

@@ -26,7 +26,7 @@ class TableView:
     tables : tuple of TableSpec
         All tables of the state.
     table : str
-        Which of them is shown.
+        The table to show.
     schema : StructType
         The columns.
     """

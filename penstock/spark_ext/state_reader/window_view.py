@@ -59,7 +59,7 @@ class _Places:
     step : int
         The length of a pane, in microseconds or rows.
     kind : DataType
-        Of the column.
+        The type of the column.
     """
 
     step: int
@@ -67,11 +67,11 @@ class _Places:
 
     @property
     def column(self) -> str:
-        """The name of the column for the begin of a pane."""
+        """The name of the column for the start of a pane."""
         return "pane_row" if isinstance(self.kind, LongType) else "pane_start"
 
     def of(self, panes: npt.NDArray[np.int64]) -> pa.Array[Any]:
-        """Return where panes begin; null of `NEVER`."""
+        """Return the starts of panes; null for `NEVER`."""
         there = panes != NEVER
         begins = pa.array(np.where(there, panes, 0) * self.step, mask=~there)
         if isinstance(self.kind, LongType):
@@ -86,13 +86,13 @@ class WindowView:
     Parameters
     ----------
     layout : WindowLayout
-        What the windows are made of.
+        The layout of the windows.
     mode, policy, weighted
         See `UpdateWindows`; the last says whether there are weights.
     places : _Places
         What panes' numbers mean.
     table : str
-        Which of the tables is shown.
+        The table to show.
     schema : StructType
         The columns.
     """
@@ -129,7 +129,7 @@ class WindowView:
         return [*state.groups_of(ids[owner.to_numpy()]), self.places.of(pane.to_numpy()), *values]
 
     def _cells(self, cells: pa.RecordBatch) -> list[pa.Array[Any]]:
-        """Return what is stored of groups in a window queue, as `_cell_columns` names it."""
+        """Return the stored columns of groups in a window queue, as `_cell_columns` names them."""
         slide = self.layout.spec.slide
         of = {name: cells.column(name).to_numpy() for name in cells.schema.names}
         waits, busy = of["candidate"] != NEVER, of["service"] != FREE
@@ -160,9 +160,9 @@ class SidesView:
     Parameters
     ----------
     layouts : tuple of WindowLayout
-        What the windows of the sides are made of.
+        The layout of each side's windows.
     side : int
-        Which of them is shown.
+        The side to show.
     places : _Places
         What panes' numbers mean.
     schema : StructType
@@ -273,7 +273,7 @@ def _partials(settings: Mapping[str, Any]) -> list[Partial]:
 
 
 def _layout(settings: Mapping[str, Any], entry: pa.Schema, arriving: pa.Schema | None) -> WindowLayout:
-    """Return what windows are made of, as far as restoring them asks: by settings and stored columns."""
+    """Return the layout of windows, as far as a restore needs it, from settings and stored columns."""
     named = {one.name: one for one in _partials(settings)}
     entry = upgraded(empty(entry), named.values()).schema
     at = entry.get_field_index(ENTRY_PANE)

@@ -1,11 +1,11 @@
 """The task of a Python worker for one bucket in one micro-batch: state in, operator, state out.
 
-The pointer protocol. Spark's ``GroupState`` of a bucket holds only a pointer to the newest file of
-Penstock's own state. A task 1. takes the state at the pointer, 2. has released, once it is durable that the
-pointer arrived, what that proves unnecessary, 3. runs the operator, 4. commits a new immutable version under
-an id that no other attempt has, and 5. hands the new pointer to Spark, which commits it with the batch.
-Whichever attempt Spark commits wins; the files of others are orphans that no pointer reaches. Where an
-operator follows the clock, all attempts hear the times of the first that came to the end of step 3.
+The pointer protocol. Spark's ``GroupState`` of a bucket holds only a pointer to the newest file of Penstock's
+own state. A task 1. takes the state at the pointer, 2. schedules the release of files that the pointer's
+arrival proves unnecessary, for when the arrival is durable, 3. runs the operator, 4. commits a new immutable
+version under a unique id, and 5. returns the new pointer to Spark, which commits it with the batch. The
+attempt that Spark commits wins; files of other attempts are orphans that no pointer reaches. If an operator
+follows the clock, all attempts use the times recorded by the first attempt that finished step 3.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ _CACHE: StateCache[Any] = StateCache(_CACHE_BYTES)
 _RELEASES = Releases()
 _SWEEP_BATCHES = 16
 SPECIFICATION_FILE = "operator.punit"
-"""The file of an operator that says what must not change while its checkpoint lives."""
+"""The file with an operator's specification, which is fixed for the life of a checkpoint."""
 
 _CHECKED: set[tuple[str, str]] = set()
 
 
 @functools.cache
 def _background() -> Executor:
-    """Return the thread that writes snapshots and sweeps: one a worker, made by the first task."""
+    """Return the worker's background thread for snapshots and sweeps; the first task starts it."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-state")
 
 
 def _release(store: BucketStore, held: Handle) -> None:
-    """Delete what `held` proves unnecessary, once it is durable that it arrived; called in the background."""
+    """Delete the files that `held` proves unnecessary, once its arrival is durable, in the background."""
 
     def delete() -> None:
         if not store.release(held):
@@ -80,7 +80,7 @@ def _release(store: BucketStore, held: Handle) -> None:
 
 
 def specification_in(files: Files) -> Mapping[str, Any] | None:
-    """Return what an operator's state was made with, None if there is no state."""
+    """Return the specification with which an operator's state was made; None if there is no state."""
     try:
         content = files.read(SPECIFICATION_FILE)
     except FileNotFoundError:
@@ -95,12 +95,12 @@ class Parcel:
     Attributes
     ----------
     dropped : int
-        Unusable rows that this parcel stands for.
+        The number of unusable rows that this parcel reports.
     batch : pyarrow.RecordBatch or None
-        What the operator understands, if there are any: of an update queue arrivals
-        (`penstock.operators.update_stream.arrivals`), of windows entries (`penstock.operators.windows`).
+        The operator's input, if any: arrivals for an update queue
+        (`penstock.operators.update_stream.arrivals`), entries for windows (`penstock.operators.windows`).
     side : int
-        Which of an operator's inputs it is of, where there are several.
+        The number of the input, if the operator has several.
     """
 
     dropped: int
@@ -115,11 +115,11 @@ class TaskShare:
     Attributes
     ----------
     bucket, buckets : int
-        The bucket, and how many there are.
+        The bucket, and the number of buckets.
     batch_id : int
         The micro-batch.
     parallel : int
-        How many buckets are served at the same time: Spark's shuffle partitions.
+        The number of buckets served in parallel: Spark's shuffle partitions.
     """
 
     bucket: int
@@ -137,14 +137,14 @@ class Operator(Protocol[S]):
     """The operator of a bucket's task. Made on the driver, sent to the workers."""
 
     def specification(self) -> dict[str, Any]:
-        """Return what must not change while a checkpoint lives, as JSON values."""
+        """Return the settings that are fixed for the life of a checkpoint, as JSON values."""
 
     @property
     def follows_clock(self) -> bool:
-        """Whether what leaves it depends on the clock, too."""
+        """True if its output depends on the clock, too."""
 
     def new_state(self) -> S:
-        """Return the state of a bucket that has none."""
+        """Return an empty state."""
 
     def run(
         self, state: S, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
@@ -154,7 +154,7 @@ class Operator(Protocol[S]):
 
 @dataclass(frozen=True)
 class BucketTask(Generic[S]):
-    """A stateful operator as its buckets' tasks see it. Made on the driver, sent to the workers.
+    """The task of a stateful operator's buckets. Made on the driver, sent to the workers.
 
     Parameters
     ----------
@@ -163,13 +163,13 @@ class BucketTask(Generic[S]):
     state_location : str
         The directory that holds the state of all queries: an absolute path or a URI.
     operator : Operator
-        What is run.
+        The operator to run.
     buckets : int
         Number of buckets.
     parallel : int
-        How many buckets are served at the same time: Spark's shuffle partitions.
+        The number of buckets served in parallel: Spark's shuffle partitions.
     retain_versions : int
-        How many versions of the state stay loadable.
+        The number of versions of the state that stay loadable.
     """
 
     name: str
@@ -191,7 +191,7 @@ class BucketTask(Generic[S]):
     ) -> tuple[Pointer | None, list[pa.RecordBatch], BatchMetrics]:
         """Run one bucket of one micro-batch; return its new pointer, the rows to emit and metrics.
 
-        The name of the query is kept, with the operator's description, for people who look at the state.
+        The query's name is stored with the operator's description, for people who inspect the state.
 
         Raises
         ------
@@ -214,7 +214,7 @@ class BucketTask(Generic[S]):
         trace("arrived", **place, file=pointer and pointer.file_name)
         found = _CACHE.take(store, pointer, self.operator.new_state)
         try:
-            # Whoever had the bucket before may have died and left something.
+            # The previous owner of the bucket may have died and left files.
             if found.loads or found.handle.releasable(self.retain_versions) or self._sweeps(bucket, batch_id):
                 _background().submit(_release, store, found.handle)
             loaded = monotonic_s()
@@ -240,9 +240,9 @@ class BucketTask(Generic[S]):
         return handle.pointer, batches, metrics
 
     def _sweeps(self, bucket: int, batch_id: int) -> bool:
-        """Say whether it is time to sync and sweep, because of records of the clock, or of Spark's log.
+        """Say whether to sync and sweep now, because of clock records or Spark's log.
 
-        Spark deletes older files of its log before the newer ones are durable: some of them have to be.
+        Spark deletes older files of its log before newer ones are durable, so some must be synced in time.
         """
         if self.operator.follows_clock:
             return (batch_id + bucket) % _SWEEP_BATCHES == 0
@@ -251,7 +251,7 @@ class BucketTask(Generic[S]):
     def _on_record(
         self, store: BucketStore, found: Found[S], parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
-        """Run an operator that follows the clock, as the attempt did that is on record, if one is."""
+        """Run an operator that follows the clock, with the times of the recorded attempt, if there is one."""
         record = ClockRecord(store.files, found.handle)
         parcels = list(parcels)  # for a second run
         recorded = record.read()
@@ -261,7 +261,7 @@ class BucketTask(Generic[S]):
             try:
                 record.publish(heard.readings)
             except ConflictError:
-                # Another attempt was faster, and what it served may have been seen.
+                # Another attempt was faster, and its output may have been seen.
                 found.state.close()
                 found.become(_CACHE.take(store, found.handle.pointer, self.operator.new_state))
                 heard = RecordedClock(clock, record.read() or [])
@@ -269,11 +269,11 @@ class BucketTask(Generic[S]):
         return batches, metrics
 
     def specification(self) -> dict[str, Any]:
-        """Return what must not change while a checkpoint lives."""
+        """Return the settings that are fixed for the life of a checkpoint."""
         return {"buckets": self.buckets, **self.operator.specification()}
 
     def _check_specification(self, files: Files, pointer: Pointer | None, query_name: str | None) -> None:
-        """Compare these settings with those that the checkpoint was made with, once per process."""
+        """Compare these settings with the checkpoint's, once per process."""
         ours = json.dumps(self.specification(), sort_keys=True)
         mark = (files.location, hashlib.sha256(ours.encode()).hexdigest())
         if mark in _CHECKED:
@@ -281,7 +281,7 @@ class BucketTask(Generic[S]):
         path = files.path_of(SPECIFICATION_FILE)
         theirs = specification_in(files)
         if theirs is None and pointer is None:
-            # If another task was faster, we compare with what it wrote.
+            # If another task was faster, compare with its file.
             with contextlib.suppress(ConflictError):
                 described = self.specification() | ({QUERY_NAME: query_name} if query_name else {})
                 files.publish(SPECIFICATION_FILE, encode(PUnit("operator", described)))
@@ -292,12 +292,12 @@ class BucketTask(Generic[S]):
         _CHECKED.add(mark)
 
     def check_same(self, theirs: Mapping[str, Any], path: str) -> None:
-        """Check what a checkpoint was made with.
+        """Check that a checkpoint was made with the same settings.
 
         Raises
         ------
         InvalidUsageError
-            If it is something else.
+            If the settings differ.
         """
         for name, value in self.specification().items():
             if theirs.get(name) != value:
@@ -312,7 +312,7 @@ class BucketTask(Generic[S]):
 
 
 def missing_state(path: str) -> CorruptDataError:
-    """Return the error for a checkpoint that has pointers, where what describes their operator is gone."""
+    """Return the error for a checkpoint with pointers whose operator's description is missing."""
     return CorruptDataError(
         "the state of this checkpoint is missing",
         file=path,

@@ -26,19 +26,19 @@ from penstock.spark_ext.worker.window_plan import WindowPlan
 __all__ = ["FIRST_TIME", "LAST_TIME", "CountWindowPlan", "RowOrderPacker", "arriving_rows", "row_fragments"]
 
 FIRST_TIME, LAST_TIME = f"{RESERVED_PREFIX}first_time", f"{RESERVED_PREFIX}last_time"
-"""The partials of a pane of rows that are the times of its first and its last row."""
+"""The partials with the times of the first and last row of a pane."""
 
 _CHUNK_ROWS = 1 << 20
 
 
 def arriving_rows(rows: pa.Schema, time: str, keys: tuple[str, ...]) -> pa.Schema:
-    """Return what arrives at a bucket of rows that have the time, groups and values."""
+    """Return the schema of rows arriving at a bucket, with time, groups and values."""
     values = [column for column in rows if column.name not in (time, *keys)]
     return pa.schema([*map(rows.field, keys), pa.field(ENTRY_PANE, pa.int64()), *values])
 
 
 def row_fragments(unit: TimeUnit, keys: tuple[str, ...], partials: Iterable[Partial]) -> Fragments:
-    """Return how panes of rows are made, which know their first and last time."""
+    """Return the fragments for panes of rows, with their first and last times."""
     bounds = (Partial("min", ENTRY_PANE, FIRST_TIME), Partial("max", ENTRY_PANE, LAST_TIME))
     pane_ms = 1000 if unit == "s" else 1
     return Fragments(pane_ms, ENTRY_PANE, unit, keys, (*partials, *bounds))
@@ -53,7 +53,7 @@ class CountWindowPlan(WindowPlan):
     size_rows, slide_rows : int
         Size and slide of the windows.
     arriving : pyarrow.Schema
-        As of `RowLayout`.
+        As in `RowLayout`.
     """
 
     size_rows: int
@@ -115,18 +115,19 @@ def _micros(name: str, unit: TimeUnit) -> Column:
 
 @dataclass(frozen=True)
 class RowOrderPacker:
-    """Makes parcels of rows that are put in order later, for ``mapInArrow``. Called once per partition.
+    """Makes parcels of rows that are sorted later, for ``mapInArrow``. Called once per partition.
 
     Parameters
     ----------
     schema : pyarrow.Schema
-        Of the rows: the time, the groups, and the values of partials under their expressions' names.
+        The schema of the rows: the time, the groups, and the values of partials under their expressions'
+        names.
     time : str
         The column of the time.
     packer : EntryPacker
-        What makes parcels.
+        Makes parcels.
     nulls : str
-        ``"error"`` or ``"drop"``: what is done with rows without a time.
+        ``"error"`` or ``"drop"``: the treatment of rows without a time.
     """
 
     schema: pa.Schema

@@ -1,4 +1,4 @@
-"""The Python that Spark's workers run: one that has Penstock, or an error that says how to get it."""
+"""Make Spark's workers run a Python that has Penstock, or raise an error that says how."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _prepared: WeakSet[SparkContext] = WeakSet()
 
 
 def prepare_workers(spark: SparkSession) -> None:
-    """See to it that Python workers of a session can run Penstock; called on the driver, before any function.
+    """Ensure that a session's Python workers can run Penstock; called on the driver, before any function.
 
-    Without ``PYSPARK_PYTHON``, workers run the ``python3`` of the path, whatever Python the driver runs. On
-    one machine they get the driver's, unless ``PYSPARK_PYTHON`` names one that has what Penstock needs. On a
-    cluster, whose machines may have their Pythons elsewhere, a small job asks one of them, once.
+    Without ``PYSPARK_PYTHON``, workers run the ``python3`` in PATH, whatever Python the driver runs. On one
+    machine they get the driver's Python, unless ``PYSPARK_PYTHON`` names one with Penstock's dependencies. On
+    a cluster, where paths may differ, a small job checks one worker, once.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def prepare_workers(spark: SparkSession) -> None:
 
 
 def _use_drivers_python(context: SparkContext) -> None:
-    # Other functions of the session may need what only the Python that was asked for has.
+    # Other functions of the session may need packages of the requested Python.
     if "PYSPARK_PYTHON" in os.environ:
         lack = _lack_of_workers(context)
         if lack is None:

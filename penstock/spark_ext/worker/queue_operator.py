@@ -114,7 +114,7 @@ class QueueOperator:
         return batches, metrics
 
     def _capacity(self, state: KeyedQueue, budget: Budget, turn: TaskShare) -> float | None:
-        """Return how many tuples a trigger can serve of a bucket, on average; None if there is no bound."""
+        """Return the average number of tuples that a trigger can serve of a bucket; None if unbounded."""
         rows = self.options.limits.rows
         if rows is not None:
             return rows / turn.buckets
@@ -123,7 +123,7 @@ class QueueOperator:
         return budget.duration_us * turn.buckets_per_task / state.measured_cost_us
 
     def _arrivals(self, parcels: Iterable[Parcel]) -> tuple[Arrivals | None, int]:
-        """Return what arrives, conflated as far as memory asks for it, and how many rows were dropped.
+        """Return the arrivals, conflated if memory requires it, and the number of dropped rows.
 
         Parcels come in any order: their rows carry their positions.
         """
@@ -141,21 +141,21 @@ class QueueOperator:
 
 
 def local_directory() -> Path | None:
-    """Return where Spark lets a worker keep files; it removes them with the application."""
+    """Return Spark's local directory for a worker's files, which Spark removes with the application."""
     directories = os.environ.get(_LOCAL_DIRECTORIES, "")
     return Path(directories.split(",")[0]) if directories else None
 
 
 def follows_clock(policy: Policy, budget: Budget) -> bool:
-    """Say whether the clock has a part in which tuples a micro-batch serves."""
+    """Say whether the tuples that a micro-batch serves depend on the clock."""
     return budget.duration_us is not None or (policy is Policy.LINECUTTING and budget.rows is not None)
 
 
 def share(budget: Budget, turn: TaskShare) -> Budget:
     """Return a bucket's share of a budget.
 
-    Rows are dealt out so that the shares add up to the budget; who gets one more rotates with the
-    batch. Buckets of one partition are served one after the other, so they divide its time.
+    Shares of rows add up to the budget; the buckets that get one more rotate with the batch. Buckets of one
+    partition are served one after the other, so they divide its time.
     """
     rows, duration = budget.rows, budget.duration_us
     if rows is not None:

@@ -1,8 +1,8 @@
-"""Checks, when a query starts, of its output mode and of what its checkpoint was made with.
+"""Check a query's output mode and the settings of its checkpoint when it starts.
 
-Spark has no hook for that: it plans an operator anew at each start, and asks a function in a worker only when
-there are rows for it. So the first operator that is planned wraps ``DataStreamWriter.start`` and ``toTable``,
-once in this process. Queries without an operator of Penstock's start as before.
+Spark has no hook for that: it plans an operator anew at each start, and calls a function in a worker only if
+there are rows for it. So the first planned operator wraps ``DataStreamWriter.start`` and ``toTable``, once in
+this process. Queries without a Penstock operator start as before.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def _checked(start: Callable[..., StreamingQuery]) -> Callable[..., StreamingQue
 
     It raises what `start` does, and
 
-    - `InvalidUsageError` for an output mode that they have not, or a checkpoint that was made with another
-      key, policy, number of buckets or other fixed setting;
+    - `InvalidUsageError` for an unsupported output mode, or a checkpoint that was made with another key,
+      policy, number of buckets or other fixed setting;
     - `UnavailableError` if the file system of the state refuses.
     """
 
@@ -82,7 +82,7 @@ def _tasks_in(plan: str) -> list[BucketTask[Any]]:
 
 
 def _restart_notes(query: StreamingQuery) -> Iterator[str]:
-    """Check the operators of a query that was started; yield what its user should know."""
+    """Check the operators of a started query; yield notes for its user."""
     own = str(query.id)  # kept in the checkpoint
     for task in _tasks_in(str(query._jsq.streamingQuery().analyzedPlan().toString())):
         place = open_files(task.state_location)

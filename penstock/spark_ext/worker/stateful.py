@@ -61,7 +61,7 @@ _POINTER_SCHEMA = "version long, file_id string"
 _SCHEME = re.compile("[a-z0-9+.-]+:", re.IGNORECASE)
 
 _WORKERS = "PENSTOCK_WORKERS"
-"""The environment variable that tells workers of such operators from others, and nothing reads."""
+"""An environment variable that separates the workers of such operators from others; nothing reads it."""
 
 _CHECKS_OPERATORS = "spark.sql.streaming.unsupportedOperationCheck"
 _SPARK_OPERATOR = "FlatMapGroupsInPandasWithState"
@@ -78,7 +78,7 @@ class Stateful:
     name : str
         The operator's name in metrics and state.
     buckets : int
-        Into how many parts the keys are divided.
+        The number of buckets for the keys.
     parallel : int
         Spark's shuffle partitions.
     state_location : str
@@ -100,8 +100,8 @@ class Stateful:
         Raises
         ------
         InvalidUsageError
-            If the name or the location is wrong, or workers on a cluster run a Python that lacks what
-            Penstock needs.
+            If the name or the location is wrong, or workers on a cluster run a Python without Penstock's
+            dependencies.
         """
         prepare_workers(spark)
         if not _is_name(name):
@@ -123,26 +123,26 @@ class Stateful:
         own_workers: bool = False,
         into: OperatorRows | None = None,
     ) -> DataFrame:
-        """Return what leaves an operator.
+        """Return the output of an operator.
 
         Parameters
         ----------
         parcels : DataFrame
-            Of `PARCEL_SCHEMA`; with `SIDE`, if there are several inputs.
+            The input, with `PARCEL_SCHEMA`, and with `SIDE` if there are several inputs.
         operator : Operator
-            What is run for each bucket.
+            The operator to run for each bucket.
         output : StructType
-            The columns of what leaves it.
+            The output's columns.
         rows : pyarrow.Schema
-            The same for Arrow.
+            The output's Arrow schema.
         waits : bool
-            Whether something may be left for later triggers, which then come without new input.
+            Whether keys may be left for later triggers, which then come even without new input.
         own_workers : bool
-            Whether it runs in workers in which only such operators do, for state that takes long to read
-            again. Spark hands idle workers out in turns: among those that read and unpack, too, a bucket
-            seldom finds the one that has its state. Others take more than a second to start.
+            Whether it runs in separate workers for such operators, because its state is slow to reload. Spark
+            assigns idle workers in turn, so among workers that also read and unpack, a bucket rarely meets
+            the one with its state. Separate workers take more than a second to start.
         into : OperatorRows, optional
-            Writes what leaves the operator; then descriptors leave it in place of rows.
+            Writes the operator's results; then its output is descriptors instead of rows.
         """
         skip_size_of_each_row(parcels.sparkSession)
         task = BucketTask(
@@ -164,7 +164,7 @@ class Stateful:
 
 @contextmanager
 def _workers_of_their_own(spark: SparkSession) -> Iterator[None]:
-    """Let the functions that are made meanwhile run in workers in which no others do.
+    """Run the functions created within the context in separate workers.
 
     Spark has workers, and a daemon that forks them, for each environment of a function.
     """

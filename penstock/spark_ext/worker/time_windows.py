@@ -56,7 +56,7 @@ class TimeWindowPlan(WindowPlan):
         return EntryPacker.of(self.fragments, self.schema, buckets)
 
     def finish(self, steps: Sequence[Step]) -> Finish | None:
-        """Return what makes results of windows without Spark; see `WindowPlan.finish`."""
+        """Return the function that makes results of windows without Spark; see `WindowPlan.finish`."""
         if self.local or self.options.by_key:
             return None
         return Finish(
@@ -71,7 +71,7 @@ class TimeWindowPlan(WindowPlan):
 
     @property
     def delay_panes(self) -> int:
-        """How many panes the watermark is behind the newest one."""
+        """The delay of the watermark behind the newest pane, in panes."""
         return -(-self.delay_ms // self.fragments.pane_ms)
 
     @property
@@ -80,6 +80,6 @@ class TimeWindowPlan(WindowPlan):
         return [self.size_ms, self.slide_ms, self.delay_ms]
 
     def _bounds(self) -> tuple[Column, Column]:
-        """Return where windows start and end, in microseconds."""
+        """Return the starts and ends of windows, in microseconds."""
         start = sf.col(quoted(START)) * sf.lit(1000 * self.fragments.pane_ms)
         return start, start + 1000 * self.size_ms

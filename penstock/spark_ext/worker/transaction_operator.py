@@ -1,4 +1,4 @@
-"""What a bucket's task does for transactions."""
+"""Transactions as the operator of a bucket's task."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class TransactionOperator:
     Parameters
     ----------
     program : Program or PlainProgram
-        What runs for each row.
+        The program to run for each row.
     tables : tuple of TableSpec
         The tables of the database.
     needed : tuple of str
-        The columns that arrive.
+        The input columns.
     keep : tuple of str
-        Those that leave with the results.
+        The columns to emit with the results.
     time : str, optional
         The column that orders transactions of a micro-batch.
     identity : str

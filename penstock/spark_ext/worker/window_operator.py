@@ -35,7 +35,7 @@ class ParcelInputs:
     Parameters
     ----------
     sides : int
-        How many inputs there are.
+        The number of inputs.
     """
 
     sides: int
@@ -63,7 +63,7 @@ class ParcelInputs:
         return [batch for _, batch in sorted(self._arriving[side], key=lambda one: one[0])]
 
     def watermark(self, side: int, delay: int) -> int | None:
-        """Return before which pane all of an input has arrived, if that is told."""
+        """Return the watermark of an input, in panes, if its parcels hold one."""
         newest = self.newest[side]
         return None if newest is None else newest - delay
 
@@ -75,17 +75,17 @@ class WindowOperator:
     Parameters
     ----------
     layout : WindowLayout
-        What windows are made of.
+        The layout of the windows.
     delay : int
-        How many panes the watermark is behind the newest one.
+        The delay of the watermark behind the newest pane, in panes.
     settings : dict
-        What must not change while a checkpoint lives, as JSON values.
+        The settings that are fixed for the life of a checkpoint, as JSON values.
     options : WindowOptions
-        Which windows are emitted, and when; the budget is for all buckets together.
+        The windows to emit, and when; the budget is for all buckets together.
     weights : str or KeyWeights, optional
         See `UpdateWindows`.
     closing : Closing, optional
-        What is done with windows before they leave; in append mode.
+        The processing of windows before they are emitted, in append mode.
     """
 
     layout: WindowLayout
@@ -124,7 +124,7 @@ class WindowOperator:
     def run(
         self, state: Panes | UpdateWindows, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
-        """Let entries in and close windows; see `Operator.run`."""
+        """Add entries and close windows; see `Operator.run`."""
         started = clock()
         gathered = ParcelInputs(1).add(parcels)
         entering = WindowArrivals(gathered.arriving(0), gathered.watermark(0, self.delay))

@@ -47,10 +47,10 @@ __all__ = [
 ]
 
 _MANY_WINDOWS = 60
-"""A pane is in so many windows, or more, where these have workers of their own."""
+"""Windows get separate workers if each pane is in at least this many windows."""
 
 WINDOW = "window"
-"""The column that says of which window a result is: a struct of ``start`` and ``end``."""
+"""The column with the window of a result: a struct of ``start`` and ``end``."""
 
 
 @dataclass(frozen=True)
@@ -60,25 +60,25 @@ class WindowPlan(ABC):
     Parameters
     ----------
     fragments : Fragments
-        What the map side makes; with a partial that counts all rows.
+        The fragments that the map side makes, with a partial that counts all rows.
     decomposition : Decomposition
         The aggregates.
     schema : pyarrow.Schema
-        Of the fragments, as `Fragmenter.schema` has it.
+        The schema of the fragments, as in `Fragmenter.schema`.
     output : StructType
-        What is emitted: groups, `WINDOW`, aggregates.
+        The output's columns: groups, `WINDOW`, aggregates.
     delay_ms : int
-        How far the watermark is behind the newest tuple.
+        The delay of the watermark behind the newest tuple.
     local : bool
         Whether times have no zone.
     options : WindowOptions
-        Which windows are emitted, and when.
+        The windows to emit, and when.
     weights : str or KeyWeights, optional
         See `WindowOperator`.
     extreme : Extreme, optional
-        Which of them are wanted, where that is not all.
+        The filter of windows, if not all are wanted.
     wraps : bool
-        As of `Assembly`.
+        As in `Assembly`.
     """
 
     fragments: Fragments
@@ -103,7 +103,7 @@ class WindowPlan(ABC):
         Raises
         ------
         InvalidUsageError
-            If a weight is no number, or values cannot be those of the group.
+            If a weight is not a number, or the values do not fit the group's type.
         """
         weight = options.weight
         if weight is None:
@@ -128,7 +128,7 @@ class WindowPlan(ABC):
 
     @abstractmethod
     def packer(self, buckets: int) -> EntryPacker:
-        """Return the packer of what crosses the shuffle."""
+        """Return the packer of the shuffle's input."""
 
     def results(self, place: Stateful, parcels: DataFrame, columns: Iterable[str]) -> DataFrame:
         """Return the windows that parcels make.
@@ -138,9 +138,9 @@ class WindowPlan(ABC):
         place : Stateful
             The operator's place.
         parcels : DataFrame
-            Of `EntryPacker.pack`.
+            The output of `EntryPacker.pack`.
         columns : iterable of str
-            Names and types of what the fragments are made of, which may not change while a checkpoint lives.
+            Names and types of the fragments' inputs, which are fixed for the life of a checkpoint.
         """
         made = spark_windows(self.layout)
         waits = self.options.limits != Budget()
@@ -157,7 +157,7 @@ class WindowPlan(ABC):
         finish: Finish,
         into: OperatorRows,
     ) -> DataFrame:
-        """Return descriptors of what the operator makes of windows and writes itself; see `results`."""
+        """Return descriptors of results that the operator writes itself; see `results`."""
         operator = replace(self._operator(columns), closing=finish)
         made = as_arrow_of_spark(DESCRIPTORS)
         own = has_own_workers(self.layout)
@@ -166,7 +166,7 @@ class WindowPlan(ABC):
     def folded(
         self, place: Stateful, parcels: DataFrame, columns: Iterable[str], fold: WindowAccumulator
     ) -> DataFrame:
-        """Return what the operator folds windows to; see `results`."""
+        """Return the windows folded by the operator; see `results`."""
         operator = replace(self._operator(columns), closing=fold)
         own = has_own_workers(self.layout)
         made = spark_schema(fold.made)
@@ -174,7 +174,7 @@ class WindowPlan(ABC):
 
     @abstractmethod
     def finish(self, steps: Sequence[Step]) -> Finish | None:
-        """Return what makes results of windows without Spark; None if only Spark can.
+        """Return the function that makes results of windows without Spark; None if only Spark can.
 
         Parameters
         ----------
@@ -203,7 +203,7 @@ class WindowPlan(ABC):
     @property
     @abstractmethod
     def delay_panes(self) -> int:
-        """How far the watermark is behind the newest row, in the unit in which panes are numbered."""
+        """The delay of the watermark behind the newest row, in the unit of pane numbers."""
 
     @property
     @abstractmethod
@@ -211,7 +211,7 @@ class WindowPlan(ABC):
         """Size, slide and delay, as stored with the settings."""
 
     def settings(self, columns: Iterable[str]) -> dict[str, Any]:
-        """Return what may not change while a checkpoint lives, as JSON values."""
+        """Return the settings that are fixed for the life of a checkpoint, as JSON values."""
         return {
             "key": list(self.fragments.group_by),
             "time": self.fragments.time,
@@ -221,7 +221,7 @@ class WindowPlan(ABC):
         }
 
     def computed(self) -> list[Column]:
-        """Return groups, window and aggregates as Spark computes them of windows' partials."""
+        """Return groups, window and aggregates, computed by Spark from windows' partials."""
         made: dict[str, Column] = {name: sf.col(quoted(name)) for name in self.fragments.group_by}
         start, end = self._bounds()
         made[WINDOW] = sf.struct(self._instant(start).alias("start"), self._instant(end).alias("end"))
@@ -231,7 +231,7 @@ class WindowPlan(ABC):
 
     @abstractmethod
     def _bounds(self) -> tuple[Column, Column]:
-        """Return where windows start and end, in microseconds."""
+        """Return the starts and ends of windows, in microseconds."""
 
     def _instant(self, micros: Column) -> Column:
         if not self.local:
@@ -242,16 +242,16 @@ class WindowPlan(ABC):
 
 @dataclass(frozen=True)
 class Windowed:
-    """Windows before they are made.
+    """A plan of windows and its input.
 
     Parameters
     ----------
     plan : WindowPlan
-        What they are.
+        The plan of the windows.
     parcels : DataFrame
-        What they are made of.
+        The input parcels.
     columns : tuple of str
-        Names and types of what the fragments are made of.
+        Names and types of the fragments' inputs.
     """
 
     plan: WindowPlan
@@ -259,30 +259,30 @@ class Windowed:
     columns: tuple[str, ...]
 
     def results(self, place: Stateful) -> DataFrame:
-        """Return the windows, made in a place of their own."""
+        """Return the windows, computed in their own place."""
         return self.plan.results(place, self.parcels, self.columns)
 
     def folded(self, place: Stateful, fold: WindowAccumulator) -> DataFrame:
-        """Return what the operator folds the windows to."""
+        """Return the windows folded by the operator."""
         return self.plan.folded(place, self.parcels, self.columns, fold)
 
     def written(self, place: Stateful, finish: Finish, into: OperatorRows) -> DataFrame:
-        """Return descriptors of the results, which the operator writes."""
+        """Return descriptors of the results that the operator writes."""
         return self.plan.written(place, self.parcels, self.columns, finish, into)
 
 
 def wraps_around(spark: SparkSession) -> bool:
-    """Return whether integers wrap around in a session, where ANSI mode has errors."""
+    """Return whether integers wrap around in a session; in ANSI mode they raise errors instead."""
     return spark.conf.get("spark.sql.ansi.enabled") != "true"
 
 
 def typed(made: Column, field: StructField) -> Column:
-    """Return a column of a field's name and type; Spark's own type, where no other is known."""
+    """Return a column with a field's name and type, by default Spark's own type."""
     return (made if isinstance(field.dataType, NullType) else made.cast(field.dataType)).alias(field.name)
 
 
 def value_columns(split: Decomposition) -> tuple[list[Column], tuple[Partial, ...]]:
-    """Return what partials are made of as columns, and the partials of these."""
+    """Return the inputs of partials as columns, and the partials of these columns."""
     names = value_names(split.partials)
     return [sf.expr(text).alias(name) for text, name in names.items()], of_values(split.partials)
 
@@ -294,13 +294,13 @@ def of_values(partials: Sequence[Partial]) -> tuple[Partial, ...]:
 
 
 def value_names(partials: Iterable[Partial]) -> dict[str, str]:
-    """Return the columns that `value_columns` makes, by what partials are made of."""
+    """Return the columns that `value_columns` makes, by the inputs of partials."""
     texts = dict.fromkeys(one.expression for one in partials if one.expression != "*")
     return {text: f"{RESERVED_PREFIX}value_{number}" for number, text in enumerate(texts)}
 
 
 def has_own_workers(layout: WindowLayout) -> bool:
-    """Say whether windows overlap so much that what a bucket holds of them takes long to read again."""
+    """Say whether windows overlap so much that a bucket's state is slow to reload."""
     return layout.spec.overlap >= _MANY_WINDOWS
 
 
