@@ -1,1 +1,1 @@
-"""Versioned state of one bucket: keys, working copy, deltas and snapshots, and the workers' cache."""
+"""Versioned state of buckets: keys, working copies, deltas and snapshots, and the workers' cache."""

@@ -27,10 +27,10 @@ class State(Protocol):
     """The interface of working copies."""
 
     def delta(self) -> PUnit:
-        """Return what changed since the last call of `delta` or `restore`."""
+        """Return the changes since the last call of `delta` or `restore`."""
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole state of this moment, in units of bounded size; later changes do not show."""
+        """Return the whole current state, in units of bounded size; later changes have no effect on them."""
 
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply units in their order."""
@@ -67,7 +67,7 @@ class BucketFiles:
         return newest, self._handle_in(pointer, newest, size_bytes)
 
     def _from_head(self, pointer: Pointer, size_bytes: int) -> Handle | None:
-        """Return where a version stands by the header of its own file; None if it is not whole."""
+        """Return the handle of a version from the header of its own file; None if the file is not whole."""
         read = partial(self.files.read_range, pointer.file_name)
         path = self.files.path_of(pointer.file_name)
         try:
@@ -79,12 +79,12 @@ class BucketFiles:
             return None
 
     def _handle_in(self, pointer: Pointer, unit: PUnit, size_bytes: int) -> Handle:
-        """Return where the version stands whose file at `pointer` is `unit`."""
+        """Return the handle of the version whose file at `pointer` is `unit`."""
         path = self.files.path_of(pointer.file_name)
         fields = Fields(unit.meta, path)
         before = tuple(map(Link.from_json, fields.rows("chain", 3)))
         superseded = tuple((Version(one.count(0)), one.text(1)) for one in fields.rows("superseded", 2))
-        # The first files of the format named neither base, which was one file, nor parent, nor snapshot.
+        # Early files name no base (which was one file), parent or snapshot.
         base = fields.count("base", most=len(before) + 1) if fields.has("base") else 1
         parent = fields.row("parent", 2) if fields.has("parent") else None
         before_it = Pointer(Version(parent.count(0)), FileId(parent.text(1))) if parent else None
@@ -98,7 +98,7 @@ class BucketFiles:
         return Handle((*before, Link(pointer, size_bytes)), base, superseded, before_it, snapshot)
 
     def _restore(self, state: State, links: Sequence[Link], units: Iterable[PUnit]) -> None:
-        """Apply the units of some files; what is wrong with one names its file."""
+        """Apply the units of some files; an error names its file."""
         at = -1
 
         def counted() -> Iterator[PUnit]:
@@ -130,7 +130,7 @@ class BucketFiles:
         return self._checked(pointer, decode(content, self.files.path_of(pointer.file_name)))
 
     def _checked(self, pointer: Pointer, unit: PUnit) -> PUnit:
-        """Return the unit in the file at `pointer` if it is what the name says."""
+        """Return the unit in the file at `pointer`, after checking it against the file's name."""
         path = self.files.path_of(pointer.file_name)
         if (unit.meta.get("version"), unit.meta.get("file_id")) != (pointer.version, pointer.file_id):
             raise CorruptDataError("the file holds another version than its name says", file=path)

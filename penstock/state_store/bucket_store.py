@@ -1,25 +1,25 @@
 """The files of one bucket's state: immutable versions, each a delta upon a chain of older files.
 
-Every file is a p-unit (`penstock.checkpointing.p_unit`) named ``<number>-<file id>.punit``. The header of
-a version's file holds its *chain*: the files that a load needs before it, oldest first. The chain
-begins with its *base*, which stands alone: the parts of a snapshot, or the first delta of all. So a load
-reads the newest file, which a pointer names, and then the files that it names; nothing lists a directory.
+Every file is a p-unit (`penstock.checkpointing.p_unit`) named ``<number>-<file id>.punit``. The header of a
+version's file holds its *chain*: the files that a load needs before it, oldest first. The chain begins with
+its *base*, which is self-contained: the parts of a snapshot, or the very first delta. So a load reads the
+newest file, which a pointer names, and then the files in its chain, without listing a directory.
 
-A snapshot is written in the background, after the commit of the version that it shows, and replaces the
-chain of the first commit that finds it complete. Its parts come first, and then its *own file*, which names
-them and holds nothing else. The header of the version that it shows, and of those after it, says that it was
-begun and under which name its own file will be, so any process may find it, and none begins another as long
-as this one may be adopted. If nobody adopts it by then, whoever writes it is given up for lost, and the next
-one is written by the commit that begins it: workers may be too short-lived to write any in the background.
+A snapshot is written in the background, after the commit of its version. The first later commit that finds it
+complete adopts it: it replaces that commit's chain. The writer publishes its parts first, and then its *own
+file*, which only names them. The headers of its version and of later ones record that it was begun, and the
+name of its own file. So any process may find it, and none begins another one while this one may be adopted.
+If no commit adopts it in time, its writer counts as lost, and the commit that begins the next snapshot also
+writes it, because workers may not live long enough to write one in the background.
 
-More than one attempt at a version may be committed: with speculation, or where an executor is given up and
-still runs, Spark may have the pointer of one attempt in an executor's memory and that of its *sibling* on
-disk. A task gets either, and cannot tell which; a later one may get the other, or a version that follows it.
+Spark may commit more than one attempt at a version: with speculation, or if a lost executor still runs, it
+may have the pointer of one attempt in an executor's memory and the pointer of a *sibling* on disk. A task
+gets either and cannot tell which; a later task may get the other, or a successor of it.
 
 Invariants:
 
 1. A file never changes, and no two attempts share a file id.
-2. A version is the number of commits before it, plus one; its *parent* is the version before it.
+2. A version is the number of earlier commits plus one; its *parent* is the previous version.
 3. The number in a file's name is at least the version that first names it: of a version's own file the
    version, of a snapshot that of the last commit which may adopt it. A snapshot's is higher by the
    ``retain_versions - 1``, so that its files stay as long as a version is retained upon which it may be
@@ -30,10 +30,10 @@ Invariants:
 5. A file is deleted only once a pointer has arrived, if no recent version that is there has it in its chain,
    whichever attempt wrote that version, and if its number is below the recent ones, or the chain that arrived
    had it before a snapshot replaced it. If a recent version cannot be read, nothing is deleted.
-6. What a snapshot replaced, and its own file, are named in the header of every later version until they are
-   released, also where another snapshot follows before that.
-7. A commit begins a snapshot only where its lineage has none begun that a later commit may adopt, unless
-   this process knows that the one which it began has failed.
+6. The header of every later version names the files that a snapshot replaced, and the snapshot's own file,
+   until they are released, even if another snapshot follows before that.
+7. A commit begins a snapshot only if its lineage has no snapshot that a later commit may adopt, unless this
+   process knows that its own snapshot has failed.
 8. After a snapshot is due, a chain grows by no more than ``_MAX_SNAPSHOT_COMMITS`` + 2 deltas, whatever
    becomes of workers, as long as the file system takes the snapshot and its writer is dead or done.
 """
@@ -85,19 +85,19 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 RETAIN_VERSIONS = 2
-"""Versions that stay loadable by default: the newest committed one and those before it."""
+"""The default number of loadable versions: the newest committed one and its predecessors."""
 
 _DELTAS_PER_BASE = 1.0
 """A snapshot is due when the deltas of a chain hold more bytes than this multiple of its base."""
 
 _MIN_BYTES_FOR_SNAPSHOT = 256 * 1024
-"""Below so many bytes of deltas a chain gets no snapshot, unless it is longer than the limit."""
+"""A chain with fewer bytes of deltas gets no snapshot, unless it has too many deltas."""
 
 _MAX_DELTAS = 64
 """A snapshot is due when more deltas than this follow the base."""
 
 _MAX_SNAPSHOT_COMMITS = 16
-"""Commits within which a snapshot must be complete; one that takes longer counts as lost."""
+"""The number of commits within which a snapshot must be complete; otherwise it counts as lost."""
 
 
 class BucketStore(BucketFiles):
@@ -111,9 +111,9 @@ class BucketStore(BucketFiles):
     files : Files
         The bucket's directory.
     retain_versions : int
-        How many versions stay loadable once they are committed.
+        The number of committed versions that stay loadable.
     background : concurrent.futures.Executor, optional
-        What writes snapshots and looks for garbage; by default the caller's thread does.
+        Writes snapshots and collects garbage; by default the caller's thread does.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class BucketStore(BucketFiles):
         self._background = background
 
     def load(self, pointer: Pointer, state: State) -> Handle:
-        """Bring `state`, which is empty, to the version at `pointer`.
+        """Load the version at `pointer` into the empty `state`.
 
         Raises
         ------
         CorruptDataError
-            If a file is missing, damaged or not what its name says.
+            If a file is missing, damaged or does not match its name.
         UnavailableError
             If the file system refuses.
         """
@@ -146,10 +146,10 @@ class BucketStore(BucketFiles):
         return handle
 
     def catch_up(self, pointer: Pointer, state: State, held: Handle) -> Handle | None:
-        """Bring `state`, which stands at `held`, to the version at `pointer` by the deltas between.
+        """Advance `state` from `held` to the version at `pointer` by the deltas between.
 
-        Returns None, and leaves `state` as it is, if `held` is no part of the lineage of `pointer` or a
-        snapshot has taken the place of the deltas.
+        Returns None, and does not change `state`, if `held` is not in the lineage of `pointer` or a snapshot
+        has replaced the deltas.
 
         Raises
         ------
@@ -172,12 +172,12 @@ class BucketStore(BucketFiles):
     def commit(self, state: State, held: Handle) -> Handle:
         """Make the changes of `state` since `held` durable as a new version.
 
-        Call it after `release`: what that has deleted is not named any more. Steps: 1. adopt a complete
-        snapshot, 2. begin one if it is due and none is begun, 3. publish the delta, which names what was
-        begun, 4. write the snapshot: in the background, or before this returns if the last one was lost.
+        Call it after `release`, so that the header no longer names deleted files. Steps: 1. adopt a complete
+        snapshot, 2. begin one if it is due and none is begun, 3. publish the delta, which names a begun
+        snapshot, 4. write the snapshot: in the background, or before this returns if the last one was lost.
 
-        Where another process writes the snapshot, step 1 is a read of one small file, which is mostly not
-        there yet: at most one for each of the commits that may adopt it.
+        If another process writes the snapshot, step 1 reads one small file, which usually does not exist yet:
+        at most one read for each commit that may adopt it.
 
         Raises
         ------
@@ -204,7 +204,8 @@ class BucketStore(BucketFiles):
         return handle
 
     def release(self, held: Handle) -> int:
-        """Sweep if `held` proves unnecessary what a snapshot replaced; return how many files that may be.
+        """Sweep if `held` proves files that a snapshot replaced unnecessary; return the number of these
+        files.
 
         Call it when the pointer of `held` has *arrived* and its state is loaded, never after a commit. It
         sweeps about once a snapshot, in the caller's thread, because a worker may not live long enough for
@@ -217,15 +218,15 @@ class BucketStore(BucketFiles):
         return len(names)
 
     def sweep_later(self, held: Handle) -> None:
-        """Have the directory swept in the background; see `sweep`. A failure is logged."""
+        """Sweep the directory in the background; see `sweep`. A failure is logged."""
         self._run(lambda: self._try_sweep(held))
 
     def garbage(self, held: Handle) -> list[str]:
-        """List the directory for all that the arrival of the pointer of `held` proves unnecessary.
+        """List the files that the arrival of the pointer of `held` proves unnecessary.
 
-        These are the files of attempts that failed or lost, what a snapshot replaced, and snapshots that
-        nothing adopted; see rule 5 of the module. The headers of siblings are read, of which there are mostly
-        none.
+        These are the files of attempts that failed or lost, files that a snapshot replaced, and snapshots
+        that no commit adopted; see rule 5 of the module. Reads the headers of siblings, of which there are
+        usually none.
 
         Raises
         ------
@@ -254,13 +255,13 @@ class BucketStore(BucketFiles):
                     return []
                 needed.update(link.pointer.file_name for link in handle.links)
                 if handle.snapshot is not None:
-                    # Whoever follows it may adopt that, and all its files have one number.
+                    # A successor may adopt that snapshot, and all its files have one number.
                     number = handle.snapshot.pointer.version
                     needed.update(name for name in found if number_of(name) == number)
         return [name for name in found if name not in needed]
 
     def sweep(self, held: Handle) -> int:
-        """Delete the `garbage`; return how many files. As `release`, only once the pointer has arrived."""
+        """Delete the `garbage`; return the number of files. Call it only once the pointer has arrived."""
         names = self.garbage(held)
         for name in names:
             trace("deleted", location=self.files.location, file=name)
@@ -268,16 +269,16 @@ class BucketStore(BucketFiles):
         return len(names)
 
     def look(self, pointer: Pointer) -> tuple[Handle, PUnit]:
-        """Return where the version at `pointer` stands, and its own unit, without loading the chain."""
+        """Return the handle of the version at `pointer`, and its own unit, without loading the chain."""
         newest, handle = self._open(pointer)
         return handle, PUnit(newest.kind, newest.meta["state"], newest.blocks)
 
     def find(self, pointer: Pointer) -> Handle:
-        """Return where the version at `pointer` stands, once all that a load of it reads is seen to be there.
+        """Return the handle of the version at `pointer`, after checking that all files of its chain exist.
 
-        Called where nothing is loaded yet. The directory is listed, and the header of the version's own file
-        is read. Only what is missing, or not as long as it should be, is read whole, as `load` does it,
-        which says what is wrong. What else is in a file of the right length is not looked at.
+        Called when no state is loaded yet. Lists the directory, and reads the header of the version's own
+        file. Only a file that is missing or has the wrong length is read whole, as in `load`, which raises
+        the error. The content of files with the right length is not checked.
 
         Raises
         ------
@@ -304,13 +305,13 @@ class BucketStore(BucketFiles):
             _log.debug("garbage is gone [location=%s files=%d]", self.files.location, freed)
 
     def _begun(self, shown: Version, deltas_begin: int) -> Snapshot:
-        """Return a snapshot of the version `shown`, under a name that no other has."""
+        """Return a new snapshot of the version `shown`, with a unique name."""
         last = Version(shown + _MAX_SNAPSHOT_COMMITS)
         number = Version(last + self.retain_versions - 1)
         return Snapshot(Pointer(number, FileId(new_id())), last, deltas_begin)
 
     def _adopted(self, held: Handle, version: Version) -> Handle:
-        """Return `held`, upon which `version` is committed, with the snapshot if it is complete by now."""
+        """Return `held`, the base of `version`, with its snapshot adopted if that is complete by now."""
         snapshot = held.snapshot
         if snapshot is None:
             return held
@@ -333,7 +334,7 @@ class BucketStore(BucketFiles):
         )
 
     def _parts_of(self, snapshot: Pointer) -> tuple[Link, ...] | None:
-        """Return the parts of a snapshot that another process began; None if it is not complete."""
+        """Return the parts of a snapshot begun by another process; None if it is not complete."""
         try:
             content = self.files.read(snapshot.file_name)
             handle = self._handle_in(snapshot, self._decoded(snapshot, content), len(content))
@@ -345,7 +346,7 @@ class BucketStore(BucketFiles):
         return handle.links[:-1]
 
     def _write_snapshot(self, pointer: Pointer, units: Iterator[PUnit]) -> tuple[Link, ...]:
-        """Publish a snapshot: 1. its parts, 2. its own file at `pointer`. If that fails, say so."""
+        """Publish a snapshot: 1. its parts, 2. its own file at `pointer`. Log a failure."""
         try:
             parts = self._write_parts(pointer.version, units)
             self._publish(pointer, PUnit("snapshot", {}), {}, Handle(parts, base=0), None)
@@ -355,7 +356,7 @@ class BucketStore(BucketFiles):
         return parts
 
     def _write_parts(self, number: Version, units: Iterator[PUnit]) -> tuple[Link, ...]:
-        """Publish the parts of a snapshot; if that fails, leave none, for no file names them yet."""
+        """Publish the parts of a snapshot; on failure delete them, since no file names them yet."""
         parts: list[Link] = []
         try:
             for unit in units:
@@ -370,7 +371,7 @@ class BucketStore(BucketFiles):
         return tuple(parts)
 
     def _run(self, work: Callable[[], T], *, wait: bool = False) -> Future[T]:
-        """Have `work` done in the background, or here if there is none or its end is waited for."""
+        """Run `work` in the background, or here if there is no background or the caller must wait."""
         if self._background is not None and not wait:
             return self._background.submit(work)
         future: Future[T] = Future()
@@ -382,7 +383,7 @@ class BucketStore(BucketFiles):
 
 
 def _snapshot_is_due(held: Handle, more_bytes: int) -> bool:
-    """Say whether the deltas outgrow the base with one more, of about `more_bytes`."""
+    """Say whether the deltas outgrow the base with one more delta of about `more_bytes`."""
     sizes = [*(link.size_bytes for link in held.links), more_bytes]
     base, deltas = sizes[: held.base], sizes[held.base :]
     return len(deltas) > _MAX_DELTAS or sum(deltas) > max(

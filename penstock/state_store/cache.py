@@ -19,14 +19,14 @@ __all__ = ["CachedState", "Found", "StateCache"]
 
 
 class CachedState(State, Protocol):
-    """A working copy that knows how much memory it holds."""
+    """A working copy that knows its memory size."""
 
     @property
     def size_bytes(self) -> int:
         """Memory of the state."""
 
     def close(self) -> None:
-        """Let go of memory and files; the state is not used afterwards."""
+        """Release memory and files; the state is not used afterwards."""
 
 
 S = TypeVar("S", bound=CachedState)
@@ -34,7 +34,7 @@ S = TypeVar("S", bound=CachedState)
 
 @dataclass(slots=True)
 class Found(Generic[S]):
-    """A state at the version that was asked for, and how it was found: one of the three counts is 1."""
+    """A state at the requested version, and how it was found: one of the three counts is 1."""
 
     state: S
     handle: Handle
@@ -43,7 +43,7 @@ class Found(Generic[S]):
     loads: int = 0
 
     def become(self, other: Found[S]) -> None:
-        """Take the place of what was found before."""
+        """Replace the previous result."""
         self.state, self.handle = other.state, other.handle
         self.hits, self.catch_ups, self.loads = other.hits, other.catch_ups, other.loads
 
@@ -58,7 +58,7 @@ def _closed_on_error(state: CachedState) -> Iterator[None]:
 
 
 class StateCache(Generic[S]):
-    """Loaded states by location, bounded in bytes, the least recently used out first.
+    """An LRU cache of loaded states by location, bounded in bytes.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class StateCache(Generic[S]):
         self._entries: OrderedDict[str, tuple[S, Handle]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return how many states are kept."""
+        """Return the number of cached states."""
         return len(self._entries)
 
     def take(self, store: BucketStore, pointer: Pointer | None, new: Callable[[], S]) -> Found[S]:
@@ -103,7 +103,7 @@ class StateCache(Generic[S]):
             return Found(state, store.load(pointer, state), loads=1)
 
     def put(self, store: BucketStore, state: S, handle: Handle) -> None:
-        """Keep `state`, which stands at `handle`; one that is too large alone is let go."""
+        """Cache `state`, which is at `handle`; close it if it exceeds the capacity by itself."""
         if state.size_bytes > self.capacity_bytes:
             state.close()
             return
@@ -115,5 +115,5 @@ class StateCache(Generic[S]):
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the kept states."""
+        """Memory of the cached states."""
         return sum(state.size_bytes for state, _ in self._entries.values())

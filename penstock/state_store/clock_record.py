@@ -1,15 +1,15 @@
-"""Readings of the clock by the first attempt at a micro-batch, so that every later one serves the same.
+"""Record the clock readings of a micro-batch's first attempt, so that every later attempt serves the same.
 
-With a budget of time, or linecutting, what an operator serves follows the clock. A micro-batch may run
-again after a sink has taken what an earlier attempt served, and a sink that skips what it has would miss
-what only the later attempt serves. But an operator is a function of its state, of what arrives (in its
-order) and of what the clock says; so an attempt records the last, before anything of it can be seen, and
-one that finds a record hears the same times.
+With a budget of time, or linecutting, an operator's output depends on the clock. A micro-batch may run again
+after a sink has taken the output of an earlier attempt. A sink that skips known micro-batches would then miss
+rows that only the later attempt serves. But an operator is a function of its state, of its arrivals in order,
+and of the clock. So an attempt records the clock readings before any of its output is visible, and an attempt
+that finds a record replays them.
 
-A record lies beside the versions of a bucket, as ``<number>-<file id of the parent>.clock``: its number is
-that of the version that an attempt upon this parent would commit. It is a p-unit, and garbage by the
-same rule as a version (`penstock.state_store.bucket_store`); a sweep deletes it. Where the file system cannot
-tell that a name is taken, attempts that run at once may differ; those that follow one another do not.
+A record is a file beside the versions of a bucket, ``<number>-<file id of the parent>.clock``; its number is
+the version that follows this parent. It is a p-unit, and garbage by the same rule as a version
+(`penstock.state_store.bucket_store`); a sweep deletes it. If the file system cannot tell that a name is
+taken, concurrent attempts may differ; successive attempts do not.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _KIND = "clock"
 
 
 class RecordedClock:
-    """A clock that first says what was recorded, and then what another clock does.
+    """A clock that first replays a record, and then reads another clock.
 
     Parameters
     ----------
     clock : Clock
-        What is asked when the record is at its end. That is at the beginning where there is none, and
-        otherwise never, unless a source gives other rows than before.
+        The clock to read at the end of the record: from the beginning if there is none, and otherwise never,
+        unless a source returns other rows than before.
     recorded : list of int
         The record.
     """
@@ -62,14 +62,14 @@ class ClockRecord:
     files : Files
         The bucket's directory.
     held : Handle
-        Where its state stands.
+        The handle of its state.
     """
 
     files: Files
     held: Handle
 
     def read(self) -> list[int] | None:
-        """Return the times that were recorded; None if no attempt got so far.
+        """Return the recorded times; None if no attempt has recorded any.
 
         Raises
         ------
@@ -91,12 +91,12 @@ class ClockRecord:
         return [times.number(number) for number in range(len(times))]
 
     def publish(self, readings: list[int]) -> None:
-        """Make the record durable; only one attempt can, where the file system can tell.
+        """Make the record durable; only one attempt succeeds, if the file system can tell.
 
         Raises
         ------
         ConflictError
-            If another attempt was faster: what this one served must not be seen.
+            If another attempt was faster: the output of this one must not become visible.
         UnavailableError
             If the file system refuses.
         """

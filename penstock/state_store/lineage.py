@@ -1,6 +1,6 @@
 """Lineage of versions of a bucket's state: pointers, chains of files, and their names.
 
-`penstock.state_store.bucket_store` says what they mean and has their invariants.
+`penstock.state_store.bucket_store` explains them and their invariants.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One file of a chain. Of a part of a snapshot, the pointer's version is the file's number."""
+    """One file of a chain. For a part of a snapshot, the pointer's version is the file's number."""
 
     pointer: Pointer
     size_bytes: int
@@ -66,19 +66,19 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A snapshot that was begun, as the headers of its version and of those after it name it."""
+    """A begun snapshot, as the headers of its version and of later ones name it."""
 
     pointer: Pointer
-    """Its own file, whose number all its parts have."""
+    """Its own file; all its parts have the same number."""
     last: Version
     """The last version that may adopt it."""
     deltas_begin: int
-    """Where, in the chains of its version and of those after it, the deltas begin that it does not hold."""
+    """The index of the first delta after it in the chains of its version and of later ones."""
     parts: Future[tuple[Link, ...]] | None = field(default=None, compare=False)
-    """The parts that this process writes; None if another process does, or did."""
+    """The parts that this process writes; None if another process writes or wrote them."""
 
     def is_lost(self, version: Version) -> bool:
-        """Say whether another process never finished it, now that `version` is committed."""
+        """Say whether it is lost when `version` is committed: another process did not finish it in time."""
         return self.parts is None and version > self.last
 
     def to_json(self) -> list[object]:
@@ -101,14 +101,14 @@ class Handle:
     links : tuple of Link
         The base and the deltas since, oldest first.
     base : int
-        How many of the links are the base.
+        The number of links that are the base.
     superseded : tuple of (Version, str)
-        Names of files that a snapshot replaced, its own too, and that may still be there, each with the
+        Names of files that a snapshot replaced, including its own file, that may still exist, each with the
         version that adopted the snapshot.
     parent : Pointer or None
-        The version before.
+        The previous version.
     snapshot : optional
-        What was begun, of this version or one before it, and is not adopted yet.
+        The begun snapshot of this version or an earlier one that is not adopted yet.
     """
 
     links: tuple[Link, ...] = ()
@@ -128,7 +128,7 @@ class Handle:
         return sum(link.size_bytes for link in self.links)
 
     def written_since(self, before: Handle) -> int:
-        """Return how many bytes the commit wrote that led from `before` here, its new base included."""
+        """Return the bytes written by the commit from `before` to this version, including a new base."""
         known = {link.pointer.file_name for link in before.links}
         return sum(link.size_bytes for link in self.links if link.pointer.file_name not in known)
 
@@ -147,13 +147,13 @@ class Handle:
 
 
 def number_of(name: str) -> Version | None:
-    """Return the number in a file's name, finished or not; None if it is no file of a bucket."""
+    """Return the number in a file's name, finished or not; None if it is not a bucket's file."""
     match = _NAME.fullmatch(name)
     return Version(int(match[1])) if match else None
 
 
 def pointer_of(name: str) -> Pointer | None:
-    """Return the pointer to a finished file of a chain; None if `name` is not that of one."""
+    """Return the pointer to a finished file of a chain; None if `name` is not such a file's."""
     number = number_of(name)
     if number is None or name.startswith("."):
         return None

@@ -1,4 +1,4 @@
-"""The owners of the state in a state location.
+"""Find the owners of the state in a state location.
 
 State lies in ``<location>/<query id>/<operator>/<bucket>/``. `find_operators` takes a directory at any of
 these levels.
@@ -18,7 +18,7 @@ from penstock.state_store.bucket_store import number_of
 __all__ = ["QUERY_NAME", "Damage", "Operator", "find_operators", "names_in"]
 
 QUERY_NAME = "query_name"
-"""The field, in what describes an operator, with its query's name at the first start."""
+"""The field in an operator's description with its query's name at the first start."""
 
 _BUCKET = re.compile("[0-9]{5,}")
 _SUFFIX = ".punit"
@@ -26,7 +26,7 @@ _SUFFIX = ".punit"
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A file that cannot be read, and what is wrong with it."""
+    """A file that cannot be read, and the problem."""
 
     file: str
     fact: str
@@ -47,7 +47,7 @@ class Operator:
     buckets : tuple of Files
         The directories of its buckets, by name.
     damage : tuple of Damage
-        Of the files that all buckets share.
+        The damage of the files that all buckets share.
     query_name : str or None
         The name with which the query was first started, if it had one.
     """
@@ -62,7 +62,7 @@ class Operator:
 
     @property
     def query_label(self) -> str:
-        """What people call the query: its name and id, or its id alone."""
+        """A label for people: the query's name and id, or its id alone."""
         return f"{self.query_name} ({self.query})" if self.query_name else self.query
 
 

@@ -1,27 +1,28 @@
 """Survey of a bucket without Spark: versions, chains, sizes, damage and garbage.
 
-`state_location.find_operators` finds the buckets, `survey` looks into one, and `delete_garbage` deletes what
-it found needless.
+`state_location.find_operators` finds the buckets, `survey` examines one, and `delete_garbage` deletes its
+garbage.
 
-What is committed, only the checkpoint knows (`penstock.spark_ext.state_reader.committed`); with its pointers
-all is exact. What files prove alone: a task writes version w only after the pointer to w - 1 has arrived,
-which proves that w - 1 was committed (`bucket_store`), and a version's header names that pointer as its
-parent. So the newest *proven* pointer is the parent of any file of the highest version. The files of that
-version themselves may be committed, in flight or lost. And what was committed once need not be so now: after
-a checkpoint was set back or restored, the first version that it commits looks like an attempt that lost.
+Only the checkpoint knows the committed version (`penstock.spark_ext.state_reader.committed`); with its
+pointers a survey is exact. The files alone prove this: a task writes version w only after the pointer to w -
+1 has arrived, which proves that w - 1 was committed (`bucket_store`), and a version's header names that
+pointer as its parent. So the newest *proven* pointer is the parent of any file of the highest version. The
+files of that version itself may be committed, in flight or lost. And a version that was committed once need
+not be committed now: after a checkpoint was restored to an older state, the first version that it commits
+looks like an attempt that lost.
 
 Invariants:
 
-1. With a committed pointer, garbage is what its arrival in a task would prove needless:
+1. With a committed pointer, garbage is the files that its arrival in a task would prove unnecessary:
    `BucketStore.garbage`.
-2. Without one, the checkpoint may point at any version that can be loaded. Garbage is what none of them has
-   in its chain, with a number that is at most the lowest of them: who goes on from one of them, now or ever,
-   writes higher numbers, and adopts no snapshot of a number as low.
-3. A file that is garbage stays garbage, for later versions name only files that those before them name, or
-   files with higher numbers. So it may be deleted at any later time, also while the query runs, and whatever
-   attempts in flight write stays.
-4. Nothing is deleted from a bucket where the committed version cannot be loaded, or, without one, where any
-   file is damaged or one of the newest versions lacks a file: what can be loaded does not tell then what is
+2. Without one, the checkpoint may point at any loadable version. Garbage is the files in none of their
+   chains, with a number of at most the lowest of these versions: a task that goes on from one of them writes
+   higher numbers, and adopts no snapshot with such a low number.
+3. Garbage stays garbage, because later versions name only files that earlier versions name, or files with
+   higher numbers. So it may be deleted at any later time, even while the query runs, and files that running
+   attempts write stay.
+4. Nothing is deleted from a bucket if the committed version cannot be loaded, or, without one, if any file is
+   damaged or one of the newest versions lacks a file: then the loadable versions do not show which files are
    needed, and other files may help to restore it.
 """
 
@@ -48,7 +49,7 @@ from penstock.state_store.location import Damage, names_in
 __all__ = ["BucketSurvey", "Chain", "delete_garbage", "likely_pointer", "survey"]
 
 _TRIES = 5
-"""Attempts at a consistent look at a bucket whose query deletes files meanwhile."""
+"""The number of attempts at a consistent view of a bucket whose query deletes files meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Chain:
     base_files, base_bytes : int
         The base: the parts of a snapshot, or the first delta of all.
     deltas, delta_bytes : int
-        The deltas since, the version's own file included.
+        The deltas since, including the version's own file.
     """
 
     base_files: int
@@ -78,27 +79,27 @@ class BucketSurvey:
     location : str
         Its directory, for messages.
     files, size_bytes : int
-        All files on disk, unfinished ones too.
+        All files on disk, including unfinished ones.
     written_us : int or None
-        When the newest of them was written, as far as the file system says.
+        The newest modification time, as the file system reports it.
     newest : tuple of Pointer
         The readable files of the highest version: one for each attempt that wrote it.
     proven : Pointer or None
-        The committed pointer if it was given, else the newest that is certain to have been committed; None
-        if there is no proof of any.
+        The committed pointer if it was given, else the newest pointer proven to have been committed; None if
+        there is none.
     likely : Pointer or None
-        Where the bucket most likely stands: the committed pointer if it was given, else the file of the
-        highest version if there is only one, else `proven`. `chain`, `rows` and `waiting` are of it.
+        The most likely current version: the committed pointer if it was given, else the file of the highest
+        version if there is only one, else `proven`. `chain`, `rows` and `waiting` describe it.
     chain : Chain or None
-        What a load of it reads.
+        The files that a load of it reads.
     rows, waiting : int or None
-        How many keys it holds, and how many of them wait, if the operator says so.
+        The number of its keys, and of those that wait, if the operator stores them.
     versions : tuple of Version
         The versions up to `proven` that can be loaded and that garbage collection keeps, oldest first.
     garbage : tuple of FileFacts
-        What garbage collection deletes.
+        The files that garbage collection deletes.
     withheld : str or None
-        Why garbage collection deletes nothing, if that is not for want of garbage.
+        The reason why garbage collection deletes nothing, other than a lack of garbage.
     damage : tuple of Damage
         Files that cannot be read, and files that are missing.
     """
@@ -132,9 +133,10 @@ class BucketSurvey:
 def survey(
     bucket: Files, *, committed: Pointer | None = None, retain_versions: int = RETAIN_VERSIONS
 ) -> BucketSurvey:
-    """Look into one bucket; every file in it is read and checked, one after the other.
+    """Survey one bucket; read and check every file in it, one after the other.
 
-    Damage is a finding and no error. The query may run meanwhile: what it deletes is not missed.
+    Damage is a finding, not an error. The query may run meanwhile: files that it deletes do not count as
+    missing.
 
     Parameters
     ----------
@@ -144,7 +146,7 @@ def survey(
         The bucket's pointer in the newest committed micro-batch. Without it, every version that can be
         loaded is kept: the checkpoint may point at any of them.
     retain_versions : int
-        How many versions up to `committed` garbage collection keeps loadable; it is stored nowhere.
+        The number of versions up to `committed` that garbage collection keeps loadable; it is stored nowhere.
 
     Raises
     ------
@@ -163,17 +165,17 @@ def survey(
             break
         sight = _look(store, after, committed)
     else:
-        # The query is too quick for us. What is gone by now, it has deleted.
+        # The query deletes files faster than the survey reads. Missing files are its deletions.
         present = _listed(bucket)
         sight.unreadable = {name: error for name, error in sight.unreadable.items() if name in present}
     return _surveyed(store, sight, committed)
 
 
 def delete_garbage(bucket: Files, found: BucketSurvey) -> Iterator[FileFacts]:
-    """Delete the garbage that `found` names, and give each file once it is gone.
+    """Delete the garbage in `found`; yield each file once it is deleted.
 
-    `found` need not be fresh, and the query may run: see the module. Whoever stops early has deleted what
-    was given, and the rest stays.
+    `found` may be old, and the query may run: see the module. A caller that stops early has deleted the
+    yielded files; the rest stays.
 
     Raises
     ------
@@ -186,17 +188,17 @@ def delete_garbage(bucket: Files, found: BucketSurvey) -> Iterator[FileFacts]:
 
 
 def likely_pointer(bucket: Files) -> Pointer | None:
-    """Return where `bucket` most likely stands; None if it is empty as far as is proven.
+    """Return the most likely current pointer of `bucket`; None if no version is proven.
 
-    That is the file of the highest version if only one attempt wrote it, else the newest proven pointer.
-    Only the files with the highest numbers are read.
+    It is the file of the highest version if only one attempt wrote it, else the newest proven pointer. Only
+    the files with the highest numbers are read.
 
     Raises
     ------
     CorruptDataError
         If one of them is damaged.
     InvalidUsageError
-        If the attempts of the highest version follow different ones.
+        If the attempts at the highest version have different parents.
     UnavailableError
         If the file system refuses.
     """
@@ -226,7 +228,7 @@ def likely_pointer(bucket: Files) -> Pointer | None:
 
 @dataclass(slots=True)
 class _Sight:
-    """The result of one look at all files of a bucket."""
+    """The result of one pass over all files of a bucket."""
 
     facts: dict[str, FileFacts]
     unreadable: dict[str, CorruptDataError] = field(default_factory=dict)
@@ -241,7 +243,7 @@ def _listed(bucket: Files) -> dict[str, FileFacts]:
 
 
 def _opened(store: BucketStore, pointer: Pointer) -> tuple[Handle, PUnit]:
-    """Return where the version at `pointer` stands, and its own unit; of a part of a snapshot too."""
+    """Return the handle of the version at `pointer` and its own unit; also for a part of a snapshot."""
     handle, unit = store.look(pointer)
     if handle.parent is not None and handle.parent.version != pointer.version - 1:
         path = store.files.path_of(pointer.file_name)
@@ -263,7 +265,7 @@ def _look(store: BucketStore, facts: dict[str, FileFacts], committed: Pointer | 
         if handle.base:
             sight.handles[pointer] = handle
             sight.meta[pointer] = unit.meta
-    # What is no part of the committed lineage need not be whole.
+    # Files outside the committed lineage need not be whole.
     for pointer in [committed] if committed else [_proven(sight.handles), *_highest(sight.handles)]:
         if pointer in sight.handles:
             _miss(store, sight, [link.pointer.file_name for link in sight.handles[pointer].links])
@@ -273,7 +275,7 @@ def _look(store: BucketStore, facts: dict[str, FileFacts], committed: Pointer | 
 
 
 def _miss(store: BucketStore, sight: _Sight, names: list[str]) -> None:
-    """Note which of `names` are not there."""
+    """Record which of `names` are missing."""
     for name in names:
         if name not in sight.facts and name not in sight.unreadable:
             path = store.files.path_of(name)
@@ -320,7 +322,7 @@ def _surveyed(store: BucketStore, sight: _Sight, committed: Pointer | None) -> B
 
 
 def _loadable(sight: _Sight) -> dict[Pointer, set[str]]:
-    """Return the versions whose chains are there, with the names in these."""
+    """Return the versions with complete chains, and the names in these chains."""
     there = sight.facts.keys() - sight.unreadable.keys()
     chains = {p: {link.pointer.file_name for link in at.links} for p, at in sight.handles.items()}
     return {pointer: chain for pointer, chain in chains.items() if chain <= there}
@@ -332,7 +334,7 @@ def _garbage(
     loadable: Mapping[Pointer, set[str]],
     committed: Pointer | None,
 ) -> tuple[tuple[FileFacts, ...], str | None]:
-    """Return what garbage collection deletes, or why it deletes nothing."""
+    """Return the files that garbage collection deletes, or the reason why it deletes nothing."""
     if committed is not None:
         if committed not in loadable:
             return (), f"the committed version, {committed.version}, cannot be loaded"
@@ -364,7 +366,7 @@ def _proven(handles: Mapping[Pointer, Handle]) -> Pointer | None:
 def _newest(
     store: BucketStore, facts: Mapping[str, FileFacts]
 ) -> tuple[dict[Pointer, Handle], tuple[str, CorruptDataError] | None]:
-    """Return the files of the highest version, and the first file met that cannot be read."""
+    """Return the files of the highest version, and the first unreadable file."""
     pointers = [pointer for name in facts if (pointer := pointer_of(name)) is not None]
     found: dict[Pointer, Handle] = {}
     for pointer in sorted(pointers, key=lambda pointer: pointer.version, reverse=True):

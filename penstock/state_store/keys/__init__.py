@@ -1,1 +1,1 @@
-"""Keys of one bucket: as words, in an index, in a set."""
+"""Keys of one bucket: their encoding as words, indexes of keys, and sets of keys."""

@@ -22,7 +22,7 @@ def grown(array: npt.NDArray[Any], needed: int, *, used: int | None = None) -> n
     Parameters
     ----------
     used : int, optional
-        How many leading elements to copy; all by default. The others are zero.
+        The number of leading elements to copy; by default all. The others are zero.
     """
     if needed <= len(array):
         return array
@@ -78,7 +78,7 @@ def _find_or_add(
     count: int,
     out: Positions,
 ) -> tuple[int, int]:
-    """Give the keys from `begin` on their numbers; stop early where an array is full."""
+    """Assign numbers to the keys from `begin` on; stop early if an array is full."""
     mask = table.shape[0] - 1
     limit = min(table.shape[0] // 2, known_hashes.shape[0], known_starts.shape[0] - 1)
     for i in range(begin, hashes.shape[0]):
@@ -128,7 +128,7 @@ def _find_or_add_words(
     count: int,
     out: Positions,
 ) -> tuple[int, int]:
-    """As `_find_or_add`, where all known keys have one word: two places of memory a key, not five.
+    """As `_find_or_add`, if all known keys have one word: two memory accesses a key instead of five.
 
     It also stops at a key of another length.
     """
@@ -186,7 +186,7 @@ class KeyIndex:
         self._starts = np.zeros(_LEAST + 1, np.int64)
 
     def __len__(self) -> int:
-        """Return how many keys have a number."""
+        """Return the number of keys."""
         return self._count
 
     @property
@@ -207,7 +207,7 @@ class KeyIndex:
         return self._words
 
     def starts(self, numbers: Positions) -> Positions:
-        """Return where the keys with these numbers begin in `words`."""
+        """Return the offsets in `words` of the keys with these numbers."""
         return self._starts[numbers]
 
     def find(self, keys: Keys) -> Positions:
@@ -237,7 +237,7 @@ class KeyIndex:
             self._grow(int(keys.starts[begin + 1] - keys.starts[begin]))
 
     def reserve(self, count: int, words: int) -> None:
-        """Make room for `count` keys of `words` words in all, so that adding them moves nothing."""
+        """Reserve room for `count` keys of `words` words in all, so that adding them copies nothing."""
         if 2 * count > len(self._table):
             self._table = np.full(1 << (2 * count - 1).bit_length(), _ABSENT, np.int32)
             _rebuild(self._table, self._hashes, self._count)
@@ -267,7 +267,7 @@ class KeyIndex:
         return other
 
     def sizes(self, numbers: Positions) -> Positions:
-        """Return how many words each of the keys with these numbers has."""
+        """Return the number of words of each key with these numbers."""
         return self._starts[numbers + 1] - self._starts[numbers]
 
     def _grow(self, next_words: int) -> None:

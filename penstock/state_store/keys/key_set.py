@@ -1,9 +1,9 @@
 """Sets of keys in a few bytes a key, for tables whose rows are not in memory.
 
-A key is known by its fingerprint. That of a key of one word is the hash of the word
-(`penstock.state_store.keys.key_words.hash_words`), which can be undone, so no two keys share one. Other keys
-have 128 bits, of which one half depends on a secret of the set: that two of a billion keys share them has a
-probability below 1e-19, and nobody can choose keys that do.
+The set stores the fingerprint of each key. The fingerprint of a one-word key is the hash of the word
+(`penstock.state_store.keys.key_words.hash_words`), which is invertible, so no two keys collide. Other keys
+have 128 bits, half of which depend on a secret of the set: a collision among a billion keys has a probability
+below 1e-19, and nobody can construct one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["KeySet"]
 
 _LEAST_SLOTS = 64
 _LOAD = 0.75
-"""Most of the slots that may be taken, as a fraction."""
+"""The maximum load factor."""
 _GROWTH = 1.5
 
 _S32, _S29 = np.uint64(32), np.uint64(29)
@@ -31,7 +31,7 @@ _ONE = np.uint64(1)
 
 @kernel
 def _second_hash(words: Words, starts: Positions, secret: int, out: Words) -> None:
-    """Hash each key in another way than its own hash does; the result is odd."""
+    """Hash each key independently of its own hash; the result is odd."""
     for i in range(out.shape[0]):
         h = np.uint64(secret)
         for position in range(starts[i], starts[i + 1]):
@@ -50,7 +50,7 @@ def _home(fingerprint: Any, slots: int) -> Any:
 
 @kernel
 def _slot_of(first: Any, last: Any, table: Words) -> int:
-    """Return the slot that holds a fingerprint, or the empty one where it would go."""
+    """Return the slot that holds a fingerprint, or the empty slot for it."""
     slots, width = table.shape[0], table.shape[1]
     slot = _home(first, slots)
     while table[slot, width - 1] != 0:
@@ -64,7 +64,7 @@ def _slot_of(first: Any, last: Any, table: Words) -> int:
 
 @kernel
 def _add(prints: Words, table: Words) -> int:
-    """Add fingerprints, of which those that end in 0 are none; return how many were not there."""
+    """Add fingerprints, except those that end in 0; return the number of new ones."""
     width = table.shape[1]
     count = 0
     for i in range(prints.shape[0]):
@@ -87,14 +87,14 @@ def _contains(prints: Words, table: Words, out: npt.NDArray[np.bool_]) -> None:
 
 
 class KeySet:
-    """A set of keys that knows their fingerprints only; open addressing, linear probing.
+    """A set of keys that stores only their fingerprints; open addressing, linear probing.
 
     Parameters
     ----------
     one_word : bool
         Whether every key has one word: then a slot takes 8 bytes, else 16.
     growth : float
-        By what factor a full table grows.
+        The growth factor of a full table.
     """
 
     def __init__(self, *, one_word: bool, growth: float = _GROWTH) -> None:
@@ -106,7 +106,7 @@ class KeySet:
         self._table = np.zeros((_LEAST_SLOTS, 1 if one_word else 2), np.uint64)
 
     def __len__(self) -> int:
-        """Return how many keys there are."""
+        """Return the number of keys."""
         return self._count
 
     @property
@@ -115,7 +115,7 @@ class KeySet:
         return self._table.nbytes
 
     def add(self, keys: Keys) -> int:
-        """Add keys; return how many were not there."""
+        """Add keys; return the number of new ones."""
         prints = self._prints(keys)
         needed = int((self._count + len(keys)) / _LOAD) + 1
         if needed > len(self._table):
@@ -131,7 +131,7 @@ class KeySet:
         return new
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Return which keys are there."""
+        """Return a mask of the keys that are in the set."""
         prints = self._prints(keys)
         out = np.empty(len(prints), np.bool_)
         _contains(prints, self._table, out)
@@ -151,5 +151,5 @@ class KeySet:
 
     @staticmethod
     def _has_zero(prints: Words) -> bool:
-        # Of one-word keys exactly one has the fingerprint 0, which means "empty" in the table.
+        # Exactly one one-word key has the fingerprint 0, which means "empty" in the table.
         return not prints[:, -1].all()

@@ -123,7 +123,7 @@ class Keys:
         return len(self.hashes)
 
     def bucket(self, buckets: int) -> Positions:
-        """Return for each key the number of its bucket, 0 to `buckets` - 1."""
+        """Return the bucket of each key, 0 to `buckets` - 1."""
         high = self.hashes >> np.uint64(32)
         return ((high * np.uint64(buckets)) >> np.uint64(32)).astype(np.int64)
 
@@ -148,11 +148,11 @@ class KeyCodec:
 
     @property
     def is_word(self) -> bool:
-        """Whether each key is a single word."""
+        """True if each key is a single word."""
         return self._widths == [1]
 
     def words(self, columns: Sequence[pa.Array[Any]]) -> Words:
-        """Return the keys in `columns`, which hold no nulls, where each is a single word."""
+        """Return the keys in `columns`, which hold no nulls, if each is a single word."""
         if columns[0].type == pa.int64():
             return columns[0].to_numpy().view(np.uint64)
         return _fixed_words(columns[0], 1)
@@ -219,7 +219,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _width(field: pa.Field[Any]) -> int:
-    """Return how many words a value of `field` takes, 0 if that varies."""
+    """Return the number of words of a value of `field`, 0 if it varies."""
     kind = field.type
     if (
         pa.types.is_integer(kind)

@@ -14,7 +14,7 @@ from penstock.state_store.keys.key_words import Positions, Words
 __all__ = ["BLOCK", "WordIndex", "number_block"]
 
 BLOCK = 1024
-"""How many words a kernel numbers before it does something else with them."""
+"""The number of words in a block, which a kernel numbers at a time."""
 
 _ABSENT = -1
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -24,10 +24,10 @@ _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 @kernel
 def number_block(words: Words, begin: int, end: int, table: Any, known: Words, count: int, out: Any) -> int:
-    """Write the number of each of ``words[begin:end]`` to `out`; return how many words have one now.
+    """Write the number of each of ``words[begin:end]`` to `out`; return the count of known words.
 
-    `table` and `known` must have room for all of them. Hashing, which waits for nothing, goes first, so that
-    a processor fetches the places of several words at the same time.
+    `table` and `known` must have room for all of them. All words are hashed first, so that the processor
+    fetches the slots of several words in parallel.
     """
     mask = np.uint64(table.shape[0] - 1)
     for i in range(begin, end):

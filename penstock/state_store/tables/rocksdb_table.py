@@ -1,4 +1,4 @@
-"""The working copy on local disk, for buckets larger than memory: RocksDB, by way of rocksdict.
+"""The working copy on local disk, for buckets larger than memory: RocksDB, through rocksdict.
 
 A row is one entry: the words of its key (`penstock.state_store.keys.key_words`) and the bytes of its values
 (`penstock.state_store.tables.row_codec`). Keys of fixed width are big-endian, so that numbers which follow
@@ -41,14 +41,14 @@ _CACHE_BYTES = 128 << 20
 """The block cache, one for all tables of a process. Filters and indexes (2 bytes a key) are beside it."""
 
 _MEMTABLES_BYTES = 128 << 20
-"""Memory for rows that are not flushed yet, of all tables of a process."""
+"""Memory for unflushed rows of all tables of a process."""
 
 _MEMTABLE_BYTES = 32 << 20
 _KEY_SET_BYTES = 512 << 20
 _BLOOM_BITS = 10
 _BATCH_BYTES, _BATCH_ROWS = 64 << 20, 1 << 20
 _ENTRIES_PER_COUNT = 128
-"""Entries that are read before their bytes are counted."""
+"""The number of entries to read before counting their bytes."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _options(memtable_bytes: int) -> Any:
 
 @contextlib.contextmanager
 def _refusals(fact: str, path: Path) -> Iterator[None]:
-    """Turn what rocksdict and the file system raise into errors of Penstock."""
+    """Turn errors of rocksdict and the file system into Penstock's."""
     try:
         yield
     except Exception as error:  # rocksdict raises plain exceptions
@@ -100,14 +100,14 @@ class _Database:
     Parameters
     ----------
     scratch : pathlib.Path, optional
-        Where its directory is made.
+        The parent of its directory.
     memtable_bytes : int
-        The memory for entries that are not flushed yet.
+        The memory for unflushed entries.
 
     Raises
     ------
     UnavailableError
-        If the directory cannot be made or the database not be opened.
+        If the directory cannot be created or the database cannot be opened.
     """
 
     def __init__(self, scratch: Path | None, memtable_bytes: int) -> None:
@@ -142,12 +142,12 @@ class _Database:
         self._write(batch)
 
     def entries(self) -> Iterator[tuple[bytes, bytes]]:
-        """Return all entries as of this call, also where another thread consumes them later."""
+        """Return all entries as of this call, even if another thread consumes them later."""
         items: Iterator[tuple[bytes, bytes]] = self._db.snapshot().items(read_opt=self._scanning)
         return items
 
     def close(self) -> None:
-        # It is scratch: what a full disk does not take any more is nobody's loss, and the rest must go.
+        # It is scratch: data that a full disk refuses is not needed, and the rest must be deleted.
         with contextlib.suppress(Exception):
             self._db.close()
         self._directory.close()
@@ -160,9 +160,9 @@ class _Database:
 class RocksdbTable:
     """A `penstock.state_store.tables.table.Table` on local disk.
 
-    The table knows exactly how many rows it has, so `put` must know which keys are there. A
-    `KeySet` in memory says it, in 11 to 16 bytes a key of one word and twice that of another, as long as it
-    takes no more than `key_set_bytes`; beyond that the database is asked, which is several times slower.
+    The table counts its rows exactly, so `put` must know which keys exist. A `KeySet` in memory tells, with
+    11 to 16 bytes for a one-word key and twice that for others, up to `key_set_bytes`; beyond that `put`
+    queries the database, which is several times slower.
 
     Parameters
     ----------
@@ -171,19 +171,19 @@ class RocksdbTable:
     key : tuple of str
         The key's columns.
     scratch : pathlib.Path, optional
-        Where the table makes its own private directory (`penstock.state_store.tables.scratch`); the system's
-        temporary one by default. It goes with `close`, or when the process ends.
+        The parent of the table's private directory (`penstock.state_store.tables.scratch`); by default the
+        system's temporary directory. It is removed by `close`, or when the process ends.
     key_set_bytes : int
         The memory for the `KeySet`.
     memtable_bytes : int
-        The memory for rows that are not flushed yet.
+        The memory for unflushed rows.
     batch_bytes : int
         The most bytes of a batch of `rows`, where one row has fewer.
 
     Raises
     ------
     InvalidUsageError
-        If the key is no part of the schema, or a column is of a type that state cannot hold.
+        If the key is not in the schema, or state cannot hold a column's type.
     UnavailableError
         If the directory cannot be made.
     """
@@ -212,7 +212,7 @@ class RocksdbTable:
         self._database: _Database | None = _Database(scratch, memtable_bytes)
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
         return self._count
 
     @property
@@ -223,7 +223,7 @@ class RocksdbTable:
         return database + known
 
     def get(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, Found]:
-        """Return the values of `keys`, nulls where absent, and which of them are there."""
+        """Return the values of `keys`, null if absent, and a mask of the keys found."""
         order, sorted_keys = self._sorted(self._layout.keys_of(keys))
         entries = self._open.get(sorted_keys)
         there = _not_none(entries)
@@ -238,7 +238,7 @@ class RocksdbTable:
         return rows, found
 
     def put(self, rows: pa.RecordBatch) -> None:
-        """Insert or replace; of a key twice in `rows` the last row wins."""
+        """Insert or replace rows; the last row of a repeated key wins."""
         values = self._layout.values_of(rows)
         keys = self._layout.keys_of(rows)
         order, sorted_keys = self._sorted(keys, last=True)
@@ -275,7 +275,7 @@ class RocksdbTable:
         return self._database
 
     def _sorted(self, keys: Keys, *, last: bool = False) -> tuple[Positions, list[bytes]]:
-        """Return positions in the order of the keys' bytes, and the bytes; only the `last` of equal keys."""
+        """Return positions sorted by the keys' bytes, and the bytes; only the `last` of equal keys."""
         count = len(keys)
         if not count:
             return np.zeros(0, np.int64), []
@@ -338,7 +338,7 @@ def _not_none(values: list[bytes | None]) -> Found:
 
 
 def _joined(entries: list[bytes]) -> tuple[Any, Positions]:
-    """Return the bytes of all entries, and where each begins."""
+    """Return the concatenated bytes of all entries, and their offsets."""
     ends = np.cumsum(np.fromiter(map(len, entries), np.int64, len(entries)))
     starts = np.zeros(len(entries), np.int64)
     starts[1:] = ends[:-1]

@@ -1,6 +1,6 @@
-"""Rows as runs of bytes, for what keeps rows in a heap or a key-value store.
+"""Rows as byte strings, for stores that keep rows in a heap or a key-value store.
 
-A row's bytes are those of its columns, one after the other. Of a column they are, for its one element::
+A row's bytes are the concatenated bytes of its columns. A column's bytes are, for its one element::
 
     validity   1 byte, 0 for null
     then       fixed width: its bytes, a boolean as one byte
@@ -8,9 +8,9 @@ A row's bytes are those of its columns, one after the other. Of a column they ar
                list, map: length in elements (as above), then its elements as a column of that many
                struct: its fields, each as a column
 
-A column of m elements (within a list) has m validity bytes, then m values or m lengths and what they
-count. So each type is written and read by copying one range a row, whatever the nesting, and every
-step takes whole columns. The bytes never leave the process that wrote them: they are no durable format.
+A column of m elements (within a list) has m validity bytes, then m values or m lengths and what they count.
+So each type is written and read by copying one range per row, whatever the nesting, and every step handles
+whole columns. The bytes never leave the process that wrote them: they are not a durable format.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _append(source: Bytes, bounds: Positions, out: Bytes, at: Positions) -> None
 
 @kernel
 def _extract(source: Bytes, at: Positions, bounds: Positions, out: Bytes) -> None:
-    """Copy what is at ``at[i]`` in `source` to range i of `out`, and move ``at[i]`` behind it."""
+    """Copy bytes from ``at[i]`` in `source` to range i of `out`, and move ``at[i]`` behind them."""
     for i in range(at.shape[0]):
         start, position = bounds[i], at[i]
         size = bounds[i + 1] - start
@@ -54,17 +54,17 @@ def _extract(source: Bytes, at: Positions, bounds: Positions, out: Bytes) -> Non
 
 
 class RowCodec:
-    """Turns columns into one run of bytes a row, and back.
+    """Encodes columns as one byte string per row, and decodes them.
 
     Parameters
     ----------
     types : sequence of pyarrow.DataType
-        The columns' types: all that columns of Spark can have.
+        The columns' types: any type of a Spark column.
 
     Raises
     ------
     InvalidUsageError
-        If it does not know a type.
+        If a type is not supported.
     """
 
     def __init__(self, types: Sequence[pa.DataType]) -> None:
@@ -73,7 +73,7 @@ class RowCodec:
             _check(kind)
 
     def encode(self, columns: Sequence[pa.Array[Any]]) -> tuple[Positions, Bytes]:
-        """Return where each row begins and ends (n + 1 positions), and the bytes of all rows.
+        """Return the offsets of rows (n + 1), and the bytes of all rows.
 
         Raises
         ------
@@ -110,7 +110,7 @@ class RowCodec:
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Say whether values of this type are runs of bytes: text or binary."""
+    """Say whether a type is text or binary."""
     return (
         pa.types.is_string(kind)
         or pa.types.is_binary(kind)
@@ -120,7 +120,7 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 
 def byte_ranges(column: pa.Array[Any]) -> tuple[Positions, Bytes]:
-    """Return where each value of a text or binary column begins and ends (n + 1), and the bytes."""
+    """Return the offsets (n + 1) and the bytes of a text or binary column."""
     _, offsets, data = column.buffers()
     if offsets is None or not len(column):
         return np.zeros(len(column) + 1, np.int64), np.empty(0, np.uint8)
@@ -133,7 +133,7 @@ def byte_ranges(column: pa.Array[Any]) -> tuple[Positions, Bytes]:
 def from_byte_ranges(
     kind: pa.DataType, bounds: Positions, data: Bytes, validity: pa.Buffer | None
 ) -> pa.Array[Any]:
-    """Return the text or binary column of these ranges, which begin at 0; it owns `data`."""
+    """Return the text or binary column with these offsets, which begin at 0; it owns `data`."""
     offsets = _offsets(kind, bounds)
     return pa.Array.from_buffers(kind, len(bounds) - 1, [validity, offsets, pa.py_buffer(data)])
 
@@ -143,7 +143,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _fixed_width(kind: pa.DataType) -> int:
-    """Return how many bytes a value takes, 0 if that varies or there are children."""
+    """Return the size of a value in bytes, 0 if it varies or the type has children."""
     if is_bytes(kind) or _is_list(kind) or pa.types.is_nested(kind) or pa.types.is_null(kind):
         return 0
     if pa.types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
@@ -188,7 +188,7 @@ def _offsets(kind: pa.DataType, bounds: Positions) -> pa.Buffer:
 
 
 def _split(column: pa.Array[Any], ends: Positions, parts: list[tuple[Bytes, Positions]]) -> None:
-    """Append what of `column` goes into each row, where row i has elements ``ends[i]:ends[i + 1]``."""
+    """Append the part of `column` for each row, where row i has elements ``ends[i]:ends[i + 1]``."""
     kind = column.type
     parts.append((column.is_valid().to_numpy(zero_copy_only=False).view(np.uint8), ends))
     if pa.types.is_null(kind):
@@ -233,7 +233,7 @@ def _fixed_bytes(column: pa.Array[Any], width: int) -> Bytes:
 
 
 def _join(kind: pa.DataType, data: Bytes, at: Positions, ends: Positions) -> pa.Array[Any]:
-    """Read a column of which row i has elements ``ends[i]:ends[i + 1]`` at ``at[i]``, and move `at` on."""
+    """Read a column whose row i has elements ``ends[i]:ends[i + 1]`` at ``at[i]``, and advance `at`."""
     count = int(ends[-1])
     valid = _read(data, at, ends)
     if pa.types.is_null(kind):

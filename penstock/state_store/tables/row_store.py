@@ -1,4 +1,4 @@
-"""Rows by location: one array a column, written in place and read in any order."""
+"""Rows by location: one array per column, written in place and read in any order."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["RowStore"]
 
 _DTYPES: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 _MIN_GARBAGE_BYTES = 64 * 1024
-"""A heap with less garbage is left as it is."""
+"""A heap with less garbage is not compacted."""
 
 _AHEAD = 64
-"""Values that are looked up before the first of them is copied."""
+"""The number of values to prefetch before copying."""
 
 _Where = Positions | slice
 
 
 @kernel
 def _missing_room(sizes: Positions, locations: Positions, bounds: Positions) -> int:
-    """Return how many bytes do not fit where their locations have their bytes now."""
+    """Return the number of bytes that do not fit in their locations' current ranges."""
     missing = 0
     for i in range(locations.shape[0]):
         size = bounds[i + 1] - bounds[i]
@@ -41,10 +41,10 @@ def _missing_room(sizes: Positions, locations: Positions, bounds: Positions) -> 
 def _touch(
     starts: Positions, sizes: Positions, heap: Bytes, locations: Positions, begin: int, end: int
 ) -> int:
-    """Read where some locations have their bytes, all at once, so that the copies after it find them cached.
+    """Prefetch the bytes of some locations, so that the following copies find them cached.
 
-    Each read depends on none before it, so the processor waits for many of them together. Returns a number
-    of no meaning, without which the compiler would leave the reads out.
+    The reads are independent, so the processor overlaps them. Returns a meaningless number, without which the
+    compiler would drop the reads.
     """
     read = 0
     for i in range(begin, end):
@@ -63,9 +63,9 @@ def _write(
     bounds: Positions,
     data: Bytes,
 ) -> tuple[int, int]:
-    """Put range i of `data` at ``locations[i]``, in place where it fits.
+    """Put range i of `data` at ``locations[i]``, in place if it fits.
 
-    Returns the heap's new end, and a number of no meaning (see `_touch`).
+    Returns the heap's new end, and a meaningless number (see `_touch`).
     """
     count = locations.shape[0]
     read = 0
@@ -91,7 +91,7 @@ def _gather(
 ) -> int:
     """Copy the bytes at ``locations[i]`` to range i of `out`; an empty range reads nothing.
 
-    Returns a number of no meaning (see `_touch`).
+    Returns a meaningless number (see `_touch`).
     """
     count = locations.shape[0]
     read = 0
@@ -111,23 +111,23 @@ def _gather(
 class RowStore:
     """Holds the columns of `schema` for numbered locations.
 
-    Values of fixed width are an array. The bytes of the others are in a heap, one for each column, and a
-    location holds where: text and binary as they are, nested values as `RowCodec` makes them. A value is
-    written over the one before it where it is no longer; the heap is rewritten when most of it is garbage.
+    Values of fixed width are in an array. The bytes of other values are in a heap for each column, and a
+    location holds their range: text and binary unchanged, nested values as encoded by `RowCodec`. A new value
+    overwrites the old one if it is not longer; the heap is compacted when most of it is garbage.
 
     Used by a working copy or an operator, by one thread at a time.
 
     Parameters
     ----------
     schema : pyarrow.Schema
-        The columns: of all types that columns of Spark can have.
+        The columns, with any type of a Spark column.
     min_garbage_bytes : int
-        The least garbage in a column for which `compact` looks.
+        The least garbage in a column that `compact` collects.
 
     Raises
     ------
     InvalidUsageError
-        If it does not know a column's type.
+        If a column's type is not supported.
     """
 
     def __init__(self, schema: pa.Schema, *, min_garbage_bytes: int = _MIN_GARBAGE_BYTES) -> None:
@@ -141,7 +141,7 @@ class RowStore:
         return sum(column.size_bytes for column in self._columns)
 
     def resize(self, capacity: int) -> None:
-        """Make room for locations below `capacity` and let go of those above."""
+        """Make room for locations below `capacity`, and free those above."""
         self._capacity = capacity
         for column in self._columns:
             column.resize(capacity)
@@ -155,7 +155,7 @@ class RowStore:
             column.put(where, rows.column(field.name))
 
     def take(self, locations: Positions, found: npt.NDArray[np.bool_] | None = None) -> pa.RecordBatch:
-        """Return the rows at `locations`; where not `found`, a row of nulls.
+        """Return the rows at `locations`; a row of nulls if not `found`.
 
         Raises
         ------
@@ -176,7 +176,7 @@ class RowStore:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def sizes(self, locations: Positions) -> Positions:
-        """Return how many bytes the row at each location takes, roughly."""
+        """Return the approximate size in bytes of the row at each location."""
         out = np.zeros(len(locations), np.int64)
         for column in self._columns:
             out += column.sizes(locations)
@@ -184,16 +184,16 @@ class RowStore:
 
     @property
     def may_compact(self) -> bool:
-        """Whether `compact` would look for garbage; otherwise it does nothing."""
+        """True if `compact` would look for garbage; otherwise it does nothing."""
         return any(column.may_compact for column in self._columns)
 
     def compact(self, locations: Positions) -> None:
-        """Drop what no location in `locations`, all that are in use, refers to, if that pays."""
+        """Drop bytes that none of `locations`, which are all in use, refers to, if that pays off."""
         for column in self._columns:
             column.compact(locations)
 
     def copy(self) -> RowStore:
-        """Return a copy that later changes do not reach."""
+        """Return a copy that is independent of later changes."""
         other = RowStore(self.schema)
         other._capacity = self._capacity
         other._columns = [column.copy() for column in self._columns]
@@ -201,7 +201,7 @@ class RowStore:
 
 
 class _Column(ABC):
-    """One column by location, and which of its values are null once there are any."""
+    """One column by location, with a null mask once there are nulls."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self.type = kind
@@ -234,7 +234,7 @@ class _Column(ABC):
     def copy(self) -> _Column: ...
 
     def compact(self, locations: Positions) -> None:  # noqa: B027 - values of one width leave no garbage
-        """Drop what `locations` do not refer to."""
+        """Drop bytes that `locations` do not refer to."""
 
     def _put_nulls(self, where: _Where, column: pa.Array[Any]) -> None:
         if column.null_count and self._null is None:
@@ -306,7 +306,7 @@ class _FixedColumn(_Column):
 
 
 class _HeapColumn(_Column):
-    """A column of varying width: its bytes in a heap, and where each location's bytes are."""
+    """A column of varying width: its bytes in a heap, and each location's range."""
 
     def __init__(self, kind: pa.DataType, min_garbage_bytes: int) -> None:
         super().__init__(kind)
@@ -362,7 +362,7 @@ class _HeapColumn(_Column):
 
     @property
     def may_compact(self) -> bool:
-        # Counting takes time, so only when the heap has grown by what it held when that was counted.
+        # Counting takes time, so count only when the heap has doubled since the last count.
         return self._end >= 2 * self._used + self._min_garbage_bytes
 
     def compact(self, locations: Positions) -> None:
@@ -376,7 +376,7 @@ class _HeapColumn(_Column):
             return
         heap = np.empty(self._used, np.uint8)
         _gather(self._starts, self._sizes, self._heap, locations, bounds, heap)
-        # Other locations have no bytes from now on: what is put there must not go over what moved.
+        # Clear the ranges of other locations, so that later values there do not overwrite moved bytes.
         self._starts[:] = 0
         self._sizes[:] = 0
         self._starts[locations] = bounds[:-1]

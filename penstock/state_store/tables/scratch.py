@@ -1,9 +1,8 @@
-"""Private directories for what lives as long as its process, at most.
+"""Private directories that live at most as long as their process.
 
-Python workers are killed without warning, by Spark too, so nothing that is left to the end of a process is
-certain to be done. Who holds a directory has a lock on it; one that nobody has a lock on is that of a process
-that is gone, and whoever makes a new one beside it removes it. Unlike numbers of processes, locks tell that
-between containers, too.
+Python workers are killed without warning, also by Spark, so cleanup at process exit is not certain. The owner
+of a directory holds a lock on it. A directory without a lock belongs to an ended process, and the next
+process that creates one beside it removes it. Unlike process ids, locks also work between containers.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ PREFIX = "penstock-rocksdb-"
 
 
 class Scratch:
-    """A private directory. It goes with `close`, with the object or with the process, or else with the next.
+    """A private directory. It is removed by `close`, with the object, at process exit, or by the next owner.
 
     Parameters
     ----------
     parent : pathlib.Path, optional
-        Where it is made; in the system's temporary directory by default.
+        Its parent; by default the system's temporary directory.
 
     Raises
     ------
     OSError
-        If it cannot be made.
+        If it cannot be created.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
@@ -47,12 +46,12 @@ class Scratch:
         self._remove = weakref.finalize(self, _remove, self.path, lock, os.getpid())
 
     def close(self) -> None:
-        """Remove the directory and what is in it. Closing twice is no error."""
+        """Remove the directory and its content. Closing twice is not an error."""
         self._remove()
 
 
 def _locked(path: Path) -> int | None:
-    """Return a descriptor that has the lock on a directory; None where another has it, or removed it."""
+    """Return a descriptor that locks a directory; None if another process locks it, or removed it."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -69,7 +68,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _remove(path: Path, lock: int, owner: int) -> None:
-    # A child that was forked has the object, too, and must leave its parent's directory alone.
+    # A forked child has the object, too, and must not remove its parent's directory.
     if os.getpid() == owner:
         _durable.delete_tree(path)
     os.close(lock)
@@ -78,7 +77,7 @@ def _remove(path: Path, lock: int, owner: int) -> None:
 def _remove_abandoned(parent: Path) -> None:
     """Remove the directories whose processes are gone."""
     for path in parent.glob(f"{PREFIX}*"):
-        # It may be another user's, or no directory of ours.
+        # It may belong to another user, or not be ours.
         with contextlib.suppress(PermissionError, NotADirectoryError):
             lock = _locked(path)
             if lock is not None:

@@ -16,11 +16,11 @@ from penstock.state_store.keys.key_words import KeyCodec, Keys
 __all__ = ["Found", "Layout", "Table"]
 
 Found = npt.NDArray[np.bool_]
-"""Whether each key is there."""
+"""A mask of the keys found."""
 
 
 class Table(Protocol):
-    """Rows by key. It is scratch: what is durable is in the p-units of its user.
+    """Rows by key. It is scratch: its user stores the durable state in p-units.
 
     Used in a Python worker by one task at a time; nothing here is thread-safe but the iterator that `rows`
     returns. Keys hold no nulls; -0.0 and 0.0 are one key, and so are all NaNs.
@@ -28,7 +28,7 @@ class Table(Protocol):
     Attributes
     ----------
     schema : pyarrow.Schema
-        All columns; the key's come first in what `rows` returns.
+        All columns; `rows` returns the key's first.
     key : tuple of str
         The key's columns.
     """
@@ -37,10 +37,10 @@ class Table(Protocol):
     key: tuple[str, ...]
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
 
     def get(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, Found]:
-        """Return the values of `keys`, and which of them are there.
+        """Return the values of `keys`, and a mask of the keys found.
 
         Parameters
         ----------
@@ -50,9 +50,9 @@ class Table(Protocol):
         Returns
         -------
         rows : pyarrow.RecordBatch
-            The value columns, row i for key i; all nulls where the key is absent.
+            The value columns, row i for key i; all nulls if the key is absent.
         found : bool array
-            Which keys are there.
+            A mask of the keys found.
 
         Raises
         ------
@@ -62,7 +62,7 @@ class Table(Protocol):
         """
 
     def put(self, rows: pa.RecordBatch) -> None:
-        """Insert or replace; of a key twice in `rows` the last row wins.
+        """Insert or replace rows; the last row of a repeated key wins.
 
         Raises
         ------
@@ -78,15 +78,15 @@ class Table(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the table, roughly."""
+        """The approximate memory of the table."""
 
     def close(self) -> None:
-        """Let go of memory and files; the table is of no use afterwards. Closing twice is no error."""
+        """Release memory and files; the table is unusable afterwards. Closing twice is not an error."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The columns of a table, and how its rows fall into keys and values.
+    """The columns of a table, split into keys and values.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Kinds of working copies: where a worker holds a loaded bucket."""
+"""Kinds of working copies, which hold a loaded bucket in a worker."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class WorkingCopy(StrEnum):
     """A kind of working copy. Files do not depend on it, and it may change at any restart.
 
     MEMORY
-        All of it in memory.
+        The whole bucket is in memory.
     ROCKSDB
-        What nothing has to be done with on local disk.
+        Idle rows are on local disk.
     """
 
     MEMORY = "memory"
@@ -36,12 +36,12 @@ class TableMaker(Protocol):
 
 
 def table_maker(copy: WorkingCopy, scratch: Path | None = None) -> TableMaker | None:
-    """Return what makes the table of what is not in memory; None if all of it is.
+    """Return the factory of the table for rows outside memory; None if all are in memory.
 
     Parameters
     ----------
     scratch : pathlib.Path, optional
-        Where tables make their private directories; the system's temporary one by default.
+        The parent of tables' private directories; by default the system's temporary directory.
     """
     if copy is WorkingCopy.MEMORY:
         return None
