@@ -204,8 +204,7 @@ class BucketStore(BucketFiles):
         return handle
 
     def release(self, held: Handle) -> int:
-        """Sweep if `held` proves files that a snapshot replaced unnecessary; return the number of these
-        files.
+        """Sweep if `held` proves that files replaced by a snapshot are unnecessary; return their number.
 
         Call it when the pointer of `held` has *arrived* and its state is loaded, never after a commit. It
         sweeps about once a snapshot, in the caller's thread, because a worker may not live long enough for
