@@ -192,7 +192,7 @@ def encode(unit: PUnit, coded: Mapping[str, bytes] | None = None) -> memoryview:
     Parameters
     ----------
     unit : PUnit
-        What to write.
+        The unit to write.
     coded : mapping of str to bytes, optional
         The result of `encode_blocks`, if the caller has it already.
     """

@@ -1,6 +1,6 @@
 """Directories of immutable files, on a disk of this machine or on any file system that pyarrow knows.
 
-`open_files` takes a location as users write it and returns a `Files`. What each kind promises:
+`open_files` takes a location as users write it and returns a `Files`. The guarantees of each kind:
 
 =================  ====================  ===========================  ==================================
 what               local                 ``s3://``, ``gs://``,        ``hdfs://``, ``viewfs://``, others

@@ -286,7 +286,7 @@ def read_blocks(
     files : Files
         The directory of segments.
     wanted : sequence of Piece
-        What to read.
+        The pieces to read.
     schema : pyarrow.Schema
         The schema of the p-stream and of its p-units.
 

@@ -240,7 +240,7 @@ class PStream:
         InvalidUsageError
             As `pieces`, or if there is no such column.
         CorruptDataError, UnavailableError
-            If what is read is damaged, or the file system refuses.
+            If the data is damaged, or the file system refuses.
         """
         names = self.schema.names if columns is None else list(columns)
         for piece, block in read_blocks(self.segments, self.pieces(start, stop), self.schema):

@@ -367,7 +367,7 @@ class PStreamWriter:
             self._changed.notify_all()
 
     def __repr__(self) -> str:
-        """Return what it writes to."""
+        """Return the writer's name and stream as text."""
         return f"PStreamWriter({self._stream.files.location!r}, writer={self.name!r})"
 
     def metrics(self) -> dict[str, Any]:

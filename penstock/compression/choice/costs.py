@@ -77,7 +77,7 @@ def cost(node: Node, cascade: Cascade, goal: Goal, share: float = 1.0) -> float:
     cascade : Cascade
         The cascade that encoded it. It tells the levels of one codec apart, which a node does not.
     goal : Goal
-        What to minimise.
+        The cost to minimise.
     share : float
         The sample's share of a block. Parts that a block has once, whatever its rows, count by this share.
     """

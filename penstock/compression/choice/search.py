@@ -66,7 +66,7 @@ def rank(
     values : Ints
         The stream, or a sample of it. Each cascade encodes all of it.
     goal : Goal
-        What to minimise.
+        The cost to minimise.
     floats : bool
         Whether the integers are the bits of floating-point numbers.
     bound : float, optional
@@ -140,7 +140,7 @@ def decide(
     short, long : Ints
         The samples: all cascades are tried on the short one, the best few on the long one.
     goal : Goal
-        What to minimise.
+        The cost to minimise.
     floats, bound, text, depth
         As for `rank`.
     share : float

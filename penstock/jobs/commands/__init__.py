@@ -1,4 +1,4 @@
-"""The commands of ``penstock`` that look at what it stores, and that write to p-streams.
+"""The commands of ``penstock`` that inspect stored data, and that write to p-streams.
 
-Importing them loads nothing heavy: what a command needs is imported when it runs.
+Importing them loads nothing heavy: a command imports its dependencies when it runs.
 """

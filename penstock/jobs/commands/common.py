@@ -106,7 +106,7 @@ def errors(*, debug: bool) -> Iterator[None]:
 
 
 def console() -> Console:
-    """Return what writes tables to standard output."""
+    """Return the console that writes tables to standard output."""
     from rich.console import Console
 
     return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)

@@ -270,7 +270,7 @@ class CsvRecords(Records):
         )
 
     def why(self, record: bytes, schema: pa.Schema) -> str:
-        """Say what is wrong with a line."""
+        """Say why a line cannot be parsed."""
         options = pyarrow.csv.ReadOptions(autogenerate_column_names=True)
         try:
             fields = pyarrow.csv.read_csv(_ended(record), options, self._dialect.parse_options()).num_columns
@@ -340,7 +340,7 @@ class JsonRecords(Records):
         return content
 
     def why(self, record: bytes, schema: pa.Schema) -> str:
-        """Say what is wrong with an object."""
+        """Say why an object cannot be parsed."""
         try:
             value = json.loads(self._lines(record))
         except json.JSONDecodeError as error:

@@ -118,7 +118,7 @@ def _checkpoint(pipeline: Pipeline) -> str:
 
 
 def _import_function(name: str) -> Callable[..., Any]:
-    """Import what `queue.apply` names."""
+    """Import the function that `queue.apply` names."""
     module_name, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module_name)

@@ -106,7 +106,7 @@ class ReadOptions:
     start : str or int or datetime
         Where a new reader begins.
     columns : tuple of str or None
-        What is read; None for all.
+        The columns to read; None for all.
     max_rows, max_bytes : int or None
         The limits of a micro-batch.
     partitions : int or None

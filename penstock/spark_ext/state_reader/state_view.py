@@ -123,7 +123,7 @@ class Stored:
         return unit
 
     def columns(self, texts: Sequence[str], *blocks: str) -> StructType:
-        """Return the columns in `texts`, of "name type" in Spark's words, with their types.
+        """Parse the columns in `texts`, each "name type" in Spark's words.
 
         Parameters
         ----------
