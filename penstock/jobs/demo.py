@@ -151,7 +151,7 @@ def run(*, seconds: int | None = None, fast: bool = False, out: Path = Path("pen
     Parameters
     ----------
     seconds : int, optional
-        How long each of the two queries runs; 22 by default, 8 with `fast`.
+        The duration of each of the two queries; 22 by default, 8 with `fast`.
     fast : bool
         A short demo.
     out : Path

@@ -112,7 +112,7 @@ class GraphFacts:
     markers : Markers
         The counts of markers.
     recovery : mapping, optional
-        How the newest restart went.
+        The report of the newest restart.
     explanation : str
         The plan, as text.
     plan : mapping

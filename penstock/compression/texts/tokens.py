@@ -259,7 +259,7 @@ def to_tokens(offsets: Ints, source: Bytes, forms: Forms | None = None) -> tuple
     Parameters
     ----------
     offsets, source : Ints, Bytes
-        Where each text begins and the last one ends, and the bytes that they are in.
+        The offsets of the texts, and the buffer that holds their bytes.
     forms : Forms, optional
         Their patterns; by default learned from the texts.
 

@@ -100,11 +100,11 @@ class ReadOptions:
     Parameters
     ----------
     path : str
-        Where it is.
+        The location of the p-stream.
     reader : str or None
         The name to subscribe under.
     start : str or int or datetime
-        Where a new reader begins.
+        The start of a new reader.
     columns : tuple of str or None
         The columns to read; None for all.
     max_rows, max_bytes : int or None
@@ -191,7 +191,7 @@ class WriteOptions:
     Parameters
     ----------
     path : str
-        Where it is.
+        The location of the p-stream.
     writer : str or None
         The writer's name.
     batch : int or None

@@ -50,7 +50,7 @@ class PStreamDataSource(DataSource):
     Options for reading
     -------------------
     path
-        Where the p-stream is.
+        The location of the p-stream.
     reader
         A name to subscribe under (streams only). Rows that the query has not committed are kept for it,
         independently of other readers. Without it no rows are kept. One name belongs to one query.
@@ -76,7 +76,7 @@ class PStreamDataSource(DataSource):
     Options for writing
     -------------------
     path
-        Where the p-stream is; it is created where there is none.
+        The location of the p-stream, which is created if it does not exist.
     writer
         The writer's name in the commit log; by default the query's id, or a new one for each batch job.
     batch

@@ -90,7 +90,7 @@ class WindowView:
     mode, policy, weighted
         See `UpdateWindows`; the last says whether there are weights.
     places : _Places
-        What panes' numbers mean.
+        The meaning of panes' numbers.
     table : str
         The table to show.
     schema : StructType
@@ -164,7 +164,7 @@ class SidesView:
     side : int
         The side to show.
     places : _Places
-        What panes' numbers mean.
+        The meaning of panes' numbers.
     schema : StructType
         The columns.
     """

@@ -82,9 +82,9 @@ class Stateful:
     parallel : int
         Spark's shuffle partitions.
     state_location : str
-        Where state lives: an absolute path or a URI.
+        The state location: an absolute path or a URI.
     retain_versions : int
-        How many versions of the state stay loadable.
+        The number of versions of the state that stay loadable.
     """
 
     name: str
