@@ -21,7 +21,7 @@ __all__ = ["prepare_workers"]
 
 _LOGGER = logging.getLogger(__name__)
 
-_NEEDED: Final = ("penstock", "numpy", "pandas", "pyarrow", "numba", "xxhash")
+_NEEDED: Final = ("penstock", "numpy", "pandas", "pyarrow", "numba", "xxhash", "zstandard")
 
 _prepared: WeakSet[SparkContext] = WeakSet()
 
