@@ -1,7 +1,7 @@
 """Kernels over texts as rows of tokens: split texts, encode them by forms, and decode them.
 
-A token is a run of letters and digits, or with `split` a run of only letters or only digits, with all other
-bytes up to the next run. `penstock.compression.texts.tokens` explains the arguments of these kernels.
+A token is a run of letters and digits, and all other bytes up to the next run. With `split` a run has only
+letters or only digits. `penstock.compression.texts.tokens` explains the arguments of these kernels.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def surveys(
 
 
 def tell_findings(operator: Operator, number: int, found: BucketSurvey) -> bool:
-    """Print the damage of a bucket and of its operator's shared files; return whether there is none."""
+    """Print the damage of a bucket and of its operator's shared files; return True if it is sound."""
     for damage in (*(operator.damage if number == 0 else ()), *found.damage):
         typer.secho(f"{damage.file}: {damage.fact}", err=True, fg=typer.colors.RED)
     if found.withheld:

@@ -87,7 +87,7 @@ class CountWindowPlan(WindowPlan):
 
     @property
     def delay_panes(self) -> int:
-        """The steps of the time that the watermark is behind the newest row."""
+        """The delay of the watermark behind the newest row, in steps of the time."""
         return -(-self.delay_ms * _STEPS[self.fragments.time_unit] // 1000)
 
     @property
