@@ -163,6 +163,20 @@ def test_a_rejection_names_its_cause_and_undoes_everything(body: str, why: str) 
     assert rejections(body, {"k": None, "v": 99, "s": "x", "f": 1e10, "ks": [1, 2]}) == [why]
 
 
+@pytest.mark.parametrize("key", ["'a'", "1.5", "True", "(1, 2)"])
+@pytest.mark.parametrize("use", ["items.get({})", "items[{}].price = 9", "del items[{}]", "x = {} in items"])
+def test_python_refuses_a_key_of_another_kind(key: str, use: str) -> None:
+    database = shop()
+    procedure = define("def tried(e, items):\n    " + use.format(key) + "\n")
+    database.procedure(event="k bigint", plain=True)(procedure)
+    with database.open() as db:
+        db.load("items", {"id": [0, 1], "price": [5, 7], "name": ["a", "b"], "small": [1, 2]})
+        before = db.table("items")
+        with pytest.raises(InvalidUsageError, match="a key has another kind than its columns: table=items"):
+            db.call("tried", k=1)
+        assert db.table("items") == before
+
+
 def test_more_rows_than_there_is_room_for_grow_the_tables() -> None:
     database = shop()
     declare(database, "for k in e.ks:\n    items.insert(id=k, price=1, name=e.s)\n    items[k].price += k")

@@ -35,6 +35,7 @@ Key = tuple[Any, ...]
 Fetch = Callable[[Key], dict[str, Any] | None]
 
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+_PYTHON_TYPES: dict[Kind, Any] = {Kind.INTEGER: int, Kind.FLOAT: float, Kind.BOOLEAN: bool, Kind.TEXT: str}
 
 
 class RejectedError(Exception):
@@ -86,6 +87,15 @@ class PlainTable:
         parts = key if isinstance(key, tuple) else (key,)
         if None in parts:
             raise RejectedError(f"null key: {self.spec.name}")
+        kinds = [column.kind for column in self.spec.key_columns]
+        if [type(part) for part in parts] != [_PYTHON_TYPES[kind] for kind in kinds]:
+            raise InvalidUsageError(
+                "a key has another kind than its columns",
+                table=self.spec.name,
+                key=key,
+                kinds=list(map(str, kinds)),
+                hint="convert it with int(...) or str(...)",
+            )
         return parts
 
     def _find(self, key: Key) -> dict[str, Any] | None:
@@ -212,8 +222,7 @@ def fit(column: Column, value: Any) -> Any:
             with np.errstate(over="ignore"):
                 value = float(np.float32(value))
         return value
-    wanted: Any = {Kind.INTEGER: int, Kind.BOOLEAN: bool, Kind.TEXT: str}.get(column.kind)
-    if type(value) is not wanted:
+    if type(value) is not _PYTHON_TYPES[column.kind]:
         raise InvalidUsageError(
             "a value has another kind than its column", column=column.name, kind=str(column.kind)
         )
