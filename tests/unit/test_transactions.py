@@ -177,6 +177,27 @@ def test_python_refuses_a_key_of_another_kind(key: str, use: str) -> None:
         assert db.table("items") == before
 
 
+def test_deleted_rows_and_texts_leave_the_size_bounded() -> None:
+    database = shop()
+    declare(
+        database,
+        "items.insert(id=e.k, price=1, name=e.s)\ndel items[e.k]",
+        compiled=True,
+        event="k bigint, s string",
+    )
+    sizes = []
+    with database.open() as db:
+        for begin in range(0, 200_000, 20_000):
+            ids = range(begin, begin + 20_000)
+            found = db.run("tried", pa.table({"k": ids, "s": [f"text {i}" for i in ids]}))
+            assert found["rejected"].null_count == 20_000
+            assert len(db._state["items"]) == 0
+            sizes.append(db._state["items"].size_bytes)
+            assert len(db._state._texts) <= 1 << 17
+        assert sizes == sizes[:1] * 10
+        assert sizes[0] < 10_000
+
+
 def test_more_rows_than_there_is_room_for_grow_the_tables() -> None:
     database = shop()
     declare(database, "for k in e.ks:\n    items.insert(id=k, price=1, name=e.s)\n    items[k].price += k")

@@ -218,7 +218,10 @@ class OpenDatabase:
             raise InvalidUsageError("there is no such procedure", procedure=procedure)
         program = found.program(events.schema)
         schema = event_schema(program.event)
-        made = [self._state.run(program, batch) for batch in _batches(events, schema, of=procedure)]
+        made = []
+        for batch in _batches(events, schema, of=procedure):
+            made.append(self._state.run(program, batch))
+            self._state.forget_deleted()
         return pa.Table.from_batches(made, result_schema(program))
 
     def table(self, name: str) -> pa.Table:

@@ -131,10 +131,12 @@ class TableSet:
         return [np.ascontiguousarray(array) for array in given]
 
     def _make_room(self, program: Program, cause: int) -> None:
-        if cause < 0:
+        if cause == -1:
             self._undo = _undo_log(2 * len(self._undo[0]))
+        elif cause < 0:
+            self._tables[program.tables[-2 - cause].name].double_deleted()
         else:
-            self._tables[program.tables[cause].name].double()
+            self._tables[program.tables[cause].name].double_rows()
 
     def _results(
         self,
@@ -182,6 +184,12 @@ class TableSet:
             for table in self._tables.values():
                 table.apply(partial(_block, unit))
             self.transactions = unit.fields.count("transactions")
+
+    def forget_deleted(self) -> None:
+        """Forget deleted keys, and texts that no row has: no delta will follow."""
+        for table in self._tables.values():
+            table.forget_deleted()
+        self._forget_texts()
 
     def _forget_texts(self) -> None:
         """Forget texts that no row has, once there are twice as many as rows had the last time."""

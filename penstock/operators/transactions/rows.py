@@ -117,10 +117,19 @@ class TableRows:
         if self._facts[FREE] + len(self._live) - self._facts[USED] < more:
             self._grow(max(2 * len(self._live), int(self._facts[USED]) + more))
 
-    def double(self) -> None:
+    def double_rows(self) -> None:
         """Grow for a transaction that had no room, however much there is now that it was undone."""
-        self._grow_gone(2 * len(self._gone))
         self._grow(2 * len(self._live))
+
+    def double_deleted(self) -> None:
+        """Make room for more keys that are deleted."""
+        self._grow_gone(2 * len(self._gone))
+
+    def forget_deleted(self) -> None:
+        """Forget the keys that were deleted, which no delta will have."""
+        self._facts[GONE] = 0
+        if len(self._gone) > _LEAST_GONE:
+            self._gone = np.zeros((_LEAST_GONE, len(self.spec.key)), np.int64)
 
     def _grow_gone(self, size: int) -> None:
         if size > len(self._gone):

@@ -93,7 +93,11 @@ class Output:
         self.line("break")
 
     def need_room(self, condition: str, cause: int) -> None:
-        """Stop if a condition holds; `cause` tells the caller what has to grow."""
+        """Stop if a condition holds.
+
+        `cause` tells the caller what has to grow: the rows of table n (n), its deleted keys (-2 - n) or the
+        undo log (-1).
+        """
         self._fails.append(len(self._lines))
         with self.block(f"if {condition}:"):
             self.line(f"code = {ROOM}")

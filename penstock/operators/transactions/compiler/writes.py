@@ -140,7 +140,7 @@ class Writes(Expressions):
         self.out.fail(f"{row.slot} < 0", f"unknown key: {row.table}")
         self.access(row, AccessMode.DELETE)
         gone = table.array("gone")
-        self.out.need_room(f"{table.fact(GONE)} == {gone}.shape[0]", table.number)
+        self.out.need_room(f"{table.fact(GONE)} == {gone}.shape[0]", -2 - table.number)
         # A slot that an undo may need again is free once the transaction has committed.
         free = [
             f"{table.array('free')}[{table.fact(FREE)}] = {row.slot}",
