@@ -217,6 +217,11 @@ class _Draw:
             [f"del c[{self.text()}]"],
             [f"row = a.get({k})", "if row is not None:", f"    row.x = {x}"],
             [f"row = a.get({k})", f"row.n = {x}"],
+            ["m = p"], ["p = e.f"], ["p = e.v / 2"], ["m = None"],
+            ["if m is None or m < 0.5:", "    m = g"],
+            [f"if m is not None and {k} in a:", f"    a[{k}].f = m"],
+            ["late = None", "if e.b:", f"    late = a.get({k})", "if late is not None:",
+             f"    late.x = {x}"],
             [f"if {k} not in a:", f"    a.insert(k={k}, x=1)"],
             [f"if {k} not in a:", f"    a.insert(k={k}, n={x}, f={self.real()})"],
             [f"if ({k}, e.j) not in b:", f"    b.insert(k={k}, j=e.j, x={x}, d=1)"],
@@ -249,7 +254,9 @@ def _indented(lines: Iterable[str]) -> list[str]:
 def sources(draw: Any) -> str:
     """Draw the text of a procedure."""
     drawing = _Draw(draw)
-    body = ["i = e.k", "g = 0.5", "t = e.s", *drawing.block(3), *drawing.block(2)]
+    body = ["i = e.k", "g = 0.5", "t = e.s", "m = None", "p = None"]
+    # What gives m and p their kind follows what reads them.
+    body += [*drawing.block(3), *drawing.block(2), "p = 0.25"]
     if draw(st.booleans()):
         body.append(f"return {drawing.integer()}, {drawing.real()}, {drawing.text()}, i")
     return "\n".join(["def random(e, a, b, c):", *_indented(body)]) + "\n"

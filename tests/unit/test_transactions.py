@@ -105,6 +105,22 @@ def transfer(e, accounts):
         ("print(e.k)", 2, 5, "this statement does nothing"),
         ("x = sorted(e.ks)", 2, 9, "a procedure cannot call sorted here"),
         ("x = 9223372036854775808", 2, 9, "beyond 64 bits"),
+        (
+            "x = None\ny = None\nfor i in range(3):\n    if y is not None:\n        items[e.k].price = y\n"
+            "    y = x\n    x = 1.5",
+            6,
+            13,
+            "the column price is integer, the value is float",
+        ),
+        (
+            "x = None\ny = None\nfor i in range(3):\n    if y is not None:\n        del items[y]\n"
+            "    y = x\n    x = e.s",
+            6,
+            23,
+            "the key id of items is integer",
+        ),
+        ("x = None\nx = e.f\nx = 1", 4, 5, "the variable is float and becomes integer"),
+        ("x = None\nif e.k > 1:\n    x = items.get(e.k)\nx = 1", 5, 5, "the variable is items and becomes"),
     ],
 )
 def test_what_is_outside_of_the_subset_is_an_error_with_its_place(
@@ -161,6 +177,43 @@ def rejections(body: str, *events: dict[str, Any], tables: str = "items") -> lis
 )
 def test_a_rejection_names_its_cause_and_undoes_everything(body: str, why: str) -> None:
     assert rejections(body, {"k": None, "v": 99, "s": "x", "f": 1e10, "ks": [1, 2]}) == [why]
+
+
+@pytest.mark.parametrize(
+    ("body", "results"),
+    [
+        ("best = None\nfor k in e.ks:\n    if best is None or best < k * 0.5:\n        best = k * 0.5",
+         [1.0, None]),
+        ("r = None\nif e.k > 1:\n    r = items.get(e.k)\nbest = None\nif r is not None:\n"
+         "    best = float(r.price)", [None, 7.0]),
+        ("r = None\nbest = None\nfor i in range(3):\n    if r is not None:\n        best = float(r.price)\n"
+         "    r = items.get(e.k)", [5.0, 7.0]),
+        ("best = None\nlast = best\nif last is None:\n    best = e.f", [0.5, 0.5]),
+        ("best = None\nnever = None\nfor i in range(2):\n    if never is not None:\n        best = e.f",
+         [None] * 2),
+        ("best = None\nx = None\nfor i in range(3):\n    best = half(event(n=x), items)\n    x = i",
+         [0.5, 0.5]),
+    ],
+)  # fmt: skip
+def test_a_variable_may_be_none_before_it_has_a_kind(body: str, results: list[float | None]) -> None:
+    database = shop()
+    half = database.procedure(event="n bigint", returns="f double")(
+        define("def half(e, items):\n    if e.n is None:\n        return None\n    return e.n / 2\n")
+    )
+    text = "def tried(e, items):\n" + textwrap.indent(body + "\nreturn best\n", "    ")
+    for plain in (False, True):
+        name = "tried_by_python" if plain else "tried"
+        procedure = database.procedure(event=EVENT, returns="best double", plain=plain)(
+            define(text.replace("tried", name), {"half": half})
+        )
+        if not plain:
+            program = procedure.program()
+            assert isinstance(program, Program)
+            program.__dict__["kernel"] = interpreted(program)
+        with database.open() as db:
+            db.load("items", {"id": [1, 2], "price": [5, 7], "name": ["a", "b"], "small": [1, 2]})
+            found = [db.call(name, k=k, v=1, s="x", f=0.5, ks=ks) for k, ks in ((1, [1, 2, 0]), (2, []))]
+        assert found == [{"best": one, "rejected": None} for one in results]
 
 
 @pytest.mark.parametrize("key", ["'a'", "1.5", "True", "(1, 2)"])

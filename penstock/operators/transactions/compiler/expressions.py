@@ -19,7 +19,7 @@ from penstock.operators.transactions.compiler.operations import (
     pick,
 )
 from penstock.operators.transactions.compiler.output import Output
-from penstock.operators.transactions.compiler.scope import Facts, Scope, Scopes
+from penstock.operators.transactions.compiler.scope import Facts, Scope, Scopes, UnknownKindError
 from penstock.operators.transactions.compiler.values import Access, AccessMode, ListOf, Nothing, Row, Value
 from penstock.operators.transactions.schema import Column, Kind
 
@@ -125,14 +125,18 @@ class Expressions:
     def _name(self, node: ast.Name) -> Value | Nothing | Row | ListOf:
         scope = self.scope
         name = scope.variable(node.id)
-        if name in self.facts.kinds or node.id in scope.rows:
+        if name in self.facts.kinds or name in self.facts.nullable or node.id in (scope.assigned or ()):
             if scope.assigned is not None and node.id not in scope.assigned:
                 if node.id in scope.deleted:
                     raise self.wrong(node, f"the row {node.id} may have been deleted", "look it up again")
                 raise self.wrong(node, f"{node.id} may have no value here", "assign it on every path")
-            kind = self.facts.kinds[name]
+            kind = self.facts.kinds.get(name)
+            if kind is None:
+                raise UnknownKindError(name)
             if not isinstance(kind, Kind):
-                known = scope.rows[node.id]
+                known = scope.rows.get(node.id)
+                if known is None:  # the statement that finds the row was skipped
+                    raise UnknownKindError(name)
                 return Row(kind, name, known.key, known.attributes, name in self.facts.nullable)
             null = f"{name}_null" if name in self.facts.nullable else None
             return Value(kind, name, null, scope.attributes.get(node.id))

@@ -10,10 +10,14 @@ from penstock.operators.transactions.compiler.reading import ProcedureText
 from penstock.operators.transactions.compiler.values import ListOf, Row, Value
 from penstock.operators.transactions.schema import Kind
 
-__all__ = ["Facts", "Scope", "Scopes"]
+__all__ = ["Facts", "Scope", "Scopes", "UnknownKindError"]
 
 Assigned = set[str] | None
 """The variables that are certainly assigned; None where the end of a path is not reached."""
+
+
+class UnknownKindError(Exception):
+    """A variable is read of which no earlier pass knows the kind: only None was written to it."""
 
 
 @dataclass
@@ -28,15 +32,14 @@ class Facts:
         Variables that may be null, or rows that may not be there.
     deletes : dict
         For each loop the tables from which its body deletes.
+    calls : dict
+        The number of each called procedure, by the number of its caller and the place of the call.
     """
 
     kinds: dict[str, Kind | str] = field(default_factory=dict)
     nullable: set[str] = field(default_factory=set)
     deletes: dict[tuple[object, ...], set[str]] = field(default_factory=dict)
-
-    def size(self) -> int:
-        """Return a number that grows with what is known."""
-        return len(self.kinds) + len(self.nullable) + sum(map(len, self.deletes.values()))
+    calls: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
 
 @dataclass
@@ -48,7 +51,7 @@ class Scope:
     text : ProcedureText
         The procedure.
     number : int
-        How many were begun before it.
+        Its number; the one at the top has 0.
     event : mapping
         The attributes of its event.
     result : str or None
@@ -98,7 +101,6 @@ class Scopes:
     """The procedures that are being compiled, the callers first."""
 
     stack: list[Scope] = field(default_factory=list)
-    begun: int = 0
 
     @property
     def top(self) -> Scope:

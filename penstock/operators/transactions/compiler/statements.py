@@ -9,7 +9,7 @@ from penstock.operators.transactions import language
 from penstock.operators.transactions.compiler.layout import Layout
 from penstock.operators.transactions.compiler.operations import OperationError
 from penstock.operators.transactions.compiler.reading import ProcedureText
-from penstock.operators.transactions.compiler.scope import Facts, Scope
+from penstock.operators.transactions.compiler.scope import Facts, Scope, UnknownKindError
 from penstock.operators.transactions.compiler.values import ListOf, Nothing, Row, Value
 from penstock.operators.transactions.compiler.writes import Writes
 from penstock.operators.transactions.schema import Column, Kind
@@ -27,7 +27,9 @@ def procedure_text(value: object) -> ProcedureText | None:
 
 
 def _zero(kind: Kind | str) -> str:
-    """Return what a variable holds while it is null."""
+    """Return what a variable holds while it is null, or its row is not there."""
+    if not isinstance(kind, Kind):
+        return "-1"
     return {str(Kind.FLOAT): "0.0", str(Kind.BOOLEAN): "False"}.get(str(kind), "0")
 
 
@@ -36,7 +38,8 @@ class Statements(Writes):
 
     def __init__(self, layout: Layout, facts: Facts) -> None:
         super().__init__(layout, facts)
-        self._kinds_found: set[str] = set()
+        self.unknown: list[str] = []
+        """The variables that were read while their kind was unknown: another pass has to follow."""
 
     def body(self, nodes: list[ast.stmt]) -> None:
         """Compile statements."""
@@ -55,6 +58,18 @@ class Statements(Writes):
             except OperationError as error:
                 fact, hint = error.args
                 raise self.wrong(node, fact, hint) from None
+            except UnknownKindError as error:
+                self._skip(node, str(error))
+
+    def _skip(self, node: ast.stmt, name: str) -> None:
+        """Leave a statement to a later pass, which knows the kind of a variable that it reads."""
+        self.unknown.append(name)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            self._is_assigned(node.targets[0].id)
+        elif isinstance(node, ast.Return):
+            if self.scope.result is not None:
+                self.facts.nullable.add(self.scope.result)
+            self._unreachable()
 
     def _pass_statement(self, node: ast.Pass) -> None:
         pass
@@ -62,7 +77,11 @@ class Statements(Writes):
     # Control
 
     def _if_statement(self, node: ast.If) -> None:
-        condition = self.condition(node.test)
+        try:
+            condition = self.condition(node.test)
+        except UnknownKindError as error:
+            self.unknown.append(str(error))
+            condition = Value(Kind.BOOLEAN, "True")
         before = self.scopes.save()
         with self.out.block(f"if {condition.code}:"):
             self.body(node.body)
@@ -82,7 +101,11 @@ class Statements(Writes):
         for table in self.facts.deletes.get(place, ()):
             self.scopes.forget_rows(table)
         variable = self.out.temporary()
-        head, values = self._loop(node.iter, variable)
+        try:
+            head, values = self._loop(node.iter, variable)
+        except UnknownKindError as error:
+            self.unknown.append(str(error))
+            head, values = f"for {variable} in range(0):", None
         before = self.scopes.save()
         self.open_loops.append(place)
         with self.out.block(head, loop=True):
@@ -236,7 +259,12 @@ class Statements(Writes):
         scope = self.scope
         if target.id in (scope.text.event, *scope.text.tables):
             raise self.wrong(target, f"{target.id} cannot be assigned", "choose another name")
-        self._remember(target, scope.variable(target.id), value)
+        name = scope.variable(target.id)
+        self._remember(target, name, value)
+        kind = self.facts.kinds.get(name)
+        if isinstance(value, Nothing) and kind is not None and not isinstance(kind, Kind):
+            width = len(self.layout.tables[kind].spec.key)
+            scope.rows[target.id] = Row(kind, name, (target.id,) * width, (None,) * width, maybe=True)
         if isinstance(value, Value) and value.attribute and scope.assigned_once(target.id):
             scope.attributes[target.id] = value.attribute
         self._is_assigned(target.id)
@@ -250,18 +278,16 @@ class Statements(Writes):
         """Write a value into a variable."""
         if isinstance(value, Nothing):
             self.facts.nullable.add(name)
-            kind = self.facts.kinds.setdefault(name, Kind.INTEGER)
-            self.out.line(f"{name} = {_zero(kind)}")
+            self.out.line(f"{name} = {_zero(self.facts.kinds.get(name, Kind.INTEGER))}")
             self.out.line(f"{name}_null = True")
             return
         known = self.facts.kinds.get(name)
-        if known is not None and known is not value.kind and name in self._kinds_found:
+        if known is not None and known is not value.kind:
             raise self.wrong(
                 node,
                 f"the variable is {known} and becomes {value.kind}",
                 "convert the value, write 0.0 for a float, or use another name",
             )
-        self._kinds_found.add(name)
         self.facts.kinds[name] = value.kind
         self.out.line(f"{name} = {value.code}")
         if value.null is not None:
@@ -276,9 +302,8 @@ class Statements(Writes):
         # An access through a name that has several rows has the keys of none.
         name = scope.variable(target.id)
         known = self.facts.kinds.get(name)
-        if known is not None and known != row.table:
+        if known is not None and (isinstance(known, Kind) or known != row.table):
             raise self.wrong(target, "the variable was something else before", "use another name")
-        self._kinds_found.add(name)
         self.facts.kinds[name] = row.table
         if row.maybe:
             self.facts.nullable.add(name)
@@ -321,7 +346,7 @@ class Statements(Writes):
             return procedure_text(self.scope.text.names.get(node.func.id))
         return None
 
-    def _call_procedure(self, node: ast.expr) -> Value | None:
+    def _call_procedure(self, node: ast.expr) -> Value | Nothing | None:
         """Compile a call; return what it returns."""
         text = self._procedure_of(node)
         if text is None or not isinstance(node, ast.Call):
@@ -334,8 +359,9 @@ class Statements(Writes):
             if not isinstance(part, ast.Name) or part.id != name or self.table(part) is None:
                 raise self.wrong(part, f"{text.name} takes the table {name} here", f"pass {name}")
         attributes = self._event_of(node.args[0])
-        self.scopes.begun += 1
-        number = self.scopes.begun
+        # The same one in each pass, though a pass may skip calls.
+        place = (self.scope.number, node.lineno, node.col_offset)
+        number = self.facts.calls.setdefault(place, len(self.facts.calls) + 1)
         result = f"c{number}_value"
         self.out.line(f"c{number} = 0")
         if result in self.facts.kinds:
@@ -356,7 +382,7 @@ class Statements(Writes):
             self.out.line("break")
         kind = self.facts.kinds.get(result)
         if kind is None:
-            return None
+            return Nothing() if result in self.facts.nullable else None
         if not isinstance(kind, Kind):
             raise self.wrong(node, "a procedure returns values")
         return Value(kind, result, f"{result}_null")
