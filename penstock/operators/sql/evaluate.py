@@ -96,7 +96,7 @@ def type_of(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
         return None
     plain = schema.remove_metadata()  # some versions of Arrow cannot hash metadata
     found = _typed(expression.tree, plain)[0]
-    if found is not None and may_shorten(expression.tree, lambda node: _typed(node, plain)[1]):
+    if found is not None and may_shorten(expression.tree, lambda node: _typed(node, plain)[:2]):
         return None
     return None if found is None or pa.types.is_null(found) or pa.types.is_decimal(found) else found
 

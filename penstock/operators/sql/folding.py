@@ -1,127 +1,100 @@
 """Detect expressions from which Spark's optimizer may remove a part that can fail.
 
-For Spark ``i + 1 > 0 AND FALSE`` is ``FALSE`` even if ``i + 1`` overflows. Evaluating the constants of
-``AND`` and ``OR`` first has the same effect (`penstock.operators.sql.evaluate`, `Expression.conjuncts`).
-Other expressions that can fail and that Spark may simplify are left to Spark.
+For Spark ``i + 1 > 0 AND FALSE`` is ``FALSE`` even if ``i + 1`` overflows, and a filter ``i + 1 > j``
+tests first whether ``j`` is null. Expressions that can fail are left to Spark except for a few shapes.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Final
+
+import pyarrow as pa
 
 from penstock.operators.sql.tree import Tree
 
 __all__ = ["may_shorten"]
 
+_CALCULATIONS: Final = frozenset({"column", "field", "number", "unary", "binary", "paren"})
+_Type = Callable[[Tree], tuple[Any, bool]]
 
-def may_shorten(tree: Tree, fails: Callable[[Tree], bool]) -> bool:
+
+def may_shorten(tree: Tree, typed: _Type) -> bool:
     """Return whether Spark may drop a part that can fail.
 
-    It may if an expression
+    It drops none from
 
-    - calculates with a null literal, compares one, or uses one as a condition,
-    - compares an expression with itself,
-    - has a choice with equal branches,
-    - repeats a condition below ``AND`` and ``OR``,
-    - binds a column to one value in an ``AND``, because Spark substitutes that value in the other conditions.
+    - calculations of columns and numbers, casts, ``abs`` and ``sqrt`` of them,
+    - choices between them by conditions that cannot fail, and ``COALESCE`` of them,
+    - comparisons of a calculation with a number, if each part that can fail reads all columns,
+    - an ``AND`` that ends with such a comparison, if the others cannot fail and read none of its columns.
 
     Parameters
     ----------
     tree : Tree
         The expression.
-    fails : callable
-        Returns whether a part can fail.
+    typed : callable
+        Returns the type of a part, and whether the part can fail.
     """
-    return fails(tree) and (any(_is_shortened(node, fails) for node in tree.walk()) or _has_null(tree))
-
-
-def _is_shortened(node: Tree, fails: Callable[[Tree], bool]) -> bool:
-    if node.kind == "compare":
-        return len(set(map(_key, node.parts))) == 1 and fails(node)
-    if _is_choice(node):
-        return _are_alike(_values(node)) and fails(node)
-    if node.kind in ("and", "or"):
-        parts = Counter(map(_key, _conditions(node)))
-        return (max(parts.values()) > 1 or _binds(node, fails)) and fails(node)
-    return False
-
-
-def _are_alike(values: list[Tree]) -> bool:
-    """Return whether Spark may treat two values of a choice as equal; a null may equal false."""
-    constants = [value.unnest() for value in values if not _reads(value)]
-    computed = [one for one in constants if one.kind not in ("number", "string", "boolean", "null")]
-    if computed and len(constants) > 1:
-        return True
-    keys = [_key(one) for one in values if one.unnest().kind != "null"]
-    nulls = len(values) - len(keys)
-    falses = sum(one.kind == "boolean" and not one.value for one in constants)
-    return len(set(keys)) < len(keys) or nulls > 1 or bool(nulls and falses)
-
-
-def _reads(node: Tree) -> bool:
-    return any(one.kind == "column" for one in node.walk())
-
-
-def _binds(node: Tree, fails: Callable[[Tree], bool]) -> bool:
-    """Return whether a part that can fail reads a column that another part binds to a value."""
-    if node.kind != "and":
+    if not typed(tree)[1]:
         return False
-    parts = list(_conditions(node, ("and",)))
-    bound = [one for part in parts for one in _bound(part)]
-    return any(
-        other.kind == "column" and other.value in bound
-        for part in parts
-        if fails(part)
-        for other in part.walk()
+    *others, last = _conjuncts(tree)
+    if last.kind == "compare":
+        apart = all(not typed(one)[1] and _columns(one).isdisjoint(_columns(last)) for one in others)
+        return not (apart and _is_plain_comparison(last, typed))
+    return bool(others) or not _is_value(last, typed)
+
+
+def _is_value(node: Tree, typed: _Type) -> bool:
+    """Return whether a node is a calculation, a choice between calculations, or cannot fail."""
+    node = node.unnest()
+    if not typed(node)[1]:
+        return node.kind != "null"
+    chooses = node.kind == "case" or (node.kind == "call" and node.value == "if")
+    if chooses and any(typed(part)[1] for part in _choosing(node)):
+        return False
+    if chooses or (node.kind == "call" and node.value in ("coalesce", "nvl", "ifnull")):
+        return all(part.unnest().kind == "null" or _is_value(part, typed) for part in node.parts)
+    calculates = node.kind in _CALCULATIONS or node.kind == "cast" or node.value in ("abs", "sqrt")
+    return calculates and all(_is_value(part, typed) for part in node.parts)
+
+
+def _choosing(node: Tree) -> tuple[Tree, ...]:
+    """Return the conditions of a choice."""
+    if node.kind == "call":
+        return node.parts[:1]
+    based, otherwise = node.value
+    pairs = node.parts[based : len(node.parts) - otherwise]
+    return (*node.parts[:based], *pairs[::2])
+
+
+def _is_plain_comparison(node: Tree, typed: _Type) -> bool:
+    """Return whether a node compares a calculation with a number of no wider type."""
+    left, right = sorted(node.parts, key=lambda part: not _columns(part))
+    types = [typed(part)[0] for part in (left, right)]
+    return (
+        right.kind == "number"
+        and all(pa.types.is_signed_integer(one) for one in types)
+        and types[0].bit_width >= types[1].bit_width
+        and all(one.kind in _CALCULATIONS for one in left.walk())
+        and all(_columns(one) == _columns(left) for one in left.walk() if typed(one)[1])
     )
 
 
-def _bound(part: Tree) -> Iterator[str]:
-    if part.kind != "compare" or part.value not in ("=", "<=>"):
-        return
-    sides = [side.unnest() for side in part.parts]
-    for one, other in (sides, sides[::-1]):
-        if one.kind == "column" and not _reads(other):
-            yield one.value
-
-
-def _is_choice(node: Tree) -> bool:
-    return node.kind == "case" or (node.kind == "call" and node.value == "if" and len(node.parts) == 3)
-
-
-def _values(node: Tree) -> list[Tree]:
-    """Return the values of a choice; a missing ``ELSE`` is null."""
-    if node.kind == "call":
-        return list(node.parts[1:])
-    based, otherwise = node.value
-    parts = list(node.parts[1:] if based else node.parts)
-    last = parts.pop() if otherwise else Tree("null", node.stop, node.stop)
-    return [*parts[1::2], last]
-
-
-def _has_null(node: Tree, *, taken: bool = False) -> bool:
-    """Return whether a null literal is used other than as a value of a choice or of ``IS``."""
+def _conjuncts(node: Tree) -> Iterator[Tree]:
     node = node.unnest()
-    if node.kind == "null":
-        return not taken
-    values = _values(node) if _is_choice(node) else []
-    passes = node.kind == "is" or (node.kind == "call" and node.value in ("coalesce", "nvl", "ifnull"))
-    return any(_has_null(part, taken=passes or part in values) for part in node.children)
-
-
-def _conditions(node: Tree, kinds: tuple[str, ...] = ("and", "or", "not")) -> Iterator[Tree]:
-    """Yield the conditions below ``AND``, ``OR`` and ``NOT``."""
-    node = node.unnest()
-    if node.kind not in kinds:
+    if node.kind != "and":
         yield node
         return
     for part in node.parts:
-        yield from _conditions(part, kinds)
+        yield from _conjuncts(part)
+
+
+def _columns(node: Tree) -> set[Hashable]:
+    """Return keys of the columns and fields that an expression reads."""
+    return {_key(one) for one in node.walk() if one.kind in ("column", "field")}
 
 
 def _key(node: Tree) -> Hashable:
-    """Return a key that is equal for expressions with the same spelling."""
     node = node.unnest()
-    value = node.value.lower() if isinstance(node.value, str) and node.kind == "column" else node.value
-    return node.kind, str(value), node.modifiers, tuple(map(_key, node.children))
+    return str(node.value).lower(), tuple(map(_key, node.parts))
