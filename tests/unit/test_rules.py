@@ -63,6 +63,12 @@ def test_a_selection_goes_past_one_that_stays() -> None:
     assert _shown(after)[-1] == "where c > 1"
 
 
+@pytest.mark.parametrize("others", ["n = 3", "n = 3 AND upper(s) = 'X'", "upper(s) = 'X' AND x < 2"])
+def test_a_condition_that_can_fail_is_not_split_from_what_spark_combines_it_with(others: str) -> None:
+    root = _stream().where(f"n + 1 > 0 AND {others}").root
+    assert split_conjunctions(root) == (root, ())
+
+
 def test_a_selection_goes_past_several_that_stay_and_the_rules_end() -> None:
     root = _stream().lookup("t", _TABLE, on="k").where("c > 1 AND c < 9").where("k <> 1").root
     after, _ = to_fixed_point(root, split_conjunctions, push_where)

@@ -72,8 +72,10 @@ def split_conjunctions(root: Node) -> Rewritten:
         schema = node.inputs[0].schema
         if len(parts) == 1 or not all(_is_condition(part, schema) for part in parts):
             return node
-        if type_of(node.predicate, schema) is None and None not in [type_of(part, schema) for part in parts]:
-            return node  # Spark must see the whole condition
+        supported = [part for part in parts if type_of(part, schema) is not None]
+        fails = len(supported) == len(parts) or any(can_fail(part, schema) for part in supported)
+        if fails and type_of(node.predicate, schema) is None:
+            return node  # Spark may drop a part that can fail, so it must see the whole condition
         notes.append(f"where {node.predicate.text}: {len(parts)} conditions")
         above: Node = node.inputs[0]
         for part in parts:
