@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.sql.evaluate import evaluate, type_of
+from penstock.operators.sql.evaluate import evaluate, evaluated_type
 from penstock.operators.sql.expression import Expression
 from penstock.operators.update_stream.stream import UpdateStream
 
@@ -89,7 +89,7 @@ class JoinedStream:
         if condition.aggregate:
             raise InvalidUsageError("a join's condition has an aggregate", expression=condition.text)
         condition = condition.resolve(self.schema.names)
-        kind = type_of(condition, self.schema)
+        kind = evaluated_type(condition, self.schema)
         if kind is None:
             raise InvalidUsageError(
                 "the condition of a join cannot be evaluated outside of Spark",

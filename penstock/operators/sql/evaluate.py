@@ -45,7 +45,16 @@ from penstock.operators.sql.values import (
     to_common_type,
 )
 
-__all__ = ["can_fail", "constant", "evaluate", "filter_rows", "needs_ansi", "project", "type_of"]
+__all__ = [
+    "can_fail",
+    "constant",
+    "evaluate",
+    "evaluated_type",
+    "filter_rows",
+    "needs_ansi",
+    "project",
+    "type_of",
+]
 
 
 def evaluate(expression: Expression, table: pa.Table) -> pa.ChunkedArray[Any]:
@@ -88,7 +97,19 @@ def constant(node: Tree) -> pa.Scalar[Any] | None:
 
 
 def type_of(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
-    """Return the type of an expression over a schema; None if it is not supported."""
+    """Return the type of an expression that gives Spark's results; None if Spark has to evaluate it."""
+    found = evaluated_type(expression, schema)
+    plain = schema.remove_metadata()
+    if found is None or may_shorten(expression.tree, lambda node: _typed(node, plain)[:2]):
+        return None
+    return found
+
+
+def evaluated_type(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
+    """Return the type of an expression over a schema; None if it is not supported.
+
+    Unlike `type_of`, it includes expressions from which Spark's optimizer may drop a part that can fail.
+    """
     if expression.is_column:
         name = expression.columns[0]
         return schema.field(name).type if schema.names.count(name) == 1 else None
@@ -96,8 +117,6 @@ def type_of(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
         return None
     plain = schema.remove_metadata()  # some versions of Arrow cannot hash metadata
     found = _typed(expression.tree, plain)[0]
-    if found is not None and may_shorten(expression.tree, lambda node: _typed(node, plain)[:2]):
-        return None
     return None if found is None or pa.types.is_null(found) or pa.types.is_decimal(found) else found
 
 

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.checkpointing.files import open_files
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.spark_ext.worker.bucket_task import BucketTask, specification_in
 
 __all__ = ["plan_task"]
@@ -85,15 +85,28 @@ def _restart_notes(query: StreamingQuery) -> Iterator[str]:
     """Check the operators of a started query; yield notes for its user."""
     own = str(query.id)  # kept in the checkpoint
     for task in _tasks_in(str(query._jsq.streamingQuery().analyzedPlan().toString())):
-        place = open_files(task.state_location)
-        files = place.child(own).child(task.name)
-        theirs = specification_in(files)
-        if theirs is not None:
-            task.check_same(theirs, files.location)
-            continue
-        queries = [facts.name for facts in place.list() if facts.is_directory]
-        if own not in queries and any(specification_in(place.child(one).child(task.name)) for one in queries):
-            yield (
-                f"{task.name}: starts without state: {task.state_location} has only state of other "
-                "checkpoints, of which one may have been deleted or moved"
-            )
+        try:
+            yield from _notes_of(task, own)
+        except UnavailableError as error:
+            raise UnavailableError(
+                "cannot look at the state",
+                state_location=task.state_location,
+                reason=error.context.get("reason", error),
+                hint="choose a state_location that this user may write, and see that its service answers",
+            ) from None
+
+
+def _notes_of(task: BucketTask[Any], own: str) -> Iterator[str]:
+    """Check one operator of the query with the id `own`."""
+    place = open_files(task.state_location)
+    files = place.child(own).child(task.name)
+    theirs = specification_in(files)
+    if theirs is not None:
+        task.check_same(theirs, files.location)
+        return
+    queries = [facts.name for facts in place.list() if facts.is_directory]
+    if own not in queries and any(specification_in(place.child(one).child(task.name)) for one in queries):
+        yield (
+            f"{task.name}: starts without state: {task.state_location} has only state of other "
+            "checkpoints, of which one may have been deleted or moved"
+        )
