@@ -90,7 +90,7 @@ def find_operators(place: Files) -> list[Operator]:
         raise InvalidUsageError(
             "there is no state at this location",
             location=place.location,
-            hint="give a state_location, of a pipeline CHECKPOINT/penstock unless it names another, or the "
+            hint="give a state_location, of a pipeline CHECKPOINT/state unless it names another, or the "
             "directory of a query, an operator or a bucket in one",
         )
     return found

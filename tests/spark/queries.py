@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
+from penstock.errors import PenstockError
 from penstock.spark_ext.api.metrics import batch_metrics
 from tests import processes
 
@@ -256,8 +257,11 @@ def settings(spark: SparkSession, **values: str) -> Iterator[None]:
 
 
 def failure(df: DataFrame, place: Place) -> str:
-    """Run `df` until it fails and return the text of its error."""
-    query = place.start(df)
+    """Run `df` until it fails, at its start or later, and return the text of its error."""
+    try:
+        query = place.start(df)
+    except PenstockError as error:
+        return f"{type(error).__module__}.{type(error).__name__}: {error}"
     try:
         ended = query.awaitTermination(int(PATIENCE_S))
         raise AssertionError("the query ended well" if ended else "the query did not fail")

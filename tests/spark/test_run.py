@@ -308,7 +308,7 @@ def test_state_keeps_the_name_of_its_query(spark: SparkSession, tmp_path: Path) 
     checkpoint = tmp_path / "checkpoint"
     run = pipeline(tmp_path, query={"name": "first", "checkpoint": str(checkpoint)})
     run_to_end(run, spark=spark)
-    (operator,) = find_operators(open_files(checkpoint / "penstock"))
+    (operator,) = find_operators(open_files(checkpoint / "state"))
     assert operator.query_label == f"first ({operator.query})"
 
 

@@ -95,7 +95,7 @@ def test_a_path_that_is_no_state_location_is_refused(tmp_path: Path, command: tu
         assert (result.exit_code, result.stdout) == (2, "")
         assert result.stderr == (
             f"there is no state at this location: location={path}. Hint: give a state_location, of a "
-            "pipeline CHECKPOINT/penstock unless it names another, or the directory of a query, an operator "
+            "pipeline CHECKPOINT/state unless it names another, or the directory of a query, an operator "
             "or a bucket in one.\n"
         )
     assert (tmp_path / "other" / "file").exists()
