@@ -103,10 +103,10 @@ def codec_costs(*, quick: bool = False) -> Iterator[str]:
 
     A transform's time is its own: its child is left as it is.
     """
-    from penstock.compression.abc import Transform, UnfitError
+    from penstock.compression.abc import UnfitError
     from penstock.compression.choice.costs import COSTS, kind_of
     from penstock.compression.codecs import decode_stream
-    from penstock.compression.codecs.registry import codec_named, encode_stream
+    from penstock.compression.codecs.registry import Transform, codec_named, encode_stream
 
     streams = _streams(2048 if quick else _VALUES)
     found: dict[str, list[tuple[int, float, float]]] = {}

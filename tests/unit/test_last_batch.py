@@ -124,7 +124,8 @@ def test_a_query_that_fails_while_it_is_looked_at_has_failed() -> None:
     results = handle._Run(query, ProgressReader(query), holds_back=False)
     states: list[str] = []
     graph: Any = SimpleNamespace(
-        name="g", _runs={"results": results}, _in_turn=True, _recovery=None, _waiting=[], _ended=Event(),
+        name="g", _names=["results", "source"],
+        _runs={"results": results}, _in_turn=True, _recovery=None, _waiting=[], _ended=Event(),
         _start_ready=lambda ended: None, _end=states.append, _fail=lambda error: states.append(str(error)),
     )  # fmt: skip
     graph._told = partial(RunningGraph._told, graph)
