@@ -439,7 +439,7 @@ def test_wrong_starts_are_told(spark: SparkSession, tmp_path: Path) -> None:
         (joined.sink("noop"), given, "join: only update streams can be joined"),
     ]
     nowhere = penstock.graph("q").source("quotes", QUOTES).sink("nowhere")
-    cases.append((nowhere, given | {"persist": "never"}, "cannot start: graph=q query=results"))
+    cases.append((nowhere, given | {"persist": "never"}, "the query cannot start: query=q"))
     for number, (wrong, options, message) in enumerate(cases):
         with pytest.raises(InvalidUsageError, match=message):
             penstock.start(wrong, spark, tmp_path / str(number), **options)
