@@ -25,7 +25,8 @@ def check(case: Case) -> None:
     buckets = 1 if delay < 3600 else draw.randint(1, 4)
     place, second = Place(case.directory), Input(case.directory / "second")
     model, expected = NaiveJoin(within, delay, condition), []
-    counted = dict.fromkeys(("late", "duplicates", "emitted"), 0)
+    counted = dict.fromkeys(("rows_in", "late", "duplicates", "freed", "emitted"), 0)
+    held = rows_in = 0
     restart = draw.randint(1, count - 1)
     for begin, end in ((0, restart), (restart, count)):
         for number in range(begin, end):
@@ -33,6 +34,7 @@ def check(case: Case) -> None:
             place.input.add(_table(left, "c"))
             second.add(_table(right, "b"))
             expected.append(model.join(left, right))
+            rows_in += len(left) + len(right)
         df = penstock.update_join(
             place.input.frame(case.spark, "k long, t long, c long"),
             second.frame(case.spark, "k long, t long, b long"),
@@ -44,8 +46,11 @@ def check(case: Case) -> None:
         for metrics in penstock.metrics(query):
             for name in counted:
                 counted[name] += metrics[name]
+            held = metrics["held"]
     rows = place.rows("k", "t", "c", "b")
     assert [sorted(rows.get(number, [])) for number in range(count)] == expected
+    assert rows_in == counted.pop("rows_in")
+    assert rows_in == counted["late"] + counted["duplicates"] + counted.pop("freed") + held
     told = {"late": model.late, "duplicates": model.duplicates, "emitted": sum(map(len, expected))}
     if condition is None and counted["duplicates"] < told["duplicates"]:
         # The join counts those of what it holds; without a condition it lets go of what the model keeps.

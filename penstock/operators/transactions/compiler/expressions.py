@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ _INT64 = range(-(1 << 63), 1 << 63)
 _CLOCKS = ("time", "datetime", "random", "uuid", "secrets")
 
 
-class Expressions:
+class Expressions(ABC):
     """Compiles expressions, in the order in which Python evaluates them.
 
     Parameters
@@ -424,9 +425,9 @@ class Expressions:
             self.out.fail(f"{value.code} == LEAST", operations.OVERFLOW)
         return Value(value.kind, f"abs({value.code})")
 
+    @abstractmethod
     def insert(self, node: ast.Call, table: TableCode) -> Row:
         """Compile an insert."""
-        raise NotImplementedError
 
 
 def _widened(column: Column, code: str) -> str:
