@@ -392,9 +392,7 @@ class Replay:
 
     def _on_committed(self, log: str, number: int) -> None:
         stream = log.removesuffix("/log")
-        same = [one for one in self.pending[stream] if one["number"] == number]
-        self.pending[stream] = [one for one in self.pending[stream] if one["number"] > number]
-        for one in same[-1:]:
+        for one in [one for one in self.pending[stream] if one["number"] == number][-1:]:
             self._commit(stream, one)
 
     def _resolve(self, stream: str, end: int) -> None:
@@ -402,7 +400,6 @@ class Replay:
         while self.ends[stream] < end:
             follows = [one for one in self.pending[stream] if one["offset"] == self.ends[stream] < one["end"]]
             require(follows, "rows are there that nobody committed", stream=stream, end=end)
-            self.pending[stream].remove(follows[-1])
             self._commit(stream, follows[-1])
 
     def _let_out(self, query: Query) -> None:
@@ -412,6 +409,8 @@ class Replay:
                 self._resolve(query.writes or "", one["end"])
 
     def _commit(self, stream: str, facts: Event) -> None:
+        # A commit takes the place of those under its number whose process was killed before the effect.
+        self.pending[stream] = [one for one in self.pending[stream] if one["number"] > facts["number"]]
         if facts["end"] == facts["offset"]:
             return
         end = self.ends[stream]

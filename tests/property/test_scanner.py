@@ -113,7 +113,7 @@ WHERE = st.sampled_from(
         "n < 2000",
         "n < -2000",
         "name = 'name 2' AND small <> 0",
-        "n > 0 AND n * 2 < 1000 AND name <> 'name 1'",
+        "k > 0 AND name <> 'name 1' AND n * 2 < 1000",
     ]
 )
 GROUPS = st.sampled_from([(), ("k",), ("name",), ("k", "small"), ("day", "name", "k"), ("small",)])

@@ -38,3 +38,24 @@ def test_each_broken_runtime_is_found(name: str, tmp_path: Path, monkeypatch: py
             print(seed, error)
             return
     raise AssertionError("the model allowed what a broken runtime did")
+
+
+def test_a_commit_that_was_killed_before_its_effect_gives_way_to_the_next_under_its_number() -> None:
+    """A reader sees the rows of the second commit before its writer says that it took effect."""
+    log, reads = "source/log", [["source", "reader"]]
+    commit = {
+        "event": "commit", "log": log, "number": 1, "offset": 0, "end": 10, "batch": 0, "segments": ["a"],
+    }  # fmt: skip
+    made = replay(
+        [
+            {"event": "graph", "graph": "g", "queries": {"q": {"reads": reads, "writes": None, "state": None}}},
+            {"event": "persisted", "segment": "a"},
+            commit,
+            {"event": "persisted", "segment": "b"},
+            {**commit, "segments": ["b"]},
+            {"event": "planned", "stream": "source", "reader": "reader", "start": 0, "end": 10},
+            {"event": "committed", "log": log, "number": 1},
+        ]
+    )
+    assert made.ends["source"] == 10
+    assert not made.pending["source"]
