@@ -1,4 +1,4 @@
-"""What reading a stream again costs, by where it is: the constants of `penstock.operators.graph.cost`.
+"""What reading a stream again costs, by where it is: the constants of `penstock.dataflow.cost`.
 
     python -m benchmarks.persist_costs
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 import pyarrow as pa
 
 from benchmarks.streams import REAL, advertisements, bids
-from penstock.operators.graph import Graph, graph
-from penstock.operators.graph.nodes import Node, Source, rebuild
+from penstock.dataflow import Graph, graph
+from penstock.dataflow.nodes import Node, Source, rebuild
 
 __all__ = ["CAMPAIGNS", "QUERIES", "STREAMS", "from_parquet"]
 

@@ -8,7 +8,7 @@ time of the whole scan; ``decode`` what it takes to read the columns; ``predicat
 evaluate the predicate; ``select`` to take the rows for which it is true out of their columns, where that
 is done; ``project`` to compute the value; ``fold`` is the rest. All are nanoseconds of a tuple that is read,
 the least of several runs. Each predicate is evaluated by Arrow, one operation after the other, and as
-intervals (`penstock.operators.sql.comparisons`), in turn.
+intervals (`penstock.sql.comparisons`), in turn.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from penstock.compression import TableBlock
 from penstock.operators.scan import scanner
 from penstock.operators.scan.scanner import Scanner
 from penstock.operators.scan.spec import Fragments, Partial, Scan
-from penstock.operators.sql.expression import Expression
+from penstock.sql.expression import Expression
 
 _TIMES = 5
 

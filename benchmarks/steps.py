@@ -24,7 +24,7 @@ STEPS: dict[str, str] = {
     "select": r"operators/(sql/|scan/lookup)",
     "read": r"operators/scan/|p_stream/(reader|segments)|parquet_reader",
     "pack": r"spark_ext/border/(window_packing:EntryPacker|parcels:to_parcels)",
-    "windows": r"operators/windows/",
+    "windows": r"windows/",
     "unpack": r"spark_ext/(border/(parcels|window|packing)|worker/(window|stateful:)|graph/window)",
 }
 """Of each step of a micro-batch what its functions are known by, as ``module:function``.

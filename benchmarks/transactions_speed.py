@@ -19,8 +19,8 @@ import pyarrow as pa
 
 import penstock
 from penstock import abort
-from penstock.operators.transactions.databases import Database
-from penstock.operators.transactions.engine import TableSet, event_schema
+from penstock.procedures.databases import Database
+from penstock.procedures.engine import TableSet, event_schema
 
 ROUNDS = 5
 GS_LENGTH, OB_LENGTH = 10, 20

@@ -24,11 +24,11 @@ import pyarrow as pa
 from benchmarks.harness import machine, pyplot, save
 from penstock.checkpointing import encode
 from penstock.operators.scan.spec import Fragments, Partial
-from penstock.operators.windows.append.time_panes import TimePanes
-from penstock.operators.windows.layout import WindowLayout
-from penstock.operators.windows.spec import WindowSpec
 from penstock.spark_ext.border.parcels import from_parcel
 from penstock.spark_ext.border.window_packing import EntryPacker, add_rows, facts_of, row_fragmenter
+from penstock.windows.append.time_panes import TimePanes
+from penstock.windows.layout import WindowLayout
+from penstock.windows.spec import WindowSpec
 
 PARTIALS = (Partial("sum", "value", "sum"), Partial("count", "value", "known"), Partial("count", "*", "rows"))
 BATCHES = 3

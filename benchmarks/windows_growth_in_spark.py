@@ -35,7 +35,7 @@ from benchmarks.harness import ProcessorProbe, machine, median, run_contender, s
 from benchmarks.p_stream_speed import CHUNK_ROWS, fill
 from benchmarks.windows_growth import KEYS, RATIOS, Case, plot, table
 from penstock.checkpointing.p_stream import PStream
-from penstock.operators.graph import Graph, graph
+from penstock.dataflow import Graph, graph
 
 WARM, COUNTED = 27, 9
 """Micro-batches after the first one that are not counted, and those that are."""

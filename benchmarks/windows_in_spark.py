@@ -46,9 +46,9 @@ from benchmarks.queries import CAMPAIGNS, QUERIES, STREAMS, from_parquet
 from benchmarks.steps import OTHER, STEPS, StepProfile
 from benchmarks.streams import DATA
 from penstock.checkpointing.p_stream import PStream
-from penstock.operators.graph import nodes
-from penstock.operators.graph.nodes import Node
-from penstock.operators.graph.nodes.base import topological
+from penstock.dataflow import nodes
+from penstock.dataflow.nodes import Node
+from penstock.dataflow.nodes.base import topological
 
 _SPARK_ROWS = {
     "CM1": 2_000_000,

@@ -10,10 +10,10 @@ from penstock._version import __version__
 if TYPE_CHECKING:
     from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
     from penstock.checkpointing.spark_checkpoint import repair_checkpoint
+    from penstock.dataflow import graph
     from penstock.jobs.pipelines.run import run
     from penstock.jobs.session import session
-    from penstock.operators.graph import graph
-    from penstock.operators.transactions import abort, database, event
+    from penstock.procedures import abort, database, event
     from penstock.spark_ext.api.metrics import metrics
     from penstock.spark_ext.api.register import register
     from penstock.spark_ext.api.transactions import transactions
@@ -51,10 +51,10 @@ __getattr__ = lazily(
     {
         "PStreamReader": "penstock.checkpointing.p_stream",
         "PStreamWriter": "penstock.checkpointing.p_stream",
-        "abort": "penstock.operators.transactions",
-        "database": "penstock.operators.transactions",
-        "event": "penstock.operators.transactions",
-        "graph": "penstock.operators.graph",
+        "abort": "penstock.procedures",
+        "database": "penstock.procedures",
+        "event": "penstock.procedures",
+        "graph": "penstock.dataflow",
         "metrics": "penstock.spark_ext.api.metrics",
         "read_state": "penstock.spark_ext.state_reader.read_state",
         "register": "penstock.spark_ext.api.register",

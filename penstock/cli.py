@@ -202,9 +202,9 @@ def explain(
     left for Spark. Nothing runs.
     """
     with errors(debug=debug):
+        from penstock.dataflow import as_json as json_of
+        from penstock.dataflow import draw, explain, render
         from penstock.jobs.pipelines.graph import plan_file
-        from penstock.operators.graph import as_json as json_of
-        from penstock.operators.graph import draw, explain, render
 
         plan = plan_file(pipeline, overrides or [], sample)
         if svg is not None:

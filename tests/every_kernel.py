@@ -13,27 +13,27 @@ from penstock.operators.scan.fragments import Fragmenter, merge_fragments
 from penstock.operators.scan.selection import selected
 from penstock.operators.scan.spec import Fragments, Partial, PartialKind
 from penstock.operators.scheduling.policy import Policy
-from penstock.operators.sql.comparisons import intervals_of, mask_of
-from penstock.operators.sql.evaluate import evaluate
-from penstock.operators.sql.expression import Expression
-from penstock.operators.transactions.engine import TableSet
-from penstock.operators.transactions.rows import TableRows
-from penstock.operators.transactions.schema import TableSpec
-from penstock.operators.transactions.texts import TextNumbers
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.conflation import Conflation
 from penstock.operators.update_stream.stream import UpdateStream
-from penstock.operators.windows.append import sliding_kernels
-from penstock.operators.windows.append.pane_partials import PanePartials
-from penstock.operators.windows.append.sliding import slide
-from penstock.operators.windows.append.time_panes import TimePanes
-from penstock.operators.windows.update.queue import WindowQueue
-from penstock.operators.windows.update.results import WindowMode
+from penstock.procedures.engine import TableSet
+from penstock.procedures.rows import TableRows
+from penstock.procedures.schema import TableSpec
+from penstock.procedures.texts import TextNumbers
+from penstock.sql.comparisons import intervals_of, mask_of
+from penstock.sql.evaluate import evaluate
+from penstock.sql.expression import Expression
 from penstock.state_store.keys.key_index import KeyIndex
 from penstock.state_store.keys.key_set import KeySet
 from penstock.state_store.tables.rocksdb_table import RocksdbTable
 from penstock.state_store.tables.row_store import RowStore
 from penstock.state_store.tables.table import Layout
+from penstock.windows.append import sliding_kernels
+from penstock.windows.append.pane_partials import PanePartials
+from penstock.windows.append.sliding import slide
+from penstock.windows.append.time_panes import TimePanes
+from penstock.windows.update.queue import WindowQueue
+from penstock.windows.update.results import WindowMode
 from tests.naive import Update
 from tests.naive_panes import Row
 from tests.procedures import bank, events_of

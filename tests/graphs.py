@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 import sqlglot
 
-from penstock.operators.graph.nodes import (
+from penstock.dataflow.nodes import (
     Aggregate,
     Assemble,
     Materialize,
@@ -30,7 +30,7 @@ from penstock.operators.graph.nodes import (
     WindowJoin,
 )
 from penstock.operators.scan.spec import PANE, Partial
-from penstock.operators.sql.expression import column
+from penstock.sql.expression import column
 
 _CONNECTION = duckdb.connect(config={"threads": 1})
 

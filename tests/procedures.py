@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from penstock.operators.transactions.compiler.program import Program
-from penstock.operators.transactions.databases import Database
-from penstock.operators.transactions.engine import TableSet, event_schema
-from penstock.operators.transactions.plain import PlainTables
-from penstock.operators.transactions.procedure import Procedure
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.databases import Database
+from penstock.procedures.engine import TableSet, event_schema
+from penstock.procedures.plain import PlainTables
+from penstock.procedures.procedure import Procedure
 
 EVENT = "k bigint, j bigint, v bigint, f double, s string, b boolean, ks array<bigint>"
 RETURNS = "x bigint, y double, z string, w smallint"

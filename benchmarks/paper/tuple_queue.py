@@ -12,11 +12,11 @@ from penstock._kernels import kernel
 from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.stream import Integers
-from penstock.operators.windows.update import transitions, zones
-from penstock.operators.windows.update.queue import WindowQueue
-from penstock.operators.windows.update.results import ServedWindows
-from penstock.operators.windows.update.transitions import IDLE, _end, _is_avail, _pop_ready, _trim
-from penstock.operators.windows.update.zones import (
+from penstock.windows.update import transitions, zones
+from penstock.windows.update.queue import WindowQueue
+from penstock.windows.update.results import ServedWindows
+from penstock.windows.update.transitions import IDLE, _end, _is_avail, _pop_ready, _trim
+from penstock.windows.update.zones import (
     CLOSED,
     COMMITTED,
     DF,

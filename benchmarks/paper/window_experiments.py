@@ -16,7 +16,7 @@ from benchmarks.paper.windows import (
     simulate_windows,
 )
 from penstock.operators.simulation.traces import UNIT_US, Trace, drawn_keys, zipf
-from penstock.operators.windows.update.results import WindowMode
+from penstock.windows.update.results import WindowMode
 
 __all__ = ["figure_12", "figure_13", "figure_14"]
 

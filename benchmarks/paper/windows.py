@@ -20,7 +20,7 @@ from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
 from penstock.operators.simulation.draws import draws
 from penstock.operators.simulation.traces import UNIT_US, Trace
 from penstock.operators.update_stream.stream import Integers
-from penstock.operators.windows.update.results import KeyState, WindowMode
+from penstock.windows.update.results import KeyState, WindowMode
 
 __all__ = ["WindowOutcome", "append_windows", "execution_trace", "own_panes", "simulate_windows"]
 

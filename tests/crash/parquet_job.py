@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 import penstock
-from penstock.operators.graph import Graph
+from penstock.dataflow import Graph
 from penstock.spark_ext.graph.handle import RunningGraph
 from tests.crash.graph_job import run
 

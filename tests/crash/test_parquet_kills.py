@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.operators.graph.nodes import PushedScan, topological
+from penstock.dataflow.nodes import PushedScan, topological
 from penstock.spark_ext.sources.parquet_reader import RANGE
 from tests.crash.parquet_job import SCHEMA, SIZE_S, SLIDE_S, WHERE, graph
 from tests.crash.window_kills import Workload, run_with_kills

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.queries import QUERIES
-from penstock.operators.graph import draw
+from penstock.dataflow import draw
 
 
 def main() -> None:

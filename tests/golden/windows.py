@@ -9,11 +9,11 @@ import pyarrow as pa
 from penstock._clock import SimulatedClock
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query, serve
-from penstock.operators.windows.append.panes import Panes
-from penstock.operators.windows.layout import WindowLayout
-from penstock.operators.windows.panes import new_panes
-from penstock.operators.windows.update.results import WindowMode
-from penstock.operators.windows.update.windows import UpdateWindows, WindowArrivals
+from penstock.windows.append.panes import Panes
+from penstock.windows.layout import WindowLayout
+from penstock.windows.panes import new_panes
+from penstock.windows.update.results import WindowMode
+from penstock.windows.update.windows import UpdateWindows, WindowArrivals
 from tests.naive_panes import Row
 from tests.property import test_panes, test_row_windows
 

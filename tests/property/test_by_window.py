@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import Decomposition
 from penstock.operators.scan.spec import PANE, Fragments, Partial
-from penstock.operators.windows import by_window
-from penstock.operators.windows.by_window import Extremes, WindowAccumulator
-from penstock.operators.windows.finish import Finish
-from penstock.operators.windows.layout import START, Closed, WindowLayout
-from penstock.operators.windows.spec import WindowSpec
+from penstock.windows import by_window
+from penstock.windows.by_window import Extremes, WindowAccumulator
+from penstock.windows.finish import Finish
+from penstock.windows.layout import START, Closed, WindowLayout
+from penstock.windows.spec import WindowSpec
 
 PANE_MS, SIZE_MS = 500, 2000
 INSTANT = pa.timestamp("us", "UTC")

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.scanner import Scanner
 from penstock.operators.scan.spec import Fragments, Partial, Scan
-from penstock.operators.sql.comparisons import intervals_of, mask_of, union_intervals
-from penstock.operators.sql.evaluate import evaluate
-from penstock.operators.sql.expression import Expression
+from penstock.sql.comparisons import intervals_of, mask_of, union_intervals
+from penstock.sql.evaluate import evaluate
+from penstock.sql.expression import Expression
 
 SCHEMA = pa.schema({"b": pa.int8(), "h": pa.int16(), "i": pa.int32(), "j": pa.int64(), "f": pa.float32(),
                     "x": pa.float64(), "s": pa.string()})  # fmt: skip

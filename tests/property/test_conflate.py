@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operators.graph import graph
-from penstock.operators.graph.nodes import PushedScan, topological
-from penstock.operators.graph.place import fuse, place_p_stream
+from penstock.dataflow import graph
+from penstock.dataflow.nodes import PushedScan, topological
+from penstock.dataflow.place import fuse, place_p_stream
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scan.newest_per_key import Latest
 from penstock.operators.scheduling.policy import Policy

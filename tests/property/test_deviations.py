@@ -19,12 +19,12 @@ from penstock.operators.aggregates.moments import of_settings, to_settings
 from penstock.operators.scan.fragments import Fragmenter, merge_fragments
 from penstock.operators.scan.spec import PANE, Fragments
 from penstock.operators.scheduling.policy import Policy
-from penstock.operators.windows.append.sliding import slide
-from penstock.operators.windows.append.time_panes import TimePanes
-from penstock.operators.windows.layout import ENTRY_PANE, WindowLayout
-from penstock.operators.windows.spec import WindowSpec
-from penstock.operators.windows.update.results import WindowMode
-from penstock.operators.windows.update.windows import UpdateWindows, WindowArrivals
+from penstock.windows.append.sliding import slide
+from penstock.windows.append.time_panes import TimePanes
+from penstock.windows.layout import ENTRY_PANE, WindowLayout
+from penstock.windows.spec import WindowSpec
+from penstock.windows.update.results import WindowMode
+from penstock.windows.update.windows import UpdateWindows, WindowArrivals
 
 SPLIT = decompose({"spread": "stddev(n)"}, "t").counted()
 FRAGMENTS = Fragments(1, "t", "ms", (), SPLIT.partials)

@@ -16,8 +16,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.sql.evaluate import can_fail, evaluate, filter_rows, project, type_of
-from penstock.operators.sql.expression import Expression
+from penstock.sql.evaluate import can_fail, evaluate, filter_rows, project, type_of
+from penstock.sql.expression import Expression
 
 _SCHEMA = pa.schema(
     {"i": pa.int32(), "j": pa.int64(), "x": pa.float64(), "f": pa.float32(), "s": pa.string()}

@@ -21,23 +21,23 @@ from hypothesis import strategies as st
 from penstock.checkpointing.p_unit import PUnit, decode, encode
 from penstock.operators.scan.fragments import Fragmenter
 from penstock.operators.scan.spec import PANE, Fragments, Partial
-from penstock.operators.windows import groups as groups_module
-from penstock.operators.windows.append import pane_partials as entries_module
-from penstock.operators.windows.append import panes as panes_module
-from penstock.operators.windows.append import sliding, sliding_kernels
-from penstock.operators.windows.append import sorted_runs as merging_module
-from penstock.operators.windows.append import stacks as stacks_module
-from penstock.operators.windows.append.find import find_windows
-from penstock.operators.windows.append.limits import PaneLimits
-from penstock.operators.windows.append.pane_partials import PanePartials
-from penstock.operators.windows.append.sorted_runs import GroupRanges, concat_by_group
-from penstock.operators.windows.append.time_panes import TimePanes
-from penstock.operators.windows.emitters import PassThrough
-from penstock.operators.windows.groups import GroupCodec
-from penstock.operators.windows.layout import ENTRY_PANE, START, Closed, WindowLayout
-from penstock.operators.windows.shared_watermark import SeveralPanes
-from penstock.operators.windows.spec import WindowSpec
 from penstock.state_store.keys.key_index import KeyIndex
+from penstock.windows import groups as groups_module
+from penstock.windows.append import pane_partials as entries_module
+from penstock.windows.append import panes as panes_module
+from penstock.windows.append import sliding, sliding_kernels
+from penstock.windows.append import sorted_runs as merging_module
+from penstock.windows.append import stacks as stacks_module
+from penstock.windows.append.find import find_windows
+from penstock.windows.append.limits import PaneLimits
+from penstock.windows.append.pane_partials import PanePartials
+from penstock.windows.append.sorted_runs import GroupRanges, concat_by_group
+from penstock.windows.append.time_panes import TimePanes
+from penstock.windows.emitters import PassThrough
+from penstock.windows.groups import GroupCodec
+from penstock.windows.layout import ENTRY_PANE, START, Closed, WindowLayout
+from penstock.windows.shared_watermark import SeveralPanes
+from penstock.windows.spec import WindowSpec
 from tests.naive_panes import Row, Windows, aggregated, batches_of
 
 PARTIALS = (

@@ -15,12 +15,12 @@ from penstock._clock import SimulatedClock
 from penstock.operators.scan.spec import Partial
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query, serve
-from penstock.operators.windows.append.limits import PaneLimits
-from penstock.operators.windows.layout import ENTRY_PANE, START, RowLayout
-from penstock.operators.windows.panes import new_panes
-from penstock.operators.windows.spec import WindowSpec
-from penstock.operators.windows.update.results import WindowMode
-from penstock.operators.windows.update.windows import UpdateWindows, WindowArrivals
+from penstock.windows.append.limits import PaneLimits
+from penstock.windows.layout import ENTRY_PANE, START, RowLayout
+from penstock.windows.panes import new_panes
+from penstock.windows.spec import WindowSpec
+from penstock.windows.update.results import WindowMode
+from penstock.windows.update.windows import UpdateWindows, WindowArrivals
 from tests.property.test_panes import CHUNKS, stored
 
 GROUPS = pa.schema([pa.field("group", pa.string())])

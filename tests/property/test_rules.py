@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.operators.graph.builder import Graph, graph
-from penstock.operators.graph.nodes import Node
-from penstock.operators.graph.place import fuse, place_p_stream
-from penstock.operators.graph.rules import (
+from penstock.dataflow.builder import Graph, graph
+from penstock.dataflow.nodes import Node
+from penstock.dataflow.place import fuse, place_p_stream
+from penstock.dataflow.rules import (
     Rewritten,
     merge,
     prune,

@@ -48,7 +48,11 @@ def test_a_commit_that_was_killed_before_its_effect_gives_way_to_the_next_under_
     }  # fmt: skip
     made = replay(
         [
-            {"event": "graph", "graph": "g", "queries": {"q": {"reads": reads, "writes": None, "state": None}}},
+            {
+                "event": "graph",
+                "graph": "g",
+                "queries": {"q": {"reads": reads, "writes": None, "state": None}},
+            },
             {"event": "persisted", "segment": "a"},
             commit,
             {"event": "persisted", "segment": "b"},

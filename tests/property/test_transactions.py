@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operators.transactions.compiler.program import Program
-from penstock.operators.transactions.databases import Database
-from penstock.operators.transactions.engine import TableSet
-from penstock.operators.transactions.plain import PlainTables
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.databases import Database
+from penstock.procedures.engine import TableSet
+from penstock.procedures.plain import PlainTables
 from tests.procedures import (
     EVENTS,
     bank,

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from penstock.operators.joins.join import Matched, UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
-from penstock.operators.sql.expression import Expression
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
+from penstock.sql.expression import Expression
 from tests.naive_join import NaiveJoin, Tuple
 from tests.streams import through_bytes
 

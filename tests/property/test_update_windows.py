@@ -16,9 +16,9 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.results import Served
 from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.scheduling.weights import GroupKey, KeyWeights
-from penstock.operators.windows.layout import START
-from penstock.operators.windows.update.results import WindowMode
-from penstock.operators.windows.update.windows import UpdateWindows, WindowArrivals
+from penstock.windows.layout import START
+from penstock.windows.update.results import WindowMode
+from penstock.windows.update.windows import UpdateWindows, WindowArrivals
 from tests.naive_panes import Row, Windows, aggregated, batches_of
 from tests.property import test_row_windows
 from tests.property.test_panes import AGGREGATES, ROWS, entries_of, layout_of, stored

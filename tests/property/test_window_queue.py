@@ -15,8 +15,8 @@ from benchmarks.paper.tuple_queue import TupleWindowQueue
 from penstock.errors import InvalidUsageError
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.weights import ONE
-from penstock.operators.windows.update.queue import WindowQueue
-from penstock.operators.windows.update.results import KeyState, ServedWindows, WindowMode
+from penstock.windows.update.queue import WindowQueue
+from penstock.windows.update.results import KeyState, ServedWindows, WindowMode
 from tests.naive_windows import NaiveWindows, Window
 from tests.streams import POLICIES, through_bytes
 

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock
 from benchmarks.streams import bids
-from penstock.operators.graph import Graph
+from penstock.dataflow import Graph
 from penstock.spark_ext.border.types import spark_schema
 from tests.spark.queries import PATIENCE_S, Input
 from tests.table3 import Windows, cut, found, rows_of, same, slowly

@@ -15,8 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.conf.pipeline import load_pipeline
+from penstock.dataflow import PhysicalPlan
 from penstock.jobs.pipelines.run import run_to_end
-from penstock.operators.graph import PhysicalPlan
 
 pytestmark = pytest.mark.spark
 

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.scanner import Scanner
 from penstock.operators.scan.spec import Scan
-from penstock.operators.sql.evaluate import type_of
-from penstock.operators.sql.expression import Expression
+from penstock.sql.evaluate import type_of
+from penstock.sql.expression import Expression
 from tests.fuzz.subjects.expressions import frame_of
 from tests.spark.queries import settings
 

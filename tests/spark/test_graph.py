@@ -17,8 +17,8 @@ import penstock
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.graph.facts import facts_of
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
+from penstock.dataflow import Graph
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
-from penstock.operators.graph import Graph
 from penstock.spark_ext.graph.handle import RunningGraph
 from tests.graphs import rounded, rows_of
 from tests.spark.queries import PATIENCE_S, SCHEMA, Input, quotes

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import penstock
-from penstock.operators.graph.nodes import StreamTableJoin
+from penstock.dataflow.nodes import StreamTableJoin
 from penstock.operators.scan.lookup import Lookup
 from penstock.spark_ext.graph import lookup_tables
 from penstock.spark_ext.graph.lookup_tables import lookup_in

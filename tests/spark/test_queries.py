@@ -19,8 +19,8 @@ from benchmarks.queries import QUERIES, STREAMS, from_parquet
 from benchmarks.streams import bids
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.conf.pipeline import load_pipeline
+from penstock.dataflow.nodes import PushedScan, Source, topological
 from penstock.jobs.pipelines.run import run_to_end
-from penstock.operators.graph.nodes import PushedScan, Source, topological
 from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.sources.parquet_reader import parquet_files
 from tests.spark.queries import PATIENCE_S, Input

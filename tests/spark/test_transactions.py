@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock
 from penstock._failpoints import STATE_POINTS
 from penstock.errors import InvalidUsageError
-from penstock.operators.transactions.databases import Database
+from penstock.procedures.databases import Database
 from tests.procedures import define
 from tests.spark.queries import Place, failure, fresh_workers
 

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.checkpointing.p_stream import PStreamReader
+from penstock.dataflow import Graph
 from penstock.errors import InvalidUsageError
-from penstock.operators.graph import Graph
 from penstock.spark_ext.graph import frames, lookup_tables
 from tests.naive_join import NaiveJoin, Tuple
 from tests.naive_union import NaiveUnion

@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import penstock
+from penstock.dataflow import Graph, graph
+from penstock.dataflow.nodes import Node
 from penstock.errors import InvalidUsageError
-from penstock.operators.graph import Graph, graph
-from penstock.operators.graph.nodes import Node
 from penstock.spark_ext.graph.frames import Frames
 from tests.spark.queries import Place, failure, fresh_workers
 

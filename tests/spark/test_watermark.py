@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock
 from penstock.checkpointing.p_stream import PStreamReader
-from penstock.operators.graph import Graph
-from penstock.operators.graph.nodes import PushedScan, topological
+from penstock.dataflow import Graph
+from penstock.dataflow.nodes import PushedScan, topological
 from penstock.spark_ext.border.types import spark_schema
 from tests.spark.queries import PATIENCE_S, Input
 from tests.table3 import starting

@@ -239,7 +239,7 @@ def test_explaining_starts_no_spark() -> None:
         "from typer.testing import CliRunner\n"
         "from penstock.cli import app\n"
         "CliRunner().invoke(app, ['explain', 'market'])\n"
-        "print('penstock.operators.graph' in sys.modules, {'pyspark', 'py4j', 'numba'} & "
+        "print('penstock.dataflow' in sys.modules, {'pyspark', 'py4j', 'numba'} & "
         "sys.modules.keys())\n"
     )
     shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

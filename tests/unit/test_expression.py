@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.sql.expression import Expression, column, conjunction, named
-from penstock.operators.sql.tree import Tree
+from penstock.sql.expression import Expression, column, conjunction, named
+from penstock.sql.tree import Tree
 
 
 def test_the_columns_of_an_expression_are_those_that_it_reads() -> None:

@@ -10,8 +10,8 @@ import pytest
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import decompose
-from penstock.operators.windows.finish import Finish, Step
-from penstock.operators.windows.layout import START, Closed
+from penstock.windows.finish import Finish, Step
+from penstock.windows.layout import START, Closed
 from tests.graphs import duck_sql
 
 TIME = pa.timestamp("us", "UTC")

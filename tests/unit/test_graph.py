@@ -14,11 +14,11 @@ import pytest
 from pyspark.sql.types import ArrayType, DecimalType, StructType
 
 import penstock
+from penstock.dataflow import Graph, Persist, graph
+from penstock.dataflow.nodes import RowWindow, Sink, UpdateQueue, Window, topological
+from penstock.dataflow.shape import shape
+from penstock.dataflow.types import UNKNOWN, scan_schema
 from penstock.errors import InvalidUsageError
-from penstock.operators.graph import Graph, Persist, graph
-from penstock.operators.graph.nodes import RowWindow, Sink, UpdateQueue, Window, topological
-from penstock.operators.graph.shape import shape
-from penstock.operators.graph.types import UNKNOWN, scan_schema
 from penstock.operators.update_stream.operator_options import (
     JoinArguments,
     JoinOptions,

@@ -20,12 +20,16 @@ HEAVY = ("pyspark", "numba", "pandas", "numpy", "pyarrow", "matplotlib", "pydant
 
 # A package imports from lower levels and its own; what is not named here may be read by all.
 LEVELS = {
-    "jobs": 5,
-    "cli": 5,
-    "testing": 4,
-    "spark_ext": 4,
+    "jobs": 7,
+    "cli": 7,
+    "testing": 6,
+    "spark_ext": 6,
+    "dataflow": 5,
+    "windows": 4,
+    "procedures": 4,
     "operators": 3,
     "state_store": 3,
+    "sql": 2,
     "checkpointing": 2,
     "compression": 1,
 }

@@ -27,13 +27,13 @@ from penstock.operators.queues import pages
 from penstock.operators.scan import selection
 from penstock.operators.scan.fragments import fragment_kernels
 from penstock.operators.scheduling import linked_scheduler, staleness, weighted_scheduler
-from penstock.operators.sql import comparison_kernels
-from penstock.operators.transactions import arithmetic, index_kernels
 from penstock.operators.update_stream import arrivals, conflation
-from penstock.operators.windows.append import sliding_kernels
-from penstock.operators.windows.update import transitions, zones
+from penstock.procedures import arithmetic, index_kernels
+from penstock.sql import comparison_kernels
 from penstock.state_store.keys import key_index, key_set, key_words, word_index
 from penstock.state_store.tables import row_codec, row_store
+from penstock.windows.append import sliding_kernels
+from penstock.windows.update import transitions, zones
 from tests.naive import Update, conflated, hash_of, staleness_bin
 from tests.streams import STREAM, arrivals_of
 

@@ -15,10 +15,10 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.scan import lookup as module
 from penstock.operators.scan.lookup import Lookup, can_be_looked_up
 from penstock.operators.scan.spec import PANE, Fragments, Partial, Scan
-from penstock.operators.windows.layout import ENTRY_PANE
 from penstock.spark_ext.border.parcels import PARCELS, from_parcel
 from penstock.spark_ext.border.window_packing import facts_of, looked_up
 from penstock.spark_ext.sources.pushed import Pushed
+from penstock.windows.layout import ENTRY_PANE
 
 DAY = datetime.date(2020, 1, 1)
 VALUES: dict[pa.DataType, list[Any]] = {

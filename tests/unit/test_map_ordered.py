@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.operators.windows.map_ordered import map_ordered
+from penstock.windows.map_ordered import map_ordered
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -24,8 +24,6 @@ from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.conflation import Conflation
 from penstock.operators.update_stream.operator_options import QueueOptions
 from penstock.operators.update_stream.stream import UpdateStream
-from penstock.operators.windows import groups
-from penstock.operators.windows.groups import GroupCodec
 from penstock.spark_ext.border import packing, parcels
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.packing import Packer
@@ -38,6 +36,8 @@ from penstock.spark_ext.worker.queue_operator import QueueOperator, share
 from penstock.spark_ext.worker.stateful import result_frames
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.cache import StateCache
+from penstock.windows import groups
+from penstock.windows.groups import GroupCodec
 from tests.columns import KINDS, arrays
 from tests.naive import Update, bucket_of, key_words
 from tests.streams import STREAM, rows_of, updates_of

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.conf.document import PipelineError
 from penstock.conf.pipeline import JoinSection, Pipeline, UnionSection, load_pipeline
+from penstock.dataflow.nodes import Join, StreamTableJoin, UpdateUnion, topological
 from penstock.jobs.pipelines.graph import plan_file
-from penstock.operators.graph.nodes import Join, StreamTableJoin, UpdateUnion, topological
 
 _HEAD = """
 source: {type: files, format: json, path: in, schema: k STRING, t TIMESTAMP, v DOUBLE}

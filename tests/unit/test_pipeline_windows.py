@@ -8,8 +8,8 @@ import pytest
 
 from penstock.conf.document import PipelineError
 from penstock.conf.pipeline import load_pipeline
+from penstock.dataflow.nodes import Aggregate, RowWindow, Source, Window, WindowJoin, topological
 from penstock.jobs.pipelines.graph import graph_of, plan_file
-from penstock.operators.graph.nodes import Aggregate, RowWindow, Source, Window, WindowJoin, topological
 
 _FILE = """\
 source: {type: files, format: json, path: in, schema: "second BIGINT, plug INT, load DOUBLE"}

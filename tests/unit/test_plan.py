@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock.dataflow import Graph, as_json, draw, explain, graph
+from penstock.dataflow.cost import choose
+from penstock.dataflow.nodes import Materialize, Source, topological
+from penstock.dataflow.plan import PhysicalPlan
 from penstock.errors import InvalidUsageError
-from penstock.operators.graph import Graph, as_json, draw, explain, graph
-from penstock.operators.graph.cost import choose
-from penstock.operators.graph.nodes import Materialize, Source, topological
-from penstock.operators.graph.plan import PhysicalPlan
 from penstock.operators.scan.spec import Scan
 
 _SCHEMA = pa.schema({"t": pa.int64(), "k": pa.int32(), "position": pa.int32(), "s": pa.string()})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.queries import QUERIES
-from penstock.operators.graph.types import scan_schema
+from penstock.dataflow.types import scan_schema
 from penstock.operators.scan.scanner import Scanner
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "explain"

@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.operators.graph import Graph, graph
-from penstock.operators.graph.extremes import keep_extremes
-from penstock.operators.graph.nodes import Aggregate, Materialize, Node, PushedScan, topological
-from penstock.operators.graph.place import fuse, place_p_stream
-from penstock.operators.graph.rules import merge, prune, push_where, split_conjunctions, to_fixed_point
+from penstock.dataflow import Graph, graph
+from penstock.dataflow.extremes import keep_extremes
+from penstock.dataflow.nodes import Aggregate, Materialize, Node, PushedScan, topological
+from penstock.dataflow.place import fuse, place_p_stream
+from penstock.dataflow.rules import merge, prune, push_where, split_conjunctions, to_fixed_point
 
 _SCHEMA = pa.schema({"t": pa.int64(), "k": pa.int32(), "n": pa.int32(), "x": pa.float64(), "s": pa.string()})
 _TABLE = pa.schema({"k": pa.int32(), "c": pa.int32()})

@@ -7,8 +7,8 @@ import json
 import pyarrow as pa
 import pytest
 
-from penstock.operators.graph import Graph, graph, plan
-from penstock.operators.graph.shape import shape
+from penstock.dataflow import Graph, graph, plan
+from penstock.dataflow.shape import shape
 from penstock.operators.scan.spec import Fragments
 
 QUOTES = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64()})

@@ -14,7 +14,6 @@ from penstock.checkpointing.files import open_files
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import decompose
 from penstock.operators.scan.spec import PANE, Fragments
-from penstock.operators.windows.layout import ENTRY_PANE
 from penstock.spark_ext.border.window_packing import add_rows, row_fragmenter
 from penstock.spark_ext.graph.window_join import SidesOperator
 from penstock.spark_ext.state_reader.state_view import Ours, Stored, one_of_tables, shown
@@ -23,6 +22,7 @@ from penstock.spark_ext.worker.time_windows import TimeWindowPlan
 from penstock.spark_ext.worker.window_plan import WindowPlan
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.survey import survey
+from penstock.windows.layout import ENTRY_PANE
 
 ROWS = pa.schema([("t", pa.int64()), ("k", pa.string()), ("x", pa.float64())])
 

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.dataflow import Graph, Persist, graph
+from penstock.dataflow.nodes import Join, Materialize, Union, UpdateUnion, topological, update_time
 from penstock.errors import InvalidUsageError
-from penstock.operators.graph import Graph, Persist, graph
-from penstock.operators.graph.nodes import Join, Materialize, Union, UpdateUnion, topological, update_time
 from penstock.spark_ext.graph.checks import check_runnable, holds_back
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64(), "w": pa.int32()})

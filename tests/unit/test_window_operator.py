@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql.types import StructType
 
 from penstock._clock import SimulatedClock
+from penstock.dataflow import graph
+from penstock.dataflow.nodes import Window
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import decompose
-from penstock.operators.graph import graph
-from penstock.operators.graph.nodes import Window
 from penstock.operators.scan.spec import WEIGHT, Fragments
 from penstock.operators.update_stream.operator_options import WindowOptions
 from penstock.spark_ext.border.parcels import from_parcel

@@ -18,8 +18,8 @@ from benchmarks.paper.windows import (
 )
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.simulation.traces import UNIT_US, Trace
-from penstock.operators.windows.update.queue import WindowQueue
-from penstock.operators.windows.update.results import KeyState, WindowMode
+from penstock.windows.update.queue import WindowQueue
+from penstock.windows.update.results import KeyState, WindowMode
 
 PAYLOAD = pa.schema([("value", pa.int64())])
 
@@ -224,7 +224,7 @@ def test_panes_of_its_own_count_a_keys_tuples() -> None:
 
 
 def test_a_snapshot_comes_in_units_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.operators.windows.update.queue._UNIT_ROWS", 6)
+    monkeypatch.setattr("penstock.windows.update.queue._UNIT_ROWS", 6)
     queue = WindowQueue(WindowMode.LAZY, 4, 1, PAYLOAD, Policy.FIFO)
     for pane in range(6):
         for key in range(7):

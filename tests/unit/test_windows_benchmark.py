@@ -73,7 +73,7 @@ def test_tables_that_were_printed_are_read(capsys: pytest.CaptureFixture[str]) -
         (
             [
                 "WindowOperator.run (penstock/spark_ext/worker/window_operator.py:140)",
-                "Panes.run (penstock/operators/windows/append/panes.py:121)",
+                "Panes.run (penstock/windows/append/panes.py:121)",
             ],
             "windows",
         ),

@@ -116,7 +116,7 @@ class GraphFacts:
     explanation : str
         The plan, as text.
     plan : mapping
-        The plan, as `penstock.operators.graph.as_json` has it.
+        The plan, as `penstock.dataflow.as_json` has it.
     """
 
     name: str

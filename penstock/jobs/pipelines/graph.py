@@ -23,11 +23,11 @@ from penstock.conf.pipeline import (
     load_document,
 )
 from penstock.conf.sections import ByWindowSection, Section, WindowJoinSection, WindowSection
+from penstock.dataflow import Graph, PhysicalPlan, graph
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.jobs.pipelines.schemas import read_sample, schema_of
-from penstock.operators.graph import Graph, PhysicalPlan, graph
-from penstock.operators.sql.expression import named
 from penstock.operators.update_stream.operator_options import Apply, JoinArguments, QueueArguments
+from penstock.sql.expression import named
 
 __all__ = ["OTHER", "SOURCE", "TABLE", "Binding", "graph_of", "plan_file", "queue_options"]
 

@@ -9,7 +9,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from penstock.conf.pipeline import ConsoleSink, KafkaSink, MemorySink, ParquetSink, Pipeline
 from penstock.ddl import quoted
 from penstock.jobs.pipelines.sources import resolve, spark_options
-from penstock.operators.sql.expression import named
+from penstock.sql.expression import named
 
 __all__ = ["pack_values", "sink_writer"]
 

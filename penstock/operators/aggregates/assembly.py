@@ -1,6 +1,6 @@
 """Compute aggregates from combined partials outside of Spark: `Decomposition.assembly` on Arrow columns.
 
-`penstock.operators.sql.evaluate` divides by literals only. The means and deviations of a `Decomposition`
+`penstock.sql.evaluate` divides by literals only. The means and deviations of a `Decomposition`
 divide by counts, so this module computes them itself. A zero count comes with a null sum, and null divided by
 zero is null, as in Spark. Spark evaluates every other division by a column, because it fails where the
 divisor is zero.
@@ -20,9 +20,9 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, deviation
 from penstock.operators.aggregates.moments import beside
 from penstock.operators.aggregates.wide import WIDE, as_floats, fits, words_of
-from penstock.operators.sql.expression import Expression, column, edited
-from penstock.operators.sql.tree import Tree
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
+from penstock.sql.expression import Expression, column, edited
+from penstock.sql.tree import Tree
 
 __all__ = ["Assembly"]
 

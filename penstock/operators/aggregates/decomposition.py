@@ -14,8 +14,8 @@ from penstock._extras import need_extra
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.sketches import log2_size_of
 from penstock.operators.scan.spec import PANE, Partial, PartialKind
-from penstock.operators.sql.expression import Expression, column, edited, is_aggregate
-from penstock.operators.sql.tree import Tree
+from penstock.sql.expression import Expression, column, edited, is_aggregate
+from penstock.sql.tree import Tree
 
 __all__ = ["Decomposition", "aggregates_of", "decompose", "deviation", "pane_ms", "sketched"]
 

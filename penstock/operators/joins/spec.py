@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.sql.evaluate import evaluate, evaluated_type
-from penstock.operators.sql.expression import Expression
 from penstock.operators.update_stream.stream import UpdateStream
+from penstock.sql.evaluate import evaluate, evaluated_type
+from penstock.sql.expression import Expression
 
 __all__ = ["JoinedStream"]
 

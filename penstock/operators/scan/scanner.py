@@ -19,9 +19,9 @@ from penstock.operators.scan.fragments import Fragmenter, merge_stretches
 from penstock.operators.scan.newest_per_key import Latest
 from penstock.operators.scan.selection import selected
 from penstock.operators.scan.spec import Scan
-from penstock.operators.sql.comparisons import Interval, intervals_of, mask_of, union_intervals
-from penstock.operators.sql.evaluate import can_fail, evaluate, type_of
-from penstock.operators.sql.expression import Expression
+from penstock.sql.comparisons import Interval, intervals_of, mask_of, union_intervals
+from penstock.sql.evaluate import can_fail, evaluate, type_of
+from penstock.sql.expression import Expression
 
 __all__ = ["Scanner"]
 

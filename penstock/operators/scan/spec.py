@@ -10,7 +10,7 @@ order:
    and group.
 
 Steps 3 and 4 read the output of the previous step. The result equals doing the same after the read. All
-expressions are deterministic and supported by `penstock.operators.sql.evaluate`.
+expressions are deterministic and supported by `penstock.sql.evaluate`.
 
 The JSON; absent fields are null::
 

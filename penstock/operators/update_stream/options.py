@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.sql.expression import did_you_mean
+from penstock.sql.expression import did_you_mean
 from penstock.units import parse_duration_us
 
 __all__ = [

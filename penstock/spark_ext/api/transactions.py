@@ -10,11 +10,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.transactions.engine import REJECTED, event_schema, result_schema
-from penstock.operators.transactions.procedure import Procedure
-from penstock.operators.transactions.routing import check_routing, routing_attribute
 from penstock.operators.update_stream.cast import fits
 from penstock.operators.update_stream.operator_options import StateOptions
+from penstock.procedures.engine import REJECTED, event_schema, result_schema
+from penstock.procedures.procedure import Procedure
+from penstock.procedures.routing import check_routing, routing_attribute
 from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.border.transaction_packing import TransactionPacker
 from penstock.spark_ext.border.types import spark_schema

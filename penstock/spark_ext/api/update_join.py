@@ -17,8 +17,6 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.scheduling.metrics import BatchMetrics
-from penstock.operators.sql.evaluate import needs_ansi
-from penstock.operators.sql.expression import Expression
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.operator_options import JoinOptions
 from penstock.operators.update_stream.steps import steps_of
@@ -35,6 +33,8 @@ from penstock.spark_ext.worker.stateful import (
     key_columns,
     with_safe_names,
 )
+from penstock.sql.evaluate import needs_ansi
+from penstock.sql.expression import Expression
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 
 __all__ = ["run_join", "update_join"]

@@ -11,10 +11,10 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.sql.expression import did_you_mean
 from penstock.operators.update_stream.operator_options import QueueOptions, UnionArguments, make_options
 from penstock.operators.update_stream.stream import SOURCE_COLUMN
 from penstock.spark_ext.api.update_queue import run_queue
+from penstock.sql.expression import did_you_mean
 
 __all__ = ["run_union", "update_union"]
 

@@ -23,13 +23,13 @@ from penstock.operators.scan.lookup import Lookup
 from penstock.operators.scan.spec import NEWEST, PANE, Fragments
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import Integers
-from penstock.operators.windows.append.pane_partials import sorted_by
-from penstock.operators.windows.groups import GroupCodec
-from penstock.operators.windows.layout import ENTRY_PANE
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.packing import parcel_row
 from penstock.spark_ext.border.parcels import to_parcels
 from penstock.state_store.keys.key_index import KeyIndex
+from penstock.windows.append.pane_partials import sorted_by
+from penstock.windows.groups import GroupCodec
+from penstock.windows.layout import ENTRY_PANE
 
 __all__ = ["EntryPacker", "RowPacker", "add_rows", "facts_of", "looked_up", "row_fragmenter", "without_time"]
 

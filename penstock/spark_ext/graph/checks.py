@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from penstock.errors import InvalidUsageError
-from penstock.operators.graph.nodes import (
+from penstock.dataflow.nodes import (
     Aggregate,
     Assemble,
     Join,
@@ -26,9 +25,10 @@ from penstock.operators.graph.nodes import (
     topological,
     window_by_key,
 )
-from penstock.operators.graph.types import scan_schema
-from penstock.operators.sql.evaluate import needs_ansi
-from penstock.operators.sql.expression import Expression
+from penstock.dataflow.types import scan_schema
+from penstock.errors import InvalidUsageError
+from penstock.sql.evaluate import needs_ansi
+from penstock.sql.expression import Expression
 
 __all__ = ["check_runnable", "holds_back", "needing_ansi", "with_state"]
 

@@ -14,8 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.checkpointing.p_stream import PStream
-from penstock.errors import InternalError, InvalidUsageError
-from penstock.operators.graph.nodes import (
+from penstock.dataflow.nodes import (
     Aggregate,
     Assemble,
     Join,
@@ -33,8 +32,8 @@ from penstock.operators.graph.nodes import (
     Window,
     WindowJoin,
 )
+from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.scan.spec import Scan
-from penstock.operators.sql.expression import Expression
 from penstock.operators.update_stream.operator_options import StateOptions
 from penstock.spark_ext.api.failure import spark_message
 from penstock.spark_ext.api.update_join import run_join
@@ -61,6 +60,7 @@ from penstock.spark_ext.sources.parquet_reader import parquet_files, read_parque
 from penstock.spark_ext.sources.pushed import Columns, Pushed
 from penstock.spark_ext.worker.stateful import Stateful
 from penstock.spark_ext.worker.window_plan import Windowed
+from penstock.sql.expression import Expression
 
 __all__ = ["Frames", "Reading", "Written"]
 

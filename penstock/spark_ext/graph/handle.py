@@ -20,8 +20,8 @@ from pyspark.sql.types import StructType
 
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.graph.facts import Markers, StreamFacts, facts_of
+from penstock.dataflow import PhysicalPlan
 from penstock.errors import PenstockError
-from penstock.operators.graph import PhysicalPlan
 from penstock.spark_ext.api.failure import failure_of, is_without_answer
 from penstock.spark_ext.api.metrics import ProgressReader, batch_metrics, had_input, is_last, metrics
 from penstock.spark_ext.api.stopping import stop_between_batches

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from penstock.dataflow.nodes import StreamTableJoin
 from penstock.ddl import quoted
 from penstock.errors import InvalidUsageError
-from penstock.operators.graph.nodes import StreamTableJoin
 from penstock.spark_ext.border.types import check_same
 
 __all__ = ["check_frame", "check_one_row_each"]

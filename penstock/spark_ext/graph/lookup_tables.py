@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from penstock.compression.kinds import is_text
+from penstock.dataflow.nodes import StreamTableJoin
 from penstock.ddl import quoted
-from penstock.operators.graph.nodes import StreamTableJoin
 from penstock.operators.scan.lookup import Lookup, can_be_looked_up
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.spark_ext.border.types import as_arrow_of_spark, converted, spark_schema

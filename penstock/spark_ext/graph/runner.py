@@ -19,10 +19,10 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.p_stream import EARLIEST, PStream
 from penstock.checkpointing.trace import trace
+from penstock.dataflow import Graph, Persist, PhysicalPlan, Statistics, as_json, explain
+from penstock.dataflow.nodes import Materialize, Node, Sink, Source, rebuild, topological
+from penstock.dataflow.shape import shape
 from penstock.errors import InvalidUsageError
-from penstock.operators.graph import Graph, Persist, PhysicalPlan, Statistics, as_json, explain
-from penstock.operators.graph.nodes import Materialize, Node, Sink, Source, rebuild, topological
-from penstock.operators.graph.shape import shape
 from penstock.spark_ext.api.register import register
 from penstock.spark_ext.border.types import check_same, spark_schema, stored_schema
 from penstock.spark_ext.graph.checks import check_runnable, holds_back

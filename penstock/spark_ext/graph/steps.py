@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from penstock.operators.graph.nodes import Node, Select, Sink, Where
-from penstock.operators.sql.expression import Expression, column
-from penstock.operators.windows.finish import Step
+from penstock.dataflow.nodes import Node, Select, Sink, Where
+from penstock.sql.expression import Expression, column
+from penstock.windows.finish import Step
 
 __all__ = ["apply_step", "apply_steps", "select_item", "split_steps", "step_text"]
 

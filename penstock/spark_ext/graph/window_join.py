@@ -27,14 +27,12 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from penstock._clock import Clock
+from penstock.dataflow.nodes import Aggregate, Select, Where, WindowJoin
 from penstock.ddl import quoted
-from penstock.operators.graph.nodes import Aggregate, Select, Where, WindowJoin
 from penstock.operators.scan.spec import PANE
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
-from penstock.operators.windows.layout import WindowLayout
-from penstock.operators.windows.shared_watermark import SeveralPanes
 from penstock.spark_ext.border.parcels import SIDE
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.border.window_packing import add_rows, row_fragmenter
@@ -50,6 +48,8 @@ from penstock.spark_ext.worker.window_plan import (
     typed,
     wraps_around,
 )
+from penstock.windows.layout import WindowLayout
+from penstock.windows.shared_watermark import SeveralPanes
 
 __all__ = ["Side", "SidesOperator", "joined_windows"]
 

@@ -10,18 +10,15 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import NullType, StructType
 
+from penstock.dataflow.nodes import Aggregate, Assemble, Node, PushedScan, Window
+from penstock.dataflow.types import scan_schema
 from penstock.ddl import quoted
 from penstock.errors import InternalError
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.wide import WIDE
-from penstock.operators.graph.nodes import Aggregate, Assemble, Node, PushedScan, Window
-from penstock.operators.graph.types import scan_schema
 from penstock.operators.scan.spec import PANE, Fragments, Partial
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
-from penstock.operators.windows.append.sliding import in_windows
-from penstock.operators.windows.by_window import FOLDED, WindowAccumulator
-from penstock.operators.windows.finish import Step
 from penstock.spark_ext.api.update_window import windowed
 from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.border.types import as_arrow_of_spark, same_types, spark_schema
@@ -37,6 +34,9 @@ from penstock.spark_ext.worker.window_plan import (
     value_names,
     wraps_around,
 )
+from penstock.windows.append.sliding import in_windows
+from penstock.windows.by_window import FOLDED, WindowAccumulator
+from penstock.windows.finish import Step
 
 __all__ = [
     "START_COLUMN",

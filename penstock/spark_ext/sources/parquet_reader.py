@@ -30,9 +30,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.checkpointing.files.locations import file_system, refusals
+from penstock.dataflow.nodes import Source
 from penstock.ddl import quoted
 from penstock.errors import CorruptDataError, InvalidUsageError
-from penstock.operators.graph.nodes import Source
 from penstock.operators.scan.spec import Scan
 from penstock.operators.update_stream.cast import cast, fits
 from penstock.spark_ext.border.arrow_settings import skip_size_of_each_row

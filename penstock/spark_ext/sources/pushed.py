@@ -13,10 +13,10 @@ from pyspark.sql.types import StructType
 from penstock.checkpointing.p_stream import Piece
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.scan.spec import PANE, Fragments, Scan
-from penstock.operators.sql.expression import Expression
 from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.border.types import as_arrow_of_spark, converted, spark_schema
+from penstock.sql.expression import Expression
 
 if TYPE_CHECKING:
     from penstock.compression import TableBlock

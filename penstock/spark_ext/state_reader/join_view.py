@@ -11,9 +11,9 @@ from pyspark.sql.types import StringType, StructType
 from penstock.checkpointing import PUnit
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
-from penstock.operators.sql.expression import Expression
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, UpdateStream
 from penstock.spark_ext.state_reader.state_view import Ours, Stored, of_type, one_of_tables, shown
+from penstock.sql.expression import Expression
 
 __all__ = ["JoinView", "join_view"]
 

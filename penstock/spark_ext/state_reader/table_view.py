@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from penstock.checkpointing import PUnit
-from penstock.operators.transactions.engine import TableSet
-from penstock.operators.transactions.schema import TableSpec
+from penstock.procedures.engine import TableSet
+from penstock.procedures.schema import TableSpec
 from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.state_reader.state_view import Stored, one_of_tables, shown
 

@@ -28,20 +28,20 @@ from penstock.operators.aggregates.moments import of_settings, upgraded
 from penstock.operators.aggregates.wide import WIDE
 from penstock.operators.scan.spec import Partial, PartialKind
 from penstock.operators.scheduling.policy import Policy
-from penstock.operators.windows.append.pane_partials import empty
-from penstock.operators.windows.append.panes import Panes
-from penstock.operators.windows.layout import ENTRY_PANE, RowLayout, WindowLayout
-from penstock.operators.windows.panes import new_panes
-from penstock.operators.windows.shared_watermark import SeveralPanes
-from penstock.operators.windows.spec import WindowSpec
-from penstock.operators.windows.update.results import WindowMode
-from penstock.operators.windows.update.transitions import FREE, READY
-from penstock.operators.windows.update.windows import UpdateWindows
 from penstock.spark_ext.api.update_window import TIME
 from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.state_reader.state_view import NEVER, Ours, Stored, numbers, one_of_tables, shown
 from penstock.spark_ext.worker.count_windows import FIRST_TIME, LAST_TIME
 from penstock.spark_ext.worker.window_plan import value_names
+from penstock.windows.append.pane_partials import empty
+from penstock.windows.append.panes import Panes
+from penstock.windows.layout import ENTRY_PANE, RowLayout, WindowLayout
+from penstock.windows.panes import new_panes
+from penstock.windows.shared_watermark import SeveralPanes
+from penstock.windows.spec import WindowSpec
+from penstock.windows.update.results import WindowMode
+from penstock.windows.update.transitions import FREE, READY
+from penstock.windows.update.windows import UpdateWindows
 
 __all__ = ["SidesView", "WindowView", "sides_view", "window_view"]
 

@@ -98,7 +98,7 @@ class Parcel:
         The number of unusable rows that this parcel reports.
     batch : pyarrow.RecordBatch or None
         The operator's input, if any: arrivals for an update queue
-        (`penstock.operators.update_stream.arrivals`), entries for windows (`penstock.operators.windows`).
+        (`penstock.operators.update_stream.arrivals`), entries for windows (`penstock.windows`).
     side : int
         The number of the input, if the operator has several.
     """

@@ -17,11 +17,11 @@ from penstock.operators.scan.fragments.keys import bare_values
 from penstock.operators.scan.spec import PANE, Fragments, Partial, TimeUnit
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
-from penstock.operators.windows.finish import Finish, Step
-from penstock.operators.windows.layout import ENTRY_PANE, RowLayout
-from penstock.operators.windows.spec import WindowSpec
 from penstock.spark_ext.border.window_packing import EntryPacker, without_time
 from penstock.spark_ext.worker.window_plan import WindowPlan
+from penstock.windows.finish import Finish, Step
+from penstock.windows.layout import ENTRY_PANE, RowLayout
+from penstock.windows.spec import WindowSpec
 
 __all__ = ["FIRST_TIME", "LAST_TIME", "CountWindowPlan", "RowOrderPacker", "arriving_rows", "row_fragments"]
 

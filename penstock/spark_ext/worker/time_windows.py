@@ -11,12 +11,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as sf
 
 from penstock.ddl import quoted
-from penstock.operators.windows.finish import Finish, Step
-from penstock.operators.windows.layout import START, WindowLayout
-from penstock.operators.windows.spec import WindowSpec
 from penstock.spark_ext.border.types import as_arrow_of_spark
 from penstock.spark_ext.border.window_packing import EntryPacker
 from penstock.spark_ext.worker.window_plan import WINDOW, WindowPlan, spark_windows
+from penstock.windows.finish import Finish, Step
+from penstock.windows.layout import START, WindowLayout
+from penstock.windows.spec import WindowSpec
 
 __all__ = ["TimeWindowPlan"]
 

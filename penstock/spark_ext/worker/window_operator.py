@@ -14,16 +14,16 @@ from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.choices import WindowMode
 from penstock.operators.update_stream.operator_options import WindowOptions
-from penstock.operators.windows.append.panes import Panes
-from penstock.operators.windows.layout import WindowLayout
-from penstock.operators.windows.panes import new_panes
-from penstock.operators.windows.update.windows import UpdateWindows, WindowArrivals
 from penstock.spark_ext.border.window_packing import facts_of
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 from penstock.spark_ext.worker.queue_operator import follows_clock, share
+from penstock.windows.append.panes import Panes
+from penstock.windows.layout import WindowLayout
+from penstock.windows.panes import new_panes
+from penstock.windows.update.windows import UpdateWindows, WindowArrivals
 
 if TYPE_CHECKING:
-    from penstock.operators.windows.emitters import WindowEmitter
+    from penstock.windows.emitters import WindowEmitter
 
 __all__ = ["ParcelInputs", "WindowOperator"]
 

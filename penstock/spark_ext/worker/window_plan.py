@@ -12,26 +12,26 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import LongType, NullType, StructField, StructType
 
+from penstock.dataflow.nodes import Extreme
 from penstock.ddl import quoted
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import Decomposition
 from penstock.operators.aggregates.moments import to_settings
-from penstock.operators.graph.nodes import Extreme
 from penstock.operators.scan.spec import WEIGHT, Fragments, Partial
 from penstock.operators.scheduling.serve import Budget
 from penstock.operators.scheduling.weights import GroupKey, KeyWeights
-from penstock.operators.sql.expression import Expression
 from penstock.operators.update_stream.operator_options import WindowOptions
 from penstock.operators.update_stream.options import check_weight
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
-from penstock.operators.windows.by_window import Extremes, WindowAccumulator
-from penstock.operators.windows.finish import Finish, Step
-from penstock.operators.windows.layout import START, WindowLayout
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.border.window_packing import EntryPacker
 from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, OperatorRows
 from penstock.spark_ext.worker.stateful import Stateful
 from penstock.spark_ext.worker.window_operator import WindowOperator
+from penstock.sql.expression import Expression
+from penstock.windows.by_window import Extremes, WindowAccumulator
+from penstock.windows.finish import Finish, Step
+from penstock.windows.layout import START, WindowLayout
 
 __all__ = [
     "WINDOW",

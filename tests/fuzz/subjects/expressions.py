@@ -19,10 +19,10 @@ from pyspark.sql import functions as sf
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.scanner import Scanner
 from penstock.operators.scan.spec import Scan
-from penstock.operators.sql.evaluate import evaluate, type_of
-from penstock.operators.sql.expression import Expression, conjunction
-from penstock.operators.sql.tree import Tree
 from penstock.spark_ext.border.types import as_arrow_of_spark, converted, spark_schema
+from penstock.sql.evaluate import evaluate, type_of
+from penstock.sql.expression import Expression, conjunction
+from penstock.sql.tree import Tree
 from tests.fuzz.case import Case
 
 SCHEMA = pa.schema(

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock
 from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.errors import InvalidUsageError
-from penstock.operators.sql.expression import named
-from penstock.operators.sql.functions import AGGREGATES, GENERATORS, ROW_FUNCTIONS
+from penstock.sql.expression import named
+from penstock.sql.functions import AGGREGATES, GENERATORS, ROW_FUNCTIONS
 from tests.fuzz.case import Case
 from tests.spark.queries import PATIENCE_S
 

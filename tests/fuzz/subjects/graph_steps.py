@@ -10,9 +10,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock
+from penstock.dataflow import Graph
+from penstock.dataflow.nodes import Materialize, Node, PushedScan, Select, Sink, Source, Union, Where
 from penstock.errors import InvalidUsageError
-from penstock.operators.graph import Graph
-from penstock.operators.graph.nodes import Materialize, Node, PushedScan, Select, Sink, Source, Union, Where
 from penstock.operators.scan.scanner import Scanner
 from penstock.spark_ext.graph.steps import apply_step
 from tests.fuzz.case import Case

@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame
 
 import penstock
 from penstock.checkpointing.p_stream import PStreamReader
-from penstock.operators.graph import Graph
-from penstock.operators.graph.nodes import StreamTableJoin, UpdateQueue, topological
+from penstock.dataflow import Graph
+from penstock.dataflow.nodes import StreamTableJoin, UpdateQueue, topological
 from tests.fuzz.case import Case
 from tests.graphs import rounded, rows_of
 from tests.spark.queries import PATIENCE_S, Input

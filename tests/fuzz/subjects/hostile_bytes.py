@@ -26,12 +26,12 @@ from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
-from penstock.operators.windows.panes import new_panes
-from penstock.operators.windows.shared_watermark import SeveralPanes
-from penstock.operators.windows.update.results import WindowMode
-from penstock.operators.windows.update.windows import UpdateWindows, WindowArrivals
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.survey import survey as survey_of_bucket
+from penstock.windows.panes import new_panes
+from penstock.windows.shared_watermark import SeveralPanes
+from penstock.windows.update.results import WindowMode
+from penstock.windows.update.windows import UpdateWindows, WindowArrivals
 from tests.fuzz.case import Case
 from tests.fuzz.subjects import codecs
 from tests.hostile import GONE, STRANGE, changed, places, rewrite, unit_in

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
 from penstock.checkpointing.p_stream.log_record import Segment, Unit
+from penstock.dataflow import Graph
 from penstock.errors import InternalError, InvalidUsageError
-from penstock.operators.graph import Graph
 from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.graph.handle import RunningGraph
 from penstock.spark_ext.sources.p_stream_options import WriteOptions

@@ -1,0 +1,275 @@
+"""The graph builder: entry points, single-input operators, planning and explanation."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+
+import pyarrow as pa
+
+from penstock.dataflow.builder.streams import Streams
+from penstock.dataflow.builder.windows import Windows
+from penstock.dataflow.nodes import (
+    Select,
+    Sink,
+    Source,
+    SourceKind,
+    StreamTableJoin,
+    UpdateQueue,
+    Where,
+)
+from penstock.ddl import parse_schema, quoted
+from penstock.errors import InvalidUsageError
+from penstock.operators.update_stream.operator_options import QueueArguments, QueueOptions, make_options
+from penstock.sql.expression import Expression, column, did_you_mean, named
+
+if TYPE_CHECKING:
+    from penstock.dataflow.plan import Persist, PhysicalPlan
+    from penstock.dataflow.statistics import Statistics
+
+__all__ = ["Graph", "GraphName", "graph"]
+
+_SINKS: Final = (
+    "console",
+    "csv",
+    "json",
+    "kafka",
+    "memory",
+    "noop",
+    "orc",
+    "p-stream",
+    "parquet",
+    "pstream",
+    "text",
+)
+
+
+def graph(name: str) -> GraphName:
+    """Begin a graph of operators; `GraphName.source` adds its source.
+
+    Parameters
+    ----------
+    name : str
+        The graph's name.
+
+    Examples
+    --------
+    >>> readings = "time timestamp, plug int, load double"
+    >>> mean = (
+    ...     graph("loads")
+    ...     .source("readings", readings)
+    ...     .where("load > 0")
+    ...     .window("time", size="60 s", slide="1 s")
+    ...     .group_by("plug")
+    ...     .agg(load="avg(load)")
+    ...     .sink("console")
+    ... )
+    >>> print(*mean.schema.names)
+    plug window load
+    """
+    if not name:
+        raise InvalidUsageError("a graph needs a name")
+    return GraphName(name)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphName:
+    """A graph without operators."""
+
+    name: str
+
+    def source(
+        self,
+        name: str,
+        schema: pa.Schema | str | Any,
+        *,
+        kind: SourceKind = "push",
+        options: Mapping[str, str] | None = None,
+        key: str | Sequence[str] = (),
+        time: str | None = None,
+    ) -> Graph:
+        """Return a graph with a single source.
+
+        Parameters
+        ----------
+        name : str
+            The source's name, unique among graphs that are joined or united.
+        schema : pyarrow.Schema, str or DataFrame
+            The source's columns: an Arrow schema, Spark DDL such as ``"time timestamp, load double"``, or a
+            Spark DataFrame with these columns. Spark's ``timestamp`` is Arrow's ``timestamp("us", "UTC")``.
+        kind : str
+            ``push`` for a program that appends; it cannot be replayed. ``files``, ``parquet``, ``kafka``,
+            ``p-stream``, ``market`` and ``rate`` can. From ``parquet`` files Penstock itself reads the
+            columns that window fragments and conflation need.
+        options : mapping of str to str, optional
+            Options of the source's reader.
+        key, time : str or sequence of str, and str, optional
+            For an update stream: the update key, and the column that orders the updates of a key. No operator
+            may then drop or change the key.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the kind or a column is unknown, two columns have the same name, or a key has no time.
+        """
+        names = (key,) if isinstance(key, str) else tuple(key)
+        if bool(names) != bool(time):
+            raise InvalidUsageError(
+                "an update stream has a key and a time", key=names, time=time, source=name
+            )
+        node = Source(name, (), _schema_of(schema), kind, tuple((options or {}).items()), names, time)
+        return Graph(self.name, node)
+
+
+def _schema_of(given: Any) -> pa.Schema:
+    """Return the declared columns of a source as an Arrow schema."""
+    if isinstance(given, str):
+        return parse_schema(given)
+    struct = getattr(given, "schema", given)
+    if isinstance(given, pa.Schema) or not hasattr(struct, "fields"):
+        return given
+    return parse_schema(
+        ", ".join(f"{quoted(one.name)} {one.dataType.simpleString()}" for one in struct.fields)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Graph(Windows, Streams):
+    """An immutable graph of operators, identified by its last one. Every method returns a new graph.
+
+    Column names are case-insensitive, as in Spark. Every operator takes a `name`, which ``plan(persist=...)``
+    and errors use; the default is its kind and a number.
+
+    Parameters
+    ----------
+    name : str
+        The graph's name.
+    root : Node
+        The last operator.
+    groups : tuple of str, optional
+        The columns of `group_by`, until `agg`.
+    """
+
+    def where(self, predicate: str, *, name: str | None = None) -> Self:
+        """Keep the tuples for which a condition is true.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it is not a boolean expression over the columns.
+        """
+        own = self._open("where", name)
+        return self._with(Where(own, (self.root,), self._expression(predicate, own)))
+
+    def select(self, *columns: str, name: str | None = None, **expressions: str) -> Self:
+        """Compute columns: ``select("plug", "value * 2 AS twice", house="house div 10")``.
+
+        ``"*"`` stands for all columns.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a column is missing, two have the same name, or an update stream would lose or change its key.
+        """
+        own = self._open("select", name)
+        made: list[tuple[str, Expression]] = []
+        for text in columns:
+            if text.strip() == "*":
+                made += [(each, column(each)) for each in self.schema.names]
+            else:
+                label, expression = named(text)
+                made.append((label, expression.resolve(self.schema.names, node=own)))
+        made += [(label, self._expression(text, own)) for label, text in expressions.items()]
+        return self._with(Select(own, (self.root,), tuple(made)))
+
+    def update_queue(
+        self,
+        key: str | Sequence[str],
+        time: str,
+        *,
+        name: str | None = None,
+        **options: Unpack[QueueArguments],
+    ) -> Self:
+        """Keep only the newest tuple of each key; takes the arguments of `penstock.update_queue`.
+
+        Raises
+        ------
+        InvalidUsageError
+            If key or time is missing, or an option is invalid.
+        """
+        own = self._open("update_queue", name)
+        made = make_options(QueueOptions, options, QueueArguments.__annotations__, node=own)
+        names = (key,) if isinstance(key, str) else tuple(key)
+        columns = tuple(self._column(each, own) for each in names)
+        return self._with(UpdateQueue(own, (self.root,), columns, self._column(time, own), made))
+
+    def lookup(
+        self, table: str, schema: pa.Schema, *, on: str | Sequence[str], name: str | None = None
+    ) -> Self:
+        """Inner join with a static table by columns of the same name.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a join column is missing on one side, or other columns share a name.
+        """
+        own = self._open("lookup", name)
+        names = (on,) if isinstance(on, str) else tuple(on)
+        return self._with(
+            StreamTableJoin(
+                own, (self.root,), table, schema, tuple(self._column(each, own) for each in names)
+            )
+        )
+
+    def sink(self, kind: str, *, name: str | None = None, **options: Any) -> Self:
+        """Write the results to a sink; no operator may follow.
+
+        Parameters
+        ----------
+        kind : str
+            ``pstream``, or the name of a Spark format, such as ``console``, ``parquet`` or ``kafka``.
+        **options
+            Options of the format, such as ``path=``.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the kind looks like a misspelt Spark format.
+        """
+        own = self._open("sink", name)
+        if kind not in _SINKS and difflib.get_close_matches(kind.lower(), _SINKS, n=1):
+            hint = did_you_mean(kind, _SINKS, "kinds")
+            raise InvalidUsageError("there is no such kind of sink", hint=hint, kind=kind, node=own)
+        return self._with(Sink(own, (self.root,), kind, tuple(options.items())))
+
+    def measure(self, sample: pa.Table | Mapping[str, pa.Table], *, compress: bool = True) -> Statistics:
+        """Measure samples of the sources for `plan`; see `penstock.dataflow.measure`.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a sample belongs to no source, is empty, or lacks a column.
+        """
+        from penstock.dataflow.statistics import measure
+
+        return measure(self.root, sample, compress=compress)
+
+    def plan(self, statistics: Statistics | None = None, persist: Persist = "auto") -> PhysicalPlan:
+        """Apply the push-up rules and place p-streams; see `penstock.dataflow.plan.plan`.
+
+        Raises
+        ------
+        InvalidUsageError
+            If `persist` names no operator, or asks for the impossible.
+        """
+        from penstock.dataflow.plan import plan
+
+        return plan(replace(self, root=self._ready()), statistics, persist)
+
+    def explain(self, statistics: Statistics | None = None, persist: Persist = "auto") -> str:
+        """Return the plan as text: the graph before and after the rules, with each operator's selectivity."""
+        from penstock.dataflow.explain import explain
+
+        return explain(self.plan(statistics, persist))

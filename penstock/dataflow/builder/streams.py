@@ -1,0 +1,184 @@
+"""The graph builder: unions and joins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Self, Unpack
+
+from penstock.dataflow.builder.written import Written
+from penstock.dataflow.nodes import (
+    Join,
+    Node,
+    Source,
+    Union,
+    UpdateUnion,
+    WindowUnion,
+    has_all_windows,
+    topological,
+    update_time,
+)
+from penstock.dataflow.types import UNKNOWN
+from penstock.errors import InvalidUsageError
+from penstock.operators.scan.spec import TimeUnit
+from penstock.operators.update_stream.operator_options import (
+    JoinArguments,
+    JoinOptions,
+    QueueOptions,
+    UnionArguments,
+    make_options,
+)
+from penstock.operators.update_stream.steps import steps_of
+from penstock.sql.expression import Expression
+from penstock.units import parse_duration_us
+
+__all__ = ["Streams"]
+
+
+@dataclass(frozen=True, slots=True)
+class Streams(Written):
+    """The methods of `Graph` that combine several streams."""
+
+    def union(
+        self,
+        *others: Self,
+        key: str | Sequence[str] = (),
+        time: str | None = None,
+        prefer: int | str | None = None,
+        name: str | None = None,
+        **options: Unpack[UnionArguments],
+    ) -> Self:
+        """Return the union of this and other graphs with the same columns.
+
+        The union of update streams with the same key is an update stream: it holds the newest tuple of each
+        key, and at most one tuple per key and time, as in `penstock.update_union`. The union of windows in
+        append mode holds every window and is not an update stream.
+
+        Parameters
+        ----------
+        key, time : str or sequence of str, and str, optional
+            Treat the inputs as update streams with this key and time. Not needed for inputs that already are
+            update streams, except windows: their time is inside a struct, so compute a column, such as
+            ``select("k", at="window.end")``.
+        prefer : int or str, optional
+            The input that wins ties between update streams: its position (this graph is 0), or the name of
+            its last operator or source.
+        **options
+            For update streams, other arguments of `penstock.update_union`, such as ``nulls="drop"``.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the columns or update keys differ, an update stream has lost its time, or the preferred input
+            does not exist.
+        """
+        own = self._open("union", name)
+        made = make_options(QueueOptions, options, (*UnionArguments.__annotations__, "prefer"), node=own)
+        inputs = (self.root, *(other._ready() for other in others))
+        names = (key,) if isinstance(key, str) else tuple(key)
+        if bool(names) != bool(time):
+            raise InvalidUsageError("an update stream has a key and a time", key=names, time=time, node=own)
+        if time:
+            columns = tuple(self._column(each, own) for each in names)
+            place = _input(prefer, own, inputs)
+            return self._with(UpdateUnion(own, inputs, columns, self._column(time, own), place, made))
+        plain = (WindowUnion if all(map(has_all_windows, inputs)) else Union)(own, inputs)
+        if not plain.key:
+            if prefer is not None or options:
+                raise plain.wrong(
+                    "only a union of update streams has options",
+                    "say what the streams are with source(key=..., time=...) or update_queue, "
+                    "or give key= and time= here",
+                    options=", ".join([*(["prefer"] if prefer is not None else []), *options]),
+                )
+            return self._with(plain)
+        times = [update_time(node) for node in inputs]
+        if None in times or len(set(times)) > 1:
+            raise plain.wrong(
+                "the update streams of a union have no time in common",
+                "keep it, as it is, in every select; or compute one, of windows such as at='window.end', "
+                "and say union(..., key=..., time='at')",
+                times=", ".join(str(each) for each in times),
+            )
+        place = _input(prefer, own, inputs)
+        return self._with(UpdateUnion(own, inputs, plain.key, str(times[0]), place, made))
+
+    def join(
+        self,
+        other: Self,
+        *,
+        on: str | Sequence[str],
+        time: str,
+        within: str | timedelta,
+        condition: str | None = None,
+        unit: TimeUnit | None = None,
+        updates: bool = False,
+        name: str | None = None,
+        **options: Unpack[JoinArguments],
+    ) -> Self:
+        """Join with another graph by columns of the same name, within an interval of a common time.
+
+        The output has the columns of both sides; join columns and time appear once, from this graph. Update
+        streams are joined by their key. The newest match of each key is emitted, with the greater of both
+        times, as in `penstock.update_join`. A graph that joins other streams cannot run.
+
+        Parameters
+        ----------
+        on : str or sequence of str
+            The join columns; for update streams the key.
+        time : str
+            A timestamp, a date, or an integer with a `unit`.
+        within : str or timedelta
+            The maximum distance of two times, inclusive, such as ``"10 s"``.
+        condition : str, optional
+            A further condition over the columns of the output.
+        unit : str, optional
+            The unit of an integer time: ``s``, ``ms``, ``us`` or ``ns``.
+        updates : bool
+            Whether to treat both inputs as update streams with the key `on`; not needed if they already are.
+        **options
+            Other arguments of `penstock.update_join`, such as ``watermark_delay="1 minute"``.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a join column is missing on one side or its types differ, other columns share a name, update
+            streams are not joined by their key, or the condition is not boolean.
+        """
+        own = self._open("join", name)
+        known = (*JoinArguments.__annotations__, "condition", "unit", "updates")
+        made = make_options(JoinOptions, options, known, node=own)
+        names = (on,) if isinstance(on, str) else tuple(on)
+        inputs = (self.root, other._ready())
+        joined = Join(
+            *(own, inputs, names, time, parse_duration_us(within)),
+            updates=updates, unit=unit, options=made,
+        )  # fmt: skip
+        if joined.key:
+            kind = joined.schema.field(time).type
+            for option, duration in (("within", within), ("watermark_delay", made.watermark_delay)):
+                if duration is not None and kind != UNKNOWN:
+                    steps_of(option, duration, kind, unit)
+        if condition is not None:
+            predicate = Expression.parse(condition).resolve(joined.schema.names, node=own)
+            joined = replace(joined, condition=predicate)
+        return self._with(joined)
+
+
+def _input(prefer: int | str | None, union: str, inputs: Sequence[Node]) -> int | None:
+    """Return the position of the preferred input."""
+    names = [
+        {node.name, *(one.name for one in topological(node) if isinstance(one, Source))} for node in inputs
+    ]
+    if prefer is None or (type(prefer) is int and 0 <= prefer < len(names)):
+        return prefer
+    found = [place for place, some in enumerate(names) if prefer in some]
+    if len(found) == 1:
+        return found[0]
+    raise InvalidUsageError(
+        "several inputs have the name to prefer" if found else "there is no such input to prefer",
+        hint="say its position, or one of " + ", ".join(sorted(set().union(*names))),
+        prefer=prefer,
+        node=union,
+    )

@@ -1,0 +1,179 @@
+"""The graph builder: windows and their aggregates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Self, Unpack
+
+import pyarrow as pa
+
+from penstock.dataflow.builder.written import Written
+from penstock.dataflow.nodes import Aggregate, RowWindow, Select, Window, WindowJoin
+from penstock.errors import InvalidUsageError
+from penstock.operators.scan.spec import WEIGHT, TimeUnit
+from penstock.operators.update_stream.operator_options import WindowArguments, WindowOptions, make_options
+from penstock.operators.update_stream.options import milliseconds
+from penstock.sql.expression import Expression, column
+from penstock.units import window_rows
+
+__all__ = ["Windows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Windows(Written):
+    """The window methods of `Graph`."""
+
+    def window(
+        self,
+        time: str,
+        *,
+        size: str | timedelta,
+        slide: str | timedelta | None = None,
+        unit: TimeUnit | None = None,
+        name: str | None = None,
+        **options: Unpack[WindowArguments],
+    ) -> Self:
+        """Define the windows, by time or row count, of the following aggregate.
+
+        In lazy and eager mode the aggregate is an update stream whose key is the group: the most recent
+        window of each group, served group by group. Windows of several groups are then not emitted together,
+        and row windows never are. So they can be neither joined nor aggregated by window.
+
+        Parameters
+        ----------
+        time : str
+            A column of timestamps, or of integers with a `unit`.
+        size, slide : str or timedelta
+            A duration such as ``"60 s"``; without a slide, windows do not overlap. Or both as a number of
+            rows of a group, such as ``"100 rows"``, as in `penstock.update_window`.
+        unit : str, optional
+            The unit of an integer time since 1970-01-01T00:00:00Z: ``s``, ``ms``, ``us`` or ``ns``.
+        **options
+            As in `penstock.update_window`: ``watermark_delay``, the maximum lateness of tuples, which delays
+            the closing of windows; ``mode``, which selects the emitted windows; and in lazy and eager mode
+            ``budget``, ``policy``, ``cost`` and ``weight``.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the time, weight, mode or policy is unknown, the slide is longer than the size, or append mode
+            has a budget, a policy, a cost or a weight.
+        """
+        own = self._open("window", name)
+        made = make_options(WindowOptions, options, (*WindowArguments.__annotations__, "unit"), node=own)
+        time = self._column(time, own)
+        found = _unit(self.schema.field(time).type)
+        if found is not None and unit not in (None, found):
+            raise InvalidUsageError("the time has another unit", unit=unit, type=self.schema.field(time).type)
+        found = found or unit
+        if found is None or not _countable(self.schema.field(time).type):
+            raise InvalidUsageError(
+                "the time of a window is a timestamp, or an integer with a unit",
+                hint="such as unit='s' for seconds",
+                column=time,
+                type=self.schema.field(time).type,
+                node=own,
+            )
+        if isinstance(made.weight, str):
+            made = replace(made, weight=self._column(made.weight, own))
+        if (rows := window_rows(size, slide)) is not None:
+            return self._with(
+                RowWindow(own, (self.root,), time, found, made, size_rows=rows[0], slide_rows=rows[1])
+            )
+        size_ms = milliseconds("size", size)
+        slide_ms = size_ms if slide is None else milliseconds("slide", slide)
+        return self._with(Window(own, (self.root,), time, found, size_ms, slide_ms, made))
+
+    def group_by(self, *columns: str, **expressions: str) -> Self:
+        """Group the following aggregate by columns and by named expressions.
+
+        After an aggregate, grouping by ``"window"`` aggregates its windows.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a column is missing, or the previous `group_by` has no `agg`.
+        """
+        if self.groups is not None:
+            raise InvalidUsageError("group_by twice", hint="call agg between")
+        groups = tuple(self._column(each, "group_by") for each in columns)
+        computed = self._beneath(expressions) if expressions else self
+        return replace(computed, groups=(*groups, *expressions))
+
+    def _beneath(self, expressions: Mapping[str, str]) -> Self:
+        """Return the graph with a select of more columns, placed before the window if there is one."""
+        window = self.root if isinstance(self.root, Window) else None
+        below = self if window is None else replace(self, root=window.inputs[0])
+        own = below._open("select", None)
+        columns = [(each, column(each)) for each in below.schema.names]
+        columns += [(label, below._expression(text, own)) for label, text in expressions.items()]
+        wider = below._with(Select(own, (below.root,), tuple(columns)))
+        return wider if window is None else wider._with(replace(window, inputs=(wider.root,)))
+
+    def agg(self, aggs: Mapping[str, str] | None = None, /, *, name: str | None = None, **more: str) -> Self:
+        """Aggregate each group of each window: ``agg(load="avg(value)", n="count(*)")``.
+
+        The output has the group's columns, ``window`` and the aggregates. ``window`` holds ``start`` and
+        ``end``; for row windows, the times of the first and last row.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is no window, or an expression is not an aggregate that panes can compute.
+        """
+        own = self._named("aggregate", name)
+        texts = {**(aggs or {}), **more}
+        made = tuple((label, self._expression(text, own)) for label, text in texts.items())
+        at = self.root
+        if isinstance(at, Window) and isinstance(at.options.weight, str):
+            made = (*made, (WEIGHT, self._expression(f"last({column(at.options.weight).text})", own)))
+        return self._with(Aggregate(own, (at,), self.groups or (), made))
+
+    def join_windows(
+        self,
+        other: Self,
+        *,
+        on: str | Sequence[str] = (),
+        condition: str | None = None,
+        name: str | None = None,
+    ) -> Self:
+        """Join the windows of this aggregate with windows of another aggregate that end at the same time.
+
+        Both have the same slide; their sizes may differ. The join runs in tumbling windows as long as the
+        slide; each holds the windows that end with it. The output has the columns of both sides, with the
+        join columns once, and ``window`` is the tumbling window.
+
+        Parameters
+        ----------
+        other : Graph
+            A graph that ends with an aggregate of windows, except for `where` and `select`. Both graphs may
+            share operators.
+        on : str or sequence of str
+            Columns of both sides. By default every pair of windows that end together is joined.
+        condition : str, optional
+            A further condition over the columns of both sides.
+
+        Raises
+        ------
+        InvalidUsageError
+            If windows do not end together, a join column is missing on one side, or other columns share a
+            name.
+        """
+        own = self._open("join_windows", name)
+        names = (on,) if isinstance(on, str) else tuple(on)
+        columns = tuple(self._column(each, own) for each in names)
+        joined = WindowJoin(own, (self.root, other._ready()), columns)
+        if condition is not None:
+            predicate = Expression.parse(condition).resolve(joined.schema.names, node=own)
+            joined = replace(joined, condition=predicate)
+        return self._with(joined)
+
+
+def _unit(kind: pa.DataType) -> TimeUnit | None:
+    return kind.unit if pa.types.is_timestamp(kind) else None
+
+
+def _countable(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) or pa.types.is_integer(kind)

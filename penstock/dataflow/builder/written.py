@@ -1,0 +1,89 @@
+"""The base of `Graph`: its last operator, and checks of names and columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import pyarrow as pa
+
+from penstock.dataflow.nodes import Node, Sink, Source, Window, topological
+from penstock.errors import InvalidUsageError
+from penstock.sql.expression import Expression, did_you_mean
+
+__all__ = ["Written"]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The base class of `Graph`, which documents the parameters."""
+
+    name: str
+    root: Node
+    groups: tuple[str, ...] | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the output."""
+        return self.root.schema
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The update key if the output is an update stream; else empty."""
+        return self.root.key
+
+    def _ready(self) -> Node:
+        if self.groups is not None or isinstance(self.root, Window):
+            raise InvalidUsageError(
+                "a window or group_by without an aggregate", hint="call agg after it", graph=self.name
+            )
+        return self.root
+
+    def _open(self, kind: str, name: str | None) -> str:
+        """Check that an operator may follow, and return its name."""
+        if isinstance(self.root, Sink):
+            raise InvalidUsageError("nothing may follow a sink", graph=self.name)
+        self._ready()
+        return self._named(kind, name)
+
+    def _named(self, kind: str, name: str | None) -> str:
+        taken = {node.name for node in topological(self.root)}
+        if name is not None:
+            if name in taken:
+                raise InvalidUsageError("two operators have the same name", name=name, graph=self.name)
+            return name
+        number = 2
+        name = kind
+        while name in taken:
+            name, number = f"{kind}_{number}", number + 1
+        return name
+
+    def _with(self, node: Node) -> Self:
+        sources = [each.name for each in topological(node) if isinstance(each, Source)]
+        twice = sorted({each for each in sources if sources.count(each) > 1})
+        if twice:
+            raise InvalidUsageError(
+                "two sources have the same name",
+                hint="build both graphs on one",
+                name=twice[0],
+                graph=self.name,
+            )
+        return type(self)(self.name, node)
+
+    def _expression(self, text: str, node: str) -> Expression:
+        if not isinstance(text, str):
+            raise InvalidUsageError(
+                "an expression of a graph is Spark SQL as text",
+                hint=f"write {str(text).removeprefix('Column<').removesuffix('>')}",
+                node=node,
+            )
+        return Expression.parse(text).resolve(self.schema.names, node=node)
+
+    def _column(self, name: str, node: str) -> str:
+        names = self.schema.names
+        if name in names:
+            return name
+        found = [each for each in names if each.lower() == name.lower()]
+        if len(found) != 1:
+            raise InvalidUsageError(f"there is no column {name!r}", hint=did_you_mean(name, names), node=node)
+        return found[0]

@@ -1,0 +1,101 @@
+"""The cost model for p-streams: writing and reading one against reading the source again.
+
+Costs are core time per tuple of the source. `benchmarks/persist_costs.py` measures the rates below, and
+`benchmarks/results/persist_costs.txt` holds its output from a virtual machine with two cores. The rates are
+not exact elsewhere. Only their order matters, because formats differ by large factors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.dataflow.nodes import Source
+
+__all__ = ["REREADS", "Choice", "choose"]
+
+REREADS: Final = 0.01
+"""Assumed number of times that a reader reads a tuple again after failures and restarts."""
+
+_COMPRESS_MB_S: Final = 900.0
+_DECODE_MB_S: Final = 1500.0
+_SYNC_MB_S: Final = 770.0
+
+_READ_MB_S: Final = {
+    "parquet": 170.0,
+    "orc": 170.0,
+    "csv": 55.0,
+    "json": 30.0,
+    "text": 55.0,
+    "kafka": 30.0,
+    "market": 170.0,
+    "rate": 170.0,
+}
+"""Spark's read rates by format or kind. Unmeasured kinds borrow a rate: ORC and generators the Parquet rate,
+text the CSV rate, and Kafka, which hands JSON to Spark, the JSON rate."""
+
+_COLUMNAR: Final = frozenset({"parquet", "orc"})
+"""Formats from which Spark reads only the needed columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The decision whether to persist a source, with its reason.
+
+    Parameters
+    ----------
+    source : str
+        The source's name.
+    persisted : bool
+        Whether there is a p-stream.
+    reason : str
+        The reason, worded as the end of a sentence.
+    reread_ns : float, optional
+        Time per tuple of reading the source again after its first read.
+    p_stream_ns : float, optional
+        Time per tuple of writing a p-stream and all reads of it.
+    """
+
+    source: str
+    persisted: bool
+    reason: str
+    reread_ns: float | None = None
+    p_stream_ns: float | None = None
+
+
+def choose(
+    source: Source, readers: int, *, whole: float, needed: float, kept: float, stored: float
+) -> Choice:
+    """Decide whether to persist a source.
+
+    Each reader reads every tuple once, and `REREADS` times again. Without a p-stream all readers read the
+    source. With one, the source is read once and the p-stream is written; then all readers read the p-stream.
+    So a p-stream pays for a single reader only if little of the source is left; for several readers it soon
+    pays.
+
+    Parameters
+    ----------
+    source : Source
+        The source.
+    readers : int
+        The number of operators that read the source.
+    whole, needed : float
+        Bytes per tuple at the source: all columns, and the columns that the graph needs.
+    kept, stored : float
+        Bytes that reach the p-stream per tuple of the source: uncompressed, and as stored.
+    """
+    if not source.replayable:
+        return Choice(source.name, True, "the source cannot be read again")
+    if source.kind == "p-stream":
+        return Choice(source.name, False, "the source is a p-stream")
+    format_ = dict(source.options).get("format", "parquet") if source.kind == "files" else source.kind
+    reads = needed if format_ in _COLUMNAR else whole
+    reread_ns = (readers - 1 + REREADS) * 1e3 * reads / _READ_MB_S.get(format_, _READ_MB_S["csv"])
+    write_ns = 1e3 * (kept / _COMPRESS_MB_S + stored / _SYNC_MB_S)
+    p_stream_ns = write_ns + (readers + REREADS) * 1e3 * kept / _DECODE_MB_S
+    persisted = p_stream_ns < reread_ns
+    reason = (
+        f"{'writing and reading a p-stream' if persisted else 'reading the source again'} is cheaper: "
+        f"{reread_ns:.3g} ns a tuple from {format_}, {p_stream_ns:.3g} ns by p-stream"
+    )
+    return Choice(source.name, persisted, reason, reread_ns, p_stream_ns)

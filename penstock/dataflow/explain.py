@@ -1,0 +1,153 @@
+"""Explain a plan as text, as a terminal tree or as JSON: before and after the rules, with data flows."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.dataflow.nodes import Materialize, Node, Source, topological
+from penstock.dataflow.place import stored_bytes
+from penstock.dataflow.plan import PhysicalPlan
+from penstock.dataflow.statistics import Flow, flows
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.tree import Tree
+
+__all__ = ["as_json", "explain", "flow_text", "render"]
+
+_WIDTH: Final = 110
+_STYLES: Final = {"p-stream": "bold cyan", "scan": "cyan", "source": "bold"}
+
+
+def explain(plan: PhysicalPlan, *, width: int = _WIDTH) -> str:
+    """Return a plan as plain text.
+
+    Parameters
+    ----------
+    plan : PhysicalPlan
+        The plan to explain.
+    width : int
+        The width at which lines wrap.
+    """
+    from rich.console import Console
+
+    text = io.StringIO()
+    Console(file=text, width=width, color_system=None, highlight=False).print(render(plan))
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def render(plan: PhysicalPlan) -> RenderableType:
+    """Return a plan for rich's console.
+
+    The trees run from the sink to the sources. Each operator shows its selectivity and the bytes per output
+    tuple. Selectivities that no sample measured are marked as assumed.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    written, planned = (flows(root, plan.statistics) for root in (plan.logical, plan.root))
+    parts: list[RenderableType] = [Text(f"graph {plan.name}\n", "bold")]
+    parts += [Text("as written"), _tree(plan.logical, written, plan), Text()]
+    parts += [Text("as planned"), _tree(plan.root, planned, plan), Text()]
+    if plan.changes:
+        parts.append(Text("rules"))
+        parts += [Text(f"  {rule}: {note}") for rule, note in plan.changes]
+        parts.append(Text())
+    parts.append(Text("persistence"))
+    for choice in plan.choices:
+        kept = "persisted" if choice.persisted else "not persisted"
+        parts.append(Text(f"  {choice.source}: {kept}, as {choice.reason}"))
+    return Group(*parts)
+
+
+def _tree(root: Node, flow: dict[int, Flow], plan: PhysicalPlan) -> Tree:
+    from rich.text import Text
+    from rich.tree import Tree
+
+    seen: set[int] = set()
+
+    def grow(node: Node, into: Tree | None) -> Tree:
+        line = Text.assemble((node.label, _STYLES.get(node.label, "bold")), " ", node.describe())
+        again = id(node) in seen and bool(node.inputs)
+        seen.add(id(node))
+        line.append(" (the same as above)" if again else f"  [{flow_text(node, flow, plan)}]", "dim")
+        branch = Tree(line) if into is None else into.add(line)
+        if not again:
+            for above in node.inputs:
+                grow(above, branch)
+        return branch
+
+    return grow(root, None)
+
+
+def flow_text(node: Node, flow: dict[int, Flow], plan: PhysicalPlan) -> str:
+    """Format the output of an operator: its selectivity and the bytes per tuple."""
+    here = flow[id(node)]
+    parts = []
+    passes = _selectivity(node, flow)
+    if passes is not None and passes != 1.0:
+        parts.append(f"passes {100 * passes:.3g}%" + ("" if here.measured else " (assumed)"))
+    parts.append(f"{here.bytes:.4g} B a tuple")
+    if isinstance(node, Materialize) and here.table is not None and here.rows:
+        parts.append(f"stored in {stored_bytes(here, plan.statistics) / here.rows:.3g}")
+    return ", ".join(parts)
+
+
+def _selectivity(node: Node, flow: dict[int, Flow]) -> float | None:
+    rows, came = flow[id(node)].rows, [flow[id(above)].rows for above in node.inputs]
+    if rows is None or not came or any(one is None for one in came):
+        return None
+    total = sum(one for one in came if one is not None)
+    return rows / total if total else None
+
+
+def as_json(plan: PhysicalPlan) -> dict[str, Any]:
+    """Convert a plan to values that JSON can hold."""
+    return {
+        "graph": plan.name,
+        "as_written": _nodes(plan.logical, plan),
+        "as_planned": _nodes(plan.root, plan),
+        "rules": [{"rule": rule, "did": note} for rule, note in plan.changes],
+        "persistence": [
+            {
+                "source": one.source,
+                "persisted": one.persisted,
+                "reason": one.reason,
+                "reread_ns": one.reread_ns,
+                "p_stream_ns": one.p_stream_ns,
+            }
+            for one in plan.choices
+        ],
+        "p_streams": [
+            {
+                "name": one.name,
+                "schema": {each.name: str(each.type) for each in one.schema},
+                "ingest": None if one.ingest is None else one.ingest.as_dict(),
+                "readers": [scan.as_dict() for scan in one.readers],
+            }
+            for one in plan.streams
+        ],
+    }
+
+
+def _nodes(root: Node, plan: PhysicalPlan) -> list[dict[str, Any]]:
+    flow, nodes = flows(root, plan.statistics), list(topological(root))
+    number = {id(node): at for at, node in enumerate(nodes)}
+    found = []
+    for node in nodes:
+        here = flow[id(node)]
+        found.append(
+            {
+                "id": number[id(node)],
+                "inputs": [number[id(above)] for above in node.inputs],
+                "name": node.name,
+                "kind": node.label,
+                "does": node.describe(),
+                "columns": {each.name: str(each.type) for each in node.schema},
+                "selectivity": _selectivity(node, flow),
+                "measured": here.measured or isinstance(node, Source),
+                "bytes_per_tuple": here.bytes,
+            }
+        )
+    return found

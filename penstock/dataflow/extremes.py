@@ -1,0 +1,105 @@
+"""The rule for windows that are joined with their own maximum or minimum."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pyarrow as pa
+
+from penstock.dataflow.nodes import (
+    WINDOW,
+    Aggregate,
+    Extreme,
+    Node,
+    Window,
+    WindowJoin,
+    rebuild,
+    topological,
+)
+from penstock.dataflow.rules import Rewritten
+from penstock.sql.expression import Expression
+
+__all__ = ["keep_extremes"]
+
+_KINDS = frozenset({"count", "sum", "min", "max"})
+
+
+def keep_extremes(root: Node) -> Rewritten:
+    """Let buckets prune windows that cannot match the maximum or minimum they are joined with.
+
+    The rule applies where ``max(x)``, grouped by window and the join columns, is joined back to the windows
+    with ``x``. The condition must hold only for the maximum, such as ``x = most``. A global maximum is also
+    its bucket's maximum, so each bucket can prune on its own.
+    """
+    readers = Counter(id(above) for node in topological(root) for above in node.inputs)
+    found: dict[int, Extreme] = {}
+    notes: list[str] = []
+    for node in topological(root):
+        if not isinstance(node, WindowJoin):
+            continue
+        for windows, most in (node.inputs, node.inputs[::-1]):
+            if not isinstance(windows, Aggregate) or not isinstance(windows.inputs[0], Window):
+                continue
+            if not isinstance(most, Aggregate) or most.inputs[0] is not windows:
+                continue
+            # No other operator may read the pruned windows or anything derived from them.
+            if readers[id(windows)] != 2 or readers[id(most)] != 1:
+                continue
+            extreme = _extreme(node, windows, most)
+            if extreme is not None:
+                found[id(windows)] = extreme
+                notes.append(f"{windows.name}: only {extreme.describe()} leaves the buckets")
+
+    def change(node: Node) -> Node:
+        if not isinstance(node, Aggregate) or id(node) not in found:
+            return node
+        return replace(node, extreme=found[id(node)])
+
+    return rebuild(root, change), tuple(notes)
+
+
+def _extreme(join: WindowJoin, windows: Aggregate, most: Aggregate) -> Extreme | None:
+    """Return the windows that can match; None if the rule does not apply."""
+    split = most.decomposition
+    if len(split.partials) != 1 or len(split.assembly) != 1:
+        return None
+    if set(most.group_by) != {WINDOW, *join.on} or not set(join.on) <= set(windows.group_by):
+        return None
+    (partial,), ((name, text),) = split.partials, split.assembly.items()
+    value = Expression.parse(partial.expression)
+    if partial.kind not in ("min", "max") or not value.is_column or not Expression.parse(text).is_column:
+        return None
+    (column,), greatest = value.columns, partial.kind == "max"
+    if not _is_plain(windows, column) or not _only_equal(join.condition, column, name, greatest=greatest):
+        return None
+    return Extreme(column, greatest, join.on)
+
+
+def _is_plain(windows: Aggregate, name: str) -> bool:
+    """Return whether an aggregate is a single numeric partial."""
+    text = windows.decomposition.assembly.get(name)
+    kind = windows.schema.field(name).type
+    if text is None or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return False
+    made = Expression.parse(text)
+    kinds = {one.name: one.kind for one in windows.decomposition.partials}
+    return made.is_column and kinds.get(made.columns[0]) in _KINDS
+
+
+def _only_equal(condition: Expression | None, value: str, most: str, *, greatest: bool) -> bool:
+    """Return whether a condition holds only where a value is the maximum or minimum."""
+    for part in () if condition is None else condition.conjuncts():
+        tree = part.tree.unnest()
+        if tree.kind != "compare" or tree.value not in ("=", ">=", "<="):
+            continue
+        sides = [part.slice(one.unnest()) for one in tree.parts]
+        if not all(one.is_column for one in sides):
+            continue
+        names = [one.columns[0] for one in sides]
+        reaches = (">=", "<=") if greatest else ("<=", ">=")
+        if names == [value, most] and tree.value in ("=", reaches[0]):
+            return True
+        if names == [most, value] and tree.value in ("=", reaches[1]):
+            return True
+    return False

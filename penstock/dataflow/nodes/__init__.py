@@ -1,0 +1,61 @@
+"""The operators of a graph: immutable nodes that hold their inputs, so a node represents the graph above it.
+
+Every node has its output schema and validates itself at construction, both in the builder and in every rule
+that rewrites it. A column whose type only Spark knows has the type `UNKNOWN`.
+"""
+
+from penstock.dataflow.nodes.base import Node, rebuild, topological
+from penstock.dataflow.nodes.stateful import Join, UpdateQueue, UpdateUnion, update_time
+from penstock.dataflow.nodes.stateless import (
+    Materialize,
+    PushedScan,
+    Select,
+    Sink,
+    Source,
+    SourceKind,
+    StreamTableJoin,
+    Union,
+    Where,
+)
+from penstock.dataflow.nodes.window import (
+    WINDOW,
+    Aggregate,
+    Assemble,
+    Extreme,
+    RowWindow,
+    Window,
+    window_apart,
+    window_by_key,
+)
+from penstock.dataflow.nodes.window_join import WindowJoin
+from penstock.dataflow.nodes.window_union import WindowUnion, has_all_windows
+
+__all__ = [
+    "WINDOW",
+    "Aggregate",
+    "Assemble",
+    "Extreme",
+    "Join",
+    "Materialize",
+    "Node",
+    "PushedScan",
+    "RowWindow",
+    "Select",
+    "Sink",
+    "Source",
+    "SourceKind",
+    "StreamTableJoin",
+    "Union",
+    "UpdateQueue",
+    "UpdateUnion",
+    "Where",
+    "Window",
+    "WindowJoin",
+    "WindowUnion",
+    "has_all_windows",
+    "rebuild",
+    "topological",
+    "update_time",
+    "window_apart",
+    "window_by_key",
+]

@@ -1,0 +1,128 @@
+"""The base class of graph operators, and functions that walk and rebuild graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from penstock.dataflow.types import expression_type
+from penstock.errors import InvalidUsageError
+from penstock.sql.expression import Expression, did_you_mean
+
+__all__ = ["Node", "distinct", "duration", "infer", "known", "rebuild", "topological"]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The base class of operators.
+
+    Parameters
+    ----------
+    name : str
+        The operator's name, unique in a graph as built.
+    inputs : tuple of Node
+        The operators whose output it reads.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        Schema of the output.
+    key : tuple of str
+        The update key if the output is an update stream; else empty.
+    """
+
+    stateful: ClassVar[bool] = False
+    label: ClassVar[str] = "node"
+
+    name: str
+    inputs: tuple[Node, ...]
+    schema: pa.Schema = field(init=False, compare=False, repr=False)
+    key: tuple[str, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", self._schema())
+        object.__setattr__(self, "key", self._key())
+
+    def _schema(self) -> pa.Schema:
+        return self.inputs[0].schema
+
+    def _key(self) -> tuple[str, ...]:
+        return self.inputs[0].key if self.inputs else ()
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Return the columns of each input that the required output columns need."""
+        return tuple(required for _ in self.inputs)
+
+    def describe(self) -> str:
+        """Describe the operator on one line, without its label."""
+        return ""
+
+    def wrong(self, fact: str, hint: str | None = None, **context: Any) -> InvalidUsageError:
+        """Build an error that names the operator."""
+        return InvalidUsageError(fact, hint=hint, **context, node=self.name)
+
+
+def infer(node: Node, expression: Expression, schema: pa.Schema) -> pa.DataType:
+    """Return an expression's type, `UNKNOWN` if only Spark can tell.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it uses a missing column or an aggregate.
+    """
+    if expression.aggregate:
+        raise node.wrong("an aggregate is for agg", expression=expression.text)
+    for name in expression.columns:
+        known(node, name, schema, expression)
+    return expression_type(expression, schema)
+
+
+def known(node: Node, name: str, schema: pa.Schema, expression: Expression | None = None) -> pa.Field[Any]:
+    """Return a column of a schema, or raise an error that suggests a similar name."""
+    if name not in schema.names:
+        context: Mapping[str, Any] = {} if expression is None else {"expression": expression.text}
+        raise node.wrong(f"there is no column {name!r}", did_you_mean(name, schema.names), **context)
+    return schema.field(name)
+
+
+def distinct(node: Node, schema: pa.Schema) -> pa.Schema:
+    """Return a schema if its column names are distinct; else raise an error that names the duplicates."""
+    for name in schema.names:
+        if schema.names.count(name) > 1:
+            raise node.wrong("two columns have the same name", "give one another name", column=name)
+    return schema
+
+
+def topological(root: Node) -> Iterator[Node]:
+    """Yield every node once, inputs first."""
+    seen: set[int] = set()
+    waiting: list[tuple[Node, bool]] = [(root, False)]
+    while waiting:
+        node, ready = waiting.pop()
+        if ready:
+            yield node
+        elif id(node) not in seen:
+            seen.add(id(node))
+            waiting.append((node, True))
+            waiting += [(input, False) for input in reversed(node.inputs)]
+
+
+def rebuild(root: Node, change: Callable[[Node], Node]) -> Node:
+    """Apply `change` to every node, inputs first, and return the new graph.
+
+    A node with several readers stays one node.
+    """
+    made: dict[int, Node] = {}
+    for node in topological(root):
+        inputs = tuple(made[id(input)] for input in node.inputs)
+        same = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
+        made[id(node)] = change(node if same else replace(node, inputs=inputs))
+    return made[id(root)]
+
+
+def duration(ms: int) -> str:
+    """Return a duration as text."""
+    return f"{ms // 1000} s" if ms % 1000 == 0 else f"{ms} ms"

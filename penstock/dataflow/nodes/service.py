@@ -1,0 +1,40 @@
+"""Checks of an operator's weights against the columns and the key of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.dataflow.nodes.base import Node
+from penstock.dataflow.types import UNKNOWN
+from penstock.errors import InvalidUsageError
+from penstock.operators.update_stream.options import check_by_key, check_weight
+
+__all__ = ["check_weights"]
+
+
+def check_weights(
+    node: Node, weight: str | Mapping[Any, float] | None, key: Sequence[str] | None = None
+) -> None:
+    """Check the weights of an operator at its construction.
+
+    Parameters
+    ----------
+    weight : str or mapping, optional
+        A column of the node's input, or weights by key.
+    key : sequence of str, optional
+        The key, if known.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the column is not numeric, or weights by key do not fit the key.
+    """
+    try:
+        if isinstance(weight, str):
+            if (field := node.inputs[0].schema.field(weight)).type != UNKNOWN:
+                check_weight(field)
+        elif weight is not None and key is not None:
+            check_by_key(key, weight)
+    except InvalidUsageError as error:
+        raise node.wrong(error.fact, error.hint, **error.context) from error

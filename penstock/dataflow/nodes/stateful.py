@@ -1,0 +1,265 @@
+"""Stateful operators other than windows: update queues, unions and joins of streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pyarrow as pa
+
+from penstock.dataflow.nodes.base import Node, distinct, duration, infer, known
+from penstock.dataflow.nodes.service import check_weights
+from penstock.dataflow.nodes.stateless import Select, Source, Union
+from penstock.dataflow.nodes.window import Aggregate, Assemble
+from penstock.dataflow.types import UNKNOWN
+from penstock.ddl import parse_schema
+from penstock.errors import InvalidUsageError
+from penstock.operators.scan.spec import TimeUnit
+from penstock.operators.scheduling.policy import Policy
+from penstock.operators.update_stream.choices import Semantics
+from penstock.operators.update_stream.operator_options import STALENESS_COLUMN, JoinOptions, QueueOptions
+from penstock.sql.expression import Expression, column
+
+__all__ = ["Join", "UpdateQueue", "UpdateUnion", "update_time"]
+
+
+def _results(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
+    """Return the output columns of a queue."""
+    if options.apply is None:
+        added = [pa.field(STALENESS_COLUMN, pa.float64())] if options.staleness_column else []
+        return pa.schema([*schema, *added])
+    output = options.output_schema
+    if not isinstance(output, str):
+        return pa.schema([(name, UNKNOWN) for name in output.names])
+    try:
+        return parse_schema(output)
+    except InvalidUsageError:
+        return schema  # only Spark can tell; it checks when the graph starts
+
+
+def _check_results(node: Node, key: tuple[str, ...]) -> None:
+    """Refuse a user function of a queue whose results lose the key."""
+    lost = [name for name in key if name not in node.schema.names]
+    if lost:
+        raise node.wrong("an update stream would lose its key", "keep it in output_schema", column=lost[0])
+
+
+def _needed(node: UpdateQueue | UpdateUnion, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+    """Return the columns that a queue needs; a user function may need every column."""
+    there = frozenset(node.inputs[0].schema.names)
+    if node.options.apply is None:
+        there &= required | {*node.update_key, node.time, *node.options.columns}
+    return (there,) * len(node.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateQueue(Node):
+    """An update queue (UpStream §3): only the newest tuple of each key waits.
+
+    Parameters
+    ----------
+    update_key, time
+        As in `penstock.update_queue`.
+    options : QueueOptions
+        Other arguments of `penstock.update_queue`.
+    """
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "update queue"
+
+    update_key: tuple[str, ...]
+    time: str
+    options: QueueOptions = field(default_factory=QueueOptions)
+
+    def _schema(self) -> pa.Schema:
+        schema = self.inputs[0].schema
+        for name in (*self.update_key, self.time, *self.options.columns):
+            known(self, name, schema)
+        check_weights(self, self.options.weight, self.update_key)
+        return distinct(self, _results(schema, self.options))
+
+    def _key(self) -> tuple[str, ...]:
+        lost = [name for name in self.inputs[0].key if name not in self.update_key]
+        if lost:
+            raise self.wrong(
+                "an update stream would lose its key",
+                "the key of a queue has that of the update stream above it",
+                column=lost[0],
+                key=", ".join(self.update_key),
+            )
+        _check_results(self, self.update_key)
+        return self.update_key
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Add key and time; a user function may need every column."""
+        return _needed(self, required)
+
+    @property
+    def needs_newest_only(self) -> bool:
+        """True if a micro-batch conflated to the newest tuple of each key leads to the same queue.
+
+        False for linecutting, which counts the tuples of each key; for staleness, which starts at the first
+        arrival; and for weights, which are checked even on tuples that a newer one replaces.
+        """
+        options = self.options
+        return options.may_conflate and options.policy != Policy.LINECUTTING and not options.columns
+
+    def describe(self) -> str:
+        """Return key, time, policy and budget."""
+        options = self.options
+        budget = "" if options.budget is None else f", budget {options.budget}"
+        more = "" if options.semantics == Semantics.UPDATE else f", {options.semantics}"
+        return f"({', '.join(self.update_key)}) newest by {self.time}, {options.policy}{budget}{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateUnion(Union):
+    """The union of update streams with the same key: the newest tuple of each key (UpStream §3.2).
+
+    Parameters
+    ----------
+    update_key : tuple of str
+        The update key. Inputs that are update streams have the same key.
+    time : str
+        The column that orders the updates of a key.
+    prefer : int, optional
+        The input that wins ties.
+    options : QueueOptions
+        Other arguments of `penstock.update_union`.
+    """
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "update union"
+
+    update_key: tuple[str, ...]
+    time: str
+    prefer: int | None = None
+    options: QueueOptions = field(default_factory=QueueOptions)
+
+    def _schema(self) -> pa.Schema:
+        # Zero-argument super() fails in a dataclass with slots.
+        schema = Union._schema(self)
+        for name in (*self.update_key, self.time, *self.options.columns):
+            known(self, name, schema)
+        check_weights(self, self.options.weight, self.update_key)
+        return distinct(self, _results(schema, self.options))
+
+    def _key(self) -> tuple[str, ...]:
+        for input in self.inputs:
+            if input.key and set(input.key) != set(self.update_key):
+                raise self.wrong(
+                    "the update keys of a union differ",
+                    key=", ".join(self.update_key),
+                    input=", ".join(input.key),
+                )
+        _check_results(self, self.update_key)
+        return self.update_key
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Add key and time; a user function may need every column."""
+        return _needed(self, required)
+
+    def describe(self) -> str:
+        """Return key, time and the preferred input."""
+        prefer = "" if self.prefer is None else f", ties to {self.inputs[self.prefer].name}"
+        return f"({', '.join(self.key)}) newest by {self.time}{prefer}"
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Node):
+    """Join two streams by columns of the same name, within a time interval.
+
+    Two tuples match if their times differ by at most `within_us`. Update streams are joined by their key. The
+    newest match of each key is emitted, with the greater of both times (UpStream §3.2).
+
+    Parameters
+    ----------
+    on, time, within_us, condition
+        As in `Graph.join`.
+    updates : bool
+        Whether the inputs are treated as update streams with the key `on`.
+    unit : str, optional
+        The unit of an integer time.
+    options : JoinOptions
+        Other arguments of `penstock.update_join`.
+    """
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "join"
+
+    on: tuple[str, ...]
+    time: str
+    within_us: int
+    condition: Expression | None = None
+    updates: bool = False
+    unit: TimeUnit | None = None
+    options: JoinOptions = field(default_factory=JoinOptions)
+
+    def _schema(self) -> pa.Schema:
+        left, right = (input.schema for input in self.inputs)
+        for schema in (left, right):
+            for name in (*self.on, self.time):
+                known(self, name, schema)
+        for name in (*self.on, self.time):
+            types = [schema.field(name).type for schema in (left, right)]
+            if types[0] != types[1] and UNKNOWN not in types:
+                raise self.wrong(
+                    "a column has other types on the sides of a join",
+                    "cast one of them",
+                    column=name,
+                    left=types[0],
+                    right=types[1],
+                )
+        shared = {*self.on, self.time}
+        fields = [*left, *(one for one in right if one.name not in shared)]
+        schema = distinct(self, pa.schema(fields))
+        if self.condition is not None and infer(self, self.condition, schema) not in (UNKNOWN, pa.bool_()):
+            raise self.wrong("a join's condition is not boolean", expression=self.condition.text)
+        return schema
+
+    def _key(self) -> tuple[str, ...]:
+        left, right = (input.key for input in self.inputs)
+        if self.updates:
+            left, right = left or self.on, right or self.on
+        if not left and not right:
+            return ()
+        if set(left) != set(self.on) or set(right) != set(self.on):
+            raise self.wrong(
+                "update streams are joined by their key",
+                "say on=KEY, and what else must be equal in the condition",
+                on=", ".join(self.on),
+                left=", ".join(left) or "none",
+                right=", ".join(right) or "none",
+            )
+        return left
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Return the required columns of each side, with keys and time."""
+        used = required | {*self.on, self.time} | set(self.condition.columns if self.condition else ())
+        return tuple(used & set(input.schema.names) for input in self.inputs)
+
+    def describe(self) -> str:
+        """Return keys, interval and condition."""
+        more = f" and {self.condition.text}" if self.condition else ""
+        return f"on {', '.join(self.on)} within {_duration_us(self.within_us)} of {self.time}{more}"
+
+
+def _duration_us(us: int) -> str:
+    return f"{us} us" if us % 1000 else duration(us // 1000)
+
+
+def update_time(node: Node) -> str | None:
+    """Return the column that orders updates in the output of a node; None if it was dropped.
+
+    It comes from the operator or source that made the update stream, unless a projection drops or changes it.
+    """
+    while node.inputs:
+        if isinstance(node, UpdateQueue | UpdateUnion | Join):
+            return node.time
+        if isinstance(node, Aggregate | Assemble):
+            return None  # windows hold it in a struct
+        if isinstance(node, Select):
+            above = update_time(node.inputs[0])
+            return above if above is not None and dict(node.columns).get(above) == column(above) else None
+        node = node.inputs[0]
+    return node.time if isinstance(node, Source) else None

@@ -1,0 +1,262 @@
+"""Operators without state, sources and sinks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
+
+import pyarrow as pa
+
+from penstock.dataflow.nodes.base import Node, distinct, duration, infer, known
+from penstock.dataflow.types import UNKNOWN, declared_type, scan_schema
+from penstock.operators.scan.spec import Scan
+from penstock.sql.expression import Expression, column
+
+__all__ = [
+    "Materialize",
+    "PushedScan",
+    "Select",
+    "Sink",
+    "Source",
+    "SourceKind",
+    "StreamTableJoin",
+    "Union",
+    "Where",
+]
+
+SourceKind: TypeAlias = Literal["push", "files", "parquet", "kafka", "p-stream", "market", "rate"]
+
+_REPLAYABLE: Final = frozenset({"files", "parquet", "kafka", "p-stream", "market", "rate"})
+
+
+@dataclass(frozen=True, slots=True)
+class Source(Node):
+    """A source of tuples.
+
+    Parameters
+    ----------
+    columns : pyarrow.Schema
+        The source's columns.
+    kind : str
+        ``push``: a program that appends and cannot replay; all other kinds can.
+    options : tuple of pairs of str
+        Options of the reader, such as the path.
+    update_key : tuple of str
+        The update key, if the source is an update stream (UpStream §3.1).
+    time : str, optional
+        The column that orders the updates of a key.
+    """
+
+    label: ClassVar[str] = "source"
+
+    columns: pa.Schema
+    kind: SourceKind = "push"
+    options: tuple[tuple[str, str], ...] = ()
+    update_key: tuple[str, ...] = ()
+    time: str | None = None
+
+    def _schema(self) -> pa.Schema:
+        if self.kind not in get_args(SourceKind):
+            raise self.wrong(
+                "there is no such kind of source", kind=self.kind, known=", ".join(get_args(SourceKind))
+            )
+        for name in (*self.update_key, *((self.time,) if self.time else ())):
+            known(self, name, self.columns)
+        return distinct(self, self.columns)
+
+    def _key(self) -> tuple[str, ...]:
+        return self.update_key
+
+    @property
+    def replayable(self) -> bool:
+        """True if tuples can be read more than once."""
+        return self.kind in _REPLAYABLE
+
+    def describe(self) -> str:
+        """Return its kind, and the update key."""
+        kind = f"{self.name} ({self.kind}{', replayable' if self.replayable else ''})"
+        return f"{kind}, updates of ({', '.join(self.key)}) by {self.time}" if self.key else kind
+
+
+@dataclass(frozen=True, slots=True)
+class Where(Node):
+    """Selection: keep the tuples for which the predicate is true."""
+
+    label: ClassVar[str] = "where"
+
+    predicate: Expression
+
+    def _schema(self) -> pa.Schema:
+        kind = infer(self, self.predicate, self.inputs[0].schema)
+        if kind not in (UNKNOWN, pa.bool_()):
+            raise self.wrong("a predicate is not boolean", expression=self.predicate.text, type=kind)
+        return self.inputs[0].schema
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Add the predicate's columns."""
+        return (required | set(self.predicate.columns),)
+
+    def describe(self) -> str:
+        """Return the predicate."""
+        return self.predicate.text
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Node):
+    """Projection: compute the output columns. On an update stream it keeps the update key unchanged."""
+
+    label: ClassVar[str] = "select"
+
+    columns: tuple[tuple[str, Expression], ...]
+
+    def _schema(self) -> pa.Schema:
+        schema = self.inputs[0].schema
+        if not self.columns:
+            raise self.wrong("a select has no columns")
+        made = dict(self.columns)
+        for name in self.inputs[0].key:
+            if made.get(name) != column(name):
+                raise self.wrong(
+                    "an update stream would lose its key"
+                    if name not in made
+                    else "the update key would change",
+                    f"keep {name} as it is; other columns may be computed from it",
+                    column=name,
+                )
+        for _, expression in self.columns:
+            infer(self, expression, schema)
+        fields = [pa.field(name, declared_type(expression, schema)) for name, expression in self.columns]
+        return distinct(self, pa.schema(fields))
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Return the columns that the required expressions read."""
+        kept = [expression for name, expression in self.columns if name in required]
+        return (frozenset(name for expression in kept for name in expression.columns),)
+
+    def describe(self) -> str:
+        """Return the columns, as a select list."""
+        return ", ".join(
+            name if expression == column(name) else f"{expression.text} AS {column(name).text}"
+            for name, expression in self.columns
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Union(Node):
+    """The union of streams with the same columns."""
+
+    label: ClassVar[str] = "union"
+
+    def _schema(self) -> pa.Schema:
+        first = self.inputs[0].schema
+        for other in self.inputs[1:]:
+            if not _are_alike(first, other.schema):
+                raise self.wrong(
+                    "the streams of a union differ",
+                    "make the same columns with select",
+                    first=_columns(first),
+                    other=_columns(other.schema),
+                )
+        return first
+
+    def _key(self) -> tuple[str, ...]:
+        keys = {input.key for input in self.inputs}
+        if len(keys) > 1:
+            raise self.wrong("the update keys of a union differ", keys=" and ".join(map(str, sorted(keys))))
+        return keys.pop()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTableJoin(Node):
+    """Lookup in a static table: an inner join by columns of the same name."""
+
+    label: ClassVar[str] = "lookup"
+
+    table: str
+    columns: pa.Schema
+    on: tuple[str, ...]
+
+    def _schema(self) -> pa.Schema:
+        for schema in (self.inputs[0].schema, self.columns):
+            for name in self.on:
+                known(self, name, schema)
+        fields = [*self.inputs[0].schema, *(one for one in self.columns if one.name not in self.on)]
+        return distinct(self, pa.schema(fields))
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Return the required columns of the stream, with the keys."""
+        return ((required | set(self.on)) & set(self.inputs[0].schema.names),)
+
+    def describe(self) -> str:
+        """Return table and keys."""
+        return f"in {self.table} by {', '.join(self.on)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Materialize(Node):
+    """A p-stream: its tuples are durable, compressed and replayable (Scabbard §3.1)."""
+
+    label: ClassVar[str] = "p-stream"
+
+    def describe(self) -> str:
+        """Return its name and columns."""
+        return f"{self.name}: {', '.join(self.schema.names)}"
+
+
+@dataclass(frozen=True, slots=True)
+class PushedScan(Node):
+    """The operators that a reader of a p-stream or of Parquet runs, as one `Scan`."""
+
+    label: ClassVar[str] = "scan"
+
+    scan: Scan
+
+    def _schema(self) -> pa.Schema:
+        return scan_schema(self.scan, self.inputs[0].schema)
+
+    def describe(self) -> str:
+        """Return its steps."""
+        scan = self.scan
+        parts = [] if scan.where is None else [f"where {scan.where}"]
+        if scan.select is not None:
+            made = (f"{text} AS {name}" for name, text in scan.select.items() if text != column(name).text)
+            computed = ", ".join(made)
+            parts += [f"computes {computed}"] if computed else []
+        if scan.latest_by is not None:
+            parts.append(f"newest of ({', '.join(scan.latest_by.key)}) by {scan.latest_by.time}")
+        if scan.fragments is not None:
+            found = scan.fragments
+            partials = ", ".join(f"{one.kind}({one.expression})" for one in found.partials)
+            groups = f" and {', '.join(found.group_by)}" if found.group_by else ""
+            parts.append(f"{partials} by {duration(found.pane_ms)} pane{groups}")
+        return "; ".join([f"reads {', '.join(scan.columns) or 'no column'}", *parts])
+
+
+@dataclass(frozen=True, slots=True)
+class Sink(Node):
+    """The sink of the results."""
+
+    label: ClassVar[str] = "sink"
+
+    kind: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Return all columns."""
+        return (frozenset(self.inputs[0].schema.names),)
+
+    def describe(self) -> str:
+        """Return its kind."""
+        return self.kind
+
+
+def _are_alike(first: pa.Schema, other: pa.Schema) -> bool:
+    """Return whether two schemas have the same columns, in any order; unknown types match any type."""
+    if sorted(first.names) != sorted(other.names):
+        return False
+    types = ((one.type, other.field(one.name).type) for one in first)
+    return all(here == there or UNKNOWN in (here, there) for here, there in types)
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{one.name} {one.type}" for one in schema)

@@ -1,0 +1,391 @@
+"""Windows and their aggregates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final
+
+import pyarrow as pa
+
+from penstock.dataflow.nodes.base import Node, distinct, duration, known
+from penstock.dataflow.nodes.service import check_weights
+from penstock.dataflow.nodes.stateless import Select, Where
+from penstock.dataflow.types import UNKNOWN, aggregate_type, expression_type, partial_type
+from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms, sketched
+from penstock.operators.scan.spec import PANE, WEIGHT, Partial, TimeUnit
+from penstock.operators.update_stream.operator_options import WindowOptions
+from penstock.sql.expression import Expression, column
+from penstock.units import window_rows
+
+__all__ = [
+    "WINDOW",
+    "Aggregate",
+    "Assemble",
+    "Extreme",
+    "RowWindow",
+    "Window",
+    "check_window_kept",
+    "window_apart",
+    "window_by_key",
+]
+
+WINDOW: Final = "window"
+"""The column of an aggregate that holds its window: a struct of ``start`` and ``end``."""
+
+_INSTANT: Final = pa.timestamp("us", "UTC")
+_WINDOW_TYPE: Final = pa.struct({"start": _INSTANT, "end": _INSTANT})
+
+
+@dataclass(frozen=True, slots=True)
+class Window(Node):
+    """Time windows ``[start, end)`` of the following aggregate, as in Spark.
+
+    Parameters
+    ----------
+    time, time_unit, size_ms, slide_ms
+        As in `Graph.window`.
+    options : WindowOptions
+        Other arguments of `penstock.update_window`. Mode ``append`` emits all windows; windows that end
+        together are emitted in one micro-batch. Modes ``lazy`` and ``eager`` emit each group's most recent
+        window, group by group (UpStream §6).
+    """
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "window"
+
+    time: str
+    time_unit: TimeUnit
+    size_ms: int
+    slide_ms: int
+    options: WindowOptions = field(default_factory=WindowOptions)
+
+    def _schema(self) -> pa.Schema:
+        weight = self.options.weight
+        for name in (self.time, *((weight,) if isinstance(weight, str) else ())):
+            known(self, name, self.inputs[0].schema)
+        self._check_lengths()
+        check_weights(self, weight)
+        return self.inputs[0].schema
+
+    def _check_lengths(self) -> None:
+        pane_ms(self.size_ms, self.slide_ms)
+
+    @property
+    def by_key(self) -> bool:
+        """True if only each group's most recent window is served, in policy order."""
+        return self.options.by_key
+
+    @property
+    def delay_ms(self) -> int:
+        """The watermark delay in milliseconds."""
+        return self.options.delay_ms or 0
+
+    @property
+    def closes_together(self) -> bool:
+        """True if windows that end together are emitted together for all groups."""
+        return not self.by_key
+
+    @property
+    def lengths(self) -> tuple[str, str]:
+        """Size and slide as text."""
+        return duration(self.size_ms), duration(self.slide_ms)
+
+    @property
+    def pane_ms(self) -> int:
+        """The pane length in milliseconds."""
+        return pane_ms(self.size_ms, self.slide_ms)
+
+    def _over(self) -> str:
+        return f"over {self.time}"
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Add the time."""
+        return (required | {self.time},)
+
+    def describe(self) -> str:
+        """Return size, slide and time; for windows served by key also mode and policy."""
+        late = f", {duration(self.delay_ms)} late" if self.delay_ms else ""
+        served = ""
+        if self.by_key:
+            options = self.options
+            served = f", {options.mode}, {options.order}"
+            served += "" if options.budget is None else f", budget {options.budget}"
+            if options.weight is not None:
+                served += (
+                    f", weight {options.weight}" if isinstance(options.weight, str) else ", weights by key"
+                )
+        size, slide = self.lengths
+        return f"{size} by {slide} {self._over()}{late}{served}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowWindow(Window):
+    """Windows of a number of rows of a group, in time order, for the following aggregate.
+
+    Only the bucket of a group can count its tuples, so readers do not make fragments.
+
+    Parameters
+    ----------
+    size_rows, slide_rows : int
+        Size and slide in rows. The durations of `Window` are unused.
+    """
+
+    size_ms: int = field(default=0, init=False)
+    slide_ms: int = field(default=0, init=False)
+    size_rows: int
+    slide_rows: int
+
+    def _check_lengths(self) -> None:
+        window_rows(*self.lengths)
+
+    @property
+    def closes_together(self) -> bool:
+        """Return False: each group's windows end at different times."""
+        return False
+
+    @property
+    def lengths(self) -> tuple[str, str]:
+        """See `Window.lengths`."""
+        return f"{self.size_rows} rows", f"{self.slide_rows} rows"
+
+    def _over(self) -> str:
+        return f"of each group in the order of {self.time}, counted in its bucket"
+
+
+@dataclass(frozen=True, slots=True)
+class Extreme:
+    """The windows that an operator must emit; it may prune all others.
+
+    Parameters
+    ----------
+    value : str
+        The compared aggregate: a count, sum, minimum or maximum of integers or floats.
+    greatest : bool
+        Whether windows with the greatest value are kept, or with the least.
+    by : tuple of str
+        Columns within which values are compared; empty compares all windows that end together.
+    """
+
+    value: str
+    greatest: bool
+    by: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """Describe the windows to keep."""
+        which = "greatest" if self.greatest else "least"
+        return f"the {which} {self.value} of each {', '.join((WINDOW, *self.by))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate(Node):
+    """Aggregate each group within a window, or within the `WINDOW` of a previous aggregate.
+
+    The output has the group's columns, `WINDOW`, and the aggregates except `WEIGHT`. Windows over an update
+    stream, and windows served by key, are updates of their groups, so the group is the update key (UpStream
+    §3.2). If a rule set `extreme`, windows that cannot be the extreme may be missing.
+    """
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "aggregate"
+
+    group_by: tuple[str, ...]
+    aggregates: tuple[tuple[str, Expression], ...]
+    extreme: Extreme | None = None
+
+    def _schema(self) -> pa.Schema:
+        above = self.inputs[0]
+        schema = above.schema
+        if not self.aggregates:
+            raise self.wrong("nothing is aggregated", "such as agg(load='avg(value)')")
+        windowed = isinstance(above, Window)
+        if isinstance(above, Window):
+            check_weights(self, above.options.weight, self.group_by)
+        if not windowed and WINDOW not in self.group_by:
+            raise self.wrong("an aggregate over a stream needs a window", "call window(...) before group_by")
+        apart = None if windowed else window_apart(above)
+        if isinstance(apart, RowWindow):
+            raise self.wrong(
+                "windows of rows are not aggregated by window",
+                "each group's end at times of their own; windows of time end together",
+                window=apart.describe(),
+            )
+        if apart is not None:
+            raise self.wrong(
+                "windows that are served by key are not aggregated by window",
+                "their groups do not close together; mode='append' has all windows",
+                mode=apart.options.mode,
+            )
+        if not windowed:
+            check_window_kept(self, above)
+        fields = [known(self, name, schema) for name in self.group_by]
+        if windowed:
+            fields.append(pa.field(WINDOW, _WINDOW_TYPE))
+        for name, expression in self.aggregates:
+            for used in expression.columns:
+                known(self, used, schema, expression)
+            if name != WEIGHT:
+                fields.append(pa.field(name, aggregate_type(expression, schema)))
+        for partial in self.decomposition.partials:
+            self._check_fold(partial, schema)
+        return distinct(self, pa.schema(fields))
+
+    def _check_fold(self, partial: Partial, schema: pa.Schema) -> None:
+        """Refuse values that are surely neither numbers nor times, because they have no partials."""
+        if partial.kind in ("count", "first", "last"):
+            return
+        if partial.kind == "sketch":
+            kind = expression_type(sketched(partial), schema)
+            if _has_map(kind):
+                raise self.wrong(
+                    "values with maps in them are not counted",
+                    "Spark has no hash of a map; to_json(x) is a text, which has one",
+                    expression=sketched(partial).text,
+                    type=kind,
+                )
+            return
+        kind = partial_type(replace(partial, kind="min"), schema)
+        if partial.kind == "distinct":
+            if pa.types.is_nested(kind):
+                raise self.wrong(
+                    "values of a nested type are not counted",
+                    "count(DISTINCT x) is of plain types",
+                    expression=partial.expression,
+                    type=kind,
+                )
+            return
+        if kind != UNKNOWN and not (_is_number(kind) or pa.types.is_temporal(kind)):
+            raise self.wrong(
+                f"windows have no {partial.kind} of this type",
+                "min, max and sum are of integers, floats, dates and times; first and last of any type",
+                expression=partial.expression,
+                type=kind,
+            )
+
+    def _key(self) -> tuple[str, ...]:
+        above = self.inputs[0]
+        if not isinstance(above, Window):
+            # Windows that close together may be aggregated across groups, whatever their key.
+            return tuple(name for name in self.group_by if name in above.key)
+        lost = [name for name in above.key if name not in self.group_by]
+        if lost:
+            raise self.wrong(
+                "an update stream would lose its key",
+                f"group by {', '.join(above.key)}; group_by('window') behind that aggregates all groups",
+                column=lost[0],
+            )
+        return self.group_by if above.key or above.by_key else ()
+
+    @property
+    def decomposition(self) -> Decomposition:
+        """The aggregates as partials."""
+        window = self.inputs[0]
+        time = window.time if isinstance(window, Window) else WINDOW
+        texts = {name: expression.text for name, expression in self.aggregates}
+        return decompose(texts, time, self.group_by)
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Return the group's columns and the aggregated columns."""
+        used = {name for _, expression in self.aggregates for name in expression.columns}
+        return (frozenset(used | set(self.group_by)),)
+
+    def describe(self) -> str:
+        """Return groups and aggregates."""
+        made = ", ".join(f"{one.text} AS {name}" for name, one in self.aggregates if name != WEIGHT)
+        return f"{made}{self.suffix}"
+
+    @property
+    def suffix(self) -> str:
+        """Group columns and extreme, as the end of a description."""
+        groups = f" by {', '.join(self.group_by)}" if self.group_by else ""
+        return groups if self.extreme is None else f"{groups}; for {self.extreme.describe()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Assemble(Node):
+    """The assembly function of an aggregate whose fragments a reader computes (Scabbard §2.3).
+
+    It combines partials of the same pane and group, assembles panes into windows, and computes the
+    aggregates.
+    """
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "assemble"
+
+    aggregate: Aggregate
+    decomposition: Decomposition
+
+    def _schema(self) -> pa.Schema:
+        return self.aggregate.schema
+
+    def _key(self) -> tuple[str, ...]:
+        return self.aggregate.key
+
+    @property
+    def window(self) -> Window:
+        """The windows to assemble."""
+        found = self.aggregate.inputs[0]
+        assert isinstance(found, Window)  # noqa: S101  # an aggregate without a window has no panes
+        return found
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Return panes, groups and partials."""
+        partials = {partial.name for partial in self.decomposition.partials}
+        return (frozenset({PANE, *self.aggregate.group_by} | partials),)
+
+    def describe(self) -> str:
+        """Return windows, aggregates and groups."""
+        assembly = self.decomposition.assembly.items()
+        made = ", ".join(f"{text} AS {name}" for name, text in assembly if name != WEIGHT)
+        return f"{self.window.describe()}: {made}{self.aggregate.suffix}"
+
+
+def check_window_kept(node: Node, above: Node) -> None:
+    """Refuse a projection that changes `WINDOW` before an operator that needs whole windows.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is one between `node` and the operator that makes the windows.
+    """
+    while isinstance(above, Where | Select):
+        made = dict(above.columns) if isinstance(above, Select) else {}
+        if WINDOW in made and made[WINDOW] != column(WINDOW):
+            raise node.wrong(
+                f"{WINDOW} is changed before the {node.label}",
+                "keep it as it is; other columns may be computed from it",
+                after=above.name,
+            )
+        above = above.inputs[0]
+
+
+def window_by_key(node: Node) -> Window | None:
+    """Return the windows served by key from which the input of a node derives; None if there are none."""
+    return _window(node, lambda window: window.by_key)
+
+
+def window_apart(node: Node) -> Window | None:
+    """Return an input's windows whose groups are not emitted together; None if there are none."""
+    return _window(node, lambda window: not window.closes_together)
+
+
+def _window(node: Node, wanted: Callable[[Window], bool]) -> Window | None:
+    waiting = [node]
+    while waiting:
+        at = waiting.pop()
+        window = at.window if isinstance(at, Assemble) else at.inputs[0] if at.inputs else None
+        if isinstance(at, Aggregate | Assemble) and isinstance(window, Window):
+            if wanted(window):
+                return window
+        else:
+            waiting += at.inputs
+    return None
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    parts = [kind.field(number).type for number in range(kind.num_fields)]
+    return bool(pa.types.is_map(kind)) or any(map(_has_map, parts))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)

@@ -1,0 +1,134 @@
+"""The join of windows that end together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+
+from penstock.dataflow.nodes.base import Node, distinct, duration, infer, known
+from penstock.dataflow.nodes.stateless import Select, Where
+from penstock.dataflow.nodes.window import (
+    WINDOW,
+    Aggregate,
+    Assemble,
+    RowWindow,
+    Window,
+    check_window_kept,
+)
+from penstock.sql.expression import Expression
+
+__all__ = ["WindowJoin"]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowJoin(Node):
+    """Join windows of two aggregates that end together, by columns of the same name.
+
+    The join runs in tumbling windows as long as the slide; each holds the windows of either side that end
+    with it. The output has the columns of the left side, with the tumbling window as `WINDOW`, and the right
+    side's columns except the join columns.
+    """
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "join of windows"
+
+    on: tuple[str, ...] = ()
+    condition: Expression | None = None
+
+    def _schema(self) -> pa.Schema:
+        left, right = (above.schema for above in self.inputs)
+        one, other = (self.window_of(above) for above in self.inputs)
+        for side in (one, other):
+            if isinstance(side, RowWindow):
+                raise self.wrong(
+                    "windows of rows do not end together, so nothing can be joined",
+                    "join windows of time",
+                    window=side.describe(),
+                )
+            if side.by_key:
+                raise self.wrong(
+                    "windows that are served by key do not come out together",
+                    "mode='append' has all windows",
+                    mode=side.options.mode,
+                )
+        if one.slide_ms != other.slide_ms or (one.size_ms - other.size_ms) % one.slide_ms:
+            raise self.wrong(
+                "windows that do not end together are not joined",
+                "give both the same slide",
+                left=one.describe(),
+                right=other.describe(),
+            )
+        if WINDOW in self.on:
+            raise self.wrong(f"{WINDOW} is always part of the join", "name the other columns only")
+        for name in self.on:
+            if known(self, name, left).type != known(self, name, right).type:
+                raise self.wrong("a column has other types on both sides", "cast it", column=name)
+        fields = [*left, *(field for field in right if field.name not in (WINDOW, *self.on))]
+        schema = distinct(self, pa.schema(fields))
+        if self.condition is not None:
+            infer(self, self.condition, schema)
+        return schema
+
+    def _key(self) -> tuple[str, ...]:
+        # The columns of both sides are in the output.
+        left, right = (above.key for above in self.inputs)
+        return (*left, *(name for name in right if name not in left))
+
+    def aggregate_of(self, above: Node) -> Aggregate | Assemble:
+        """Return the aggregate that makes the windows of a side.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is none, or other operators stand between it and the join.
+        """
+        at = above
+        while _keeps_windows(at) and WINDOW in at.schema.names:
+            check_window_kept(self, at)
+            at = at.inputs[0]
+        made = isinstance(at, Assemble) or (isinstance(at, Aggregate) and isinstance(at.inputs[0], Window))
+        if not made or not isinstance(at, Aggregate | Assemble):
+            raise self.wrong(
+                "windows are joined where they are made",
+                "between agg and join_windows may be where, select that keeps window, and group_by('window')",
+                after=at.name,
+            )
+        return at
+
+    def window_of(self, above: Node) -> Window:
+        """Return the windows of a side.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is none, or other operators stand between it and the join.
+        """
+        at = self.aggregate_of(above)
+        window = at.window if isinstance(at, Assemble) else at.inputs[0]
+        assert isinstance(window, Window)  # noqa: S101  # aggregate_of checked it
+        return window
+
+    @property
+    def slide_ms(self) -> int:
+        """The length of the tumbling windows of the join."""
+        return self.window_of(self.inputs[0]).slide_ms
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Return the required columns of each side, with keys and window."""
+        used = required | {*self.on, WINDOW} | set(self.condition.columns if self.condition else ())
+        return tuple(used & set(above.schema.names) for above in self.inputs)
+
+    def describe(self) -> str:
+        """Return keys, tumbling windows and condition."""
+        names = ", ".join((*self.on, WINDOW))
+        more = f" and {self.condition.text}" if self.condition else ""
+        return f"on {names} of {duration(self.slide_ms)}{more}"
+
+
+def _keeps_windows(node: Node) -> bool:
+    """Return whether a node's output has the windows of its input."""
+    return isinstance(node, Where | Select) or (
+        isinstance(node, Aggregate) and not isinstance(node.inputs[0], Window)
+    )

@@ -1,0 +1,267 @@
+"""The last two push-up rules (Scabbard §3.4): place p-streams and fuse operators into their readers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+
+import pyarrow as pa
+
+from penstock.dataflow.nodes import (
+    Aggregate,
+    Assemble,
+    Materialize,
+    Node,
+    PushedScan,
+    RowWindow,
+    Select,
+    Source,
+    StreamTableJoin,
+    UpdateQueue,
+    Where,
+    Window,
+    rebuild,
+    topological,
+)
+from penstock.dataflow.rules import Rewritten
+from penstock.dataflow.statistics import Flow, Statistics, flows
+from penstock.dataflow.types import UNKNOWN, expression_type, scan_schema
+from penstock.operators.aggregates.decomposition import decompose
+from penstock.operators.scan.spec import Fragments, LatestBy, Scan
+from penstock.operators.scheduling.policy import Policy
+from penstock.sql.evaluate import type_of
+from penstock.sql.expression import Expression, column, conjunction
+
+__all__ = ["fuse", "place_p_stream", "pushable", "scan_of", "stored_bytes"]
+
+
+def pushable(node: Node) -> bool:
+    """Return whether Penstock can run an operator itself, before a p-stream or in its reader.
+
+    Selections and projections are pushable if `penstock.sql.evaluate` knows every expression and
+    all are deterministic.
+    """
+    if isinstance(node, Where):
+        return type_of(node.predicate, node.inputs[0].schema) == pa.bool_()
+    schema = node.inputs[0].schema if node.inputs else pa.schema([])
+    return isinstance(node, Select) and all(
+        expression_type(expression, schema) != UNKNOWN for _, expression in node.columns
+    )
+
+
+def stored_bytes(flow: Flow, statistics: Statistics | None) -> float:
+    """Return the bytes that a p-stream of a flow would store per tuple of the sample."""
+    width = flow.bytes
+    if statistics is not None and flow.table is not None and flow.measured:
+        width = statistics.stored_bytes(flow.table)
+    return (flow.rows or 0.0) * width
+
+
+def place_p_stream(root: Node, sources: Collection[str], statistics: Statistics | None = None) -> Rewritten:
+    """Place the p-streams of sources where they store least: behind operators that reduce the stream.
+
+    Parameters
+    ----------
+    root : Node
+        The graph.
+    sources : collection of str
+        Names of the sources to persist.
+    statistics : Statistics, optional
+        Without statistics, types and assumed selectivities decide.
+    """
+    flow = flows(root, statistics)
+    readers = Counter(id(input) for node in topological(root) for input in node.inputs)
+    below = {id(input): node for node in topological(root) for input in node.inputs}
+    best: dict[int, tuple[str, int]] = {}
+    notes: list[str] = []
+    for source in topological(root):
+        if not isinstance(source, Source) or source.name not in sources:
+            continue
+        chain: list[Node] = [source]
+        while readers[id(chain[-1])] == 1 and pushable(below[id(chain[-1])]):
+            chain.append(below[id(chain[-1])])
+        sizes = [stored_bytes(flow[id(node)], statistics) for node in chain]
+        at = max(number for number, size in enumerate(sizes) if size <= min(sizes))
+        best[id(chain[at])] = (source.name, at)
+        share = f"{sizes[at] / sizes[0]:.1%} of the bytes" if sizes[0] else "nothing"
+        passed = " and ".join(dict.fromkeys(node.label for node in chain[1 : at + 1])) or "the source"
+        notes.append(f"{source.name}: behind {passed}, with {share}")
+
+    placed: dict[int, Node] = {}
+    for node in topological(root):
+        inputs = tuple(placed[id(input)] for input in node.inputs)
+        same = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
+        made = node if same else replace(node, inputs=inputs)
+        found = best.get(id(node))
+        placed[id(node)] = made if found is None else Materialize(found[0], (made,))
+    return placed[id(root)], tuple(notes)
+
+
+def fuse(root: Node) -> Rewritten:
+    """Fuse the operators behind a p-stream into its reader, as one `Scan`.
+
+    Selections and projections become its predicate and its expressions. The scan may also include
+
+    - the conflation of an update queue; the queue keeps its order and budget; or
+    - the fragments of a window aggregate, which then only assembles them. If a lookup stands between, the
+      fragments are grouped by its keys, so each key is looked up once for all its tuples.
+
+    The rule also applies to a Parquet source without a p-stream if the scan ends in one of these two. Spark's
+    reader is faster for plain rows.
+    """
+    notes: list[str] = []
+
+    def change(node: Node) -> Node:
+        made = _fused(node)
+        if made is None:
+            return node
+        notes.append(f"{node.name}: {node.label} in the reader" + _more(made))
+        return made
+
+    return rebuild(root, change), tuple(notes)
+
+
+def _more(made: Node) -> str:
+    if isinstance(made, Assemble):
+        lookup = " before the lookup" if isinstance(made.inputs[0], StreamTableJoin) else ""
+        return f", as fragments of {made.window.pane_ms} ms{lookup}"
+    return ", newest of each key" if isinstance(made, UpdateQueue) else ""
+
+
+def scan_of(node: Node) -> tuple[Source | None, Scan | None]:
+    """Return a node's source and the scan between them; None if a scan cannot do it all."""
+    chain: list[Where | Select] = []
+    while isinstance(node, Where | Select) and pushable(node):
+        chain.append(node)
+        node = node.inputs[0]
+    if not isinstance(node, Source):
+        return None, None
+    scan = Scan(tuple(node.schema.names))
+    for step in reversed(chain):
+        scan = _then(scan, step)
+    return (node, scan) if _selects(scan, node.schema) else (None, None)
+
+
+def _selects(scan: Scan, schema: pa.Schema) -> bool:
+    """Return whether a reader can evaluate all selections together."""
+    return scan.where is None or type_of(Expression.parse(scan.where), schema) == pa.bool_()
+
+
+def _fused(node: Node) -> Node | None:
+    above = node.inputs[0] if node.inputs else None
+    if isinstance(node, Where | Select) and above is not None:
+        scan = _scan(above)
+        if scan is None or not pushable(node):
+            return None
+        base, scan = _base(above), _then(scan, node)
+        return PushedScan(node.name, base, scan) if _selects(scan, base[0].schema) else None
+    if isinstance(node, UpdateQueue) and above is not None and node.needs_newest_only:
+        base, scan = _reduced(above)
+        if scan is None:
+            return None
+        latest = replace(
+            scan, latest_by=LatestBy(node.update_key, node.time, by_last=node.options.policy == Policy.FIFO)
+        )
+        return replace(node, inputs=(PushedScan(f"newest of {node.name}", base, latest),))
+    if isinstance(node, Aggregate) and isinstance(above, Window):
+        return _fragmented(node, above)
+    return None
+
+
+def _base(node: Node) -> tuple[Node, ...]:
+    """Return the p-stream that a reader's output comes from."""
+    return node.inputs if isinstance(node, PushedScan) else (node,)
+
+
+def _scan(node: Node) -> Scan | None:
+    """Return the scan that produces a node's output in a p-stream's reader; None if there is none."""
+    if isinstance(node, Materialize) or (isinstance(node, Source) and node.kind == "p-stream"):
+        return Scan(tuple(node.schema.names))
+    if isinstance(node, PushedScan) and node.scan.latest_by is None and node.scan.fragments is None:
+        return node.scan
+    return None
+
+
+def _reduced(node: Node) -> tuple[tuple[Node, ...], Scan | None]:
+    """Return the node that is read and its scan so far; None if the reader may not reduce rows."""
+    scan = _scan(node)
+    if scan is not None:
+        return _base(node), scan
+    source, scan = scan_of(node)
+    return ((source,), scan) if source is not None and source.kind == "parquet" else ((), None)
+
+
+def _selected(scan: Scan) -> dict[str, Expression]:
+    if scan.select is None:
+        return {name: column(name) for name in scan.columns}
+    return {name: Expression.parse(text) for name, text in scan.select.items()}
+
+
+def _then(scan: Scan, node: Where | Select) -> Scan:
+    """Return a scan extended by one step."""
+    select, where = _selected(scan), scan.where
+    if isinstance(node, Where):
+        predicate = node.predicate.substitute(select)
+        both = [predicate] if where is None else [Expression.parse(where), predicate]
+        where = conjunction(both).text
+    else:
+        select = {name: expression.substitute(select) for name, expression in node.columns}
+    return _narrowed(scan.columns, where, select)
+
+
+def _narrowed(columns: tuple[str, ...], where: str | None, select: dict[str, Expression]) -> Scan:
+    used = set() if where is None else set(Expression.parse(where).columns)
+    used.update(name for expression in select.values() for name in expression.columns)
+    read = tuple(name for name in columns if name in used)
+    same = tuple(select) == read and all(one == column(name) for name, one in select.items())
+    return Scan(read, where, None if same else {name: one.text for name, one in select.items()})
+
+
+def _fragmented(node: Aggregate, window: Window) -> Assemble | None:
+    lookup, above = _behind_lookup(window.inputs[0])
+    base, scan = _reduced(above)
+    if isinstance(window, RowWindow) or scan is None or (window.time_unit == "s" and window.pane_ms % 1000):
+        return None
+    here = set(above.schema.names)
+    group_by = tuple(name for name in node.group_by if name in here)
+    texts = {name: expression.text for name, expression in node.aggregates}
+    used = {name for _, expression in node.aggregates for name in expression.columns}
+    if not used | {window.time} <= here:
+        return None
+    if lookup is not None:
+        group_by += tuple(name for name in lookup.on if name not in group_by)
+    taken = (*group_by, *(() if lookup is None else lookup.columns.names))
+    split = decompose(texts, window.time, taken).counted(taken)
+    needed = {*group_by, window.time}
+    for partial in split.partials:
+        needed |= set() if partial.expression == "*" else set(Expression.parse(partial.expression).columns)
+    select = {name: one for name, one in _selected(scan).items() if name in needed}
+    narrow = _narrowed(scan.columns, scan.where, select)
+    fragments = Fragments(window.pane_ms, window.time, window.time_unit, group_by, split.partials)
+    fragments = fragments.delayed(window.delay_ms, column(window.time).text)
+    whole = replace(narrow, fragments=fragments)
+    if any(one.type == UNKNOWN for one in scan_schema(whole, base[0].schema)):
+        return None
+    if isinstance(base[0], Source) and base[0].kind == "parquet" and not _suits(narrow, base[0]):
+        return None
+    made: Node = PushedScan(f"fragments of {node.name}", base, whole)
+    if lookup is not None:
+        made = replace(lookup, inputs=(made,))
+    return Assemble(node.name, (made,), node, split)
+
+
+def _suits(scan: Scan, files: Source) -> bool:
+    """Return whether a scan reads columns, all of types that both Spark and partials support."""
+    kinds = [files.columns.field(name).type for name in scan.columns]
+    return bool(kinds) and not any(
+        pa.types.is_unsigned_integer(one) or pa.types.is_float16(one) for one in kinds
+    )
+
+
+def _behind_lookup(node: Node) -> tuple[StreamTableJoin | None, Node]:
+    """Return a lookup above a node and its input, if only plain column projections are between."""
+    below = node
+    while isinstance(below, Select) and all(one == column(name) for name, one in below.columns):
+        below = below.inputs[0]
+    return (below, below.inputs[0]) if isinstance(below, StreamTableJoin) else (None, node)

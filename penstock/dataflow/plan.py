@@ -1,0 +1,261 @@
+"""Plan a graph: apply rules, place p-streams, assign work to readers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+import pyarrow as pa
+
+from penstock.dataflow.cost import Choice, choose
+from penstock.dataflow.extremes import keep_extremes
+from penstock.dataflow.nodes import (
+    Materialize,
+    Node,
+    PushedScan,
+    Select,
+    Source,
+    Where,
+    rebuild,
+    topological,
+)
+from penstock.dataflow.place import fuse, place_p_stream, pushable, scan_of, stored_bytes
+from penstock.dataflow.rules import merge, prune, push_where, split_conjunctions, to_fixed_point
+from penstock.dataflow.statistics import Statistics, flows
+from penstock.errors import InvalidUsageError
+from penstock.operators.scan.spec import Scan
+
+if TYPE_CHECKING:
+    from penstock.dataflow.builder import Graph
+
+__all__ = ["Persist", "PhysicalPlan", "StreamPlan", "plan"]
+
+PersistMode: TypeAlias = Literal["auto", "always", "never"]
+Persist: TypeAlias = PersistMode | Mapping[str, PersistMode]
+
+_MODES = get_args(PersistMode)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """One p-stream of a plan.
+
+    Parameters
+    ----------
+    name : str
+        The p-stream's name, taken from its source or from the operator whose output it stores.
+    schema : pyarrow.Schema
+        The stored columns.
+    above : Node
+        The graph whose output is persisted.
+    source : Source or None
+        The source, if only an ingest scan is between; else another Spark query writes the p-stream.
+    ingest : Scan or None
+        The scan that the appender applies to the source's tuples before persisting them.
+    readers : tuple of Scan
+        The scans of its readers, one for each operator that reads it.
+    """
+
+    name: str
+    schema: pa.Schema
+    above: Node
+    source: Source | None
+    ingest: Scan | None
+    readers: tuple[Scan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalPlan:
+    """A planned graph.
+
+    Parameters
+    ----------
+    name : str
+        The graph's name.
+    logical : Node
+        The graph as written.
+    root : Node
+        The graph that runs. Operators above a `Materialize` run before persistence, a `PushedScan` runs in a
+        reader, and Spark runs the rest.
+    changes : tuple of pairs of str
+        The changes by the rules, in order: the rule's name and a line.
+    choices : tuple of Choice
+        The persistence decision for every source.
+    statistics : Statistics, optional
+        The statistics used for planning.
+    """
+
+    name: str
+    logical: Node
+    root: Node
+    changes: tuple[tuple[str, str], ...]
+    choices: tuple[Choice, ...]
+    statistics: Statistics | None
+
+    def _repr_svg_(self) -> str:
+        """Return the drawing for notebooks."""
+        from penstock.dataflow.draw import draw
+
+        return draw(self)
+
+    @property
+    def streams(self) -> tuple[StreamPlan, ...]:
+        """The plan's p-streams."""
+        nodes = list(topological(self.root))
+        found = []
+        for node in nodes:
+            if isinstance(node, Materialize):
+                readers = [
+                    below.scan if isinstance(below, PushedScan) else Scan(tuple(node.schema.names))
+                    for below in nodes
+                    if any(input is node for input in below.inputs)
+                ]
+                source, ingest = scan_of(node.inputs[0])
+                found.append(
+                    StreamPlan(node.name, node.schema, node.inputs[0], source, ingest, tuple(readers))
+                )
+        return tuple(found)
+
+    @property
+    def remaining(self) -> tuple[Node, ...]:
+        """The operators that Spark runs, inputs first."""
+        inside: set[int] = set()
+        for stream in self.streams:
+            if stream.source is not None:
+                inside |= {id(node) for node in topological(stream.above)}
+        return tuple(
+            node
+            for node in topological(self.root)
+            if id(node) not in inside and not isinstance(node, Source | Materialize | PushedScan)
+        )
+
+    def explain(self) -> str:
+        """Return the plan as text."""
+        from penstock.dataflow.explain import explain
+
+        return explain(self)
+
+
+def plan(graph: Graph, statistics: Statistics | None = None, persist: Persist = "auto") -> PhysicalPlan:
+    """Apply the push-up rules to a graph and place its p-streams.
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph as written.
+    statistics : Statistics, optional
+        Statistics from samples; without them, types and assumed selectivities decide.
+    persist : str or mapping of str to str
+        ``"always"`` or ``"never"`` persist all sources or none. ``"auto"`` persists sources that cannot
+        replay, and sources whose replay costs more than a p-stream. A mapping sets the mode by source name;
+        other sources are ``"auto"``. ``"always"`` for another operator persists its output.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a name in `persist` matches no operator or several, or a mode is unknown.
+    """
+    modes = _modes(graph.root, persist)
+    root = _pinned(graph.root, {name for name, mode in modes.items() if mode == "always"})
+    root, changes = to_fixed_point(root, split_conjunctions, push_where)
+    root, notes = prune(root)
+    changes += [("prune", note) for note in notes]
+    choices = tuple(
+        _choice(root, node, modes[node.name], statistics)
+        for node in topological(root)
+        if isinstance(node, Source)
+    )
+    root, notes = place_p_stream(root, [one.source for one in choices if one.persisted], statistics)
+    changes += [("place_p_stream", note) for note in notes]
+    root, merged = to_fixed_point(root, merge)
+    changes += merged
+    root, notes = keep_extremes(root)
+    changes += [("keep_extremes", note) for note in notes]
+    root, notes = fuse(root)
+    changes += [("fuse", note) for note in notes]
+    return PhysicalPlan(graph.name, graph.root, root, tuple(changes), choices, statistics)
+
+
+def _modes(root: Node, persist: Persist) -> dict[str, PersistMode]:
+    """Return the mode of every source, and of other operators that `persist` names."""
+    nodes = list(topological(root))
+    sources = [node.name for node in nodes if isinstance(node, Source)]
+    given: Mapping[str, PersistMode] = (
+        dict.fromkeys(sources, persist) if isinstance(persist, str) else persist
+    )
+    modes: dict[str, PersistMode] = dict.fromkeys(sources, "auto")
+    names = [node.name for node in nodes]
+    for name, mode in given.items():
+        if mode not in _MODES:
+            raise InvalidUsageError("persist is auto, always or never", got=mode, operator=name)
+        if names.count(name) != 1:
+            fact = "persist names no operator" if name not in names else "persist names several operators"
+            raise InvalidUsageError(fact, operator=name, known=", ".join(dict.fromkeys(names)))
+        modes[name] = mode
+    return modes
+
+
+def _pinned(root: Node, names: set[str]) -> Node:
+    """Add a p-stream behind each operator, other than sources, with one of these names."""
+
+    def change(node: Node) -> Node:
+        pinned = node.name in names and not isinstance(node, Source)
+        return Materialize(node.name, (node,)) if pinned else node
+
+    return rebuild(root, change)
+
+
+def _choice(root: Node, source: Source, mode: PersistMode, statistics: Statistics | None) -> Choice:
+    if mode != "auto":
+        return Choice(source.name, mode == "always", f"persist is {mode}")
+    below = [node for node in topological(root) if any(input is source for input in node.inputs)]
+    if _reaches_p_stream(root, source):
+        return Choice(source.name, False, "what is made of it is persisted")
+    if not source.replayable or source.kind == "p-stream":
+        return choose(source, 1, whole=0, needed=0, kept=0, stored=0)
+    placed, _ = place_p_stream(root, [source.name], statistics)
+    flow = flows(placed, statistics)
+    stream = next(
+        node for node in topological(placed) if isinstance(node, Materialize) and node.name == source.name
+    )
+    whole, kept = flow[id(source)], flow[id(stream)]
+    rows = whole.rows or 1.0
+    needed = (
+        [node.schema for node in below]
+        if all(isinstance(node, Select) for node in below)
+        else [source.schema]
+    )
+    share = sum(len(schema.names) for schema in needed) / len(needed) / len(source.schema.names)
+    return choose(
+        source,
+        _readers(root, source),
+        whole=whole.bytes,
+        needed=whole.bytes * share,
+        kept=(kept.rows or 0.0) / rows * kept.bytes,
+        stored=stored_bytes(kept, statistics) / rows,
+    )
+
+
+def _readers(root: Node, source: Source) -> int:
+    """Return how many operators read a source's stream where it first branches."""
+    at: Node = source
+    while True:
+        below = [node for node in topological(root) if any(input is at for input in node.inputs)]
+        if len(below) != 1 or not isinstance(below[0], Where | Select):
+            return max(1, len(below))
+        at = below[0]
+
+
+def _reaches_p_stream(root: Node, source: Source) -> bool:
+    """Return whether another operator's p-stream holds a source's tuples before further reduction."""
+    at: Node = source
+    while True:
+        below = [node for node in topological(root) if any(input is at for input in node.inputs)]
+        if len(below) != 1:
+            return False
+        if isinstance(below[0], Materialize):
+            return True
+        if not pushable(below[0]):
+            return False
+        at = below[0]

@@ -1,0 +1,235 @@
+"""The push-up rules: pure functions from a graph to an equivalent graph (Scabbard §3.4).
+
+A p-stream should hold little, so operators that reduce the stream are moved up to before it is persisted.
+Each rule applies itself to every node in topological order, and returns the new graph with a list of its
+changes. Stateful operators are never moved, and nothing is moved past them: they would amplify the stream,
+and their state belongs to checkpoints. No rule moves, merges or duplicates a nondeterministic expression.
+Unused columns are pruned, unless their expression generates several rows from one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from penstock.dataflow.nodes import (
+    Node,
+    Select,
+    Source,
+    StreamTableJoin,
+    Union,
+    Where,
+    Window,
+    rebuild,
+    topological,
+)
+from penstock.dataflow.types import fixed_bytes
+from penstock.sql.evaluate import can_fail, type_of
+from penstock.sql.expression import Expression, column, conjunction
+
+__all__ = ["Rewritten", "merge", "prune", "push_where", "split_conjunctions", "to_fixed_point"]
+
+Rewritten: TypeAlias = tuple[Node, tuple[str, ...]]
+"""A rewritten graph, and a line for each change."""
+
+Rule: TypeAlias = Callable[[Node], Rewritten]
+
+_MAX_PASSES = 100
+
+
+def to_fixed_point(root: Node, *rules: Rule) -> tuple[Node, list[tuple[str, str]]]:
+    """Apply rules in turn until none changes the graph; return the changes by rule name.
+
+    Raises
+    ------
+    RuntimeError
+        If the rules do not terminate, which is a defect of a rule.
+    """
+    done: list[tuple[str, str]] = []
+    for _ in range(_MAX_PASSES):
+        before = len(done)
+        for rule in rules:
+            root, notes = rule(root)
+            done += [(rule.__name__, note) for note in notes]
+        if len(done) == before:
+            return root, done
+    raise RuntimeError("the rules do not come to an end")
+
+
+def split_conjunctions(root: Node) -> Rewritten:
+    """Split ``where a AND b`` into ``where a`` and ``where b``, so that each moves up as far as possible."""
+    notes: list[str] = []
+
+    def change(node: Node) -> Node:
+        if not isinstance(node, Where) or not node.predicate.deterministic:
+            return node
+        parts = node.predicate.conjuncts()
+        schema = node.inputs[0].schema
+        if len(parts) == 1 or not all(_is_condition(part, schema) for part in parts):
+            return node
+        supported = [part for part in parts if type_of(part, schema) is not None]
+        fails = len(supported) == len(parts) or any(can_fail(part, schema) for part in supported)
+        if fails and type_of(node.predicate, schema) is None:
+            return node  # Spark may drop a part that can fail, so it must see the whole condition
+        notes.append(f"where {node.predicate.text}: {len(parts)} conditions")
+        above: Node = node.inputs[0]
+        for part in parts:
+            above = Where(node.name, (above,), part)
+        return above
+
+    return rebuild(root, change), tuple(notes)
+
+
+def _is_condition(part: Expression, schema: pa.Schema) -> bool:
+    """Return whether an operand of ``AND`` is boolean and may stand alone; ``AND`` casts other types."""
+    return part.tree.kind in _CONDITIONS or type_of(part, schema) == pa.bool_()
+
+
+_CONDITIONS = frozenset({"compare", "not", "or", "between", "in", "match", "is", "boolean"})
+
+
+def push_where(root: Node) -> Rewritten:
+    """Move a selection up: through a projection, into all inputs of a union, and before a lookup."""
+    notes: list[str] = []
+
+    def change(node: Node) -> Node:
+        if not isinstance(node, Where) or not node.predicate.deterministic:
+            return node
+        above, predicate = node.inputs[0], node.predicate
+        if isinstance(above, Select) and all(made.deterministic for _, made in above.columns):
+            moved = Where(node.name, above.inputs, predicate.substitute(dict(above.columns)))
+            notes.append(f"where {predicate.text}: through select {above.describe()}")
+            return replace(above, inputs=(change(moved),))
+        if isinstance(above, Union) and not above.stateful:
+            notes.append(f"where {predicate.text}: into {len(above.inputs)} inputs of a union")
+            return replace(
+                above, inputs=tuple(change(Where(node.name, (input,), predicate)) for input in above.inputs)
+            )
+        stream = isinstance(above, StreamTableJoin) and set(predicate.columns) <= set(
+            above.inputs[0].schema.names
+        )
+        # A selection that can fail must not see additional rows.
+        if stream and _never_fails(predicate, node.inputs[0].schema):
+            notes.append(f"where {predicate.text}: before the lookup {above.describe()}")
+            return replace(above, inputs=(change(Where(node.name, above.inputs, predicate)),))
+        stays = isinstance(above, Where) and above.predicate.deterministic
+        if stays and _never_fails(predicate, node.inputs[0].schema):
+            # Move past a selection that stays, to the operator above both.
+            past = Where(node.name, above.inputs, predicate)
+            further = change(past)
+            if further is not past:
+                return change(replace(above, inputs=(further,)))
+        return node
+
+    return rebuild(root, change), tuple(notes)
+
+
+def _never_fails(predicate: Expression, schema: pa.Schema) -> bool:
+    return type_of(predicate, schema) is not None and not can_fail(predicate, schema)
+
+
+def prune(root: Node) -> Rewritten:
+    """Drop unused columns with projections after sources, selections and lookups."""
+    nodes = list(topological(root))
+    required: dict[int, frozenset[str]] = {id(root): frozenset(root.schema.names)}
+    for node in reversed(nodes):
+        wanted = required[id(node)] | set(node.key)
+        if isinstance(node, Select):
+            # Dropping it would change the rows.
+            wanted |= {name for name, expression in node.columns if expression.generates}
+            required[id(node)] = wanted
+        for above, needed in zip(node.inputs, node.needs(wanted), strict=True):
+            some = needed | set(above.key)
+            if not some and not isinstance(above, Window):
+                some = frozenset({_narrowest(above)})  # keeps rows to count
+            required[id(above)] = required.get(id(above), frozenset()) | some
+    notes: list[str] = []
+    made: dict[int, Node] = {}
+    for node in nodes:
+        inputs = tuple(made[id(above)] for above in node.inputs)
+        same = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
+        wanted = required[id(node)]
+        dropped = [name for name in node.schema.names if name not in wanted]
+        pruned: Node = node
+        if isinstance(node, Select) and dropped:
+            pruned = replace(
+                node, inputs=inputs, columns=tuple(one for one in node.columns if one[0] in wanted)
+            )
+            notes.append(f"{node.name}: drops {', '.join(dropped)}")
+        elif isinstance(node, Union):
+            # The inputs must keep the same columns.
+            used = wanted | node.needs(wanted)[0]
+            pruned = _union(node, inputs, [name for name in node.inputs[0].schema.names if name in used])
+        elif not same:
+            pruned = replace(node, inputs=inputs)
+        narrow = isinstance(node, Source | Where | StreamTableJoin)
+        left = [name for name in pruned.schema.names if name not in wanted]
+        if narrow and left:
+            kept = tuple((name, column(name)) for name in pruned.schema.names if name in wanted)
+            pruned = Select(f"prune {node.name}", (pruned,), kept)
+            notes.append(f"{node.name}: without {', '.join(left)}")
+        made[id(node)] = pruned
+    return made[id(root)], tuple(notes)
+
+
+def _narrowest(node: Node) -> str:
+    return min(node.schema, key=lambda one: (fixed_bytes(one.type) or math.inf, one.name)).name
+
+
+def _union(node: Union, inputs: tuple[Node, ...], names: list[str]) -> Node:
+    same = [one if one.schema.names == names else _only(one, names) for one in inputs]
+    if all(new is old for new, old in zip(same, node.inputs, strict=True)):
+        return node
+    return replace(node, inputs=tuple(same))
+
+
+def _only(node: Node, names: list[str]) -> Node:
+    return Select(f"prune {node.name}", (node,), tuple((name, column(name)) for name in names))
+
+
+def merge(root: Node) -> Rewritten:
+    """Merge adjacent selections and adjacent projections; remove projections without effect.
+
+    Projections are merged only if that evaluates no computed column twice.
+    """
+    notes: list[str] = []
+
+    def change(node: Node) -> Node:
+        above = node.inputs[0] if node.inputs else None
+        if isinstance(node, Where) and isinstance(above, Where):
+            if node.predicate.deterministic and above.predicate.deterministic:
+                both = conjunction([above.predicate, node.predicate])
+                notes.append(f"where {both.text}: one selection")
+                return Where(above.name, above.inputs, both)
+        elif isinstance(node, Select) and above is not None:
+            if [(name, column(name)) for name in above.schema.names] == list(node.columns):
+                notes.append(f"{node.name}: selects what there is")
+                return above
+            if isinstance(above, Select):
+                columns = _composed(node, above)
+                if columns is not None:
+                    notes.append(f"{node.name} and {above.name}: one projection")
+                    return Select(node.name, above.inputs, columns)
+        return node
+
+    return rebuild(root, change), tuple(notes)
+
+
+def _composed(below: Select, above: Select) -> tuple[tuple[str, Expression], ...] | None:
+    made = dict(above.columns)
+    uses: Counter[str] = Counter()
+    for _, expression in below.columns:
+        uses += expression.occurrences()
+    for name, expression in made.items():
+        if (uses[name] or expression.generates) and not expression.deterministic:
+            return None
+        if uses[name] > 1 and not expression.is_column:
+            return None
+    if not all(expression.deterministic for _, expression in below.columns):
+        return None
+    return tuple((name, expression.substitute(made)) for name, expression in below.columns)

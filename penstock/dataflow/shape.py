@@ -1,0 +1,106 @@
+"""The shape of a plan: the part that may not change while its checkpoint lives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.dataflow.nodes import (
+    Aggregate,
+    Assemble,
+    Materialize,
+    Node,
+    PushedScan,
+    Source,
+    UpdateQueue,
+    UpdateUnion,
+    Window,
+    topological,
+)
+from penstock.dataflow.plan import PhysicalPlan
+from penstock.operators.aggregates.moments import spelled_as_before, to_settings
+from penstock.operators.scan.spec import Partial
+
+__all__ = ["shape"]
+
+
+def shape(plan: PhysicalPlan) -> list[str]:
+    """Return the parts of a plan that a checkpoint depends on, as lines of JSON.
+
+    A checkpoint fits every plan with the same lines. They hold sources, p-streams with the operators before
+    them, stateful operators, and the fragments or conflation of readers, each with its columns and inputs.
+    Selections, projections and lookups behind the last p-stream may change, and so may the sink: committed
+    state does not depend on them.
+    """
+    nodes = list(topological(plan.root))
+    fixed: set[int] = set()
+    for node in nodes:
+        if isinstance(node, Materialize):
+            fixed |= {id(one) for one in topological(node)}
+    fixed |= {id(node) for node in nodes if _holds(node)}
+    below: dict[int, list[int]] = {}
+    lines: list[str] = []
+    for node in nodes:
+        # Skip nodes that may change, to the nearest nodes above that may not.
+        leads = [number for above in node.inputs for number in below[id(above)]]
+        if id(node) not in fixed:
+            below[id(node)] = leads
+            continue
+        below[id(node)] = [len(lines)]
+        lines.append(json.dumps(_line(node, leads)))
+    return [*lines, json.dumps({"kind": "results", "reads": below[id(plan.root)]})]
+
+
+def _holds(node: Node) -> bool:
+    if isinstance(node, PushedScan):
+        return node.scan.fragments is not None or node.scan.latest_by is not None
+    return node.stateful or isinstance(node, Source)
+
+
+def _line(node: Node, leads: list[int]) -> dict[str, Any]:
+    lasting = _lasting(node)
+    names = {one.name: one.name for one in _stored(lasting)}
+    partials = _partials(node)
+    names |= {one.name: str(to_settings(one)[2]) for one in partials if one.name in names}
+    return {
+        "kind": node.label,
+        "name": node.name,
+        "does": spelled_as_before(lasting.describe(), partials),
+        "columns": {names[one.name]: str(one.type) for one in _stored(lasting)},
+        "reads": leads,
+    }
+
+
+def _partials(node: Node) -> Sequence[Partial]:
+    """Return the partials that a node makes or combines."""
+    if isinstance(node, PushedScan) and node.scan.fragments is not None:
+        return node.scan.fragments.plain.partials
+    return node.decomposition.partials if isinstance(node, Assemble) else ()
+
+
+def _stored(node: Node) -> pa.Schema:
+    """Return the columns of a node's state, or of its output if it has no state."""
+    return node.inputs[0].schema if isinstance(node, UpdateQueue | UpdateUnion) else node.schema
+
+
+def _lasting(node: Node) -> Node:
+    """Return a node without the settings that may change at every start.
+
+    These are its budget, the windows that its buckets prune, and the watermark that readers report.
+    """
+    if isinstance(node, PushedScan) and node.scan.fragments is not None:
+        return replace(node, scan=replace(node.scan, fragments=node.scan.fragments.plain))
+    if isinstance(node, UpdateQueue):
+        return replace(node, options=replace(node.options, budget=None))
+    if isinstance(node, Window):
+        return replace(node, options=replace(node.options, budget=None))
+    if isinstance(node, Aggregate):
+        return replace(node, extreme=None)
+    if isinstance(node, Assemble):
+        aggregate = replace(node.aggregate, inputs=(_lasting(node.window),), extreme=None)
+        return replace(node, aggregate=aggregate)
+    return node

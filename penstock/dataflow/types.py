@@ -1,0 +1,143 @@
+"""Types of expressions, aggregates and partials; `UNKNOWN` if only Spark can tell."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.aggregates.decomposition import aggregates_of
+from penstock.operators.scan.spec import PANE, Partial, Scan
+from penstock.sql.evaluate import type_of
+from penstock.sql.expression import Expression, column, edited
+from penstock.sql.tree import Tree
+
+__all__ = [
+    "UNKNOWN",
+    "aggregate_type",
+    "declared_type",
+    "expression_type",
+    "fixed_bytes",
+    "partial_type",
+    "scan_schema",
+]
+
+UNKNOWN: Final = pa.null()
+"""The type of columns whose type is only known when the graph runs."""
+
+_DOUBLE: Final = frozenset({"avg", "mean", "stddev", "stddev_samp"})
+_DECLARED: Final = {
+    "BOOLEAN": pa.bool_(),
+    "TINYINT": pa.int8(),
+    "SMALLINT": pa.int16(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "STRING": pa.string(),
+    "DATE": pa.date32(),
+    "TIMESTAMP_NTZ": pa.timestamp("us"),
+    "TIMESTAMP": pa.timestamp("us", "UTC"),
+    "TIMESTAMP_LTZ": pa.timestamp("us", "UTC"),
+}
+"""Arrow types by the type names of casts."""
+_SPELLINGS: Final = {
+    "BYTE": "TINYINT",
+    "SHORT": "SMALLINT",
+    "INTEGER": "INT",
+    "LONG": "BIGINT",
+    "REAL": "FLOAT",
+}
+_OWN: Final = frozenset({"min", "max", "first", "last", "first_value", "last_value"})
+
+
+def expression_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
+    """Return the type of an expression over a schema, or `UNKNOWN`."""
+    if any(schema.field(name).type == UNKNOWN for name in expression.columns if name in schema.names):
+        return UNKNOWN
+    return type_of(expression, schema) or UNKNOWN
+
+
+def declared_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
+    """Return the type of an expression, read from a cast if only Spark can evaluate it."""
+    found = expression_type(expression, schema)
+    tree = expression.tree.unnest()
+    if found != UNKNOWN or tree.kind != "cast":
+        return found
+    name = tree.value[1]
+    return _DECLARED.get(_SPELLINGS.get(name, name), UNKNOWN)
+
+
+def _sum_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_integer(kind):
+        return pa.int64()
+    return pa.float64() if pa.types.is_floating(kind) else UNKNOWN
+
+
+def partial_type(partial: Partial, schema: pa.Schema) -> pa.DataType:
+    """Return the type of a partial over a schema, or `UNKNOWN`."""
+    if partial.kind == "count":
+        return pa.int64()
+    if partial.kind == "m2":
+        return pa.float64()
+    kind = expression_type(Expression.parse(partial.expression), schema)
+    if kind == UNKNOWN:
+        return UNKNOWN
+    if partial.kind == "distinct":
+        return pa.list_(kind)
+    if partial.kind == "sketch":
+        return pa.binary()
+    return _sum_type(kind) if partial.kind == "sum" else kind
+
+
+def aggregate_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
+    """Return the type of an aggregate over a schema, or `UNKNOWN`."""
+    fields = list(schema)
+    calls: list[tuple[Tree, str]] = []
+    for number, call in enumerate(aggregates_of(expression.tree)):
+        fields.append(pa.field(f"{number} ", _call_type(expression, call, schema)))
+        calls.append((call, column(f"{number} ").text))
+    return expression_type(Expression.parse(edited(expression.text, calls)), pa.schema(fields))
+
+
+def _call_type(expression: Expression, call: Tree, schema: pa.Schema) -> pa.DataType:
+    kind = call.value
+    if kind in _DOUBLE:
+        return pa.float64()
+    if kind in ("count", "approx_count_distinct"):
+        return pa.int64()
+    if len(call.parts) != 1 or (kind != "sum" and kind not in _OWN):
+        return UNKNOWN
+    of = expression_type(expression.slice(call.parts[0]), schema)
+    return of if kind in _OWN else _sum_type(of)
+
+
+def fixed_bytes(kind: pa.DataType) -> float | None:
+    """Return the bytes of a fixed-size value; None for variable sizes."""
+    try:
+        return kind.bit_width / 8
+    except ValueError:
+        return None
+
+
+def scan_schema(scan: Scan, schema: pa.Schema) -> pa.Schema:
+    """Return a reader's output schema for a p-stream with a given schema.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the scan reads a missing column.
+    """
+    missing = [name for name in scan.columns if name not in schema.names]
+    if missing:
+        raise InvalidUsageError("a scan reads a column that is not there", column=missing[0])
+    read = pa.schema([schema.field(name) for name in scan.columns])
+    texts = scan.select or {name: column(name).text for name in scan.columns}
+    made = pa.schema([(name, expression_type(Expression.parse(text), read)) for name, text in texts.items()])
+    if scan.fragments is None:
+        return made
+    fields: list[pa.Field[Any]] = [pa.field(PANE, made.field(scan.fragments.time).type)]
+    fields += [made.field(name) for name in scan.fragments.group_by]
+    fields += [pa.field(one.name, partial_type(one, made)) for one in scan.fragments.partials]
+    return pa.schema(fields)

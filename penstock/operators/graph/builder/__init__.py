@@ -1,5 +1,0 @@
-"""The builder of graphs: ``graph(name).source(...).where(...).select(...)...sink(...)``."""
-
-from penstock.operators.graph.builder.graph import Graph, GraphName, graph
-
-__all__ = ["Graph", "GraphName", "graph"]

@@ -1,0 +1,25 @@
+"""Transactions: tables, and procedures that are compiled to kernels over them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock._lazy import lazily
+
+if TYPE_CHECKING:
+    from penstock.procedures.databases import Database, database
+    from penstock.procedures.language import abort, event
+    from penstock.procedures.procedure import Procedure
+
+__all__ = ["Database", "Procedure", "abort", "database", "event"]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "Database": "penstock.procedures.databases",
+        "Procedure": "penstock.procedures.procedure",
+        "abort": "penstock.procedures.language",
+        "database": "penstock.procedures.databases",
+        "event": "penstock.procedures.language",
+    },
+)

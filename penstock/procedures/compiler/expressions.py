@@ -1,0 +1,443 @@
+"""Expressions of a procedure."""
+
+from __future__ import annotations
+
+import ast
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.procedures.compiler import operations
+from penstock.procedures.compiler.layout import Layout, TableCode
+from penstock.procedures.compiler.operations import (
+    COMPARISONS,
+    NULL,
+    OPERATORS,
+    OperationError,
+    compare,
+    operate,
+    pick,
+)
+from penstock.procedures.compiler.output import Output
+from penstock.procedures.compiler.scope import Facts, Scope, Scopes, UnknownKindError
+from penstock.procedures.compiler.values import Access, AccessMode, ListOf, Nothing, Row, Value
+from penstock.procedures.schema import Column, Kind
+
+__all__ = ["NO_ROW", "Expressions"]
+
+NO_ROW = "no row"
+_INT64 = range(-(1 << 63), 1 << 63)
+_CLOCKS = ("time", "datetime", "random", "uuid", "secrets")
+
+
+class Expressions(ABC):
+    """Compiles expressions, in the order in which Python evaluates them.
+
+    Parameters
+    ----------
+    layout : Layout
+        The arrays of the kernel.
+    facts : Facts
+        What earlier passes found.
+    """
+
+    def __init__(self, layout: Layout, facts: Facts) -> None:
+        self.layout = layout
+        self.facts = facts
+        self.out = Output()
+        self.scopes = Scopes()
+        self.accesses: list[Access] = []
+
+    @property
+    def scope(self) -> Scope:
+        """The procedure that is being compiled."""
+        return self.scopes.top
+
+    def wrong(self, node: ast.AST, fact: str, hint: str | None = None) -> Exception:
+        """Return the error for a part of the text."""
+        return self.scope.text.wrong(node, fact, hint)
+
+    def evaluate(self, node: ast.expr) -> Value | Nothing | Row | ListOf:
+        """Compile an expression."""
+        handler = getattr(self, f"_{type(node).__name__.lower()}", None)
+        if handler is None:
+            raise self.wrong(
+                node,
+                f"a procedure has no {type(node).__name__}",
+                "docs/concepts/transactions.md lists what it may have; plain=True runs any Python",
+            )
+        try:
+            found: Value | Nothing | Row | ListOf = handler(node)
+        except OperationError as error:
+            fact, hint = error.args
+            raise self.wrong(node, fact, hint) from None
+        return found
+
+    def value(self, node: ast.expr) -> Value:
+        """Compile an expression that is a value."""
+        found = self.evaluate(node)
+        if isinstance(found, Value):
+            return found
+        what = {Nothing: "None", Row: "a row", ListOf: "a list"}[type(found)]
+        hint = {Nothing: "compare with `is None`", Row: "name one of its columns", ListOf: "take an element"}
+        raise self.wrong(node, f"{what} is no value", hint[type(found)])
+
+    def certain(self, node: ast.expr) -> Value:
+        """Compile an expression whose value must not be null."""
+        return self.check_null(self.value(node))
+
+    def check_null(self, value: Value, reason: str = NULL) -> Value:
+        """Reject the transaction if a value is null."""
+        if value.null is None:
+            return value
+        self.out.fail(value.null, reason)
+        return value.never_null()
+
+    def condition(self, node: ast.expr) -> Value:
+        """Compile an expression that is true or false."""
+        value = self.certain(node)
+        if value.kind is not Kind.BOOLEAN:
+            raise self.wrong(node, f"a condition is no {value.kind}", "compare it with something")
+        return value
+
+    # Names and constants
+
+    def _constant(self, node: ast.Constant) -> Value | Nothing:
+        return self.literal(node, node.value)
+
+    def literal(self, node: ast.AST, value: Any) -> Value | Nothing:
+        """Return a constant."""
+        if value is None:
+            return Nothing()
+        if isinstance(value, bool):
+            return Value(Kind.BOOLEAN, str(value))
+        if isinstance(value, int):
+            if value not in _INT64:
+                raise self.wrong(node, "the number is beyond 64 bits")
+            # Python would read the least one as the negative of a number that is beyond them.
+            return Value(Kind.INTEGER, "LEAST" if value == _INT64[0] else f"({value})")
+        if isinstance(value, float):
+            return Value(Kind.FLOAT, f"({value!r})" if math.isfinite(value) else f"{_not_finite(value)}")
+        if isinstance(value, str):
+            return Value(Kind.TEXT, f"texts[{self.layout.text(value)}]")
+        raise self.wrong(node, f"a constant of type {type(value).__name__} has no place in a procedure")
+
+    def _name(self, node: ast.Name) -> Value | Nothing | Row | ListOf:
+        scope = self.scope
+        name = scope.variable(node.id)
+        if name in self.facts.kinds or name in self.facts.nullable or node.id in (scope.assigned or ()):
+            if scope.assigned is not None and node.id not in scope.assigned:
+                if node.id in scope.deleted:
+                    raise self.wrong(node, f"the row {node.id} may have been deleted", "look it up again")
+                raise self.wrong(node, f"{node.id} may have no value here", "assign it on every path")
+            kind = self.facts.kinds.get(name)
+            if kind is None:
+                raise UnknownKindError(name)
+            if not isinstance(kind, Kind):
+                known = scope.rows.get(node.id)
+                if known is None:  # the statement that finds the row was skipped
+                    raise UnknownKindError(name)
+                return Row(kind, name, known.key, known.attributes, name in self.facts.nullable)
+            null = f"{name}_null" if name in self.facts.nullable else None
+            return Value(kind, name, null, scope.attributes.get(node.id))
+        if node.id == scope.text.event:
+            raise self.wrong(node, "the event is no value", f"name an attribute: {node.id}.name")
+        if node.id in scope.text.tables:
+            raise self.wrong(node, "a table is no value", f"look up a row: {node.id}[key]")
+        if node.id in scope.text.names:
+            return self.literal(node, scope.text.names[node.id])
+        raise self.wrong(node, f"{node.id} is not defined")
+
+    def _attribute(self, node: ast.Attribute) -> Value | ListOf:
+        if isinstance(node.value, ast.Name):
+            if node.value.id == self.scope.text.event:
+                return self._event_attribute(node)
+            if node.value.id in _CLOCKS:
+                raise self.wrong(node, "a procedure has no clock and no randomness", "put it into the event")
+        row = self.row(node.value)
+        return self.read(node, row, self.column(node, row))
+
+    def _event_attribute(self, node: ast.Attribute) -> Value | ListOf:
+        found = self.scope.event.get(node.attr)
+        if found is None:
+            raise self.wrong(node, f"the event has no {node.attr}", f"it has {', '.join(self.scope.event)}")
+        return found
+
+    # Rows
+
+    def table(self, node: ast.expr) -> TableCode | None:
+        """Return the table that an expression names, if it names one."""
+        if isinstance(node, ast.Name) and node.id in self.scope.text.tables:
+            return self.layout.tables[node.id]
+        return None
+
+    def row(self, node: ast.expr) -> Row:
+        """Compile an expression that is a row, which must be there."""
+        found = self.evaluate(node)
+        if not isinstance(found, Row):
+            raise self.wrong(node, "only events and rows have attributes")
+        if found.maybe:
+            self.out.fail(f"{found.slot} < 0", NO_ROW)
+        return found
+
+    def column(self, node: ast.Attribute, row: Row) -> Column:
+        """Return the column that an attribute of a row is."""
+        spec = self.layout.tables[row.table].spec
+        if node.attr not in spec.names:
+            raise self.wrong(
+                node, f"the table {row.table} has no {node.attr}", f"it has {', '.join(spec.names)}"
+            )
+        return spec.column(node.attr)
+
+    def read(self, node: ast.AST, row: Row, column: Column) -> Value:
+        """Read a column of a row."""
+        self.access(row, AccessMode.READ)
+        code = self.layout.tables[row.table]
+        array = code.column(column.name)
+        value = self.out.keep(_widened(column, f"{array}[{row.slot}]"))
+        null = self.out.keep(f"{code.null(column.name)}[{row.slot}]") if column.nullable else None
+        return Value(column.kind, value, null)
+
+    def access(self, row: Row, mode: AccessMode) -> None:
+        """Note an access."""
+        access = Access(row.table, row.key, mode, row.attributes)
+        if access not in self.accesses:
+            self.accesses.append(access)
+
+    def key(self, table: TableCode, node: ast.expr) -> tuple[list[Value], tuple[str, ...]]:
+        """Compile the key of a row; return its columns, and their texts."""
+        parts = node.elts if isinstance(node, ast.Tuple) else [node]
+        if len(parts) != len(table.spec.key):
+            raise self.wrong(
+                node, f"the key of {table.spec.name} has {len(table.spec.key)} columns", f"{table.spec.key}"
+            )
+        values = [self.value(part) for part in parts]
+        return [
+            self.key_column(part, table, column, value)
+            for part, column, value in zip(parts, table.spec.key_columns, values, strict=True)
+        ], tuple(ast.unparse(part) for part in parts)
+
+    def key_column(self, node: ast.AST, table: TableCode, column: Column, value: Value) -> Value:
+        """Check a column of a key."""
+        if value.kind is not column.kind:
+            raise self.wrong(node, f"the key {column.name} of {table.spec.name} is {column.kind}")
+        return self.check_null(value, f"null key: {table.spec.name}")
+
+    def find(self, table: TableCode, node: ast.expr) -> Row:
+        """Look up a row, which may not be there."""
+        values, texts = self.key(table, node)
+        slot = self.out.keep(table.find([value.code for value in values]))
+        row = Row(table.spec.name, slot, texts, tuple(value.attribute for value in values), maybe=True)
+        self.access(row, AccessMode.READ)
+        return row
+
+    def _subscript(self, node: ast.Subscript) -> Row | Value:
+        table = self.table(node.value)
+        if table is not None:
+            row = self.find(table, node.slice)
+            self.out.fail(f"{row.slot} < 0", f"unknown key: {row.table}")
+            return Row(row.table, row.slot, row.key, row.attributes, maybe=False)
+        found = self.evaluate(node.value)
+        if not isinstance(found, ListOf):
+            raise self.wrong(node, "only tables and lists of events have elements")
+        place = self.value(node.slice)
+        self.list_there(found)
+        place = self.check_null(place)
+        if place.kind is not Kind.INTEGER:
+            raise self.wrong(node, "an element's place is an integer")
+        size = self.out.keep(f"{found.end} - {found.begin}")
+        self.out.fail(f"{place.code} < -{size} or {place.code} >= {size}", "no element")
+        at = self.out.keep(f"{place.code} + ({found.begin} if {place.code} >= 0 else {found.end})")
+        return self.element(found, at)
+
+    def element(self, found: ListOf, at: str) -> Value:
+        """Return an element of a list."""
+        value = self.out.keep(_widened(found.column, f"{found.values}[{at}]"))
+        return Value(found.column.kind, value, self.out.keep(f"{found.null}[{at}]"))
+
+    def list_there(self, found: ListOf) -> ListOf:
+        """Reject the transaction if a list is null."""
+        if found.missing is not None:
+            self.out.fail(found.missing, NULL)
+        return found
+
+    # Operations
+
+    def _binop(self, node: ast.BinOp) -> Value:
+        sign = self.sign(node, node.op)
+        return self.operated(sign, self.value(node.left), self.value(node.right))
+
+    def operated(self, sign: str, a: Value, b: Value) -> Value:
+        """Return the result of an operator."""
+        return operate(self.out, sign, self.check_null(a), self.check_null(b))
+
+    def sign(self, node: ast.AST, operator: ast.operator) -> str:
+        """Return the sign of an operator."""
+        sign = OPERATORS.get(type(operator))
+        if sign is None:
+            raise self.wrong(node, f"a procedure has no {type(operator).__name__}")
+        return sign
+
+    def _unaryop(self, node: ast.UnaryOp) -> Value | Nothing:
+        if isinstance(node.op, ast.Not):
+            return Value(Kind.BOOLEAN, f"(not {self.condition(node.operand).code})")
+        if isinstance(node.op, ast.USub):
+            if isinstance(node.operand, ast.Constant) and isinstance(node.operand.value, int | float):
+                return self.literal(node, -node.operand.value)
+            return operations.negate(self.out, self.certain(node.operand))
+        raise self.wrong(node, f"a procedure has no {type(node.op).__name__}")
+
+    def _boolop(self, node: ast.BoolOp) -> Value:
+        name = self.out.temporary()
+        self.out.line(f"{name} = {self.condition(node.values[0]).code}")
+        self._rest(name, node.values[1:], "if" if isinstance(node.op, ast.And) else "if not")
+        return Value(Kind.BOOLEAN, name)
+
+    def _rest(self, name: str, nodes: Sequence[ast.expr], head: str) -> None:
+        """Evaluate what follows in an ``and`` or ``or`` only where it decides.
+
+        A failure in it breaks out of the same loop, for a condition is none.
+        """
+        if nodes:
+            with self.out.block(f"{head} {name}:"):
+                self.out.line(f"{name} = {self.condition(nodes[0]).code}")
+                self._rest(name, nodes[1:], head)
+
+    def _ifexp(self, node: ast.IfExp) -> Value:
+        name = self.out.temporary()
+        made: list[Value] = []
+        condition = self.condition(node.test)
+        for head, part in ((f"if {condition.code}:", node.body), ("else:", node.orelse)):
+            with self.out.block(head):
+                value = self.value(part)
+                self.out.line(f"{name} = {value.code}")
+                self.out.line(f"{name}_null = {value.null or False}")
+                made.append(value)
+        if made[0].kind is not made[1].kind:
+            raise self.wrong(node, f"the value is {made[0].kind} or {made[1].kind}", "convert one of them")
+        nullable = any(one.null for one in made)
+        return Value(made[0].kind, name, f"{name}_null" if nullable else None)
+
+    def _compare(self, node: ast.Compare) -> Value:
+        if len(node.ops) == 1:
+            return self._comparison(node, node.left, node.ops[0], node.comparators[0])
+        if not all(type(one) in COMPARISONS for one in node.ops):
+            raise self.wrong(node, "a chain has only comparisons of order", "join them with and")
+        # Each value is evaluated once, and only as long as the comparisons before it hold.
+        name = self.out.temporary()
+        left = self.value(node.left)
+        self._chain(name, left, list(zip(node.ops, node.comparators, strict=True)))
+        return Value(Kind.BOOLEAN, name)
+
+    def _chain(self, name: str, left: Value, rest: list[tuple[ast.cmpop, ast.expr]]) -> None:
+        sign, right = COMPARISONS[type(rest[0][0])], self.value(rest[0][1])
+        left, right = self.check_null(left), self.check_null(right)
+        self.out.line(f"{name} = {compare(self.out, sign, left, right).code}")
+        if rest[1:]:
+            with self.out.block(f"if {name}:"):
+                self._chain(name, right, rest[1:])
+
+    def _comparison(self, node: ast.Compare, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Value:
+        if isinstance(operator, ast.In | ast.NotIn):
+            table = self.table(right)
+            if table is None:
+                raise self.wrong(node, "`in` is for tables", "write `key in table`")
+            slot = self.find(table, left).slot
+            return Value(Kind.BOOLEAN, f"({slot} >= 0)" if isinstance(operator, ast.In) else f"({slot} < 0)")
+        if isinstance(operator, ast.Is | ast.IsNot):
+            if not isinstance(right, ast.Constant) or right.value is not None:
+                raise self.wrong(node, "`is` is for None", "compare values with ==")
+            return Value(Kind.BOOLEAN, self._is_none(node, left, positive=isinstance(operator, ast.Is)))
+        a, b = self.evaluate(left), self.evaluate(right)
+        if isinstance(a, Nothing) or isinstance(b, Nothing):
+            raise self.wrong(node, "a value is compared with None", "write `is None` or `is not None`")
+        if not isinstance(a, Value) or not isinstance(b, Value):
+            raise self.wrong(node, "rows are not compared", "compare their columns")
+        sign = COMPARISONS[type(operator)]
+        if sign in ("==", "!=") and (a.null or b.null):
+            return self._equal_or_null(sign, a, b)
+        return compare(self.out, sign, self.check_null(a), self.check_null(b))
+
+    def _is_none(self, node: ast.Compare, left: ast.expr, *, positive: bool) -> str:
+        found = self.evaluate(left)
+        if isinstance(found, Row):
+            if not found.maybe:
+                raise self.wrong(node, "this row is there", f"look it up with {found.table}.get(...)")
+            return f"({found.slot} < 0)" if positive else f"({found.slot} >= 0)"
+        if not isinstance(found, Value):
+            raise self.wrong(node, "only values and rows of get are compared with None")
+        if found.null is None:
+            return str(not positive)
+        return f"({found.null})" if positive else f"(not {found.null})"
+
+    def _equal_or_null(self, sign: str, a: Value, b: Value) -> Value:
+        """Compare as Python does: a null equals a null and nothing else."""
+        same = compare(self.out, "==", a, b).code
+        either = " or ".join(one.null for one in (a, b) if one.null)
+        both = f"({a.null} and {b.null})" if a.null and b.null else "False"
+        equal = self.out.keep(f"({both} if ({either}) else {same})")
+        return Value(Kind.BOOLEAN, equal if sign == "==" else f"(not {equal})")
+
+    # Calls of functions
+
+    def _call(self, node: ast.Call) -> Value | Row:
+        function = node.func
+        if isinstance(function, ast.Attribute):
+            table = self.table(function.value)
+            if table is not None and function.attr == "get":
+                if len(node.args) != 1 or node.keywords:
+                    raise self.wrong(node, "get takes a key", "write table.get(key), table.get((a, b))")
+                return self.find(table, node.args[0])
+            if table is not None and function.attr == "insert":
+                return self.insert(node, table)
+        name = ast.unparse(function)
+        if name.partition(".")[0] in _CLOCKS:
+            raise self.wrong(node, "a procedure has no clock and no randomness", "put it into the event")
+        if node.keywords:
+            raise self.wrong(node, f"{name} takes no keywords here")
+        if name in ("int", "float", "abs") and len(node.args) == 1:
+            value = self.certain(node.args[0])
+            if name == "abs":
+                return self._abs(node, value)
+            return (operations.as_integer if name == "int" else operations.as_float)(self.out, value)
+        if name in ("min", "max") and len(node.args) > 1:
+            first, *others = [self.check_null(one) for one in [self.value(part) for part in node.args]]
+            for other in others:
+                first = pick(self.out, name, first, other)
+            return first
+        if name == "len" and len(node.args) == 1:
+            found = self.evaluate(node.args[0])
+            if isinstance(found, ListOf):
+                self.list_there(found)
+                return Value(Kind.INTEGER, f"({found.end} - {found.begin})")
+        raise self.wrong(
+            node,
+            f"a procedure cannot call {name} here",
+            "it has abs, min, max, int, float, len of a list, and table.get and table.insert; other "
+            "procedures are called by a statement of their own",
+        )
+
+    def _abs(self, node: ast.AST, value: Value) -> Value:
+        if value.kind not in (Kind.INTEGER, Kind.FLOAT):
+            raise self.wrong(node, f"abs is for numbers, not for {value.kind}")
+        if value.kind is Kind.INTEGER:
+            self.out.fail(f"{value.code} == LEAST", operations.OVERFLOW)
+        return Value(value.kind, f"abs({value.code})")
+
+    @abstractmethod
+    def insert(self, node: ast.Call, table: TableCode) -> Row:
+        """Compile an insert."""
+
+
+def _widened(column: Column, code: str) -> str:
+    """Return a stored value as procedures have it."""
+    if column.kind is Kind.INTEGER and column.dtype.itemsize < 8:
+        return f"np.int64({code})"
+    if column.kind is Kind.FLOAT and column.dtype.itemsize < 8:
+        return f"np.float64({code})"
+    return code
+
+
+def _not_finite(value: float) -> str:
+    return "np.nan" if math.isnan(value) else ("np.inf" if value > 0 else "(-np.inf)")

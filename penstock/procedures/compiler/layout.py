@@ -1,0 +1,128 @@
+"""The arrays that a kernel works on, and the code of an access to them.
+
+For each table: columns ``t0_c1``, masks of nulls ``t0_n1`` for those that may be null, ``t0_entries`` (its
+index), ``t0_live``, ``t0_dirty``, ``t0_free`` (a stack of free slots), ``t0_gone`` (keys that were deleted),
+and ``t0_facts``, which has the numbers `FACTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.procedures.schema import Column, TableSpec
+
+__all__ = ["FACTS", "FREE", "GONE", "LIVE", "SHIFT", "USED", "Layout", "TableCode"]
+
+FACTS = ("used", "free", "live", "gone", "shift")
+"""Slots that were ever taken; free ones of these; rows; deleted keys that are noted; the index's shift."""
+
+USED, FREE, LIVE, GONE, SHIFT = range(len(FACTS))
+
+
+@dataclass(frozen=True)
+class TableCode:
+    """A table in generated code.
+
+    Parameters
+    ----------
+    spec : TableSpec
+        The table.
+    number : int
+        Its place among those of the program.
+    """
+
+    spec: TableSpec
+    number: int
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its arrays begin with."""
+        return f"t{self.number}"
+
+    def array(self, name: str) -> str:
+        """Return the name of an array."""
+        return f"{self.prefix}_{name}"
+
+    def column(self, name: str) -> str:
+        """Return the array of a column."""
+        return self.array(f"c{self.spec.names.index(name)}")
+
+    def null(self, name: str) -> str:
+        """Return the array that says where a column is null."""
+        return self.array(f"n{self.spec.names.index(name)}")
+
+    def fact(self, place: int) -> str:
+        """Return one of the numbers."""
+        return f"{self.array('facts')}[{place}]"
+
+    @property
+    def arrays(self) -> list[str]:
+        """The names of all arrays, in the order of the kernel's arguments."""
+        names = []
+        for column in self.spec.columns:
+            names.append(self.column(column.name))
+            if column.nullable:
+                names.append(self.null(column.name))
+        return [*names, *(self.array(one) for one in ("entries", "live", "dirty", "free", "gone", "facts"))]
+
+    def find(self, key: Sequence[str]) -> str:
+        """Return a look-up of a key."""
+        columns = [self.column(name) for name in self.spec.key] if len(key) > 1 else []
+        words = [f"np.int64({one})" for one in key]
+        return f"find_{len(key)}({', '.join([self.array('entries'), self.fact(SHIFT), *words, *columns])})"
+
+    def word(self, key: Sequence[str]) -> str:
+        """Return the word that the index has for a key."""
+        words = [f"np.int64({one})" for one in key]
+        return words[0] if len(key) == 1 else f"word_{len(key)}({', '.join(words)})"
+
+    def key_at(self, slot: str) -> list[str]:
+        """Return the key of a row."""
+        return [f"{self.column(name)}[{slot}]" for name in self.spec.key]
+
+
+@dataclass
+class Layout:
+    """The arrays of a kernel.
+
+    Parameters
+    ----------
+    tables : dict
+        The program's tables by name.
+    event : tuple of Column
+        The attributes of the event.
+    results : tuple of Column
+        What the program returns.
+    texts : list of str
+        The literal texts in it.
+    """
+
+    tables: dict[str, TableCode]
+    event: tuple[Column, ...]
+    results: tuple[Column, ...]
+    texts: list[str] = field(default_factory=list)
+
+    def text(self, text: str) -> int:
+        """Return the place of a literal text."""
+        if text not in self.texts:
+            self.texts.append(text)
+        return self.texts.index(text)
+
+    @property
+    def arguments(self) -> list[str]:
+        """The names of the kernel's arguments, after the first and the last event."""
+        names = ["codes", "control", "texts", "u_op", "u_slot", "u_integer", "u_float", "u_null"]
+        for number, column in enumerate(self.event):
+            names.append(f"e{number}")
+            if column.is_list:
+                names.append(f"e{number}_offsets")
+            if column.nullable:
+                names.append(f"e{number}_null")
+            if column.is_list:
+                names.append(f"e{number}_nulls")
+        for number, _ in enumerate(self.results):
+            names += [f"r{number}", f"r{number}_null"]
+        for table in self.tables.values():
+            names += table.arrays
+        return names

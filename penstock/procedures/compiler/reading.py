@@ -1,0 +1,120 @@
+"""The text of a procedure: its tree, its constants, and where errors in it are."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import InvalidUsageError
+from penstock.procedures import language
+
+__all__ = ["ProcedureText", "read"]
+
+
+@dataclass(frozen=True)
+class ProcedureText:
+    """A procedure as its author wrote it.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    tree : ast.FunctionDef
+        Its definition, without decorators and docstring.
+    file : str
+        Where it is written.
+    line, column : int
+        Where its first line is in the file, less one, and by how much it is indented.
+    names : mapping
+        What the names mean that it does not define itself.
+    """
+
+    name: str
+    tree: ast.FunctionDef
+    file: str
+    line: int
+    column: int
+    names: Mapping[str, Any]
+
+    @property
+    def event(self) -> str:
+        """The name of its first parameter."""
+        return self.tree.args.args[0].arg
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The names of the tables that it takes."""
+        return tuple(one.arg for one in self.tree.args.args[1:])
+
+    @property
+    def canonical(self) -> str:
+        """Its text without comments and layout, for digests."""
+        return ast.unparse(self.tree)
+
+    def wrong(self, node: ast.AST, fact: str, hint: str | None = None) -> InvalidUsageError:
+        """Return the error for a part of the text."""
+        return InvalidUsageError(
+            fact,
+            procedure=self.name,
+            file=self.file,
+            line=self.line + getattr(node, "lineno", 1),
+            column=self.column + getattr(node, "col_offset", 0) + 1,
+            hint=hint,
+        )
+
+
+def read(function: Callable[..., Any]) -> ProcedureText:
+    """Read the text of a function.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is none, or its parameters are not an event and tables.
+    """
+    try:
+        lines, first = inspect.getsourcelines(function)
+        file = inspect.getsourcefile(function) or "?"
+    except (OSError, TypeError) as error:
+        raise InvalidUsageError(
+            "a procedure's text cannot be read",
+            procedure=getattr(function, "__name__", repr(function)),
+            hint="define it with def, in a file or a notebook",
+        ) from error
+    source = "".join(lines)
+    column = len(lines[0]) - len(lines[0].lstrip())
+    try:
+        tree = ast.parse(textwrap.dedent(source)).body[0]
+    except SyntaxError:
+        tree = ast.Pass()
+    if not isinstance(tree, ast.FunctionDef):
+        raise InvalidUsageError(
+            "a procedure is no function with a name", file=file, line=first, hint="define it with def"
+        )
+    tree.decorator_list = []
+    if ast.get_docstring(tree) is not None:
+        tree.body = tree.body[1:] or [ast.Pass(lineno=tree.lineno, col_offset=tree.col_offset)]
+    tree.returns = None
+    for one in tree.args.args:
+        one.annotation = None
+    known = inspect.getclosurevars(function)
+    words: dict[str, Any] = {"abort": language.abort, "event": language.event}
+    text = ProcedureText(
+        tree.name, tree, file, first - 1, column, words | dict(known.globals) | dict(known.nonlocals)
+    )
+    arguments = tree.args
+    if (
+        not arguments.args
+        or arguments.vararg
+        or arguments.kwarg
+        or arguments.kwonlyargs
+        or arguments.posonlyargs
+        or arguments.defaults
+    ):
+        raise text.wrong(
+            tree, "a procedure takes an event and tables", "write def name(e, first_table, second_table):"
+        )
+    return text

@@ -1,0 +1,133 @@
+"""What is known of the variables of a procedure while it is compiled."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.procedures.compiler.reading import ProcedureText
+from penstock.procedures.compiler.values import ListOf, Row, Value
+from penstock.procedures.schema import Kind
+
+__all__ = ["Facts", "Scope", "Scopes", "UnknownKindError"]
+
+Assigned = set[str] | None
+"""The variables that are certainly assigned; None where the end of a path is not reached."""
+
+
+class UnknownKindError(Exception):
+    """A variable is read of which no earlier pass knows the kind: only None was written to it."""
+
+
+@dataclass
+class Facts:
+    """What one pass over a program finds and the next one uses; passes end when nothing new is found.
+
+    Attributes
+    ----------
+    kinds : dict
+        Kinds of variables, or the tables whose rows they are.
+    nullable : set
+        Variables that may be null, or rows that may not be there.
+    deletes : dict
+        For each loop the tables from which its body deletes.
+    calls : dict
+        The number of each called procedure, by the number of its caller and the place of the call.
+    """
+
+    kinds: dict[str, Kind | str] = field(default_factory=dict)
+    nullable: set[str] = field(default_factory=set)
+    deletes: dict[tuple[object, ...], set[str]] = field(default_factory=dict)
+    calls: dict[tuple[int, int, int], int] = field(default_factory=dict)
+
+
+@dataclass
+class Scope:
+    """A procedure that is being compiled, at the top or called by another one.
+
+    Attributes
+    ----------
+    text : ProcedureText
+        The procedure.
+    number : int
+        Its number; the one at the top has 0.
+    event : mapping
+        The attributes of its event.
+    result : str or None
+        The variable that gets what it returns; None at the top.
+    """
+
+    text: ProcedureText
+    number: int
+    event: Mapping[str, Value | ListOf]
+    result: str | None
+    assigned: Assigned = field(default_factory=set)
+    rows: dict[str, Row] = field(default_factory=dict)
+    attributes: dict[str, str] = field(default_factory=dict)
+    deleted: set[str] = field(default_factory=set)
+
+    def variable(self, name: str) -> str:
+        """Return the name of a variable in generated code."""
+        return f"v{self.number}_{name}"
+
+    @property
+    def is_top(self) -> bool:
+        """Whether it is not called by another procedure."""
+        return self.number == 0
+
+    @property
+    def leaving(self) -> str:
+        """The statement that marks a return."""
+        return "code = -1" if self.is_top else f"c{self.number} = 1"
+
+    @property
+    def left(self) -> str:
+        """The condition that it has ended."""
+        return "code != 0" if self.is_top else f"code != 0 or c{self.number} != 0"
+
+    def assigned_once(self, name: str) -> bool:
+        """Say whether a name is assigned in one place only, outside of loops."""
+        places = [
+            node
+            for node in ast.walk(self.text.tree)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
+        ]
+        return len(places) == 1
+
+
+@dataclass
+class Scopes:
+    """The procedures that are being compiled, the callers first."""
+
+    stack: list[Scope] = field(default_factory=list)
+
+    @property
+    def top(self) -> Scope:
+        """The innermost one."""
+        return self.stack[-1]
+
+    def save(self) -> list[Assigned]:
+        """Return what is certainly assigned now."""
+        return [None if one.assigned is None else set(one.assigned) for one in self.stack]
+
+    def set(self, saved: list[Assigned]) -> None:
+        """Go back to what `save` gave."""
+        for scope, assigned in zip(self.stack, saved, strict=True):
+            scope.assigned = None if assigned is None else set(assigned)
+
+    def merge(self, other: list[Assigned]) -> None:
+        """Join this path with another one."""
+        for scope, assigned in zip(self.stack, other, strict=True):
+            if scope.assigned is None or assigned is None:
+                scope.assigned = assigned if scope.assigned is None else scope.assigned
+            else:
+                scope.assigned &= assigned
+
+    def forget_rows(self, table: str) -> None:
+        """Let go of all rows of a table: one of them may have been deleted."""
+        for scope in self.stack:
+            gone = {name for name, row in scope.rows.items() if row.table == table}
+            scope.deleted |= gone
+            if scope.assigned is not None:
+                scope.assigned -= gone

@@ -1,0 +1,409 @@
+"""Statements of a procedure, and calls of other procedures, whose text becomes a part of the same kernel."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+from penstock.procedures import language
+from penstock.procedures.compiler.layout import Layout
+from penstock.procedures.compiler.operations import OperationError
+from penstock.procedures.compiler.reading import ProcedureText
+from penstock.procedures.compiler.scope import Facts, Scope, UnknownKindError
+from penstock.procedures.compiler.values import ListOf, Nothing, Row, Value
+from penstock.procedures.compiler.writes import Writes
+from penstock.procedures.schema import Column, Kind
+
+__all__ = ["Statements", "procedure_text"]
+
+_DEEPEST = 16
+"""How deep procedures may call each other."""
+
+
+def procedure_text(value: object) -> ProcedureText | None:
+    """Return the text of a procedure, None if the value is none."""
+    text = getattr(value, "text", None)
+    return text if isinstance(text, ProcedureText) else None
+
+
+def _zero(kind: Kind | str) -> str:
+    """Return what a variable holds while it is null, or its row is not there."""
+    if not isinstance(kind, Kind):
+        return "-1"
+    return {str(Kind.FLOAT): "0.0", str(Kind.BOOLEAN): "False"}.get(str(kind), "0")
+
+
+class Statements(Writes):
+    """Compiles the body of a procedure; see `Expressions`."""
+
+    def __init__(self, layout: Layout, facts: Facts) -> None:
+        super().__init__(layout, facts)
+        self.unknown: list[str] = []
+        """The variables that were read while their kind was unknown: another pass has to follow."""
+
+    def body(self, nodes: list[ast.stmt]) -> None:
+        """Compile statements."""
+        for node in nodes:
+            if self.scope.assigned is None:
+                raise self.wrong(node, "this is never reached")
+            handler = getattr(self, f"_{type(node).__name__.lower()}_statement", None)
+            if handler is None:
+                raise self.wrong(
+                    node,
+                    f"a procedure has no {type(node).__name__}",
+                    "docs/concepts/transactions.md lists what it may have; plain=True runs any Python",
+                )
+            try:
+                handler(node)
+            except OperationError as error:
+                fact, hint = error.args
+                raise self.wrong(node, fact, hint) from None
+            except UnknownKindError as error:
+                self._skip(node, str(error))
+
+    def _skip(self, node: ast.stmt, name: str) -> None:
+        """Leave a statement to a later pass, which knows the kind of a variable that it reads."""
+        self.unknown.append(name)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            self._is_assigned(node.targets[0].id)
+        elif isinstance(node, ast.Return):
+            if self.scope.result is not None:
+                self.facts.nullable.add(self.scope.result)
+            self._unreachable()
+
+    def _pass_statement(self, node: ast.Pass) -> None:
+        pass
+
+    # Control
+
+    def _if_statement(self, node: ast.If) -> None:
+        try:
+            condition = self.condition(node.test)
+        except UnknownKindError as error:
+            self.unknown.append(str(error))
+            condition = Value(Kind.BOOLEAN, "True")
+        before = self.scopes.save()
+        with self.out.block(f"if {condition.code}:"):
+            self.body(node.body)
+        after = self.scopes.save()
+        self.scopes.set(before)
+        if node.orelse:
+            with self.out.block("else:"):
+                self.body(node.orelse)
+        self.scopes.merge(after)
+
+    def _for_statement(self, node: ast.For) -> None:
+        if node.orelse:
+            raise self.wrong(node, "a loop has no else here")
+        if not isinstance(node.target, ast.Name):
+            raise self.wrong(node.target, "a loop has one variable")
+        place = (self.scope.number, node.lineno, node.col_offset)
+        for table in self.facts.deletes.get(place, ()):
+            self.scopes.forget_rows(table)
+        variable = self.out.temporary()
+        try:
+            head, values = self._loop(node.iter, variable)
+        except UnknownKindError as error:
+            self.unknown.append(str(error))
+            head, values = f"for {variable} in range(0):", None
+        before = self.scopes.save()
+        self.open_loops.append(place)
+        with self.out.block(head, loop=True):
+            value = Value(Kind.INTEGER, variable) if values is None else self.element(values, variable)
+            self._store_value(node.target, value)
+            self.body(node.body)
+        self.open_loops.pop()
+        # The body may not run at all, and may end early.
+        self.scopes.set(before)
+        for table in self.facts.deletes.get(place, ()):
+            self.scopes.forget_rows(table)
+        with self.out.block(f"if {self.scope.left}:"):
+            self.out.line("break")
+
+    def _loop(self, call: ast.expr, variable: str) -> tuple[str, ListOf | None]:
+        """Return the head of a loop, and the list whose elements it goes through, if it is one."""
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "range":
+            if not 1 <= len(call.args) <= 3 or call.keywords:
+                raise self.wrong(call, "range takes one to three numbers")
+            bounds = [self.value(part) for part in call.args]
+            for part, bound in zip(call.args, bounds, strict=True):
+                if bound.kind is not Kind.INTEGER:
+                    raise self.wrong(part, f"a bound of range is no {bound.kind}")
+            kept = [self.out.keep(self.check_null(bound).code) for bound in bounds]
+            if len(kept) == 3:
+                self.out.fail(f"{kept[2]} == 0", "a step of 0")
+            return f"for {variable} in range({', '.join(kept)}):", None
+        found = self.evaluate(call)
+        if not isinstance(found, ListOf):
+            raise self.wrong(call, "a loop runs over range(...) or a list of the event")
+        self.list_there(found)
+        return f"for {variable} in range({found.begin}, {found.end}):", found
+
+    def _while_statement(self, node: ast.While) -> None:
+        raise self.wrong(node, "a procedure has no while, which may not end", "use for ... in range(...)")
+
+    def _break_statement(self, node: ast.Break) -> None:
+        self.out.line("break")
+        self._unreachable()
+
+    def _continue_statement(self, node: ast.Continue) -> None:
+        self.out.line("continue")
+        self._unreachable()
+
+    def _unreachable(self) -> None:
+        for scope in self.scopes.stack:
+            scope.assigned = None
+
+    def _return_statement(self, node: ast.Return) -> None:
+        values = [] if node.value is None else self._returned(node.value)
+        self.give_back(node, values)
+        self.out.line(self.scope.leaving)
+        self.out.line("break")
+        self._unreachable()
+
+    def _returned(self, node: ast.expr) -> list[Value | Nothing]:
+        parts = node.elts if isinstance(node, ast.Tuple) else [node]
+        if not isinstance(node, ast.Tuple) and self._procedure_of(node) is not None:
+            made = self._call_procedure(node)
+            if made is None:
+                raise self.wrong(node, "the procedure that is called returns nothing")
+            return [made]
+        found = [self.evaluate(part) for part in parts]
+        for part, one in zip(parts, found, strict=True):
+            if not isinstance(one, Value | Nothing):
+                raise self.wrong(part, "a procedure returns values", "name a column of the row")
+        return [one for one in found if isinstance(one, Value | Nothing)]
+
+    def give_back(self, node: ast.Return, values: list[Value | Nothing]) -> None:
+        """Write what the procedure returns."""
+        scope = self.scope
+        if scope.result is None:
+            columns = self.layout.results
+            if len(values) != len(columns):
+                raise self.wrong(
+                    node,
+                    f"{len(values)} values are returned where {len(columns)} are declared",
+                    'declare them: @database.procedure(returns="name type, ...")',
+                )
+            for number, (column, value) in enumerate(zip(columns, values, strict=True)):
+                self._write_result(node, number, column, value)
+            return
+        if len(values) > 1:
+            raise self.wrong(node, "a procedure that others call returns one value")
+        for value in values:
+            self._remember(node, scope.result, value)
+
+    def _write_result(self, node: ast.AST, number: int, column: Column, value: Value | Nothing) -> None:
+        if isinstance(value, Nothing):
+            return
+        fitted = self.fit(node, column, value)
+        if value.null is None:
+            self.out.line(f"r{number}[i] = {fitted}")
+            self.out.line(f"r{number}_null[i] = False")
+            return
+        with self.out.block(f"if not {value.null}:"):
+            self.out.line(f"r{number}[i] = {fitted}")
+            self.out.line(f"r{number}_null[i] = False")
+
+    # Assignments
+
+    def _assign_statement(self, node: ast.Assign) -> None:
+        if len(node.targets) != 1:
+            raise self.wrong(node, "one name is assigned at a time")
+        target = node.targets[0]
+        if isinstance(target, ast.Name):
+            if self._procedure_of(node.value) is not None:
+                made = self._call_procedure(node.value)
+                if made is None:
+                    raise self.wrong(node, "the procedure that is called returns nothing")
+                self._store_value(target, made)
+                return
+            found = self.evaluate(node.value)
+            if isinstance(found, Row):
+                self._store_row(target, found)
+            elif isinstance(found, Value | Nothing):
+                self._store_value(target, found)
+            else:
+                raise self.wrong(node, "a list has no second name", "use it where it is needed")
+            return
+        if isinstance(target, ast.Attribute):
+            # Python evaluates the value before the row that it goes into.
+            value = self.evaluate(node.value)
+            if not isinstance(value, Value | Nothing):
+                raise self.wrong(node.value, "a column gets a value")
+            if isinstance(value, Value):
+                value = self._kept(value)
+            self.write(target, self.written_row(target), value)
+            return
+        raise self.wrong(
+            target, "this cannot be assigned", "assign a variable or a column of a row; rows are inserted"
+        )
+
+    def _kept(self, value: Value) -> Value:
+        return Value(value.kind, self.out.keep(value.code), value.null and self.out.keep(value.null))
+
+    def _augassign_statement(self, node: ast.AugAssign) -> None:
+        sign = self.sign(node, node.op)
+        target = node.target
+        if isinstance(target, ast.Name):
+            read = ast.copy_location(ast.Name(target.id, ast.Load()), target)
+            self._store_value(target, self.operated(sign, self.value(read), self.value(node.value)))
+        elif isinstance(target, ast.Attribute):
+            row = self.written_row(target)
+            old = self.read(target, row, self.column(target, row))
+            self.write(target, row, self.operated(sign, old, self.value(node.value)))
+        else:
+            raise self.wrong(target, "this cannot be assigned")
+
+    def _store_value(self, target: ast.Name, value: Value | Nothing) -> None:
+        scope = self.scope
+        if target.id in (scope.text.event, *scope.text.tables):
+            raise self.wrong(target, f"{target.id} cannot be assigned", "choose another name")
+        name = scope.variable(target.id)
+        self._remember(target, name, value)
+        kind = self.facts.kinds.get(name)
+        if isinstance(value, Nothing) and kind is not None and not isinstance(kind, Kind):
+            width = len(self.layout.tables[kind].spec.key)
+            scope.rows[target.id] = Row(kind, name, (target.id,) * width, (None,) * width, maybe=True)
+        if isinstance(value, Value) and value.attribute and scope.assigned_once(target.id):
+            scope.attributes[target.id] = value.attribute
+        self._is_assigned(target.id)
+
+    def _is_assigned(self, name: str) -> None:
+        self.scope.deleted.discard(name)
+        if self.scope.assigned is not None:
+            self.scope.assigned.add(name)
+
+    def _remember(self, node: ast.AST, name: str, value: Value | Nothing) -> None:
+        """Write a value into a variable."""
+        if isinstance(value, Nothing):
+            self.facts.nullable.add(name)
+            self.out.line(f"{name} = {_zero(self.facts.kinds.get(name, Kind.INTEGER))}")
+            self.out.line(f"{name}_null = True")
+            return
+        known = self.facts.kinds.get(name)
+        if known is not None and known is not value.kind:
+            raise self.wrong(
+                node,
+                f"the variable is {known} and becomes {value.kind}",
+                "convert the value, write 0.0 for a float, or use another name",
+            )
+        self.facts.kinds[name] = value.kind
+        self.out.line(f"{name} = {value.code}")
+        if value.null is not None:
+            self.facts.nullable.add(name)
+        if name in self.facts.nullable:
+            self.out.line(f"{name}_null = {value.null or False}")
+
+    def _store_row(self, target: ast.Name, row: Row) -> None:
+        scope = self.scope
+        if target.id in (scope.text.event, *scope.text.tables):
+            raise self.wrong(target, f"{target.id} cannot be assigned", "choose another name")
+        # An access through a name that has several rows has the keys of none.
+        name = scope.variable(target.id)
+        known = self.facts.kinds.get(name)
+        if known is not None and (isinstance(known, Kind) or known != row.table):
+            raise self.wrong(target, "the variable was something else before", "use another name")
+        self.facts.kinds[name] = row.table
+        if row.maybe:
+            self.facts.nullable.add(name)
+        same = scope.assigned_once(target.id)
+        key = row.key if same else (target.id,) * len(row.key)
+        scope.rows[target.id] = Row(
+            row.table, name, key, row.attributes if same else (None,) * len(row.key), row.maybe
+        )
+        self.out.line(f"{name} = {row.slot}")
+        self._is_assigned(target.id)
+
+    # Calls
+
+    def _expr_statement(self, node: ast.Expr) -> None:
+        call = node.value
+        if isinstance(call, ast.Call):
+            if self._is_word(call.func, language.abort):
+                self._abort(call)
+                return
+            if self._procedure_of(call) is not None:
+                self._call_procedure(call)
+                return
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "insert":
+                self.evaluate(call)
+                return
+        raise self.wrong(node, "this statement does nothing")
+
+    def _is_word(self, node: ast.expr, word: object) -> bool:
+        return isinstance(node, ast.Name) and self.scope.text.names.get(node.id) is word
+
+    def _abort(self, node: ast.Call) -> None:
+        why = node.args[0] if len(node.args) == 1 and not node.keywords else None
+        if not isinstance(why, ast.Constant) or not isinstance(why.value, str):
+            raise self.wrong(node, "abort takes a literal text", 'write abort("why")')
+        self.out.reject(why.value)
+        self._unreachable()
+
+    def _procedure_of(self, node: ast.expr) -> ProcedureText | None:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            return procedure_text(self.scope.text.names.get(node.func.id))
+        return None
+
+    def _call_procedure(self, node: ast.expr) -> Value | Nothing | None:
+        """Compile a call; return what it returns."""
+        text = self._procedure_of(node)
+        if text is None or not isinstance(node, ast.Call):
+            raise self.wrong(node, "this is no call of a procedure")
+        if len(self.scopes.stack) >= _DEEPEST or any(one.text is text for one in self.scopes.stack):
+            raise self.wrong(node, f"{text.name} calls itself, maybe through others")
+        if node.keywords or len(node.args) != 1 + len(text.tables):
+            raise self.wrong(node, f"{text.name} takes an event and {len(text.tables)} tables")
+        for part, name in zip(node.args[1:], text.tables, strict=True):
+            if not isinstance(part, ast.Name) or part.id != name or self.table(part) is None:
+                raise self.wrong(part, f"{text.name} takes the table {name} here", f"pass {name}")
+        attributes = self._event_of(node.args[0])
+        # The same one in each pass, though a pass may skip calls.
+        place = (self.scope.number, node.lineno, node.col_offset)
+        number = self.facts.calls.setdefault(place, len(self.facts.calls) + 1)
+        result = f"c{number}_value"
+        self.out.line(f"c{number} = 0")
+        if result in self.facts.kinds:
+            self.facts.nullable.add(result)
+            self.out.line(f"{result} = {_zero(self.facts.kinds[result])}")
+            self.out.line(f"{result}_null = True")
+        before = self.scopes.save()
+        self.scopes.stack.append(Scope(text, number, attributes, result))
+        self.deleted_from.append(set())
+        with self.out.block("while True:"):
+            self.body(text.tree.body)
+            self.out.line("break")
+        self.scopes.stack.pop()
+        self.scopes.set(before)
+        for table in self.deleted_from.pop():
+            self.scopes.forget_rows(table)
+        with self.out.block("if code != 0:"):
+            self.out.line("break")
+        kind = self.facts.kinds.get(result)
+        if kind is None:
+            return Nothing() if result in self.facts.nullable else None
+        if not isinstance(kind, Kind):
+            raise self.wrong(node, "a procedure returns values")
+        return Value(kind, result, f"{result}_null")
+
+    def _event_of(self, node: ast.expr) -> Mapping[str, Value | ListOf]:
+        scope = self.scope
+        if isinstance(node, ast.Name) and node.id == scope.text.event:
+            return scope.event
+        if not isinstance(node, ast.Call) or not self._is_word(node.func, language.event) or node.args:
+            raise self.wrong(
+                node, "a procedure is called with an event", f"pass {scope.text.event}, or event(name=value)"
+            )
+        made: dict[str, Value | ListOf] = {}
+        for one in node.keywords:
+            found = self.evaluate(one.value)
+            if not isinstance(found, Value) or one.arg is None:
+                raise self.wrong(one.value, "an attribute of an event is a value")
+            made[one.arg] = Value(
+                found.kind,
+                self.out.keep(found.code),
+                found.null and self.out.keep(found.null),
+                found.attribute,
+            )
+        return made

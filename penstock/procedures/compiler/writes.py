@@ -1,0 +1,163 @@
+"""Writes of a procedure: columns, inserts and deletes."""
+
+from __future__ import annotations
+
+import ast
+
+from penstock.procedures.compiler.expressions import Expressions
+from penstock.procedures.compiler.layout import FREE, GONE, LIVE, SHIFT, USED, Layout, TableCode
+from penstock.procedures.compiler.operations import OVERFLOW, as_float
+from penstock.procedures.compiler.scope import Facts
+from penstock.procedures.compiler.values import AccessMode, Nothing, Row, Value
+from penstock.procedures.schema import Column, Kind
+
+__all__ = ["Writes"]
+
+
+class Writes(Expressions):
+    """Compiles writes, with entries of the undo log where a failure may follow; see `Expressions`."""
+
+    def __init__(self, layout: Layout, facts: Facts) -> None:
+        super().__init__(layout, facts)
+        self.open_loops: list[tuple[object, ...]] = []
+        self.deleted_from: list[set[str]] = []
+
+    def written_row(self, target: ast.Attribute) -> Row:
+        """Compile the row that an assignment changes."""
+        if isinstance(target.value, ast.Name) and target.value.id == self.scope.text.event:
+            raise self.wrong(target, "an event cannot be changed", "keep the value in a variable")
+        return self.row(target.value)
+
+    def write(self, target: ast.Attribute, row: Row, value: Value | Nothing) -> None:
+        """Write a column of a row."""
+        column = self.column(target, row)
+        table = self.layout.tables[row.table]
+        if column.name in table.spec.key:
+            raise self.wrong(target, "a key cannot be changed", "delete the row and insert another one")
+        self.access(row, AccessMode.WRITE)
+        array, null = table.column(column.name), table.null(column.name)
+        fitted = None
+        if isinstance(value, Nothing):
+            if not column.nullable:
+                raise self.wrong(target, f"{column.name} is not null")
+        else:
+            fitted = self.fit(target, column, value if column.nullable else self.check_null(value))
+        old = "u_float" if column.kind is Kind.FLOAT else "u_integer"
+        lines = [f"u_slot[u] = {row.slot}", f"{old}[u] = {array}[{row.slot}]"]
+        if column.nullable:
+            lines.append(f"u_null[u] = {null}[{row.slot}]")
+        self.out.log(("column", row.table, column.name), lines)
+        if fitted is not None:
+            self.out.line(f"{array}[{row.slot}] = {fitted}")
+        if column.nullable:
+            is_null = "True" if isinstance(value, Nothing) else (value.null or "False")
+            self.out.line(f"{null}[{row.slot}] = {is_null}")
+        self.out.line(f"{table.array('dirty')}[{row.slot}] = True")
+
+    def fit(self, node: ast.AST, column: Column, value: Value) -> str:
+        """Return a value as a column holds it; reject the transaction if it does not fit."""
+        if column.kind is Kind.FLOAT and value.kind is Kind.INTEGER:
+            value = as_float(self.out, value)
+        if value.kind is not column.kind:
+            raise self.wrong(node, f"the column {column.name} is {column.kind}, the value is {value.kind}")
+        if column.kind is Kind.INTEGER and column.dtype.itemsize < 8:
+            most = (1 << (8 * column.dtype.itemsize - 1)) - 1
+            outside = f"{value.code} > {most} or {value.code} < {-most - 1}"
+            self.out.fail(f"not {value.null} and ({outside})" if value.null else outside, OVERFLOW)
+        if column.kind is Kind.FLOAT and column.dtype.itemsize < 8:
+            return f"np.float32({value.code})"
+        return value.code
+
+    def insert(self, node: ast.Call, table: TableCode) -> Row:
+        """Compile an insert."""
+        spec = table.spec
+        if node.args or any(one.arg is None for one in node.keywords):
+            raise self.wrong(node, "insert takes columns by name", f"{spec.name}.insert(column=value)")
+        given: dict[str, Value | Nothing] = {}
+        for one in node.keywords:
+            name = str(one.arg)
+            if name not in spec.names:
+                raise self.wrong(node, f"the table {spec.name} has no {name}", f"it has {spec.names}")
+            found = self.evaluate(one.value)
+            if not isinstance(found, Value | Nothing):
+                raise self.wrong(one.value, "a column gets a value")
+            given[name] = found
+        fitted: dict[str, tuple[str | None, str]] = {}
+        for column in spec.columns:
+            value = given.get(column.name, Nothing())
+            if isinstance(value, Nothing):
+                if not column.nullable:
+                    raise self.wrong(node, f"the column {column.name} gets no value, and is not null")
+                fitted[column.name] = None, "True"
+                continue
+            if column.name in spec.key:
+                value = self.key_column(node, table, column, value)
+            elif not column.nullable:
+                value = self.check_null(value)
+            fitted[column.name] = self.out.keep(self.fit(node, column, value)), value.null or "False"
+        parts = [given[name] for name in spec.key]
+        keys = [one for one in parts if isinstance(one, Value)]
+        texts = tuple(ast.unparse(next(k.value for k in node.keywords if k.arg == name)) for name in spec.key)
+        words = [str(fitted[name][0]) for name in spec.key]
+        self.out.fail(f"{table.find(words)} >= 0", f"duplicate key: {spec.name}")
+        slot = self._new_slot(table)
+        for column in spec.columns:
+            code, null = fitted[column.name]
+            if code is not None:
+                self.out.line(f"{table.column(column.name)}[{slot}] = {code}")
+            if column.nullable:
+                self.out.line(f"{table.null(column.name)}[{slot}] = {null}")
+        for name in ("live", "dirty"):
+            self.out.line(f"{table.array(name)}[{slot}] = True")
+        self.out.line(f"{table.fact(LIVE)} += 1")
+        self.out.line(
+            f"put_entry({table.array('entries')}, {table.fact(SHIFT)}, {table.word(words)}, {slot})"
+        )
+        row = Row(spec.name, slot, texts, tuple(one.attribute for one in keys), maybe=False)
+        self.access(row, AccessMode.INSERT)
+        return row
+
+    def _new_slot(self, table: TableCode) -> str:
+        out, live, used, free = self.out, table.array("live"), table.fact(USED), table.fact(FREE)
+        # An index is at most half full, and has room for as many rows as the columns.
+        out.need_room(f"{free} == 0 and {used} == {live}.shape[0]", table.number)
+        slot = out.keep(f"{table.array('free')}[{free} - 1] if {free} > 0 else {used}")
+        out.log(("insert", table.spec.name), [f"u_slot[u] = {slot}"])
+        with out.block(f"if {free} > 0:"):
+            out.line(f"{free} -= 1")
+        with out.block("else:"):
+            out.line(f"{used} += 1")
+        return slot
+
+    def _delete_statement(self, node: ast.Delete) -> None:
+        if len(node.targets) != 1 or not isinstance(node.targets[0], ast.Subscript):
+            raise self.wrong(node, "one row is deleted at a time", "write del table[key]")
+        target = node.targets[0]
+        table = self.table(target.value)
+        if table is None:
+            raise self.wrong(target, "only rows of tables are deleted", "write del table[key]")
+        row = self.find(table, target.slice)
+        self.out.fail(f"{row.slot} < 0", f"unknown key: {row.table}")
+        self.access(row, AccessMode.DELETE)
+        gone = table.array("gone")
+        self.out.need_room(f"{table.fact(GONE)} == {gone}.shape[0]", -2 - table.number)
+        # A slot that an undo may need again is free once the transaction has committed.
+        free = [
+            f"{table.array('free')}[{table.fact(FREE)}] = {row.slot}",
+            f"{table.fact(FREE)} += 1",
+        ]
+        self.out.log(("delete", row.table), [f"u_slot[u] = {row.slot}"], free)
+        key = table.key_at(row.slot)
+        for place, word in enumerate(key):
+            self.out.line(f"{gone}[{table.fact(GONE)}, {place}] = {word}")
+        self.out.line(f"{table.fact(GONE)} += 1")
+        self.out.line(
+            f"remove_entry({table.array('entries')}, {table.fact(SHIFT)}, {table.word(key)}, {row.slot})"
+        )
+        self.out.line(f"{table.array('live')}[{row.slot}] = False")
+        self.out.line(f"{table.fact(LIVE)} -= 1")
+        for place_of_loop in self.open_loops:
+            self.facts.deletes.setdefault(place_of_loop, set()).add(row.table)
+        for tables in self.deleted_from:
+            tables.add(row.table)
+        self.scopes.forget_rows(row.table)

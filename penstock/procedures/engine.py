@@ -1,0 +1,221 @@
+"""The tables of one bucket, and how a program runs over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.errors import CorruptDataError, InternalError
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.plain import PlainTables
+from penstock.procedures.procedure import PlainProgram
+from penstock.procedures.rows import TableRows, arrow_column, from_python, numpy_column
+from penstock.procedures.schema import Column, TableSpec
+from penstock.procedures.texts import TextNumbers
+
+__all__ = ["REJECTED", "TableSet", "event_schema", "result_schema"]
+
+REJECTED = "rejected"
+"""The column of results that says why a transaction was rejected; null if it was committed."""
+
+_FIRST_UNDO = 1 << 8
+_LEAST_TEXTS = 1 << 16
+"""Below so many texts none is forgotten."""
+
+
+def result_schema(program: Program | PlainProgram) -> pa.Schema:
+    """Return the columns of what `TableSet.run` gives."""
+    own = [pa.field(one.name, one.type) for one in program.results]
+    return pa.schema([*own, pa.field(REJECTED, pa.string())])
+
+
+class TableSet:
+    """The tables of one bucket: what a version holds of them, and what programs do to them.
+
+    Transactions run one after the other (H-Store's principle), so that the state is a function of the events
+    in their order alone.
+
+    Parameters
+    ----------
+    specs : iterable of TableSpec
+        The tables.
+    """
+
+    def __init__(self, specs: Iterable[TableSpec]) -> None:
+        self._texts = TextNumbers()
+        self._tables = {spec.name: TableRows(spec, self._texts) for spec in specs}
+        self._undo = _undo_log(_FIRST_UNDO)
+        self._control = np.zeros(1, np.int64)
+        self._most_texts = _LEAST_TEXTS
+        self.transactions = 0
+
+    def __getitem__(self, name: str) -> TableRows:
+        """Return a table."""
+        return self._tables[name]
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return sum(map(len, self._tables.values()))
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory of the tables."""
+        return sum(one.size_bytes for one in self._tables.values()) + self._texts.size_bytes
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
+
+    def run(self, program: Program | PlainProgram, events: pa.RecordBatch) -> pa.RecordBatch:
+        """Run a transaction for each event, in order; return a row of results for each.
+
+        Parameters
+        ----------
+        program : Program
+            What is run; its tables are of this set.
+        events : pyarrow.RecordBatch
+            The events, with exactly the columns of the program's event.
+        """
+        if isinstance(program, PlainProgram):
+            return self._run_plain(program, events)
+        count = events.num_rows
+        codes = np.zeros(count, np.int64)
+        given = self._event_arrays(program, events)
+        results = [(np.zeros(count, one.dtype), np.ones(count, np.bool_)) for one in program.results]
+        texts = np.array([self._texts.number(text) for text in program.texts] or [0], np.int64)
+        flat = [array for pair in results for array in pair]
+        kernel, done = program.kernel, 0
+        while True:
+            tables = [array for spec in program.tables for array in self._tables[spec.name].arrays]
+            before = done
+            done = kernel(done, count, codes, self._control, texts, *self._undo, *given, *flat, *tables)
+            if done == count:
+                break
+            if not before <= done < count:
+                raise InternalError("a kernel stopped nowhere", program=program.name)
+            self._make_room(program, int(self._control[0]))
+        self.transactions += count
+        return self._results(program, codes, results)
+
+    def _run_plain(self, program: PlainProgram, events: pa.RecordBatch) -> pa.RecordBatch:
+        """Run a procedure by Python, over the rows that it asks for; put those that it changed back."""
+        tables = {spec.name: self._tables[spec.name] for spec in program.tables}
+        plain = PlainTables(program.tables, {name: table.fetch for name, table in tables.items()})
+        made = plain.run(program.text, events, program.results)
+        for name, table in tables.items():
+            changed = {key: plain.tables[name].rows[key] for key in plain.tables[name].changed}
+            table.replace(changed)
+        self.transactions += events.num_rows
+        schema = result_schema(program)
+        columns: list[Any] = list(zip(*made, strict=True)) or [[] for _ in schema]
+        arrays = [from_python(values, field.type) for values, field in zip(columns, schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _event_arrays(self, program: Program, events: pa.RecordBatch) -> list[npt.NDArray[Any]]:
+        given: list[npt.NDArray[Any]] = []
+        for column, values in zip(program.event, events.columns, strict=True):
+            if not column.is_list:
+                made, mask = numpy_column(column, values, self._texts)
+                given += [made, mask] if column.nullable else [made]
+                continue
+            offsets = values.offsets.to_numpy().astype(np.int64)
+            made, nulls = numpy_column(column, values.values, self._texts)
+            mask = values.is_null().to_numpy(zero_copy_only=False)
+            given += [made, offsets, *([mask] if column.nullable else []), nulls]
+        return [np.ascontiguousarray(array) for array in given]
+
+    def _make_room(self, program: Program, cause: int) -> None:
+        if cause == -1:
+            self._undo = _undo_log(2 * len(self._undo[0]))
+        elif cause < 0:
+            self._tables[program.tables[-2 - cause].name].double_deleted()
+        else:
+            self._tables[program.tables[cause].name].double_rows()
+
+    def _results(
+        self,
+        program: Program,
+        codes: npt.NDArray[np.int64],
+        results: Sequence[tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]],
+    ) -> pa.RecordBatch:
+        rejected = codes > 0
+        why = pa.array(program.reasons, pa.string()).take(pa.array(np.maximum(codes - 2, 0), mask=~rejected))
+        arrays = [
+            arrow_column(column, values, mask | rejected, self._texts)
+            for column, (values, mask) in zip(program.results, results, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays([*arrays, why], schema=result_schema(program))
+
+    # Versions
+
+    def delta(self) -> PUnit:
+        """Return what changed since the last call, to be stored."""
+        blocks: dict[str, pa.RecordBatch] = {}
+        for table in self._tables.values():
+            blocks |= {name: block for name, block in table.delta().items() if block.num_rows}
+        unit = self._unit("delta", blocks)
+        self._forget_texts()
+        return unit
+
+    def snapshot(self) -> Iterator[PUnit]:
+        """Return the whole state of this moment, in units of bounded size."""
+        units = [
+            self._unit("snapshot", blocks) for table in self._tables.values() for blocks in table.snapshot()
+        ]
+        # Made here and now, for tables go on changing while they are written.
+        return iter(units or [self._unit("snapshot", {})])
+
+    def _unit(self, kind: str, blocks: dict[str, pa.RecordBatch]) -> PUnit:
+        meta = {"transactions": self.transactions, "rows": self.rows}
+        return PUnit(kind, meta, blocks, packed=True)
+
+    def restore(self, units: Iterable[PUnit]) -> None:
+        """Apply stored `units` in their order: to empty tables, or to catch up."""
+        for unit in units:
+            known = {f"{name}/{part}" for name in self._tables for part in ("upserts", "tombstones")}
+            if strange := unit.blocks.keys() - known:
+                raise CorruptDataError("a block is of no table", blocks=sorted(strange))
+            for table in self._tables.values():
+                table.apply(partial(_block, unit))
+            self.transactions = unit.fields.count("transactions")
+
+    def forget_deleted(self) -> None:
+        """Forget deleted keys, and texts that no row has: no delta will follow."""
+        for table in self._tables.values():
+            table.forget_deleted()
+        self._forget_texts()
+
+    def _forget_texts(self) -> None:
+        """Forget texts that no row has, once there are twice as many as rows had the last time."""
+        if len(self._texts) <= self._most_texts:
+            return
+        used = [numbers for table in self._tables.values() for numbers in table.text_numbers()]
+        renumbered = self._texts.keep(used)
+        for table in self._tables.values():
+            table.renumber(renumbered)
+        self._most_texts = max(2 * len(self._texts), _LEAST_TEXTS)
+
+
+def _block(unit: PUnit, name: str, schema: pa.Schema) -> pa.RecordBatch | None:
+    return unit.block(name, schema) if name in unit.blocks else None
+
+
+def _undo_log(entries: int) -> tuple[npt.NDArray[Any], ...]:
+    return (
+        np.zeros(entries, np.int32),
+        np.zeros(entries, np.int64),
+        np.zeros(entries, np.int64),
+        np.zeros(entries, np.float64),
+        np.zeros(entries, np.bool_),
+    )
+
+
+def event_schema(event: Iterable[Column]) -> pa.Schema:
+    """Return the columns of an event as Arrow has them."""
+    return pa.schema([pa.field(one.name, one.type, one.nullable) for one in event])

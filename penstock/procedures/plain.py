@@ -1,0 +1,450 @@
+"""Procedures as Python runs them, over dicts: what compiled ones are tested against, and the way out.
+
+The text is that of the procedure. Only what Python does in another way is replaced, by the functions below:
+integers of 64 bits, nulls that are no values, and rejections in place of exceptions.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.procedures import language
+from penstock.procedures.compiler.expressions import NO_ROW
+from penstock.procedures.compiler.operations import (
+    COMPARISONS,
+    DIVISION_BY_ZERO,
+    NULL,
+    OPERATORS,
+    OVERFLOW,
+)
+from penstock.procedures.compiler.reading import ProcedureText
+from penstock.procedures.compiler.statements import procedure_text
+from penstock.procedures.schema import Column, Kind, TableSpec
+
+__all__ = ["PlainTable", "PlainTables", "RejectedError", "python_rows"]
+
+Key = tuple[Any, ...]
+Fetch = Callable[[Key], dict[str, Any] | None]
+
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+_PYTHON_TYPES: dict[Kind, Any] = {Kind.INTEGER: int, Kind.FLOAT: float, Kind.BOOLEAN: bool, Kind.TEXT: str}
+
+
+class RejectedError(Exception):
+    """Ends a transaction; its only argument says why."""
+
+
+class _Row:
+    """A row as a procedure sees it."""
+
+    __slots__ = ("_key", "_table", "_values")
+
+    def __init__(self, table: PlainTable, key: Key, values: dict[str, Any]) -> None:
+        object.__setattr__(self, "_table", table)
+        object.__setattr__(self, "_key", key)
+        object.__setattr__(self, "_values", values)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        table: PlainTable = self._table
+        fitted = fit(table.spec.column(name), value)
+        table.journal.append((table, self._key, dict(self._values)))
+        table.changed.add(self._key)
+        self._values[name] = fitted
+
+
+class PlainTable:
+    """A table as a dict.
+
+    Parameters
+    ----------
+    spec : TableSpec
+        The table.
+    journal : list
+        Takes the rows of all tables as they were before each change.
+    fetch : callable, optional
+        Returns the row of a key that is not in the dict yet; by default there is none.
+    """
+
+    def __init__(self, spec: TableSpec, journal: list[Any], fetch: Fetch | None = None) -> None:
+        self.spec = spec
+        self.rows: dict[Key, dict[str, Any] | None] = {}
+        self.changed: set[Key] = set()
+        self.journal = journal
+        self._fetch = fetch
+
+    def _key(self, key: Any) -> Key:
+        parts = key if isinstance(key, tuple) else (key,)
+        if None in parts:
+            raise RejectedError(f"null key: {self.spec.name}")
+        kinds = [column.kind for column in self.spec.key_columns]
+        if [type(part) for part in parts] != [_PYTHON_TYPES[kind] for kind in kinds]:
+            raise InvalidUsageError(
+                "a key has another kind than its columns",
+                table=self.spec.name,
+                key=key,
+                kinds=list(map(str, kinds)),
+                hint="convert it with int(...) or str(...)",
+            )
+        return parts
+
+    def _find(self, key: Key) -> dict[str, Any] | None:
+        if key not in self.rows and self._fetch is not None:
+            self.rows[key] = self._fetch(key)
+        return self.rows.get(key)
+
+    def get(self, key: Any) -> _Row | None:
+        """Return a row; None if there is none."""
+        key = self._key(key)
+        values = self._find(key)
+        return None if values is None else _Row(self, key, values)
+
+    def __getitem__(self, key: Any) -> _Row:
+        row = self.get(key)
+        if row is None:
+            raise RejectedError(f"unknown key: {self.spec.name}")
+        return row
+
+    def __contains__(self, key: Any) -> bool:
+        return self._find(self._key(key)) is not None
+
+    def insert(self, **values: Any) -> _Row:
+        """Insert a row."""
+        made: dict[str, Any] = {}
+        for column in self.spec.columns:
+            value = values.pop(column.name, None)
+            if value is None and column.name in self.spec.key:
+                raise RejectedError(f"null key: {self.spec.name}")
+            made[column.name] = fit(column, value)
+        if values:
+            raise InvalidUsageError(
+                "the table has no such column", table=self.spec.name, columns=list(values)
+            )
+        key = tuple(made[name] for name in self.spec.key)
+        if self._find(key) is not None:
+            raise RejectedError(f"duplicate key: {self.spec.name}")
+        self._change(key, made)
+        return _Row(self, key, made)
+
+    def __delitem__(self, key: Any) -> None:
+        key = self._key(key)
+        if self._find(key) is None:
+            raise RejectedError(f"unknown key: {self.spec.name}")
+        self._change(key, None)
+
+    def _change(self, key: Key, values: dict[str, Any] | None) -> None:
+        old = self.rows.get(key)
+        self.journal.append((self, key, None if old is None else dict(old)))
+        self.changed.add(key)
+        self.rows[key] = values
+
+
+class PlainTables:
+    """Tables as dicts, and procedures that run over them."""
+
+    def __init__(self, specs: Iterable[TableSpec], fetch: Mapping[str, Fetch] | None = None) -> None:
+        self._journal: list[Any] = []
+        self.tables = {
+            spec.name: PlainTable(spec, self._journal, (fetch or {}).get(spec.name)) for spec in specs
+        }
+        self._functions: dict[int, Callable[..., Any]] = {}
+
+    def run(
+        self, text: ProcedureText, events: pa.RecordBatch, results: tuple[Column, ...]
+    ) -> list[tuple[Any, ...]]:
+        """Run a transaction for each event; return the results of each, then why it was rejected."""
+        function = self._function(text)
+        tables = [self.tables[name] for name in text.tables]
+        made: list[tuple[Any, ...]] = []
+        for values in python_rows(events):
+            del self._journal[:]
+            try:
+                returned = function(SimpleNamespace(**values), *tables)
+                row = _returned(returned, results)
+            except RejectedError as rejection:
+                for table, key, old in reversed(self._journal):
+                    table.rows[key] = old
+                made.append((*(None for _ in results), rejection.args[0]))
+            else:
+                made.append((*row, None))
+        return made
+
+    def _function(self, text: ProcedureText) -> Callable[..., Any]:
+        """Return the function that a text defines, with what it calls."""
+        if id(text) not in self._functions:
+            names = dict(text.names) | _WORDS
+            for name, value in text.names.items():
+                if value is language.abort:
+                    names[name] = _abort
+                elif value is language.event:
+                    names[name] = SimpleNamespace
+                elif (called := procedure_text(value)) is not None:
+                    names[name] = self._function(called)
+            tree = _Rewriter(text).visit(ast.parse(text.canonical))
+            code = compile(ast.fix_missing_locations(tree), text.file, "exec")
+            exec(code, names)  # noqa: S102  # the user's own text, which the user runs
+            self._functions[id(text)] = names[text.name]
+        return self._functions[id(text)]
+
+
+def python_rows(events: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return events as procedures see them: times as integers, null as None."""
+    columns = []
+    for values in events.columns:
+        held = {pa.types.is_timestamp: pa.int64(), pa.types.is_date: pa.int32()}
+        number = next((held[one] for one in held if one(values.type)), None)
+        columns.append((values if number is None else values.view(number)).to_pylist())
+    names = events.schema.names
+    if not columns:
+        return [{} for _ in range(events.num_rows)]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def fit(column: Column, value: Any) -> Any:
+    """Return a value as a column holds it."""
+    if value is None:
+        if not column.nullable:
+            raise RejectedError(NULL)
+        return None
+    if column.kind is Kind.FLOAT and type(value) in (int, float):
+        value = float(value)
+        if column.dtype.itemsize < 8:
+            with np.errstate(over="ignore"):
+                value = float(np.float32(value))
+        return value
+    if type(value) is not _PYTHON_TYPES[column.kind]:
+        raise InvalidUsageError(
+            "a value has another kind than its column", column=column.name, kind=str(column.kind)
+        )
+    most = (1 << 8 * column.dtype.itemsize - 1) - 1
+    if column.kind is Kind.INTEGER and not -most - 1 <= value <= most:
+        raise RejectedError(OVERFLOW)
+    return value
+
+
+def _returned(value: Any, results: tuple[Column, ...]) -> list[Any]:
+    if value is None and len(results) != 1:
+        return [None for _ in results]
+    parts = value if isinstance(value, tuple) else (value,)
+    if len(parts) != len(results):
+        raise InvalidUsageError("a procedure returns as many values as it declares", declared=len(results))
+    return [None if part is None else fit(one, part) for one, part in zip(results, parts, strict=True)]
+
+
+class _Rewriter(ast.NodeTransformer):
+    """Puts the functions below in place of what Python does in another way."""
+
+    def __init__(self, text: ProcedureText) -> None:
+        self._own = {text.event, *text.tables}
+
+    def _call(self, name: str, *parts: ast.expr) -> ast.Call:
+        return ast.Call(ast.Name(name, ast.Load()), list(parts), [])
+
+    def _own_name(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id in self._own
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        sign = OPERATORS.get(type(node.op))
+        return node if sign is None else self._call("_operate", ast.Constant(sign), node.left, node.right)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        read = ast.parse(ast.unparse(node.target), mode="eval").body
+        return self.visit(ast.Assign([node.target], ast.BinOp(read, node.op, node.value)))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.USub):
+            return self._call("_negate", node.operand)
+        if isinstance(node.op, ast.Not):
+            node.operand = self._call("_truth", node.operand)
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        self.generic_visit(node)
+        node.values = [self._call("_truth", one) for one in node.values]
+        return node
+
+    def _visit_test(self, node: Any) -> ast.AST:
+        self.generic_visit(node)
+        node.test = self._call("_truth", node.test)
+        return node
+
+    visit_If = visit_IfExp = visit_While = _visit_test  # noqa: N815
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        if not all(type(one) in COMPARISONS for one in node.ops):
+            return node
+        empty = ast.arguments([], [], None, [], [], None, [])
+        parts: list[ast.expr] = [node.left]
+        for sign, right in zip(node.ops, node.comparators, strict=True):
+            parts += [ast.Constant(COMPARISONS[type(sign)]), ast.Lambda(empty, right)]
+        return self._call("_compare", *parts)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if not self._own_name(node.value):
+            node.value = self._call("_there", self.visit(node.value))
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        own = self._own_name(node.value)
+        self.generic_visit(node)
+        if own or not isinstance(node.ctx, ast.Load):
+            return node
+        return self._call("_element", node.value, node.slice)
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self.generic_visit(node)
+        node.iter = self._call("_each", node.iter)
+        return node
+
+
+def _given(*values: Any) -> None:
+    if None in values:
+        raise RejectedError(NULL)
+
+
+def _abort(why: str) -> NoReturn:
+    raise RejectedError(why)
+
+
+def _operate(sign: str, a: Any, b: Any) -> Any:
+    _given(a, b)
+    if sign in ("/", "//", "%") and b == 0:
+        raise RejectedError(DIVISION_BY_ZERO)
+    if sign == "/":
+        return float(a) / float(b)
+    if not isinstance(a, int) or not isinstance(b, int):
+        a, b = (float(one) if isinstance(one, int) else one for one in (a, b))
+    made = {
+        "+": lambda: a + b,
+        "-": lambda: a - b,
+        "*": lambda: a * b,
+        "//": lambda: a // b,
+        "%": lambda: a % b,
+        "&": lambda: a & b,
+        "|": lambda: a | b,
+        "^": lambda: a ^ b,
+    }[sign]()
+    return _whole(made)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, int) and not _LEAST <= value <= _MOST:
+        raise RejectedError(OVERFLOW)
+    return value
+
+
+def _negate(a: Any) -> Any:
+    _given(a)
+    # The least literal is the negative of one that is beyond 64 bits.
+    return _whole(-a)
+
+
+def _truth(value: Any) -> bool:
+    _given(value)
+    return bool(value)
+
+
+def _compare(left: Any, *rest: Any) -> bool:
+    for sign, other in zip(rest[::2], rest[1::2], strict=True):
+        right = other()
+        if sign not in ("==", "!=") or len(rest) > 2:
+            _given(left, right)
+        if not {
+            "==": lambda a, b: a == b,
+            "!=": lambda a, b: a != b,
+            "<": lambda a, b: a < b,
+            "<=": lambda a, b: a <= b,
+            ">": lambda a, b: a > b,
+            ">=": lambda a, b: a >= b,
+        }[sign](left, right):
+            return False
+        left = right
+    return True
+
+
+def _there(row: Any) -> Any:
+    if row is None:
+        raise RejectedError(NO_ROW)
+    return row
+
+
+def _element(values: Any, at: Any) -> Any:
+    _given(values, at)
+    if isinstance(values, list) and not -len(values) <= at < len(values):
+        raise RejectedError("no element")
+    return values[at]
+
+
+def _each(values: Any) -> Any:
+    _given(values)
+    return values
+
+
+def _range(*bounds: Any) -> range:
+    _given(*bounds)
+    if bounds[2:] == (0,):
+        raise RejectedError("a step of 0")
+    return range(*bounds)
+
+
+def _int(value: Any) -> int:
+    _given(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RejectedError(OVERFLOW)
+    return int(_whole(int(value)))
+
+
+def _float(value: Any) -> float:
+    _given(value)
+    return float(value)
+
+
+def _abs(value: Any) -> Any:
+    _given(value)
+    return _whole(abs(value))
+
+
+def _least(*values: Any) -> Any:
+    _given(*values)
+    return min(values)
+
+
+def _greatest(*values: Any) -> Any:
+    _given(*values)
+    return max(values)
+
+
+def _len(values: Any) -> int:
+    _given(values)
+    return len(values)
+
+
+_WORDS: dict[str, Any] = {
+    "_operate": _operate,
+    "_negate": _negate,
+    "_truth": _truth,
+    "_compare": _compare,
+    "_there": _there,
+    "_element": _element,
+    "_each": _each,
+    "range": _range,
+    "int": _int,
+    "float": _float,
+    "abs": _abs,
+    "min": _least,
+    "max": _greatest,
+    "len": _len,
+}

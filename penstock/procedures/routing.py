@@ -1,0 +1,64 @@
+"""Which bucket a transaction runs in."""
+
+from __future__ import annotations
+
+from penstock.errors import InvalidUsageError
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.procedure import PlainProgram
+
+__all__ = ["check_routing", "routing_attribute"]
+
+
+def routing_attribute(program: Program | PlainProgram) -> str | None:
+    """Return the attribute of the event that has the partition of all rows which a transaction accesses.
+
+    None if there is none, so that all transactions have to run in one bucket.
+    """
+    return None if isinstance(program, PlainProgram) or _obstacle(program) else _attributes(program).pop()
+
+
+def check_routing(program: Program | PlainProgram) -> None:
+    """Check that transactions may run in several buckets.
+
+    Raises
+    ------
+    InvalidUsageError
+        If one may access rows of several partitions; it names the access.
+    """
+    obstacle = "Python runs it" if isinstance(program, PlainProgram) else _obstacle(program)
+    if obstacle:
+        raise InvalidUsageError(
+            "a transaction may access rows of several buckets",
+            procedure=program.name,
+            because=obstacle,
+            hint="a transaction runs in one bucket: let all keys have the same attribute of the event in the "
+            "column that their tables are partitioned by, or use buckets=1",
+        )
+
+
+def _attributes(program: Program) -> set[str]:
+    tables = {spec.name: spec for spec in program.tables}
+    found = set()
+    for access in program.accesses:
+        spec = tables[access.table]
+        if spec.partition_by is not None:
+            attribute = access.attributes[spec.key.index(spec.partition_by)]
+            if attribute is not None:
+                found.add(attribute)
+    return found
+
+
+def _obstacle(program: Program) -> str | None:
+    """Say what keeps transactions in one bucket."""
+    tables = {spec.name: spec for spec in program.tables}
+    for access in program.accesses:
+        spec = tables[access.table]
+        if spec.partition_by is None:
+            return f"the table {spec.name} has no partition_by"
+        place = spec.key.index(spec.partition_by)
+        if access.attributes[place] is None:
+            return f"{access.table}[{', '.join(access.key)}] has a key that is no attribute of the event"
+    attributes = _attributes(program)
+    if len(attributes) > 1:
+        return f"keys are of several attributes: {', '.join(sorted(attributes))}"
+    return None if attributes else "it accesses no table"

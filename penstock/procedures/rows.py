@@ -1,0 +1,334 @@
+"""The rows of a table in memory: columns, an index, and what has changed since the last version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.procedures.compiler.layout import FACTS, FREE, GONE, LIVE, SHIFT, USED
+from penstock.procedures.index_kernels import (
+    add_entries,
+    find_all,
+    new_index,
+    remove_entries,
+    words_of,
+)
+from penstock.procedures.plain import python_rows
+from penstock.procedures.schema import Column, Kind, TableSpec
+from penstock.procedures.texts import Numbers, TextNumbers
+
+__all__ = ["TableRows", "arrow_column", "from_python", "numpy_column"]
+
+_LEAST_ROWS = 1 << 6
+_LEAST_GONE = 1 << 6
+_UNIT_ROWS = 1 << 17
+
+
+def numpy_column(
+    column: Column, values: pa.Array[Any], texts: TextNumbers
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    """Return a column as kernels have it, and where it is null."""
+    mask = values.is_null().to_numpy(zero_copy_only=False)
+    if column.kind is Kind.TEXT:
+        return texts.numbers(values), mask
+    if pa.types.is_date(values.type):
+        values = values.view(pa.int32())
+    elif pa.types.is_timestamp(values.type):
+        values = values.view(pa.int64())
+    if values.null_count:
+        values = values.fill_null(False if column.kind is Kind.BOOLEAN else 0)
+    return np.asarray(values.to_numpy(zero_copy_only=False)), mask
+
+
+def arrow_column(
+    column: Column, values: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None, texts: TextNumbers
+) -> pa.Array[Any]:
+    """Return what `numpy_column` made, as Arrow has it."""
+    if column.kind is Kind.TEXT:
+        return texts.column(values, column.type, mask)
+    made = pa.array(values, mask=mask)
+    return made if made.type == column.type else made.view(column.type)
+
+
+def from_python(values: Sequence[Any], kind: pa.DataType) -> pa.Array[Any]:
+    """Return values of Python, with times as integers, as Arrow has them."""
+    held = pa.int64() if pa.types.is_timestamp(kind) else pa.int32() if pa.types.is_date(kind) else kind
+    made = pa.array(values, held)
+    return made if held == kind else made.view(kind)
+
+
+class TableRows:
+    """The rows of one table of one bucket.
+
+    Kernels write into the arrays themselves (`penstock.procedures.compiler.layout`), and mark the
+    slots of rows that they change. A slot is a row's place; it stays as long as the row lives.
+
+    Parameters
+    ----------
+    spec : TableSpec
+        The table.
+    texts : TextNumbers
+        The numbers of texts, which the tables of a bucket share.
+    """
+
+    def __init__(self, spec: TableSpec, texts: TextNumbers) -> None:
+        self.spec = spec
+        self._texts = texts
+        self._columns = [np.zeros(_LEAST_ROWS, column.dtype) for column in spec.columns]
+        self._nulls = [
+            np.zeros(_LEAST_ROWS, np.bool_) if column.nullable else None for column in spec.columns
+        ]
+        self._live = np.zeros(_LEAST_ROWS, np.bool_)
+        self._dirty = np.zeros(_LEAST_ROWS, np.bool_)
+        self._free = np.zeros(_LEAST_ROWS, np.int64)
+        self._gone = np.zeros((_LEAST_GONE, len(spec.key)), np.int64)
+        self._facts = np.zeros(len(FACTS), np.int64)
+        self._entries, self._facts[SHIFT] = new_index(_LEAST_ROWS)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return int(self._facts[LIVE])
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory of the arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """The arrays in the order in which kernels take them."""
+        made: list[npt.NDArray[Any]] = []
+        for column, null in zip(self._columns, self._nulls, strict=True):
+            made.append(column)
+            if null is not None:
+                made.append(null)
+        return [*made, self._entries, self._live, self._dirty, self._free, self._gone, self._facts]
+
+    # Room
+
+    def make_room(self, more: int) -> None:
+        """Grow until there is room for so many rows, and for so many keys that are deleted."""
+        self._grow_gone(int(self._facts[GONE]) + more)
+        if self._facts[FREE] + len(self._live) - self._facts[USED] < more:
+            self._grow(max(2 * len(self._live), int(self._facts[USED]) + more))
+
+    def double_rows(self) -> None:
+        """Grow for a transaction that had no room, however much there is now that it was undone."""
+        self._grow(2 * len(self._live))
+
+    def double_deleted(self) -> None:
+        """Make room for more keys that are deleted."""
+        self._grow_gone(2 * len(self._gone))
+
+    def forget_deleted(self) -> None:
+        """Forget the keys that were deleted, which no delta will have."""
+        self._facts[GONE] = 0
+        if len(self._gone) > _LEAST_GONE:
+            self._gone = np.zeros((_LEAST_GONE, len(self.spec.key)), np.int64)
+
+    def _grow_gone(self, size: int) -> None:
+        if size > len(self._gone):
+            larger = np.zeros((max(2 * len(self._gone), size), self._gone.shape[1]), np.int64)
+            larger[: len(self._gone)] = self._gone
+            self._gone = larger
+
+    def _grow(self, size: int) -> None:
+        self._columns = [_larger(column, size) for column in self._columns]
+        self._nulls = [None if null is None else _larger(null, size) for null in self._nulls]
+        self._live, self._dirty = _larger(self._live, size), _larger(self._dirty, size)
+        self._free = _larger(self._free, size)
+        self._index()
+
+    def _index(self) -> None:
+        """Build the index anew, with room for as many rows as the columns have."""
+        self._entries, self._facts[SHIFT] = new_index(len(self._live))
+        slots = np.flatnonzero(self._live)
+        key = [column[slots].astype(np.int64) for column in self._key_columns]
+        add_entries(self._entries, int(self._facts[SHIFT]), words_of(key), slots)
+
+    @property
+    def _key_columns(self) -> list[npt.NDArray[Any]]:
+        return [self._columns[self.spec.names.index(name)] for name in self.spec.key]
+
+    def _find(self, key: list[Numbers]) -> Numbers:
+        return find_all(self._entries, int(self._facts[SHIFT]), key, self._key_columns)
+
+    # Rows in and out
+
+    def table(self) -> pa.RecordBatch:
+        """Return all rows, in no order."""
+        return self._rows(np.flatnonzero(self._live))
+
+    def _rows(self, slots: Numbers) -> pa.RecordBatch:
+        arrays = [
+            arrow_column(column, values[slots], None if null is None else null[slots], self._texts)
+            for column, values, null in zip(self.spec.columns, self._columns, self._nulls, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.spec.schema)
+
+    def upsert(self, rows: pa.RecordBatch, *, dirty: bool, new: bool = False) -> None:
+        """Put rows in place of those of their keys; with `new` there must be none.
+
+        Raises
+        ------
+        InvalidUsageError
+            If `new` rows have a key that is there.
+        """
+        self.make_room(rows.num_rows)
+        made = [
+            numpy_column(column, values, self._texts)
+            for column, values in zip(self.spec.columns, rows.columns, strict=True)
+        ]
+        key = [made[self.spec.names.index(name)][0].astype(np.int64) for name in self.spec.key]
+        slots = self._find(key)
+        missing = np.flatnonzero(slots < 0)
+        if new and (len(missing) < len(slots) or len(np.unique(np.stack(key), axis=1).T) < len(slots)):
+            raise InvalidUsageError("a row with this key is there already", table=self.spec.name)
+        slots[missing] = self._take_slots(len(missing))
+        for (values, mask), column, null in zip(made, self._columns, self._nulls, strict=True):
+            column[slots] = values
+            if null is not None:
+                null[slots] = mask
+        add_entries(self._entries, int(self._facts[SHIFT]), words_of(key)[missing], slots[missing])
+        self._live[slots] = True
+        self._dirty[slots] = dirty
+
+    def _take_slots(self, count: int) -> Numbers:
+        facts = self._facts
+        again = min(int(facts[FREE]), count)
+        facts[LIVE] += count
+        facts[FREE] -= again
+        begin = int(facts[USED])
+        facts[USED] += count - again
+        first = int(facts[FREE])
+        return np.concatenate([self._free[first : first + again], np.arange(begin, begin + count - again)])
+
+    def _delete(self, rows: pa.RecordBatch, *, note: bool) -> None:
+        """Delete the rows of keys; with `note` the next delta has them."""
+        key = [
+            numpy_column(column, values, self._texts)[0].astype(np.int64)
+            for column, values in zip(self.spec.key_columns, rows.columns, strict=True)
+        ]
+        slots = self._find(key)
+        there = slots >= 0
+        slots = slots[there]
+        remove_entries(self._entries, int(self._facts[SHIFT]), words_of(key)[there], slots)
+        self._live[slots] = False
+        free = int(self._facts[FREE])
+        self._free[free : free + len(slots)] = slots
+        self._facts[FREE] += len(slots)
+        self._facts[LIVE] -= len(slots)
+        if note:
+            self.make_room(len(slots))
+            noted = int(self._facts[GONE])
+            self._gone[noted : noted + len(slots)] = np.stack([part[there] for part in key], axis=1)
+            self._facts[GONE] += len(slots)
+
+    # Rows as Python has them, for procedures that it runs
+
+    def fetch(self, key: tuple[Any, ...]) -> dict[str, Any] | None:
+        """Return the row of a key; None if there is none."""
+        words = [
+            np.array([self._texts.number(part) if isinstance(part, str) else part], np.int64) for part in key
+        ]
+        slot = self._find(words)
+        if slot[0] < 0:
+            return None
+        return python_rows(self._rows(slot))[0]
+
+    def replace(self, changed: Mapping[tuple[Any, ...], dict[str, Any] | None]) -> None:
+        """Put rows in place of those of their keys; None deletes one."""
+        fields = list(self._key_schema)
+        gone = [key for key, row in changed.items() if row is None]
+        columns = list(zip(*gone, strict=True)) or [() for _ in fields]
+        keys = [from_python(values, field.type) for values, field in zip(columns, fields, strict=True)]
+        self._delete(pa.RecordBatch.from_arrays(keys, schema=self._key_schema), note=True)
+        rows = [row for row in changed.values() if row is not None]
+        arrays = [from_python([row[one.name] for row in rows], one.type) for one in self.spec.columns]
+        self.upsert(pa.RecordBatch.from_arrays(arrays, schema=self.spec.schema), dirty=True)
+
+    # Versions
+
+    def delta(self) -> dict[str, pa.RecordBatch]:
+        """Return what changed since the last call, and forget that it did."""
+        upserts = self._rows(np.flatnonzero(self._dirty & self._live))
+        count = int(self._facts[GONE])
+        gone = np.unique(self._gone[:count], axis=0) if count else self._gone[:0]
+        gone = gone[self._find([np.ascontiguousarray(part) for part in gone.T]) < 0]
+        keys = [
+            arrow_column(column, gone[:, place].astype(column.dtype), None, self._texts)
+            for place, column in enumerate(self.spec.key_columns)
+        ]
+        tombstones = pa.RecordBatch.from_arrays(keys, schema=self._key_schema)
+        self._dirty[:] = False
+        self._facts[GONE] = 0
+        return {f"{self.spec.name}/upserts": upserts, f"{self.spec.name}/tombstones": tombstones}
+
+    @property
+    def _key_schema(self) -> pa.Schema:
+        return pa.schema([pa.field(one.name, one.type, nullable=False) for one in self.spec.key_columns])
+
+    def snapshot(self) -> Iterator[dict[str, pa.RecordBatch]]:
+        """Return all rows in blocks of bounded size."""
+        slots = np.flatnonzero(self._live)
+        for begin in range(0, len(slots), _UNIT_ROWS):
+            yield {f"{self.spec.name}/upserts": self._rows(slots[begin : begin + _UNIT_ROWS])}
+
+    def apply(self, block: Any) -> None:
+        """Apply stored blocks: `block` returns one by its name and schema, None if it is not there."""
+        tombstones = block(f"{self.spec.name}/tombstones", self._key_schema)
+        upserts = block(f"{self.spec.name}/upserts", self.spec.schema)
+        if tombstones is not None:
+            self._delete(tombstones, note=False)
+        if upserts is not None and upserts.num_rows:
+            if not len(self) and not self._facts[USED]:
+                self._fill(upserts)
+            else:
+                self.upsert(upserts, dirty=False)
+
+    def _fill(self, rows: pa.RecordBatch) -> None:
+        """Take the rows of an empty table, at once."""
+        self.make_room(rows.num_rows)
+        for place, (column, values) in enumerate(zip(self.spec.columns, rows.columns, strict=True)):
+            made, mask = numpy_column(column, values, self._texts)
+            self._columns[place][: rows.num_rows] = made
+            null = self._nulls[place]
+            if null is not None:
+                null[: rows.num_rows] = mask
+        self._live[: rows.num_rows] = True
+        self._facts[LIVE] = self._facts[USED] = rows.num_rows
+        self._index()
+
+    # Texts
+
+    def text_numbers(self) -> list[Numbers]:
+        """Return the numbers of all texts in use."""
+        slots = np.flatnonzero(self._live)
+        found = []
+        for column, values, null in zip(self.spec.columns, self._columns, self._nulls, strict=True):
+            if column.kind is Kind.TEXT:
+                taken = values[slots]
+                found.append(taken if null is None else taken[~null[slots]])
+        return found
+
+    def renumber(self, renumbered: Numbers) -> None:
+        """Give the texts their new numbers; no deleted keys may be noted."""
+        changed = False
+        for column, values in zip(self.spec.columns, self._columns, strict=True):
+            if column.kind is Kind.TEXT:
+                inside = np.clip(values, 0, len(renumbered) - 1)
+                values[:] = renumbered[inside]
+                changed = changed or column.name in self.spec.key
+        if changed:
+            self._index()
+
+
+def _larger(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    made = np.zeros(size, array.dtype)
+    made[: len(array)] = array
+    return made

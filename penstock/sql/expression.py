@@ -1,0 +1,308 @@
+"""SQL expressions as text, with the columns that they read and whether they may be moved.
+
+Expressions are Spark SQL. `penstock.sql.evaluate` runs them; this module only analyzes them. Rules
+combine, split and substitute expressions by editing the user's text.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from penstock.errors import InvalidUsageError
+from penstock.sql.functions import AGGREGATES, GENERATORS, ROW_FUNCTIONS
+from penstock.sql.parser import Parser
+from penstock.sql.tokens import without_comments
+from penstock.sql.tree import Tree
+
+__all__ = ["Expression", "column", "conjunction", "did_you_mean", "edited", "is_aggregate", "named"]
+
+_FIXED: Final = frozenset({"lambda", "row", "star", "named", "parameter"})
+"""Kinds of nodes whose meaning may change if a column is replaced: column names become field names, and
+lambda variables hide columns."""
+_CHANGING: Final = frozenset({"current", "parameter"})
+_CLOSED: Final = frozenset(
+    {"column", "string", "boolean", "null", "call", "paren", "case", "typed", "current"}
+)
+"""Kinds of nodes that never need parentheses."""
+_LITERAL_FUNCTIONS: Final = frozenset({"localtimestamp", "localtime"})
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """One SQL expression; made by `Expression.parse`.
+
+    Parameters
+    ----------
+    text : str
+        Spark SQL, as written or as a rule composed it. Two expressions with equal text are equal.
+    columns : tuple of str
+        Sorted names of the columns that it reads; for a struct's field the name of the struct.
+    deterministic : bool
+        Whether it returns the same for the same row wherever it is evaluated, even after columns are replaced
+        by their definitions. Unknown functions count as nondeterministic, so they are never moved, merged or
+        evaluated elsewhere.
+    aggregate : bool
+        Whether it contains an aggregate, such as ``sum(load)``.
+    """
+
+    text: str
+    columns: tuple[str, ...]
+    deterministic: bool
+    aggregate: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Expression:
+        """Parse Spark SQL.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it is not one expression, or holds a subquery or a window function.
+        """
+        return _parse(without_comments(text).strip())
+
+    @property
+    def tree(self) -> Tree:
+        """The parsed tree."""
+        return _parse_tree(self.text)
+
+    @property
+    def is_column(self) -> bool:
+        """True if the expression is just a column."""
+        return len(self.columns) == 1 and self == column(self.columns[0])
+
+    @property
+    def generates(self) -> bool:
+        """True if it may generate several rows from one, like ``explode``."""
+        return any(node.kind == "call" and node.value in GENERATORS for node in self.tree.walk())
+
+    def slice(self, node: Tree) -> Expression:
+        """Return a node of the tree as an expression."""
+        return Expression.parse(self.text[node.start : node.stop])
+
+    def occurrences(self) -> Counter[str]:
+        """Return the number of times that it reads each column."""
+        return Counter(str(node.value) for node in _columns(self.tree))
+
+    def conjuncts(self) -> tuple[Expression, ...]:
+        """Return the operands of its conjunction: ``a AND b`` has two.
+
+        Constants come first, because Spark folds them before execution, and drops the others for ``FALSE``.
+        """
+        parts: list[Tree] = []
+        waiting = [self.tree]
+        while waiting:
+            tree = waiting.pop()
+            if tree.kind == "and":
+                waiting += reversed(tree.parts)
+            elif tree.kind == "paren":
+                waiting.append(tree.parts[0])
+            else:
+                parts.append(tree)
+        if self.deterministic:
+            parts.sort(key=lambda part: any(node.kind == "column" for node in part.walk()))
+        return (self,) if len(parts) == 1 else tuple(map(self.slice, parts))
+
+    def substitute(self, columns: Mapping[str, Expression]) -> Expression:
+        """Replace columns by expressions; columns that are not named stay."""
+        whole = self.tree
+        edits: list[tuple[Tree, str]] = []
+        for node in _columns(whole):
+            made = columns.get(node.value)
+            if made is None or made == column(node.value):
+                continue
+            closed = node == whole or made.tree.kind in _CLOSED
+            edits.append((node, made.text if closed else f"({made.text})"))
+        return Expression.parse(edited(self.text, edits)) if edits else self
+
+    def resolve(self, names: Iterable[str], **context: object) -> Expression:
+        """Spell columns as in `names`, ignoring case as Spark does.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a column is not among the names. The error suggests a similar name.
+        """
+        known = list(names)
+        by_case: dict[str, list[str]] = {}
+        for name in known:
+            by_case.setdefault(name.lower(), []).append(name)
+        respelt: dict[str, Expression] = {}
+        for name in self.columns:
+            if name in known:
+                continue
+            found = by_case.get(name.lower(), [])
+            if not found and name.lower() in _LITERAL_FUNCTIONS:
+                continue
+            if len(found) != 1:
+                raise InvalidUsageError(
+                    f"there is no column {name!r}",
+                    hint=did_you_mean(name, known),
+                    expression=self.text,
+                    **context,
+                )
+            respelt[name] = column(found[0])
+        if _is_fixed(self.tree):
+            columns = {respelt[name].columns[0] if name in respelt else name for name in self.columns}
+            if any(node.kind == "star" for node in _stars(self.tree)):
+                columns |= set(known)
+            return replace(self, columns=tuple(sorted(columns & set(known))))
+        return self.substitute(respelt) if respelt else self
+
+
+def did_you_mean(name: str, known: Iterable[str], what: str = "columns") -> str:
+    """Return the hint for an unknown name."""
+    names = list(known)
+    by_case = {known.lower(): known for known in names}
+    near = difflib.get_close_matches(name.lower(), list(by_case), n=1)
+    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"did you mean {by_case[near[0]]!r}?" if near else f"the {what} are {listed}"
+
+
+@lru_cache(maxsize=4096)
+def column(name: str) -> Expression:
+    """Return a column as an expression, quoted if necessary."""
+    plain = name.isidentifier() and name.isascii() and name.upper() not in _RESERVED
+    text = name if plain else "`" + name.replace("`", "``") + "`"
+    return Expression(text, (name,), deterministic=True, aggregate=False)
+
+
+_RESERVED: Final = frozenset(
+    """
+    ALL AND ANTI ANY AS AUTHORIZATION BETWEEN BOTH CASE CAST CHECK COLLATE COLUMN CONSTRAINT CREATE CROSS
+    CURRENT CURRENT_DATE CURRENT_TIME CURRENT_TIMESTAMP CURRENT_USER DISTINCT DIV ELSE END ESCAPE EXCEPT
+    EXISTS FALSE FETCH FILTER FOR FOREIGN FROM FULL GRANT GROUP HAVING IN INNER INTERSECT INTERVAL INTO IS
+    JOIN LATERAL LEADING LEFT LIKE LIMIT LOCALTIME LOCALTIMESTAMP MINUS NATURAL NOT NULL OFFSET ON ONLY OR
+    ORDER OUTER OVER OVERLAPS PRIMARY REFERENCES REGEXP RIGHT RLIKE ILIKE SELECT SEMI SESSION_USER SOME
+    TABLE THEN TO TRAILING TRUE UNION UNIQUE UNKNOWN USER USING VALUES WHEN WHERE WITH WITHIN
+    """.split()  # noqa: SIM905
+)
+"""Words that need backquotes as column names."""
+
+
+def conjunction(parts: Iterable[Expression]) -> Expression:
+    """Return the conjunction of all parts."""
+    first, *others = parts
+    if not others:
+        return first
+    texts = [f"({part.text})" if part.tree.kind == "or" else part.text for part in (first, *others)]
+    return Expression.parse(" AND ".join(texts))
+
+
+def named(text: str) -> tuple[str, Expression]:
+    """Parse one entry of a select list, ``price * volume AS turnover`` or ``price``.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is not an expression, or is not just a column and has no name.
+    """
+    text = without_comments(text).strip()
+    tree, name = _parse_named(text)
+    expression = Expression.parse(text[tree.start : tree.stop])
+    if name is None and tree.kind in ("column", "field"):
+        name = str(tree.value)
+    if name is None:
+        raise InvalidUsageError(
+            "an expression has no name", hint="write it as 'expression AS name'", expression=text
+        )
+    return name, expression
+
+
+def edited(text: str, edits: Iterable[tuple[Tree, str]]) -> str:
+    """Replace disjoint nodes of a text by other texts."""
+    parts: list[str] = []
+    at = 0
+    for node, made in sorted(edits, key=lambda edit: edit[0].start):
+        parts += [text[at : node.start], made]
+        at = node.stop
+    return "".join([*parts, text[at:]])
+
+
+def is_aggregate(node: Tree) -> bool:
+    """Return whether a node calls an aggregate function."""
+    if node.kind != "call":
+        return False
+    return node.value in AGGREGATES or node.filter is not None or "DISTINCT" in node.modifiers
+
+
+def _columns(tree: Tree, bound: frozenset[str] = frozenset()) -> Iterator[Tree]:
+    """Yield the column nodes, without lambda variables."""
+    if tree.kind == "column":
+        if tree.value.lower() not in bound:
+            yield tree
+        return
+    if tree.kind == "lambda":
+        bound |= set(tree.value)
+    for part in tree.children:
+        yield from _columns(part, bound)
+
+
+def _stars(tree: Tree) -> Iterator[Tree]:
+    """Yield the stars that mean all columns, which excludes ``count(*)``."""
+    if tree.kind == "star" and not tree.parts:
+        yield tree
+    elif not (tree.kind == "call" and tree.value == "count"):
+        for part in tree.children:
+            yield from _stars(part)
+
+
+def _is_fixed(tree: Tree) -> bool:
+    """Return whether columns of an expression must not be replaced."""
+    if next(_stars(tree), None) is not None:
+        return True
+    return any(
+        node.kind in _FIXED - {"star"} or (node.kind == "call" and node.value == "struct")
+        for node in tree.walk()
+    )
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Expression:
+    tree = _parse_tree(text)
+    if tree.kind == "column":
+        return column(tree.value)
+    calls = {str(node.value) for node in tree.walk() if node.kind == "call"}
+    changing = any(node.kind in _CHANGING for node in tree.walk())
+    columns = {str(node.value) for node in _columns(tree)}
+    return Expression(
+        text,
+        tuple(sorted(columns)),
+        deterministic=calls <= ROW_FUNCTIONS and not changing and not _is_fixed(tree),
+        aggregate=any(map(is_aggregate, tree.walk())),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _parse_tree(text: str) -> Tree:
+    """Return the tree of one expression.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is not an expression, or contains a subquery.
+    """
+    parser = Parser(text)
+    tree = parser.expression()
+    parser.end()
+    return tree
+
+
+def _parse_named(text: str) -> tuple[Tree, str | None]:
+    """Return the tree and the name of a select-list entry.
+
+    Raises
+    ------
+    InvalidUsageError
+        As in `_parse_tree`.
+    """
+    parser = Parser(text)
+    tree = parser.expression()
+    name = parser.alias()
+    parser.end()
+    return tree, name

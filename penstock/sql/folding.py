@@ -1,0 +1,100 @@
+"""Detect expressions from which Spark's optimizer may remove a part that can fail.
+
+For Spark ``i + 1 > 0 AND FALSE`` is ``FALSE`` even if ``i + 1`` overflows, and a filter ``i + 1 > j``
+tests first whether ``j`` is null. Expressions that can fail are left to Spark except for a few shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+
+from penstock.sql.tree import Tree
+
+__all__ = ["may_shorten"]
+
+_CALCULATIONS: Final = frozenset({"column", "field", "number", "unary", "binary", "paren"})
+_Type = Callable[[Tree], tuple[Any, bool]]
+
+
+def may_shorten(tree: Tree, typed: _Type) -> bool:
+    """Return whether Spark may drop a part that can fail.
+
+    It drops none from
+
+    - calculations of columns and numbers, casts, ``abs`` and ``sqrt`` of them,
+    - choices between them by conditions that cannot fail, and ``COALESCE`` of them,
+    - comparisons of a calculation with a number, if each part that can fail reads all columns,
+    - an ``AND`` that ends with such a comparison, if the others cannot fail and read none of its columns.
+
+    Parameters
+    ----------
+    tree : Tree
+        The expression.
+    typed : callable
+        Returns the type of a part, and whether the part can fail.
+    """
+    if not typed(tree)[1]:
+        return False
+    *others, last = _conjuncts(tree)
+    if last.kind == "compare":
+        apart = all(not typed(one)[1] and _columns(one).isdisjoint(_columns(last)) for one in others)
+        return not (apart and _is_plain_comparison(last, typed))
+    return bool(others) or not _is_value(last, typed)
+
+
+def _is_value(node: Tree, typed: _Type) -> bool:
+    """Return whether a node is a calculation, a choice between calculations, or cannot fail."""
+    node = node.unnest()
+    if not typed(node)[1]:
+        return node.kind != "null"
+    chooses = node.kind == "case" or (node.kind == "call" and node.value == "if")
+    if chooses and any(typed(part)[1] for part in _choosing(node)):
+        return False
+    if chooses or (node.kind == "call" and node.value in ("coalesce", "nvl", "ifnull")):
+        return all(part.unnest().kind == "null" or _is_value(part, typed) for part in node.parts)
+    calculates = node.kind in _CALCULATIONS or node.kind == "cast" or node.value in ("abs", "sqrt")
+    return calculates and all(_is_value(part, typed) for part in node.parts)
+
+
+def _choosing(node: Tree) -> tuple[Tree, ...]:
+    """Return the conditions of a choice."""
+    if node.kind == "call":
+        return node.parts[:1]
+    based, otherwise = node.value
+    pairs = node.parts[based : len(node.parts) - otherwise]
+    return (*node.parts[:based], *pairs[::2])
+
+
+def _is_plain_comparison(node: Tree, typed: _Type) -> bool:
+    """Return whether a node compares a calculation with a number of no wider type."""
+    left, right = sorted(node.parts, key=lambda part: not _columns(part))
+    types = [typed(part)[0] for part in (left, right)]
+    return (
+        right.kind == "number"
+        and all(pa.types.is_signed_integer(one) for one in types)
+        and types[0].bit_width >= types[1].bit_width
+        and all(one.kind in _CALCULATIONS for one in left.walk())
+        and all(_columns(one) == _columns(left) for one in left.walk() if typed(one)[1])
+    )
+
+
+def _conjuncts(node: Tree) -> Iterator[Tree]:
+    node = node.unnest()
+    if node.kind != "and":
+        yield node
+        return
+    for part in node.parts:
+        yield from _conjuncts(part)
+
+
+def _columns(node: Tree) -> set[Hashable]:
+    """Return keys of the columns and fields that an expression reads."""
+    return {_key(one) for one in node.walk() if one.kind in ("column", "field")}
+
+
+def _key(node: Tree) -> Hashable:
+    node = node.unnest()
+    return str(node.value).lower(), tuple(map(_key, node.parts))

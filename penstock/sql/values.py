@@ -1,0 +1,239 @@
+"""Values of expressions with Spark's rules for literals, common types and comparison."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.sql.tree import Tree
+
+__all__ = [
+    "CASTS",
+    "FLOATS",
+    "INTEGERS",
+    "Mask",
+    "Rows",
+    "UnknownError",
+    "Value",
+    "as_double",
+    "as_float",
+    "check_boolean",
+    "compare_values",
+    "number_literal",
+    "string_literal",
+    "to_common_numbers",
+    "to_common_type",
+]
+
+Value: TypeAlias = Any  # a pyarrow array or scalar; pyarrow is untyped
+Mask: TypeAlias = "pa.ChunkedArray[Any] | pa.Array[Any] | None"
+INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+FLOATS: Final = (pa.float32(), pa.float64())
+_LEAST_INEXACT: Final = 1 << 53
+"""From this integer on, different integers may be equal as doubles."""
+_MAX_DIGITS: Final = 15
+"""Different decimals with up to this many digits also differ as doubles."""
+
+
+class UnknownError(Exception):
+    """Raised for expressions outside of the supported part of Spark SQL."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows on which an expression is evaluated, with flags set by the evaluation."""
+
+    table: pa.Table
+    fails: bool = False
+    """Set if a computation could fail for other values."""
+    ansi: bool = False
+    """Set if a computed type differs outside of ANSI mode."""
+
+    def column(self, name: str) -> Value:
+        """Return a column of the table."""
+        if name not in self.table.column_names:
+            raise UnknownError(f"it uses the column {name}, which is not there")
+        return self.table[name]
+
+
+def number_literal(node: Tree, rows: Rows) -> Value:
+    """Parse a number literal to Spark's type."""
+    text = node.value.upper()
+    suffix = text.lstrip("-.0123456789E+") if text[-1].isalpha() else ""
+    if suffix in _SUFFIXES:
+        kind = _SUFFIXES[suffix]
+        digits = text.removesuffix(suffix)
+        number = float(digits) if kind in FLOATS else int(digits)
+        return pa.scalar(_fitting(number, kind), kind)
+    if suffix:
+        raise UnknownError("it has a number of another kind")
+    if "E" in text:
+        return pa.scalar(_fitting(float(text), pa.float64()), pa.float64())
+    if "." not in text:
+        kind = pa.int32() if fits_type(int(text), pa.int32()) else pa.int64()
+        return pa.scalar(_fitting(int(text), kind), kind)
+    decimal = Decimal(text)
+    _, digits, exponent = decimal.as_tuple()
+    if len(digits) > _MAX_DIGITS or -int(exponent) > _MAX_DIGITS:
+        raise UnknownError("it has a number of many digits")
+    return pa.scalar(decimal)
+
+
+_SUFFIXES: Final = {"L": pa.int64(), "S": pa.int16(), "Y": pa.int8(), "D": pa.float64()}
+
+
+def fits_type(number: float, kind: pa.DataType) -> bool:
+    if kind in FLOATS:
+        return math.isfinite(number)
+    return -(2 ** (kind.bit_width - 1)) <= number < 2 ** (kind.bit_width - 1)
+
+
+def _fitting(number: float, kind: pa.DataType) -> float:
+    if not fits_type(number, kind):
+        raise UnknownError("a number is too large")
+    return number
+
+
+def string_literal(node: Tree, rows: Rows) -> Value:
+    """Parse a string literal without inner quotes or escapes."""
+    text = node.value
+    if text is None or text[0] != "'" or "\\" in text or "'" in text[1:-1]:
+        raise UnknownError("it has a text with quotes or escapes")
+    return pa.scalar(text[1:-1], pa.string())
+
+
+def as_float(value: Value, kind: pa.DataType) -> Value:
+    """Convert a number to the nearest float, as Spark does.
+
+    Arrow casts a third of the shortest decimals to another float, such as 0.3 to 3 * 0.1, but casts their
+    texts correctly.
+    """
+    number = value.cast(pa.string()) if pa.types.is_decimal(value.type) else value
+    return number.cast(kind, safe=value.type not in INTEGERS)
+
+
+def as_double(value: Value) -> Value:
+    """Convert a value to ``DOUBLE``."""
+    return as_float(value, pa.float64())
+
+
+def is_comparable(kind: pa.DataType) -> bool:
+    """Return whether Spark has the same type and compares its values like Arrow."""
+    if pa.types.is_timestamp(kind):
+        return bool(kind.unit == "us")
+    return kind in INTEGERS or kind in FLOATS or kind in (pa.bool_(), pa.string(), pa.date32(), pa.null())
+
+
+def common_type(kinds: list[pa.DataType]) -> pa.DataType:
+    """Return the type in which Spark combines values."""
+    known = [kind for kind in dict.fromkeys(kinds) if not pa.types.is_null(kind)]
+    decimals = [kind for kind in known if pa.types.is_decimal(kind)]
+    others = [kind for kind in known if not pa.types.is_decimal(kind)]
+    if not all(map(is_comparable, others)):
+        raise UnknownError(f"it combines {', '.join(map(str, known))}")
+    if not known:
+        return pa.null()
+    if len(known) == 1 and not decimals:
+        return known[0]
+    if all(kind in INTEGERS for kind in known):
+        return max(known, key=lambda kind: kind.bit_width)
+    floats = any(kind in FLOATS for kind in known)
+    if floats and all(kind in INTEGERS or kind in FLOATS or kind in decimals for kind in known):
+        return pa.float64()
+    raise UnknownError(f"it combines {', '.join(map(str, known))}")
+
+
+def cast_value(value: Value, kind: pa.DataType) -> Value:
+    if value.type == kind:
+        return value
+    return as_double(value) if kind == pa.float64() and not pa.types.is_null(value.type) else value.cast(kind)
+
+
+def to_common_type(rows: Rows, *values: Value) -> list[Value]:
+    """Cast values to the type in which Spark combines them."""
+    for value in values:
+        if pa.types.is_decimal(value.type) and not isinstance(value, pa.Scalar):
+            raise UnknownError("it combines decimals")
+    kinds = [value.type for value in values]
+    kind = common_type(kinds)
+    rows.ansi |= pa.float32() in kinds and pa.float64() not in kinds and kind == pa.float64()
+    return [cast_value(value, kind) for value in values]
+
+
+def to_common_numbers(rows: Rows, left: Value, right: Value) -> list[Value]:
+    """Convert two numbers to their common type."""
+    both = to_common_type(rows, left, right)
+    if both[0].type not in INTEGERS and both[0].type not in FLOATS:
+        raise UnknownError(f"it calculates with {both[0].type}")
+    return both
+
+
+def compare_values(rows: Rows, operator: str, left: Value, right: Value) -> Value:
+    """Compare like Spark: NaN equals itself and is greater than every number."""
+    if operator in ("<", "<="):
+        return compare_values(rows, {"<": ">", "<=": ">="}[operator], right, left)
+    if operator == "<>":
+        return pc.invert(compare_values(rows, "=", left, right))
+    decimals = [value for value in (left, right) if pa.types.is_decimal(value.type)]
+    if len(decimals) == 1 and (left.type in INTEGERS or right.type in INTEGERS):
+        # Integers that are equal as doubles compare alike with a small number.
+        number = decimals[0].as_py() if isinstance(decimals[0], pa.Scalar) else None
+        if number is None or abs(number) >= _LEAST_INEXACT:
+            raise UnknownError("it compares whole numbers with decimals")
+        left, right = as_double(left), as_double(right)
+    left, right = to_common_type(rows, left, right)
+    if operator == "=" and left.type == pa.string():
+        for texts, one in ((left, right), (right, left)):
+            if isinstance(texts, pa.ChunkedArray) and isinstance(one, pa.Scalar) and one.is_valid:
+                return _are(texts, one.as_py())
+    if pa.types.is_null(left.type):
+        left, right = left.cast(pa.int32()), right.cast(pa.int32())
+    result = pc.call_function(_COMPARED[operator], [left, right])
+    if left.type not in FLOATS:
+        return result
+    left_nan, right_nan = pc.is_nan(left), pc.is_nan(right)
+    if operator == "=":
+        return pc.or_(result, pc.and_(left_nan, right_nan))
+    more = pc.and_(left_nan, pc.invert(right_nan)) if operator == ">" else left_nan
+    return pc.or_(result, more)
+
+
+_COMPARED: Final = {"=": "equal", ">": "greater", ">=": "greater_equal"}
+
+
+def _are(texts: pa.ChunkedArray[Any], text: str) -> pa.ChunkedArray[Any]:
+    """Compare texts with `text`, nulls included, in half of Arrow's time."""
+    # Without texts to compare, as when a plan is explained, the compiler is not loaded.
+    from penstock.compression.arrow import offsets_and_bytes
+    from penstock.compression.kernels.text import are_equal
+
+    found = []
+    for chunk in texts.chunks:
+        equal = are_equal(*offsets_and_bytes(chunk), text.encode())
+        bits = pa.py_buffer(np.packbits(equal, bitorder="little"))
+        same = pa.Array.from_buffers(pa.bool_(), len(chunk), [None, bits])
+        found.append(pc.if_else(pc.is_valid(chunk), same, None) if chunk.null_count else same)
+    return pa.chunked_array(found, pa.bool_())
+
+
+def check_boolean(value: Value) -> Value:
+    """Return a boolean value; refuse others."""
+    if value.type != pa.bool_():
+        raise UnknownError(f"it takes {value.type} for true or false")
+    return value
+
+
+CASTS: Final[dict[str, pa.DataType]] = {
+    **dict.fromkeys(("TINYINT", "BYTE"), pa.int8()),
+    **dict.fromkeys(("SMALLINT", "SHORT"), pa.int16()),
+    **dict.fromkeys(("INT", "INTEGER"), pa.int32()),
+    **dict.fromkeys(("BIGINT", "LONG"), pa.int64()),
+    **dict.fromkeys(("FLOAT", "REAL"), pa.float32()),
+    "DOUBLE": pa.float64(),
+}

@@ -1,0 +1,312 @@
+"""The interface of panes: the state from which the windows of one bucket are assembled."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.operators.aggregates.moments import upgraded
+from penstock.operators.aggregates.wide import schema_like
+from penstock.operators.update_stream.stream import Integers
+from penstock.state_store.keys.key_index import KeyIndex
+from penstock.state_store.keys.key_words import Keys
+from penstock.windows.append.find import find_windows
+from penstock.windows.append.limits import PaneLimits
+from penstock.windows.append.pane_partials import PanePartials, WindowRanges
+from penstock.windows.append.sliding import slide
+from penstock.windows.append.sorted_runs import SortedRuns, combine_duplicates, merge_unsorted
+from penstock.windows.emitters import PassThrough, WindowEmitter
+from penstock.windows.groups import GroupCodec
+from penstock.windows.layout import ENTRY_PANE, Closed, FinalPanes, PanesResult, WindowLayout
+from penstock.windows.map_ordered import map_ordered
+
+__all__ = ["DEFAULT_LIMITS", "Panes"]
+
+_THREADS: Final = min(2, len(os.sched_getaffinity(0)))
+"""Number of threads that assemble windows. If a few groups have most windows, other tasks leave cores
+idle."""
+
+DEFAULT_LIMITS: Final = PaneLimits()
+
+
+class Panes(ABC):
+    """The pane partials that an open window needs. Used by one task at a time; not thread-safe.
+
+    `run` emits windows as they close. `finalize_panes` instead emits panes as they become final. A state uses
+    only one of the two.
+
+    Parameters
+    ----------
+    layout : WindowLayout
+        The windows.
+    finalizes : bool
+        Whether the caller takes final panes (`finalize_panes`) rather than closed windows (`run`). Then
+        groups keep their numbers.
+    limits : PaneLimits
+        Thresholds.
+    """
+
+    def __init__(
+        self, layout: WindowLayout, *, finalizes: bool = False, limits: PaneLimits = DEFAULT_LIMITS
+    ) -> None:
+        self._layout = layout
+        self._finalizes = finalizes
+        self._limits = limits
+        self._codec = GroupCodec(list(layout.groups))
+        self._index = KeyIndex()
+        self._held = SortedRuns(layout)
+        self._arrived: list[PanePartials] = []
+        """Partials added since the last `delta`."""
+        self.watermark: int | None = None
+        """The greatest watermark so far; None before the first one."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def size_bytes(self) -> int:
+        """Approximate memory of the state in bytes."""
+        return self._held.nbytes + self._index.size_bytes
+
+    def close(self) -> None:  # noqa: B027  # memory needs no closing
+        """Do nothing: memory goes with the object."""
+
+    def run(
+        self,
+        arriving: Iterable[pa.RecordBatch],
+        watermark: int | None,
+        emitter: WindowEmitter | None = None,
+    ) -> PanesResult:
+        """Add input, then close the windows that the watermark completes.
+
+        Parameters
+        ----------
+        arriving : iterable of pyarrow.RecordBatch
+            In order of arrival.
+        watermark : int, optional
+            The new watermark; a lower value than before is ignored.
+        emitter : WindowEmitter, optional
+            Converts closed windows to the output; by default they are emitted as they are.
+        """
+        emitter = emitter or PassThrough(self._layout)
+        rows_in, late = self._enter(list(arriving), watermark)
+
+        partials = emitter.partials
+
+        def emit(found: WindowRanges) -> tuple[int, Any]:
+            closed = self._closed(found, partials)
+            return len(closed.of), emitter(closed)
+
+        found = self._close()
+        done = [] if found is None else list(map_ordered(emit, found, _THREADS))
+        if found is not None:
+            self._discard()
+        windows = emitter.collect([part for _, part in done])
+        return PanesResult(windows, rows_in, late, self._live(), sum(count for count, _ in done))
+
+    def finalize_panes(
+        self, arriving: Iterable[pa.RecordBatch], watermark: int | None
+    ) -> tuple[FinalPanes, int, int]:
+        """Add input, then emit the panes that the watermark makes final, each pane of a group once.
+
+        Returns
+        -------
+        final : FinalPanes
+            In the order in which they became final.
+        rows_in, late : int
+            Number of input rows, and of rows whose panes were emitted before.
+        """
+        rows_in, late = self._enter(list(arriving), watermark)
+        if not any(self._is_final(part).any() for part in self._held.parts):
+            none = PanePartials.none(self._layout)
+            return FinalPanes(none.ids, none.panes, none.values), rows_in, late
+        held = self._held.whole()
+        done = self._is_final(held)
+        self._held.replace(held.where(~done))
+        final = self._order_final(combine_duplicates(self._layout, held.where(done), always=True))
+        return FinalPanes(final.ids, final.panes, final.values), rows_in, late
+
+    # ------------------------------------------------------------------- time and count panes differ
+
+    @property
+    @abstractmethod
+    def border(self) -> int | None:
+        """The pane before which all panes of all groups are final; None if groups differ."""
+
+    @abstractmethod
+    def _enter(self, arriving: list[pa.RecordBatch], watermark: int | None) -> tuple[int, int]:
+        """Add input and advance the watermark; return the number of input rows and of late rows."""
+
+    @abstractmethod
+    def _is_final(self, partials: PanePartials) -> npt.NDArray[np.bool_]:
+        """Mark the partials of final panes."""
+
+    @abstractmethod
+    def _order_final(self, partials: PanePartials) -> PanePartials:
+        """Reorder sorted partials into the order in which they became final."""
+
+    @abstractmethod
+    def _close(self) -> Iterator[WindowRanges] | None:
+        """Return the windows that close; None without partials."""
+
+    @abstractmethod
+    def _discard(self) -> None:
+        """Discard the partials that no open window needs, after the closed windows were emitted."""
+
+    @abstractmethod
+    def _needed(self, partials: PanePartials) -> npt.NDArray[np.bool_]:
+        """Mark the partials that an open window or a pane that is not final needs."""
+
+    @abstractmethod
+    def delta(self) -> PUnit:
+        """Return the changes since the last call that are still needed, to be stored."""
+
+    @abstractmethod
+    def snapshot(self) -> Iterator[PUnit]:
+        """Return the whole current state, in units of bounded size."""
+
+    @abstractmethod
+    def restore(self, units: Iterable[PUnit]) -> None:
+        """Apply stored units in order."""
+
+    # ---------------------------------------------------------------------------------------- groups
+
+    @property
+    def groups(self) -> int:
+        """Number of groups that have a number."""
+        return len(self._index)
+
+    def numbers_of(self, keys: Keys) -> Integers:
+        """Return the numbers of groups, -1 for unknown groups."""
+        return self._index.find(keys)
+
+    def groups_of(self, ids: Integers) -> list[pa.Array[Any]]:
+        """Return the columns of groups by their numbers."""
+        return self._codec.decode(self._index.words, self._index.starts(ids))
+
+    def number(self, columns: list[pa.Array[Any]], rows: int) -> Integers:
+        """Assign numbers to groups in order; return the numbers."""
+        return self._index.find_or_add(self._codec.encode(columns, rows))
+
+    def _live(self) -> int:
+        """Return the number of groups that have a partial."""
+        return int(np.count_nonzero(self._has_partials()))
+
+    def _has_partials(self) -> npt.NDArray[np.bool_]:
+        """Mark the group numbers that have a partial."""
+        known = np.zeros(len(self._index), np.bool_)
+        for part in self._held.parts:
+            known[part.ids] = True
+        return known
+
+    # -------------------------------------------------------------------------------- shared by both
+
+    def _advance(self, watermark: int | None) -> None:
+        if watermark is not None:
+            self.watermark = watermark if self.watermark is None else max(self.watermark, watermark)
+
+    def _partials_of(self, batch: pa.RecordBatch) -> PanePartials:
+        """Convert a batch of `WindowLayout.entry` to partials; new groups get numbers."""
+        layout = self._layout
+        groups = [batch.column(name) for name in layout.groups.names]
+        ids = self._codec.numbers(self._index, groups, batch.num_rows)
+        panes = batch.column(ENTRY_PANE).to_numpy()
+        columns = [batch.column(name) for name in layout.values.names]
+        return PanePartials(
+            ids, panes, pa.RecordBatch.from_arrays(columns, schema=schema_like(layout.values, batch.schema))
+        )
+
+    def _add(self, parts: list[PanePartials], *, resort: bool = True) -> None:
+        """Add partials in any order.
+
+        Parameters
+        ----------
+        resort : bool
+            Whether held partials may be sorted again together with the new ones.
+        """
+        if resort and len(self._held) < sum(map(len, parts)):
+            # Sorting everything at once saves a copy of the larger part.
+            self._arrived.append(PanePartials.concat(parts))
+            self._held.replace(merge_unsorted([*self._held.parts, *parts]))
+            return
+        self._arrived.append(merge_unsorted(parts))
+        self._held.add(self._arrived[-1])
+
+    def _find(self, partials: PanePartials, panes: Integers, first: int, last: int) -> Iterator[WindowRanges]:
+        """Return the windows from `first` to `last` of sorted partials; see `find_windows`."""
+        return find_windows(self._layout.spec, partials, panes, first, last, self._limits.chunk_windows)
+
+    def _closed(self, found: WindowRanges, reads: Container[str] | None) -> Closed:
+        layout, entries = self._layout, found.entries
+        values = slide(
+            layout.partials,
+            layout.times,
+            entries.panes,
+            entries.values,
+            found.low,
+            found.high,
+            closing=True,
+            reads=reads,
+        )
+        known = self.groups_of(found.known)
+        slide_by = layout.spec.slide
+        starts = found.windows if slide_by == 1 else found.windows * slide_by
+        return Closed(known, pa.array(found.of), pa.array(starts), values)
+
+    # ----------------------------------------------------------------------------------------- state
+
+    def _delta_unit(self, next_window: int | None = None) -> PUnit:
+        """Return the needed partials that were added since the last call."""
+        fresh = PanePartials.concat([PanePartials.none(self._layout), *self._arrived])
+        self._arrived = []
+        return self._unit("delta", fresh.where(self._needed(fresh)).in_order(), 0, next_window)
+
+    def _snapshot_units(self, parts: Iterable[PanePartials], next_window: int | None = None) -> list[PUnit]:
+        """Return all needed partials, copied now, because panes change while the units are written."""
+        # The reader sorts them.
+        held, most = (
+            PanePartials.concat([one.where(self._needed(one)) for one in parts]),
+            self._limits.unit_entries,
+        )
+        begins = range(0, max(len(held), 1), most)
+        return [
+            self._unit("snapshot", held.piece(begin, begin + most), begin, next_window) for begin in begins
+        ]
+
+    def _read(self, unit: PUnit) -> tuple[PanePartials, int | None]:
+        """Return the partials of a unit and its next window; set the watermark."""
+        self.watermark = unit.fields.number_or_none("watermark")
+        next_window = unit.fields.number_or_none("next")
+        entry = self._layout.entry
+        at = entry.get_field_index(ENTRY_PANE)
+        entry = entry.set(at, entry.field(at).with_nullable(False))
+        if (stored := unit.blocks.get("entries")) is not None:
+            stored = upgraded(stored, self._layout.partials)
+            unit = replace(unit, blocks={**unit.blocks, "entries": stored})
+            entry = schema_like(entry, stored.schema, fixed=entry.names[: at + 1])
+        return self._partials_of(unit.block("entries", entry)), next_window
+
+    def _unit(self, kind: str, partials: PanePartials, before: int, next_window: int | None) -> PUnit:
+        ids = partials.ids
+        begins = np.flatnonzero(np.diff(ids, prepend=-1))
+        of = pa.array(np.repeat(np.arange(len(begins)), np.diff(begins, append=len(ids))))
+        columns = [column.take(of) for column in self.groups_of(ids[begins])]
+        block = pa.RecordBatch.from_arrays(
+            [*columns, pa.array(partials.panes), *partials.values.columns],
+            schema=schema_like(self._layout.entry, partials.values.schema),
+        )
+        meta = {
+            "watermark": self.watermark,
+            "next": next_window,
+            "rows": len(self),
+            "entries_before": before,
+        }
+        return PUnit(kind=kind, meta=meta, blocks={"entries": block}, packed=True)

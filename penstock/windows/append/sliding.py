@@ -1,0 +1,207 @@
+"""The assembly function: partials of windows from partials of panes (Scabbard §2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.operators.aggregates import moment_kernels
+from penstock.operators.aggregates.moments import beside, means_of
+from penstock.operators.aggregates.sketches import estimates
+from penstock.operators.aggregates.wide import WIDE, of_words, words_of
+from penstock.operators.scan.fragments import fragment_kernels
+from penstock.operators.scan.fragments.accumulators import new_accumulator
+from penstock.operators.scan.fragments.keys import as_integers, bare_values
+from penstock.operators.scan.spec import Partial
+from penstock.operators.update_stream.stream import Integers
+from penstock.state_store.keys.key_index import KeyIndex
+from penstock.state_store.keys.key_words import KeyCodec
+from penstock.windows.append import sliding_kernels
+
+__all__ = ["in_windows", "slide", "type_in_windows"]
+
+_Column: TypeAlias = "pa.Array[Any]"
+
+
+def slide(
+    partials: Sequence[Partial],
+    times: Mapping[str, str],
+    panes: Integers,
+    entries: pa.RecordBatch,
+    low: Integers,
+    high: Integers,
+    *,
+    closing: bool,
+    reads: Container[str] | None = None,
+) -> pa.RecordBatch:
+    """Combine the partials of ranges of entries.
+
+    Integer sums are differences of running sums, which are exact. All other partials use two stacks, which
+    never subtract floats. Each range costs the same however long it is.
+
+    Parameters
+    ----------
+    partials : sequence of Partial
+        The partials of the entries.
+    times : mapping of str to str
+        Name of each ``first`` or ``last`` partial to the partial that holds its time.
+    panes : int64 array of n
+        Panes of the entries, which are sorted by group and pane.
+    entries : pyarrow.RecordBatch
+        n rows, a column for each partial.
+    low, high : int64 arrays of m
+        Bounds of non-empty ranges; they increase within a group.
+    closing : bool
+        Whether the ranges are windows, whose partials are final. If not, each entry is in one range.
+    reads : container of str, optional
+        The partials to compute; all by default.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        m rows: entries, or partials of windows (`type_in_windows`).
+    """
+    wanted = [partial for partial in partials if reads is None or partial.name in reads]
+    deviations = beside(partials)
+    columns = []
+    for partial in wanted:
+        column = entries.column(partial.name)
+        match partial.kind:
+            case "distinct" if closing:
+                columns.append(_count_distinct(column, low, high))
+            case "sketch" if closing:
+                columns.append(pa.array(estimates(column, low, high, partial.log2_size)))
+            case "distinct" | "sketch":
+                united = replace(partial, kind="union") if partial.kind == "distinct" else partial
+                accumulator = new_accumulator(united, column.type)
+                accumulator.add(
+                    np.repeat(np.arange(1, len(low) + 1), high - low), panes, column, len(low) + 1
+                )
+                columns.append(accumulator.result(len(low) + 1))
+            case "count" | "sum":
+                columns.append(_sum(column, low, high))
+            case "m2":
+                count, total = map(entries.column, deviations[partial.name])
+                columns.append(_deviations(count, total, column, low, high))
+            case "min" | "max":
+                columns.append(_extreme(column, partial.kind == "max", low, high))
+            case "first" | "last":
+                at = np.empty(len(low), np.int64)
+                when = bare_values(entries.column(times[partial.name])).astype(np.int64, copy=False)
+                pick = sliding_kernels.slide_first if partial.kind == "first" else sliding_kernels.slide_last
+                pick(panes, when, low, high, at)
+                columns.append(column.take(pa.array(at)))
+    return pa.RecordBatch.from_arrays(columns, [partial.name for partial in wanted])
+
+
+def in_windows(partials: Sequence[Partial], entries: pa.RecordBatch) -> pa.RecordBatch:
+    """Convert entries that each cover a whole window: replace sets and sketches by their counts.
+
+    Parameters
+    ----------
+    partials : sequence of Partial
+        The partials among the columns of the entries.
+    entries : pyarrow.RecordBatch
+        One window per row.
+    """
+    kinds = {partial.name: partial for partial in partials if partial.kind in ("distinct", "sketch")}
+    each = np.arange(entries.num_rows)
+    columns = []
+    for name, column in zip(entries.schema.names, entries.columns, strict=True):
+        partial = kinds.get(name)
+        if partial is None:
+            columns.append(column)
+        elif partial.kind == "distinct":
+            columns.append(pc.list_value_length(column).cast(pa.int64()))
+        else:
+            columns.append(pa.array(estimates(column, each, each + 1, partial.log2_size)))
+    return pa.RecordBatch.from_arrays(columns, entries.schema.names)
+
+
+def type_in_windows(partial: Partial, kind: pa.DataType) -> pa.DataType:
+    """Map the type of an entry's partial to the window's type: sets and sketches become counts."""
+    return pa.int64() if partial.kind in ("distinct", "sketch") else kind
+
+
+def _seen(column: _Column, low: Integers, high: Integers) -> npt.NDArray[np.bool_] | None:
+    """Mark the ranges that have a value; None if all have."""
+    if not column.null_count:
+        return None
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    running = _running(valid.astype(np.int64))
+    seen = running[high] > running[low]
+    return None if seen.all() else seen
+
+
+def _running(values: Integers) -> Integers:
+    running = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=running[1:])
+    return running
+
+
+def _numbers(column: _Column, null: Any) -> npt.NDArray[Any]:
+    values = bare_values(column)
+    if column.null_count:
+        values = np.where(column.is_valid().to_numpy(zero_copy_only=False), values, values.dtype.type(null))
+    return values
+
+
+def _sum(column: _Column, low: Integers, high: Integers) -> _Column:
+    seen = _seen(column, low, high)
+    if column.type == WIDE or (column.type == pa.int64() and _may_overflow(column)):
+        filled = pc.fill_null(column, 0) if column.null_count else column
+        running = np.empty((len(column) + 1, 2), np.int64)
+        lows, highs = np.empty(len(low), np.int64), np.empty(len(low), np.int64)
+        sliding_kernels.add_wide_ranges(*words_of(filled), low, high, running, lows, highs)
+        return of_words(lows, highs, None if seen is None else ~seen)
+    values = _numbers(column, 0)
+    sums = np.empty(len(low), values.dtype)
+    if values.dtype == np.int64:
+        sliding_kernels.add_ranges(values, low, high, np.empty(len(values) + 1, np.int64), sums)
+    else:
+        sliding_kernels.slide_sum(values, low, high, np.empty(len(values), values.dtype), sums)
+    return pa.array(sums, mask=None if seen is None else ~seen)
+
+
+def _deviations(count: _Column, total: _Column, m2: _Column, low: Integers, high: Integers) -> _Column:
+    seen = _seen(m2, low, high)
+    counts, suffix, found = bare_values(count), np.empty((len(m2), 3)), np.empty(len(low))
+    moment_kernels.slide(counts, *means_of(counts, total), bare_values(m2), low, high, suffix, found)
+    return pa.array(found, mask=None if seen is None else ~seen)
+
+
+def _may_overflow(column: _Column) -> bool:
+    """Return whether a sum of some or all of these integers may exceed 64 bits."""
+    return bool((int(fragment_kernels.bound_of(bare_values(column))) + 1) * len(column) >= 1 << 63)
+
+
+def _extreme(column: _Column, greatest: bool, low: Integers, high: Integers) -> _Column:
+    seen = _seen(column, low, high)
+    kind = as_integers(column.type)
+    if kind is None:
+        null: Any = -np.inf if greatest else np.nan
+    else:
+        limits = np.iinfo(kind.to_pandas_dtype())
+        null = limits.min if greatest else limits.max
+    values = _numbers(column, null)
+    at = np.empty(len(low), np.int64)
+    sliding_kernels.slide_extreme(values, greatest, low, high, np.empty(len(values), np.int64), at)
+    best = values[at]
+    found = pa.array(best, mask=None if seen is None else ~seen)
+    return found if found.type == column.type else found.view(column.type)
+
+
+def _count_distinct(column: _Column, low: Integers, high: Integers) -> _Column:
+    bounds = column.offsets.to_numpy().astype(np.int64)
+    values = column.values.slice(bounds[0], bounds[-1] - bounds[0])
+    known, bounds = KeyIndex(), bounds - bounds[0]
+    numbers = known.find_or_add(KeyCodec([pa.field("value", values.type)]).encode([values]))
+    counts = np.empty(len(low), np.int64)
+    sliding_kernels.slide_distinct(numbers, bounds[low], bounds[high], np.zeros(len(known), np.int64), counts)
+    return pa.array(counts)

@@ -1,0 +1,261 @@
+"""Combine sorted entries: concatenate by group, merge, and deduplicate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.operators.aggregates.wide import alike
+from penstock.operators.update_stream.stream import Integers
+from penstock.windows.append import sliding_kernels
+from penstock.windows.append.pane_partials import PanePartials, is_narrow, sorted_by
+from penstock.windows.append.sliding import slide
+from penstock.windows.layout import WindowLayout
+
+__all__ = [
+    "GroupRanges",
+    "SortedRuns",
+    "by_group",
+    "combine_duplicates",
+    "concat_by_group",
+    "merge_sorted",
+    "merge_unsorted",
+]
+
+_MIN_DUPLICATION_TO_COMBINE = 1.5
+"""Duplicates are combined once a pane and group has this many entries on average."""
+_MIN_REPEATS_TO_COMBINE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRanges:
+    """One range of sorted entries per group.
+
+    Attributes
+    ----------
+    entries : PanePartials
+        Sorted by group and pane.
+    low, high : int64 arrays of g
+        Selected range of entries by group number.
+    """
+
+    entries: PanePartials
+    low: Integers
+    high: Integers
+
+    @classmethod
+    def of(cls, entries: PanePartials, groups: int = 0) -> GroupRanges:
+        """Select all sorted entries; `low` and `high` cover at least `groups` groups."""
+        counts = np.bincount(entries.ids, minlength=groups)
+        high = np.cumsum(counts)
+        return cls(entries, high - counts, high)
+
+    def __len__(self) -> int:
+        """Return the number of selected entries."""
+        return int((self.high - self.low).sum())
+
+    def split(self, pane: int) -> tuple[GroupRanges, GroupRanges]:
+        """Split every range at a pane, into the panes before it and from it on."""
+        at = np.empty(len(self.low), np.int64)
+        sliding_kernels.skip(self.entries.panes, self.low, self.high, pane, at)
+        return replace(self, high=at), replace(self, low=at)
+
+
+def concat_by_group(spans: Sequence[GroupRanges]) -> PanePartials:
+    """Concatenate spans (at least one) group by group.
+
+    Each entry is copied once; the overhead is a few nanoseconds per group and span.
+    """
+    there = [one for one in spans if len(one)] or [spans[0]]
+    if len(there) == 1 and len(there[0]) == len(there[0].entries):
+        return there[0].entries
+    counts = np.zeros(max(len(one.low) for one in there), np.int64)
+    for one in there:
+        counts[: len(one.low)] += one.high - one.low
+    free = np.cumsum(counts) - counts
+    places = []
+    for one in there:
+        places.append(free.copy())
+        free[: len(one.low)] += one.high - one.low
+    total = int(counts.sum())
+
+    def laid(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        out = np.empty(total, parts[0].dtype)
+        for one, values, at in zip(there, parts, places, strict=True):
+            sliding_kernels.lay_out(values, one.low, one.high, at, out)
+        return out
+
+    def column(parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
+        parts = alike(parts)
+        kind = parts[0].type
+        if _is_plain(kind) and not any(one.null_count for one in parts):
+            out = laid([_bits(one) for one in parts])
+            return pa.Array.from_buffers(kind, total, [None, pa.py_buffer(out)])
+        ends = np.cumsum([len(one) for one in parts])
+        rows = laid([np.arange(end - len(one), end) for one, end in zip(parts, ends, strict=True)])
+        return pc.take(pa.concat_arrays(parts), pa.array(rows), boundscheck=False)
+
+    schema = there[0].entries.values.schema
+    values = [column([one.entries.values.column(at) for one in there]) for at in range(len(schema))]
+    return PanePartials(
+        np.repeat(np.arange(len(counts)), counts),
+        laid([one.entries.panes for one in there]),
+        pa.RecordBatch.from_arrays(values, schema.names),
+    )
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Return whether values of a type have the byte width of an integer type."""
+    return pa.types.is_primitive(kind) and kind.bit_width in (8, 16, 32, 64)
+
+
+def _bits(array: pa.Array[Any]) -> npt.NDArray[Any]:
+    """View a fixed-width array as integers of that width, without copying."""
+    width = array.type.bit_width // 8
+    if not len(array):
+        return np.empty(0, f"i{width}")
+    return np.frombuffer(array.buffers()[1], f"i{width}", len(array), array.offset * width)
+
+
+def merge_sorted(parts: Iterable[PanePartials]) -> PanePartials:
+    """Merge sorted parts into one; equal entries keep the order of parts."""
+    known = list(parts)
+    there = [part for part in known if len(part)] or known[:1]
+    if len(there) == 1:
+        return there[0]
+    rows = sum(map(len, there))
+    if all(int(a.panes.max()) <= int(b.panes.min()) for a, b in pairwise(there)):
+        groups = max(int(part.ids[-1]) for part in there) + 1
+        if is_narrow(groups * len(there), rows):
+            return concat_by_group([GroupRanges.of(part) for part in there])
+        whole = PanePartials.concat(there)
+        return whole.take(sorted_by(whole.ids, np.arange(rows)))
+    whole = PanePartials.concat(there)
+    if len(there) > 2:
+        return whole.in_order()
+    order = np.empty(rows, np.int64)
+    sliding_kernels.merge(whole.ids, whole.panes, len(there[0]), np.arange(len(there[0]), rows), order)
+    return whole.take(order)
+
+
+def merge_unsorted(parts: Iterable[PanePartials]) -> PanePartials:
+    """Sort unsorted parts into one; equal entries keep the order of parts."""
+    known = list(parts)
+    if all(sliding_kernels.are_sorted(part.ids, part.panes) for part in known):
+        return merge_sorted(known)
+    return PanePartials.concat(known).in_order()
+
+
+def combine_duplicates(layout: WindowLayout, entries: PanePartials, *, always: bool = False) -> PanePartials:
+    """Combine sorted entries into one per group and pane.
+
+    If few entries are duplicates, return them unchanged, unless `always` is set.
+    """
+    starts = np.empty(len(entries), np.int64)
+    low = starts[: sliding_kernels.find_runs(entries.ids, entries.panes, starts)]
+    if len(entries) == len(low) or (len(entries) < _MIN_DUPLICATION_TO_COMBINE * len(low) and not always):
+        return entries
+    high = np.append(low[1:], len(entries))
+    values = slide(layout.partials, layout.times, entries.panes, entries.values, low, high, closing=False)
+    return PanePartials(entries.ids[low], entries.panes[low], values)
+
+
+def by_group(layout: WindowLayout, parts: Iterable[PanePartials], pane: int) -> PanePartials:
+    """Combine all entries of each group into one entry with the given pane.
+
+    Parameters
+    ----------
+    parts : iterable of PanePartials
+        Sorted parts with partials of fixed size. Entries of one group and pane come in order of arrival.
+        Different panes may come in any order, because their times differ and so order first and last.
+    pane : int
+        The pane of the combined entries.
+    """
+    each = [_of_groups(layout, part, pane) for part in parts if len(part)]
+    if len(each) == 1:
+        return each[0]
+    return _of_groups(layout, merge_sorted(each), pane) if each else PanePartials.none(layout)
+
+
+def _of_groups(layout: WindowLayout, entries: PanePartials, pane: int) -> PanePartials:
+    low = np.flatnonzero(np.diff(entries.ids, prepend=-1))
+    ids, values = entries.ids[low], entries.values
+    if len(low) < len(entries):
+        high = np.append(low[1:], len(entries))
+        none = np.zeros(len(entries), np.int64)
+        values = slide(layout.partials, layout.times, none, values, low, high, closing=False)
+    return PanePartials(ids, np.full(len(ids), pane), values)
+
+
+class SortedRuns:
+    """A buffer of entries in sorted parts.
+
+    Entries of equal group and pane are combined once there are many. The cost is proportional to the entries
+    that arrive for panes already present.
+
+    Parameters
+    ----------
+    layout : WindowLayout
+        The layout of the entries.
+
+    Attributes
+    ----------
+    parts : list of PanePartials
+        In the order of arrival.
+    nbytes : int
+        Memory of the parts in bytes.
+    """
+
+    def __init__(self, layout: WindowLayout) -> None:
+        self._layout = layout
+        self.parts = [PanePartials.none(layout)]
+        self._count = self.nbytes = 0
+        self._again = 0
+        """Number of entries that arrived for a pane not after the newest one present."""
+        self._newest: int | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, entries: PanePartials) -> None:
+        """Add entries."""
+        if not len(entries):
+            return
+        self.parts.append(entries)
+        # There may be one part per micro-batch within a window's length.
+        self._count += len(entries)
+        self.nbytes += entries.nbytes
+        if self._newest is not None:
+            self._again += int(np.count_nonzero(entries.panes <= self._newest))
+        newest = int(entries.panes.max())
+        self._newest = newest if self._newest is None else max(newest, self._newest)
+        if self._again > _MIN_REPEATS_TO_COMBINE and len(self) >= _MIN_DUPLICATION_TO_COMBINE * (
+            len(self) - self._again
+        ):
+            self.replace(combine_duplicates(self._layout, self.whole()))
+
+    def restrict(self, kept: Callable[[PanePartials], npt.NDArray[np.bool_]]) -> None:
+        """Keep the entries of each part that a function selects."""
+        self.parts = [part.where(kept(part)) for part in self.parts]
+        self._count, self.nbytes = sum(map(len, self.parts)), sum(part.nbytes for part in self.parts)
+        self._again = min(self._again, self._count)
+
+    def whole(self) -> PanePartials:
+        """Return all entries, sorted."""
+        whole = merge_sorted(self.parts)
+        self.parts = [whole]
+        return whole
+
+    def replace(self, entries: PanePartials) -> None:
+        """Replace the content by these sorted entries."""
+        self.parts = [entries]
+        self._count, self.nbytes = len(entries), entries.nbytes
+        self._again = 0
+        self._newest = int(entries.panes.max()) if len(entries) else None

@@ -1,0 +1,139 @@
+"""Two stacks that keep combined partials of shared panes from one micro-batch to the next.
+
+All windows that a micro-batch closes share the panes from the start of the last window to the end of the
+first: the **middle**. So a micro-batch needs three parts per group: one combined entry for the middle, the
+panes before it (leaving), and the panes after it (new). The middle comes from two stacks that outlive the
+micro-batch::
+
+                              border
+               front            |         back              held
+    --+--------------+----------+-----------------+------------------+-->  panes
+      |   leaving    |  suffix  |      total      |       new        |
+      first start    last start                   first end          last end
+
+The **front** has a suffix for each entry: the entry combined with all later front entries of its group. The
+**back** has one total per group. Held panes move to the back as windows close over them. The whole back
+becomes a new front once no pane of the old front is in all closing windows. So each entry is processed a
+fixed number of times, however long windows are, and nothing is ever subtracted from a partial.
+
+Stacks exist only in memory and follow from the entries: a restored state starts without them. Entries that
+arrive for panes before the border after it was set stay among the held entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.operators.update_stream.stream import Integers
+from penstock.windows.append.pane_partials import PanePartials
+from penstock.windows.append.sliding import slide
+from penstock.windows.append.sorted_runs import (
+    GroupRanges,
+    SortedRuns,
+    by_group,
+    concat_by_group,
+    merge_sorted,
+)
+from penstock.windows.layout import WindowLayout
+
+__all__ = ["Stacks"]
+
+
+class Stacks:
+    """The stacks of entries that were in a closed window. Used by one task at a time; not thread-safe.
+
+    Parameters
+    ----------
+    layout : WindowLayout
+        The layout of the windows; all partials have a fixed size.
+    front : PanePartials
+        Sorted entries of panes before the border.
+    border : int
+        A pane; at most the end of the next window that closes.
+    groups : int
+        Number of groups that have a number.
+    front_slack : int
+        The front is compacted once it has this many times the needed entries.
+    """
+
+    def __init__(
+        self, layout: WindowLayout, front: PanePartials, border: int, groups: int, front_slack: int
+    ) -> None:
+        self.border = border
+        self._layout = layout
+        self._front_slack = front_slack
+        self._front = GroupRanges.of(front, groups)
+        """The front entries that are still needed."""
+        ends = self._front.high[front.ids]
+        each = np.arange(len(front))
+        suffixes = slide(layout.partials, layout.times, front.panes, front.values, each, ends, closing=False)
+        self._suffixes = replace(front, values=suffixes)
+        self._back = SortedRuns(layout)
+        self._total = PanePartials.none(layout)
+
+    def __len__(self) -> int:
+        """Return the number of entries that are still needed."""
+        return len(self._front) + len(self._back)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the stacks in bytes."""
+        front = self._front.entries.nbytes + self._suffixes.values.nbytes
+        return front + self._back.nbytes + self._total.nbytes
+
+    def parts(self) -> list[PanePartials]:
+        """Return the entries that are still needed, as sorted parts."""
+        return [concat_by_group([self._front]), *self._back.parts]
+
+    def live(self) -> Integers:
+        """Return the groups that have an entry; a group may occur twice."""
+        return np.concatenate([np.flatnonzero(self._front.low < self._front.high), self._total.ids])
+
+    def close(self, held: PanePartials, first: int, last: int) -> tuple[PanePartials, PanePartials]:
+        """Return the entries of closing windows, and move entries of later windows to the back.
+
+        Parameters
+        ----------
+        held : PanePartials
+            All sorted entries outside of the stacks.
+        first, last : int
+            First and last closing window. `first` is the next window to close, and `last` starts before the
+            border.
+
+        Returns
+        -------
+        needed : PanePartials
+            Sorted entries. Combining the entries in a window's range gives the window's partials.
+        left : PanePartials
+            Sorted entries that remain held; some may be in no open window.
+        """
+        spec = self._layout.spec
+        begin, start, following = spec.start(first), spec.start(last), spec.start(last + 1)
+        end, after = begin + spec.size, start + spec.size
+        leaving, staying = self._front.split(start)
+        groups = np.flatnonzero(staying.low < staying.high)
+        suffixes = self._suffixes.take(staying.low[groups])
+        _, open_ = GroupRanges.of(held).split(begin)
+        strays, open_ = open_.split(start)
+        inner, open_ = open_.split(end)
+        new, later = open_.split(after)
+        if len(strays):
+            leaving = GroupRanges.of(merge_sorted([concat_by_group([leaving]), concat_by_group([strays])]))
+        shared = by_group(self._layout, [suffixes, self._total, concat_by_group([inner])], end - 1)
+        # Within a group, the panes of each part precede the panes of the next part.
+        needed = concat_by_group([leaving, GroupRanges.of(shared), new])
+        before, after_border = inner.split(self.border)
+        taken = concat_by_group([replace(after_border, high=new.high)])
+        self._back.add(taken)
+        self._total = by_group(self._layout, [self._total, taken], self.border)
+        self._let_go(following)
+        return needed, concat_by_group([before, later])
+
+    def _let_go(self, pane: int) -> None:
+        """Drop the entries before a pane."""
+        _, self._front = self._front.split(pane)
+        if self._front_slack * len(self._front) < len(self._front.entries):
+            self._suffixes = concat_by_group([replace(self._front, entries=self._suffixes)])
+            self._front = GroupRanges.of(concat_by_group([self._front]), len(self._front.low))

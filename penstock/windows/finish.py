@@ -1,0 +1,242 @@
+"""Compute aggregates of windows, and following selections and projections, outside of Spark.
+
+Columns are computed on demand. So rows that a selection drops cost only the columns that the selection reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import InternalError
+from penstock.operators.aggregates.assembly import Assembly
+from penstock.operators.update_stream.stream import Integers
+from penstock.sql.evaluate import evaluate, type_of
+from penstock.sql.expression import Expression
+from penstock.windows.layout import START, Closed
+
+__all__ = ["Finish", "Step", "WindowRows"]
+
+_Column: TypeAlias = "pa.ChunkedArray[Any]"
+
+Step: TypeAlias = str | Mapping[str, str]
+"""A selection's predicate, or a projection's expressions by their names; Spark SQL."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Compute results of windows. Created on the driver, used in workers for every micro-batch.
+
+    Parameters
+    ----------
+    windows : pyarrow.Schema
+        Schema of windows: groups, `START` and partials, in the types that Spark would see.
+    output : pyarrow.Schema
+        Schema of windows with their aggregates, in Spark's types.
+    window : str
+        The column of `output` with the window's start and end, timestamps in microseconds.
+    pane_ms, size_ms : int
+        The length of a pane and of a window; `START` is a pane number.
+    assembly : Assembly
+        The aggregates.
+    steps : tuple of Step
+        The following selections and projections, in order.
+    """
+
+    windows: pa.Schema
+    output: pa.Schema
+    window: str
+    pane_ms: int
+    size_ms: int
+    assembly: Assembly
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def partials(self) -> frozenset[str]:
+        """The partials that are read; see `WindowEmitter.partials`."""
+        needed = set(self._made)
+        for step in reversed(self.steps):
+            if isinstance(step, str):
+                needed |= set(Expression.parse(step).columns)
+            else:
+                needed = {one for name in needed for one in Expression.parse(step[name]).columns}
+        texts = [text for name, text in self.assembly.aggregates.items() if name in needed]
+        read = {one for text in texts for one in Expression.parse(text).columns}
+        return frozenset(part for one in read for part in (one, *self.assembly.parts(one)))
+
+    @property
+    def _made(self) -> Iterable[str]:
+        """The computed columns."""
+        return next((step for step in reversed(self.steps) if not isinstance(step, str)), self.output.names)
+
+    def schemas(self) -> list[pa.Schema] | None:
+        """Return the schemas of windows and after each projection; None if only Spark can run a step.
+
+        Aggregates must have exactly the types of `output`, so that no cast is needed.
+        """
+        types = {field.name: field.type for field in self.windows}
+        partials = pa.schema(types | dict.fromkeys(self.assembly.derived, pa.float64()))
+        for name, text in self.assembly.aggregates.items():
+            if type_of(Expression.parse(text), partials) != self.output.field(name).type:
+                return None
+        made = [self.output]
+        for step in self.steps:
+            if isinstance(step, str):
+                if type_of(Expression.parse(step), made[-1]) != pa.bool_():
+                    return None
+                continue
+            types = {name: type_of(Expression.parse(text), made[-1]) for name, text in step.items()}
+            if any(kind is None for kind in types.values()):
+                return None
+            made.append(pa.schema(list(types.items())))
+        return made
+
+    def __call__(self, closed: Closed) -> pa.RecordBatch:
+        """Return the results of windows.
+
+        Raises
+        ------
+        InvalidUsageError
+            If an expression fails, as it would in Spark.
+        """
+        made = self.rows(closed).table(self._made).combine_chunks()
+        (batch,) = made.to_batches() or [_no_rows(made.schema)]
+        return batch
+
+    def collect(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Return results unchanged; see `WindowEmitter.collect`."""
+        return parts
+
+    def rows(self, closed: Closed) -> WindowRows:
+        """Return the windows after all steps; columns are computed on demand."""
+        rows = WindowRows(self, closed)
+        for step in self.steps:
+            if isinstance(step, str):
+                for part in Expression.parse(step).conjuncts():
+                    rows.keep(part)
+            else:
+                rows.project(step)
+        return rows
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+class WindowRows:
+    """The columns of some windows, before and after each projection, computed on demand."""
+
+    def __init__(self, finish: Finish, closed: Closed) -> None:
+        self._finish = finish
+        self._assembly = finish.assembly
+        self._groups = dict(zip(finish.windows.names, closed.groups, strict=False))
+        self._values = closed.values
+        self._of, self._starts = closed.of, closed.starts
+        self._kept: pa.Array[Any] | None = None
+        self._projections: list[Mapping[str, str]] = []
+        self._known: list[dict[str, _Column]] = [{}]
+
+    def project(self, select: Mapping[str, str]) -> None:
+        """Apply a projection."""
+        self._projections.append(select)
+        self._known.append({})
+
+    def keep(self, predicate: Expression) -> None:
+        """Drop rows for which a predicate is not true."""
+        kept = evaluate(predicate, self.table(predicate.columns))
+        rows = pc.indices_nonzero(kept.combine_chunks())
+        self._kept = rows if self._kept is None else self._kept.take(rows)
+        for known in self._known:
+            for name, column in known.items():
+                known[name] = column.take(rows)
+
+    @property
+    def starts(self) -> Integers:
+        """The number of each window's first pane."""
+        return self._taken(self._starts).to_numpy()
+
+    def groups(self, names: Sequence[str]) -> tuple[list[pa.Array[Any]], Integers]:
+        """Return columns after the last projection, with one row per group or per window.
+
+        Returns
+        -------
+        columns : list of pyarrow.Array
+            The requested columns.
+        of : int64 array
+            Per window, its row in these columns.
+        """
+        level, plain = len(self._projections), list(names)
+        while level and all(Expression.parse(self._projections[level - 1][one]).is_column for one in plain):
+            level -= 1
+            plain = [Expression.parse(self._projections[level][one]).columns[0] for one in plain]
+        if level or not set(plain) <= set(self._groups):
+            return [self.array(name) for name in names], np.arange(len(self.starts))
+        kinds = [self._finish.windows.field(name).type for name in plain]
+        columns = [self._groups[name].cast(kind) for name, kind in zip(plain, kinds, strict=True)]
+        return columns, self._taken(self._of).to_numpy()
+
+    def array(self, name: str) -> pa.Array[Any]:
+        """Return a column after the last projection."""
+        column = self._column(len(self._projections), name)
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+    def table(self, names: Iterable[str]) -> pa.Table:
+        """Return columns after the last projection."""
+        level = len(self._projections)
+        return self._table({name: self._column(level, name) for name in names})
+
+    def _table(self, columns: Mapping[str, _Column]) -> pa.Table:
+        # Without a column, a table would have no rows.
+        return pa.table(columns or {START: self._taken(self._starts)})
+
+    def _taken(self, column: pa.Array[Any]) -> pa.Array[Any]:
+        return column if self._kept is None else column.take(self._kept)
+
+    def _column(self, level: int, name: str) -> _Column:
+        known = self._known[level]
+        if name not in known:
+            made = self._computed(level, name)
+            known[name] = made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
+        return known[name]
+
+    def _computed(self, level: int, name: str) -> _Column | pa.Array[Any]:
+        if level:
+            expression = Expression.parse(self._projections[level - 1][name])
+            read = {one: self._column(level - 1, one) for one in expression.columns}
+            return evaluate(expression, self._table(read))
+        if name == self._finish.window:
+            return self._windows()
+        text = self._assembly.aggregates.get(name)
+        if text is None:
+            return self._partial(name)
+        expression = Expression.parse(text)
+        return evaluate(
+            expression,
+            self._table({one: pa.chunked_array([self._partial(one)]) for one in expression.columns}),
+        )
+
+    def _partial(self, name: str) -> pa.Array[Any]:
+        """Return a group's column, a partial, a mean or a deviation."""
+        if name in self._groups:
+            column = self._groups[name].take(self._taken(self._of))
+        elif parts := self._assembly.parts(name):
+            return self._assembly.computed(name, [self._taken(self._values.column(one)) for one in parts])
+        else:
+            column = self._assembly.whole(name, self._taken(self._values.column(name)))
+        kind = self._finish.windows.field(name).type
+        return column if column.type.equals(kind) else column.cast(kind)
+
+    def _windows(self) -> pa.Array[Any]:
+        """Return the windows' starts and ends."""
+        kind = self._finish.output.field(self._finish.window).type
+        if not pa.types.is_struct(kind):
+            raise InternalError("a window is a struct of its start and end")
+        start = self.starts * (1000 * self._finish.pane_ms)
+        end = start + 1000 * self._finish.size_ms
+        both = [pa.array(one).view(kind.field(0).type) for one in (start, end)]
+        return pa.StructArray.from_arrays(both, fields=list(kind))

@@ -1,0 +1,219 @@
+"""Layouts of windows, and the results of a micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.operators.aggregates.assembly import Assembly
+from penstock.operators.scan.spec import Partial
+from penstock.operators.update_stream.stream import Integers
+from penstock.windows.append.sliding import type_in_windows
+from penstock.windows.spec import WindowSpec
+
+__all__ = ["ENTRY_PANE", "START", "Closed", "FinalPanes", "PanesResult", "RowLayout", "WindowLayout"]
+
+ENTRY_PANE = "__penstock_pane"
+"""The column of an entry with its pane number."""
+
+START = "__penstock_start"
+"""The column of a window with the number of its first pane."""
+
+
+@dataclass(frozen=True)
+class WindowLayout:
+    """The layout of windows: their spec, groups and partials.
+
+    Parameters
+    ----------
+    spec : WindowSpec
+        Size and slide.
+    groups : pyarrow.Schema
+        The group columns; without any, all rows are one group.
+    partials : tuple of Partial
+        The partials of an entry.
+    types : tuple of pyarrow.DataType
+        Types of the partials.
+    times : mapping of str to str
+        Name of each ``first`` or ``last`` partial to the partial that holds its time.
+    rows : str
+        The partial that counts the rows of an entry.
+    assembly : Assembly, optional
+        Computes aggregates. If given, windows leave with means and deviations instead of the partials that
+        nothing else reads.
+    """
+
+    spec: WindowSpec
+    groups: pa.Schema
+    partials: tuple[Partial, ...]
+    types: tuple[pa.DataType, ...]
+    times: Mapping[str, str]
+    rows: str
+    assembly: Assembly | None = field(default=None, kw_only=True)
+
+    @property
+    def values(self) -> pa.Schema:
+        """The schema of partials."""
+        return pa.schema(
+            [pa.field(one.name, kind) for one, kind in zip(self.partials, self.types, strict=True)]
+        )
+
+    @property
+    def fixed_size(self) -> bool:
+        """True if no partial is a set or a sketch, which grow with their values."""
+        return all(one.kind not in ("distinct", "sketch") for one in self.partials)
+
+    @property
+    def results(self) -> pa.Schema:
+        """The schema of window partials, means and deviations."""
+        both, made = zip(self.partials, self.types, strict=True), self.assembly
+        kept = [
+            pa.field(one.name, type_in_windows(one, kind))
+            for one, kind in both
+            if made is None or one.name in self._left
+        ]
+        return pa.schema([*kept, *((name, pa.float64()) for name in (made.derived if made else ()))])
+
+    @cached_property
+    def _left(self) -> frozenset[str]:
+        """The partials that leave with windows."""
+        return self.assembly.read if self.assembly else frozenset()
+
+    def finished(self, values: pa.RecordBatch) -> pa.RecordBatch:
+        """Compute the columns that leave, those of `results`, from the partials of windows.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a sum overflows.
+        """
+        made = self.assembly
+        if made is None:
+            return Assembly({}, {}, {}).finish(values, values.schema.names)
+        return made.finish(values, [name for name in values.schema.names if name in self._left])
+
+    @property
+    def first_pane(self) -> int | None:
+        """The first pane that a group can have; None if panes have no lower bound."""
+        return None
+
+    def arriving_column(self, partial: str) -> str:
+        """Return the input column from which a partial is taken."""
+        return partial
+
+    @property
+    def entry(self) -> pa.Schema:
+        """The schema of an entry: groups, `ENTRY_PANE`, partials."""
+        return pa.schema([*self.groups, pa.field(ENTRY_PANE, pa.int64()), *self.values])
+
+    @property
+    def window(self) -> pa.Schema:
+        """The schema of a window: groups, `START`, partials."""
+        return pa.schema([*self.groups, pa.field(START, pa.int64()), *self.results])
+
+
+@dataclass(frozen=True)
+class RowLayout(WindowLayout):
+    """The layout of row windows, whose panes are rows, too.
+
+    Parameters
+    ----------
+    pane_rows : int
+        Number of rows of a group in a pane.
+    arriving : pyarrow.Schema
+        Schema of input rows: groups, `ENTRY_PANE` with the time, and the values of partials, named like their
+        expressions.
+    end : str
+        The partial with the greatest time.
+    bounds : tuple of str
+        Partials that identify the window.
+    """
+
+    pane_rows: int
+    arriving: pa.Schema
+    end: str
+    bounds: tuple[str, ...] = ()
+
+    @property
+    def first_pane(self) -> int:
+        """Pane 0, which holds the group's first row."""
+        return 0
+
+    def arriving_column(self, partial: str) -> str:
+        """Return the column of rows from which a partial is computed."""
+        return next(one.expression for one in self.partials if one.name == partial)
+
+    @cached_property
+    def _left(self) -> frozenset[str]:
+        return frozenset({*self.bounds, *(self.assembly.read if self.assembly else ())})
+
+
+@dataclass(frozen=True, slots=True)
+class PanesResult:
+    """The result of one micro-batch.
+
+    Attributes
+    ----------
+    windows : list of pyarrow.RecordBatch
+        Closed windows with the schema `WindowLayout.window`; windows of a group in order.
+    rows_in, late : int
+        Input rows behind the entries: all, and those whose windows have all closed.
+    groups : int
+        Number of groups that still have an open window.
+    closed : int
+        Number of closed windows.
+    """
+
+    windows: list[pa.RecordBatch]
+    rows_in: int
+    late: int
+    groups: int
+    closed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A set of closed windows.
+
+    Attributes
+    ----------
+    groups : list of pyarrow.Array
+        Distinct groups.
+    of : pyarrow.Array of int64
+        Per window, the index of its group in `groups`.
+    starts : pyarrow.Array of int64
+        The number of each window's first pane.
+    values : pyarrow.RecordBatch
+        Partials of each window.
+    """
+
+    groups: list[pa.Array[Any]]
+    of: pa.Array[Any]
+    starts: pa.Array[Any]
+    values: pa.RecordBatch
+
+    def batch(self, layout: WindowLayout) -> pa.RecordBatch:
+        """Return the windows with their groups, in the schema `WindowLayout.window`."""
+        groups, values = [column.take(self.of) for column in self.groups], layout.finished(self.values)
+        return pa.RecordBatch.from_arrays([*groups, self.starts, *values.columns], schema=layout.window)
+
+
+@dataclass(frozen=True, slots=True)
+class FinalPanes:
+    """Final panes: no more rows arrive for them.
+
+    Attributes
+    ----------
+    ids, panes : int64 arrays
+        Group numbers, and pane numbers.
+    rows : pyarrow.RecordBatch
+        Partials of each pane.
+    """
+
+    ids: Integers
+    panes: Integers
+    rows: pa.RecordBatch

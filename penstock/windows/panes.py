@@ -1,0 +1,18 @@
+"""The choice between panes by time and panes by number of rows."""
+
+from __future__ import annotations
+
+from penstock.windows.append.limits import PaneLimits
+from penstock.windows.append.panes import DEFAULT_LIMITS, Panes
+from penstock.windows.append.time_panes import TimePanes
+from penstock.windows.counted.panes import CountPanes
+from penstock.windows.layout import RowLayout, WindowLayout
+
+__all__ = ["new_panes"]
+
+
+def new_panes(layout: WindowLayout, *, finalizes: bool = False, limits: PaneLimits = DEFAULT_LIMITS) -> Panes:
+    """Return empty panes for windows of a layout; see `Panes`."""
+    if isinstance(layout, RowLayout):
+        return CountPanes(layout, finalizes=finalizes, limits=limits)
+    return TimePanes(layout, finalizes=finalizes, limits=limits)

@@ -1,0 +1,449 @@
+"""The window queue: only the most recent window of each key waits (UpStream §6.2, §7.2).
+
+Panes of numbered keys are enqueued. A key travels through the Key Transition Graph (UpStream Fig. 10). It can
+be in WAIT and in READY or IDLE at once, because newer windows arrive while one is processed::
+
+    state  at       condition                                     next
+    -----  -------  --------------------------------------------  ------------------------------------
+    ENQ    enqueue  is_update: there is a new most recent window   WAIT, by the policy
+    ENQ    enqueue  else                                           ENQ
+    WAIT   enqueue  is_update                                      WAIT: the newer window overwrites
+    WAIT   dequeue  it is the key's turn, and it is not under      READY: committed to the window it
+                    processing                                     waits with
+    READY  dequeue  is_avail: the window has more tuples           READY
+    READY  dequeue  else, the window is complete                   DONE: the result is emitted
+    READY  dequeue  else                                           IDLE (eager only)
+    IDLE   enqueue  do_promote: a tuple of the committed window    READY, behind the others
+    IDLE   enqueue  the watermark completes the window             READY, behind the others
+    DONE   enqueue                                                 ENQ
+
+*Lazy*: the most recent window is the newest complete one (MRU_L); a committed window is never IDLE. *Eager*:
+it is the window that started last (MRU_E), complete or not. In both modes windows are never cut (a committed
+window is served to its end) and never mixed (a result has the tuples of one window).
+
+A window buffer has two sides in one list of zones (`penstock.windows.update.zones`): the dequeue
+side has the tuples of the committed window, from DF to WE, and the enqueue side the tuples from WS to ET.
+Tuples on both sides are stored once. Departures from the source: a window is closed by its last pane, a later
+pane of the key or the watermark, so windows of silent keys close, too; a `win_spec` above 0 is the distance
+to the window's end, because pane numbers may be negative; a key that waits while it is under processing keeps
+its place, and the keys behind it are served first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.errors import InvalidUsageError
+from penstock.operators.aggregates.wide import schema_like
+from penstock.operators.queues.pages import PagedMemory
+from penstock.operators.scheduling.policy import Policy
+from penstock.operators.scheduling.rates import mean_cost
+from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
+from penstock.operators.update_stream.stream import Integers
+from penstock.windows.update import transitions
+from penstock.windows.update import zones as z
+from penstock.windows.update.buffer import OWN_COLUMNS, WindowBuffers
+from penstock.windows.update.results import (
+    DeliverableWindows,
+    EnqueuedPanes,
+    KeyState,
+    ServedWindows,
+    WindowMode,
+)
+from penstock.windows.update.scheduler import WindowScheduler
+
+__all__ = ["EnqueuedPanes", "KeyState", "ServedWindows", "WindowMode", "WindowQueue"]
+
+_BLOCK_ROWS = 8
+_PAGE_BLOCKS = 64
+_UNIT_ROWS = 1 << 20
+"""Number of tuples in a unit of a snapshot, exceeded by at most the last key's tuples."""
+
+
+class WindowQueue:
+    """A window queue; in Spark, one bucket of it.
+
+    Not thread-safe. Used by one task at a time: `enqueue`, then `dequeue` and `deliver` any number of times,
+    then `account_staleness`, then `delta`. Time is an argument; nothing here reads a clock. Enqueuing a batch
+    has the same effect as enqueuing its entries one at a time, except on the order of keys. Linecutting
+    measures other intervals between window updates, and a key's last share in a batch also applies to its
+    earlier entries.
+
+    Parameters
+    ----------
+    mode : WindowMode
+        LAZY or EAGER.
+    size, slide : int
+        Size and slide of the windows, in panes; ``1 <= slide <= size``.
+    payload : pyarrow.Schema
+        Payload columns of a pane.
+    policy : Policy
+        The policy that chooses the next key.
+    cost_us : float, optional
+        The time that serving one window takes, for linecutting; measured (`observe_cost`) by default.
+    weighted : bool
+        Whether the scheduler uses weights, given to `enqueue` as shares.
+    first_pane : int, optional
+        Windows that start before it do not exist. By default a key's first pane is also in windows that start
+        before it.
+    block_rows, page_blocks : int
+        Locations in a block (FLCZ), and blocks in a page of the paged memory.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a number is out of range, or the mode needs no queue.
+    """
+
+    def __init__(
+        self,
+        mode: WindowMode,
+        size: int,
+        slide: int,
+        payload: pa.Schema,
+        policy: Policy,
+        *,
+        cost_us: float | None = None,
+        weighted: bool = False,
+        first_pane: int | None = None,
+        block_rows: int = _BLOCK_ROWS,
+        page_blocks: int = _PAGE_BLOCKS,
+    ) -> None:
+        if mode is WindowMode.APPEND:
+            raise InvalidUsageError("windows of append semantics need no window queue", mode=str(mode))
+        if not 1 <= slide <= size:
+            raise InvalidUsageError("the slide is not in 1 to the size", size_panes=size, slide_panes=slide)
+        if cost_us is not None and cost_us <= 0:
+            raise InvalidUsageError("the cost of a window is not positive", cost_us=cost_us)
+        self.mode, self.policy = mode, policy
+        self.size, self.slide = size, slide
+        self.given_cost_us = cost_us
+        self.measured_cost_us: float | None = None
+        self.watermark: int = z.NEVER
+        self._buffers = WindowBuffers(
+            payload,
+            size,
+            slide,
+            eager=mode is WindowMode.EAGER,
+            before_first=z.NEVER if first_pane is None else -(-first_pane // slide) - 1,
+            block_rows=block_rows,
+            page_blocks=page_blocks,
+        )
+        self._queue = WindowScheduler(policy, weighted=weighted)
+        self._birth_us: int | None = None
+        self._settled_at: int | None = None
+        self._served_at: int | None = None
+        self._in_service = 0
+        self._queue_meter, self._application_meter = StalenessMeter(), StalenessMeter()
+
+    def __len__(self) -> int:
+        """Return the number of waiting keys."""
+        return len(self._queue)
+
+    @property
+    def keys(self) -> int:
+        """Number of keys ever seen."""
+        return int(self._buffers.registers[z.KEYS])
+
+    @property
+    def rows_held(self) -> int:
+        """Number of panes in the window buffers."""
+        return int(self._buffers.registers[z.ROWS_HELD])
+
+    @property
+    def memory(self) -> PagedMemory:
+        """The paged memory, whose locations are blocks."""
+        return self._buffers.memory
+
+    @property
+    def servable(self) -> int:
+        """Number of keys that an unlimited `dequeue` would serve; while above 0, each call makes progress."""
+        registers = self._buffers.registers
+        return len(self) - int(registers[z.HELD]) + int(registers[z.READIES])
+
+    @property
+    def cost_us(self) -> float | None:
+        """The cost of a window for linecutting, given or measured; None while unknown."""
+        return self.measured_cost_us if self.given_cost_us is None else self.given_cost_us
+
+    @property
+    def served_at_us(self) -> int | None:
+        """Time of the last dequeue, or of the first arrival at the empty queue if later."""
+        return self._served_at
+
+    @property
+    def size_bytes(self) -> int:
+        """Approximate memory of the state in bytes."""
+        return self._queue.size_bytes + self._buffers.size_bytes
+
+    def states(self, key: int) -> set[KeyState]:
+        """Return the states of a key; DONE for an unknown key."""
+        if key >= len(self._buffers.key_rows):
+            return {KeyState.DONE}
+        key_row = self._buffers.key_rows[key]
+        found = set()
+        if key_row[z.CANDIDATE] != z.NEVER:
+            found.add(KeyState.WAIT)
+        if key_row[z.SERVICE] != transitions.FREE:
+            found.add(KeyState.READY if key_row[z.SERVICE] == transitions.READY else KeyState.IDLE)
+        return found or {KeyState.ENQ if key_row[z.ROWS] else KeyState.DONE}
+
+    def enqueue(
+        self,
+        ids: Integers,
+        panes: Integers,
+        rows: pa.RecordBatch,
+        now_us: int,
+        *,
+        watermark: int | None = None,
+        shares: Integers | None = None,
+    ) -> EnqueuedPanes:
+        """Enqueue entries in order, then advance the watermark.
+
+        Keys whose windows only the watermark completes arrive after the entries, ordered by window end and
+        then by key number.
+
+        Parameters
+        ----------
+        ids, panes : int64 arrays
+            Key numbers from the caller's index, and panes. The panes of each key increase within and across
+            calls, and none is before the watermark of an earlier call; other entries are late and dropped.
+        rows : pyarrow.RecordBatch
+            Payload of the panes.
+        watermark : int, optional
+            All panes before it have arrived, including these entries. It never decreases.
+        shares : int64 array, optional
+            For a queue with weights, the shares of the entries' keys
+            (`penstock.operators.scheduling.weights`). The share of a key's last entry applies from now on.
+        """
+        known = self._totals()
+        if len(ids):
+            self._make_key_rows(int(ids.max()) + 1)
+            if shares is not None:
+                self._queue.weigh(ids, shares)
+            if self._birth_us is None:
+                self._birth_us = self._settled_at = now_us
+        buffers, before = self._buffers, self.watermark
+        locations = np.empty(len(ids), np.int64)
+        events = np.empty((2 * len(ids), 2), np.int64)
+        with buffers.state(ids) as state:
+            transitions.enter(ids, panes, before, now_us, events, locations, state)
+            buffers.put(locations, rows)
+            self._arrive(events, now_us)
+            if watermark is not None and watermark > before:
+                self.watermark = watermark
+                due = np.flatnonzero(buffers.due <= watermark)
+                due = due[np.argsort(buffers.due[due], kind="stable")]
+                events = np.empty((len(due), 2), np.int64)
+                transitions.sweep(due, watermark, now_us, events, state)
+                self._arrive(events, now_us)
+        late, completed, disregarded = np.subtract(self._totals(), known).tolist()
+        return EnqueuedPanes(len(ids), late, completed, disregarded)
+
+    def dequeue(self, limit: int, now_us: int) -> ServedWindows:
+        """Serve keys and return up to `limit` complete windows, one per key.
+
+        Lazy: serves the newest complete window of up to `limit` keys, in policy order. Eager: first serves
+        committed windows that are complete, in the order of their keys' promotions. Then commits to more
+        keys, up to `limit` less the remaining complete windows, and serves them immediately if complete. Call
+        it while `servable` > 0.
+        """
+        limit, buffers = max(limit, 0), self._buffers
+        with buffers.state() as state:
+            ids = transitions.serve_ready(limit, state)
+            backlog = int(buffers.registers[z.READIES])
+            chosen = self._queue.pop(max(limit - backlog, 0), buffers.key_rows[:, z.SERVICE])
+            self._commit(chosen, now_us, state)
+            if len(chosen):
+                ids = np.concatenate([ids, transitions.serve_ready(limit - len(ids), state)])
+            served = self._emit(ids, state)
+        self._in_service += len(ids)
+        if len(ids):
+            self._served_at = now_us
+        return served
+
+    def deliver(self, served: DeliverableWindows, now_us: int) -> None:
+        """Record that the results of served windows have reached the application."""
+        ids, key_rows = served.ids, self._buffers.key_rows
+        begin = np.maximum(served.booked_us, key_rows[ids, z.DELIVERED])
+        self._application_meter.add(served.arrived_us, begin, now_us)
+        key_rows[ids, z.DELIVERED] = now_us
+        key_rows[ids, z.APPLICATION_BOOKED] = np.maximum(key_rows[ids, z.APPLICATION_BOOKED], now_us)
+        key_rows[ids, z.IN_SERVICE] -= 1
+        self._in_service -= len(ids)
+
+    def observe_cost(self, elapsed_us: float, windows: int) -> None:
+        """Record that serving `windows` windows took `elapsed_us`."""
+        if windows > 0:
+            self.measured_cost_us = mean_cost(self.measured_cost_us, elapsed_us, windows)
+
+    def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
+        """Book the staleness up to now; return queue and application staleness since the last call.
+
+        Queue staleness starts at the first window end (lazy) or window start (eager) since the key was
+        dequeued. Application staleness starts at the end of the oldest complete window newer than the
+        delivered one (UpStream §6.1.2, §6.2.2).
+        """
+        begin = now_us if self._settled_at is None else self._settled_at
+        key_rows = self._buffers.key_rows
+        pending = (key_rows[:, z.PENDING] != z.NEVER) & (key_rows[:, z.IN_SERVICE] == 0)
+        for meter, since, booked, ids in (
+            (self._queue_meter, z.SINCE, z.QUEUE_BOOKED, self._waiting()),
+            (self._application_meter, z.PENDING, z.APPLICATION_BOOKED, np.flatnonzero(pending)),
+        ):
+            meter.add(key_rows[ids, since], key_rows[ids, booked], now_us)
+            key_rows[ids, booked] = np.maximum(key_rows[ids, booked], now_us)
+        self._settled_at = None if self._settled_at is None else max(now_us, begin)
+        key_time = float(max(now_us - begin, 0)) * self.keys
+        self._buffers.compact()
+        return self._queue_meter.take(key_time), self._application_meter.take(key_time)
+
+    def close(self) -> None:
+        """Do nothing: memory goes with the object."""
+
+    def delta(self) -> PUnit:
+        """Return the changes since the last call, to be stored: keys and their new panes."""
+        key_rows = self._buffers.key_rows
+        ids = np.flatnonzero(key_rows[:, z.DIRTY])
+        unit = self._unit("delta", ids, fresh=True)
+        key_rows[ids, z.DIRTY] = 0
+        return unit
+
+    def snapshot(self) -> Iterator[PUnit]:
+        """Return the whole current state, in units of about `_UNIT_ROWS` tuples."""
+        key_rows = self._buffers.key_rows
+        ids = np.flatnonzero(key_rows[:, z.NEWEST] != z.NEVER)
+        # A key counts as a tuple, so that the keys of a unit are bounded, too.
+        part = np.cumsum(key_rows[ids, z.ROWS] + 1) // _UNIT_ROWS
+        cuts = np.flatnonzero(np.diff(part)) + 1
+        # Created now, because the queue changes while the units are written.
+        return iter([self._unit("snapshot", some, fresh=False) for some in np.split(ids, cuts)])
+
+    def restore(self, units: Iterable[PUnit], *, keys: int = z.FOREVER) -> None:
+        """Apply stored `units` in order, to an empty queue or to catch up.
+
+        Parameters
+        ----------
+        units : iterable of PUnit
+            Units from `delta` and `snapshot`.
+        keys : int
+            Upper bound of key numbers; memory exists for this many keys.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the units belong to a queue with other windows.
+        CorruptDataError
+            If their content is inconsistent.
+        """
+        fields = None
+        for unit in units:
+            fields = unit.fields
+            self._apply(unit, keys)
+        if fields is None:
+            return
+        buffers = self._buffers
+        watermark = fields.number_or_none("watermark")
+        self.watermark = z.NEVER if watermark is None else watermark
+        self._birth_us = fields.number_or_none("birth_us")
+        self._settled_at = fields.number_or_none("settled_at_us")
+        self._served_at = fields.number_or_none("served_at_us")
+        self.measured_cost_us = fields.real_or_none("cost_us")
+        buffers.registers[z.KEYS] = fields.count("keys")
+        self._queue.rebuild(self._waiting(), fields)
+        buffers.account_restored(self._settled_at or 0)
+        self._in_service = 0
+
+    def _unit(self, kind: str, ids: Integers, *, fresh: bool) -> PUnit:
+        key_rows, rows = self._stored(ids, fresh=fresh)
+        arrays = [pa.array(values) for values in key_rows.values()]
+        return PUnit(
+            kind=kind,
+            meta={
+                **self._windows(),
+                "keys": self.keys,
+                "waiting": len(self),
+                "watermark": None if self.watermark == z.NEVER else self.watermark,
+                "birth_us": self._birth_us,
+                "settled_at_us": self._settled_at,
+                "served_at_us": self._served_at,
+                "cost_us": self.measured_cost_us,
+                **self._queue.meta,
+            },
+            blocks={"cells": pa.RecordBatch.from_arrays(arrays, list(key_rows)), "rows": rows},
+        )
+
+    def _windows(self) -> dict[str, Any]:
+        return {"mode": str(self.mode), "size_panes": self.size, "slide_panes": self.slide}
+
+    def _apply(self, unit: PUnit, keys: int) -> None:
+        for name, value in self._windows().items():
+            stored = unit.fields.text(name) if isinstance(value, str) else unit.fields.count(name)
+            if stored != value:
+                raise InvalidUsageError(
+                    "the stored window queue has other windows",
+                    what=name,
+                    stored=stored,
+                    configured=value,
+                    hint="windows cannot change while their checkpoint lives",
+                )
+        columns, none = self._stored(np.zeros(0, np.int64))
+        kinds = {name: pa.from_numpy_dtype(values.dtype) for name, values in columns.items()}
+        block = unit.block("cells", pa.schema([pa.field(*one, nullable=False) for one in kinds.items()]))
+        stored_rows = unit.blocks.get("rows", none).schema
+        rows = unit.block("rows", schema_like(none.schema, stored_rows, fixed=OWN_COLUMNS))
+        if not block.num_rows:
+            return
+        key_rows = {name: block.column(name).to_numpy() for name in block.schema.names}
+        ids = unit.numbers_below("cells", "key", keys, ascend=True)
+        unit.numbers_below("cells", "service", transitions.STATES)
+        self._make_key_rows(int(ids[-1]) + 1)
+        self._buffers.restore(ids, key_rows, rows, replace=unit.kind == "snapshot")
+        self._queue.put_back(ids, key_rows)
+
+    def _stored(self, ids: Integers, *, fresh: bool = False) -> tuple[dict[str, Any], pa.RecordBatch]:
+        """Return the key rows of keys as columns, and their tuples; see `WindowBuffers.store`."""
+        stored, rows = self._buffers.store(ids, fresh=fresh)
+        return {"key": ids, **stored, **self._queue.store(ids)}, rows
+
+    def _totals(self) -> Integers:
+        return self._buffers.registers[[z.LATE, z.COMPLETED, z.DISREGARDED]]
+
+    def _make_key_rows(self, keys: int) -> None:
+        if self._buffers.make_key_rows(keys):
+            self._queue.reserve(len(self._buffers.key_rows))
+
+    def _arrive(self, events: Integers, now_us: int) -> None:
+        """Tell the scheduler which keys begin to wait, or go on waiting with a newer window."""
+        registers = self._buffers.registers
+        ids, resident = events[: registers[z.EVENTS]].T
+        registers[z.EVENTS] = 0
+        if len(ids) and not len(self):
+            self._served_at = now_us
+        under_way = self._buffers.key_rows[:, z.IN_SERVICE] if self._in_service else np.zeros(0, np.int64)
+        birth = now_us if self._birth_us is None else self._birth_us
+        self._queue.arrive(ids, resident, now_us, birth, self.cost_us, under_way)
+
+    def _commit(self, ids: Integers, now_us: int, state: z.State) -> None:
+        """Commit to the windows of keys that left the scheduler."""
+        key_rows = self._buffers.key_rows
+        self._queue_meter.add(key_rows[ids, z.SINCE], key_rows[ids, z.QUEUE_BOOKED], now_us)
+        transitions.commit(ids, now_us, state)
+
+    def _emit(self, ids: Integers, state: z.State) -> ServedWindows:
+        """Return the committed windows of keys and end their processing."""
+        start = self._buffers.key_rows[ids, z.COMMITTED] * self.slide
+        locations, bounds = self._buffers.find(ids, start, start + self.size)
+        rows, panes = self._buffers.take(locations), self._buffers.panes(locations)
+        waited = self._buffers.key_rows[ids, z.WAITED]
+        pending, booked = np.empty_like(ids), np.empty_like(ids)
+        transitions.finish(ids, pending, booked, state)
+        return ServedWindows(ids, start, rows, panes, bounds, pending, booked, waited)
+
+    def _waiting(self) -> Integers:
+        return np.flatnonzero(self._buffers.key_rows[:, z.CANDIDATE] != z.NEVER)

@@ -1,0 +1,101 @@
+"""The results of window queue operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import pyarrow as pa
+
+from penstock.operators.update_stream.choices import WindowMode
+from penstock.operators.update_stream.stream import Integers
+
+__all__ = ["DeliverableWindows", "EnqueuedPanes", "KeyState", "ServedWindows", "WindowMode"]
+
+
+class KeyState(StrEnum):
+    """A state of the Key Transition Graph, drawn in `penstock.windows.update.queue`."""
+
+    ENQ = "enq"
+    WAIT = "wait"
+    READY = "ready"
+    IDLE = "idle"
+    DONE = "done"
+
+
+class DeliverableWindows(Protocol):
+    """Served windows whose results can be delivered."""
+
+    @property
+    def ids(self) -> Integers:
+        """Key number of each window."""
+
+    @property
+    def arrived_us(self) -> Integers:
+        """Time since which each key has a complete window pending."""
+
+    @property
+    def booked_us(self) -> Integers:
+        """Time up to which application staleness is booked."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueuedPanes:
+    """The result of one `WindowQueue.enqueue`.
+
+    Attributes
+    ----------
+    rows_in : int
+        All entries.
+    late : int
+        Entries dropped because they came after the watermark or a newer pane of their key.
+    completed : int
+        Windows that became complete.
+    disregarded : int
+        Complete windows that will not be emitted because a newer one replaced them; some may have become
+        complete in earlier calls. At any time the completed windows are the emitted, the disregarded, the
+        waiting and the committed ones.
+    """
+
+    rows_in: int = 0
+    late: int = 0
+    completed: int = 0
+    disregarded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedWindows:
+    """Complete windows that left the queue, in service order.
+
+    Attributes
+    ----------
+    ids : int64 array
+        Key numbers.
+    start_pane : int64 array
+        First pane of each window, even if the key has no tuple there.
+    rows : pyarrow.RecordBatch
+        Payload of the panes of all windows, ordered by window and pane.
+    panes : int64 array
+        The pane of each row.
+    bounds : int64 array
+        Window i has the rows from ``bounds[i]`` to ``bounds[i + 1]``, exclusive; at least one.
+    arrived_us : int64 array
+        Completion time of each key's oldest complete window that was not emitted.
+    booked_us : int64 array
+        Time up to which each key's application staleness is booked.
+    staleness_us : int64 array
+        Queue staleness of each key when its window was committed.
+    """
+
+    ids: Integers
+    start_pane: Integers
+    rows: pa.RecordBatch
+    panes: Integers
+    bounds: Integers
+    arrived_us: Integers
+    booked_us: Integers
+    staleness_us: Integers
+
+    def __len__(self) -> int:
+        return len(self.ids)

@@ -1,0 +1,429 @@
+"""The Key Transition Graph: the effects of entries, watermark and services on keys (UpStream §6.2, Fig. 10).
+
+Window k has the panes from ``k * slide`` to ``k * slide + size``, exclusive. The panes of a key arrive in
+increasing order, and none is older than the watermark. So everything before ``max(watermark, newest pane +
+1)`` has arrived, and a window that ends there or earlier is *complete*.
+
+The names of the source: `_mru_l` and `_mru_e` are the two rules for the most recent window; `_is_update`,
+`_do_promote` and `_is_avail` are the conditions of the graph. `penstock.windows.update.queue` draws
+it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock._kernels import kernel
+from penstock.operators.update_stream.stream import Integers
+from penstock.windows.update.zones import (
+    APPLICATION_BOOKED,
+    BLOCK_ROWS,
+    BY_TUPLE,
+    CANDIDATE,
+    CLOSED,
+    COMMITTED,
+    COMPLETED,
+    DELIVERED,
+    DF,
+    DIRTY,
+    DISREGARDED,
+    DQ,
+    EAGER,
+    ET,
+    EVENTS,
+    FIRST,
+    FOREVER,
+    FRESH,
+    HEAD,
+    HELD,
+    IN_SERVICE,
+    KEYS,
+    LAST_RANK,
+    LATE,
+    NEVER,
+    NEWEST,
+    NEXT_PENDING,
+    NONE,
+    PANE,
+    PENDING,
+    QUEUE_BOOKED,
+    READIES,
+    READY_HEAD,
+    READY_NEXT,
+    READY_RANK,
+    READY_TAIL,
+    SERVICE,
+    SINCE,
+    SIZE,
+    SLIDE,
+    WAITED,
+    State,
+    append,
+    free_head,
+    free_middle,
+    free_tail,
+)
+
+__all__ = [
+    "FREE",
+    "IDLE",
+    "READY",
+    "STATES",
+    "append_stored",
+    "commit",
+    "enter",
+    "finish",
+    "line_up",
+    "put_back",
+    "serve_ready",
+    "sweep",
+]
+
+FREE, READY, IDLE = 0, 1, 2
+STATES = 3
+
+
+@kernel
+def _mru_l(newest: int, closed: int, size: int, slide: int) -> int:
+    """Return the most recent window that has fully arrived; the key's newest pane is `newest` (MRU_L)."""
+    return min((closed - size) // slide, newest // slide)
+
+
+@kernel
+def _mru_e(newest: int, slide: int) -> int:
+    """Return the window that was started most recently (MRU_E)."""
+    return newest // slide
+
+
+@kernel
+def _is_update(window: int, known: int) -> bool:
+    """Return whether a most recent window is newer than all `known` ones."""
+    return window > known
+
+
+@kernel
+def _do_promote(k: int, state: State) -> bool:
+    """Return whether to promote a key whose committed window got a tuple or is complete: only if IDLE."""
+    key_rows, _, _, _, _, _ = state
+    return key_rows[k, SERVICE] == IDLE
+
+
+@kernel
+def _is_avail(k: int, state: State) -> bool:
+    """Return whether the committed window has a tuple that was not served."""
+    key_rows, _, _, _, _, _ = state
+    return key_rows[k, DF] >= 0
+
+
+@kernel
+def _end(window: int, state: State) -> int:
+    """Return the pane after a window's last pane (WE for the committed window)."""
+    _, _, registers, _, _, _ = state
+    return window * registers[SLIDE] + registers[SIZE]
+
+
+@kernel
+def _push_ready(k: int, state: State) -> None:
+    """Append a key to the keys under processing (upq)."""
+    key_rows, _, registers, _, _, _ = state
+    key_rows[k, SERVICE] = READY
+    key_rows[k, READY_NEXT] = NONE
+    registers[LAST_RANK] += 1
+    key_rows[k, READY_RANK] = registers[LAST_RANK]
+    if registers[READY_TAIL] >= 0:
+        key_rows[registers[READY_TAIL], READY_NEXT] = k
+    else:
+        registers[READY_HEAD] = k
+    registers[READY_TAIL] = k
+    registers[READIES] += 1
+
+
+@kernel
+def _pop_ready(before: int, state: State) -> None:
+    """Unlink the key behind `before` from upq; NONE means the head."""
+    key_rows, _, registers, _, _, _ = state
+    k = registers[READY_HEAD] if before < 0 else key_rows[before, READY_NEXT]
+    following = key_rows[k, READY_NEXT]
+    if before < 0:
+        registers[READY_HEAD] = following
+    else:
+        key_rows[before, READY_NEXT] = following
+    if following < 0:
+        registers[READY_TAIL] = before
+    registers[READIES] -= 1
+
+
+@kernel
+def _wait(k: int, window: int, now_us: int, events: Integers, state: State) -> None:
+    """Let the key wait with `window` (WS), and report it to the scheduler."""
+    key_rows, _, registers, _, _, _ = state
+    resident = key_rows[k, CANDIDATE] != NEVER
+    if not resident:
+        key_rows[k, SINCE] = now_us
+        key_rows[k, QUEUE_BOOKED] = now_us
+        if key_rows[k, SERVICE] != FREE:
+            registers[HELD] += 1
+    key_rows[k, CANDIDATE] = window
+    events[registers[EVENTS], 0] = k
+    events[registers[EVENTS], 1] = resident
+    registers[EVENTS] += 1
+
+
+@kernel
+def _needed_from(k: int, state: State) -> int:
+    """Return the first pane that the enqueue side needs."""
+    key_rows, _, registers, _, _, _ = state
+    if key_rows[k, CANDIDATE] != NEVER:
+        return key_rows[k, CANDIDATE] * registers[SLIDE]
+    if registers[EAGER]:
+        return FOREVER  # later windows have none of the present panes
+    return (key_rows[k, CLOSED] + 1) * registers[SLIDE]
+
+
+@kernel
+def _trim(k: int, state: State) -> None:
+    """Free the tuples that neither side of the buffer needs."""
+    key_rows, _, registers, _, slots, _ = state
+    enqueue_side = _needed_from(k, state)
+    if key_rows[k, COMMITTED] == NEVER:
+        free_head(k, enqueue_side, state)
+        return
+    if registers[BY_TUPLE]:
+        dequeue_side = slots[key_rows[k, DF], PANE] if key_rows[k, DF] >= 0 else FOREVER
+    else:
+        dequeue_side = key_rows[k, COMMITTED] * registers[SLIDE]
+    free_head(k, min(dequeue_side, enqueue_side), state)
+    # In eager mode the buffer between the sides was emptied when the newer window started.
+    if registers[BY_TUPLE] and not registers[EAGER]:
+        free_middle(k, _end(key_rows[k, COMMITTED], state), enqueue_side, state)
+
+
+@kernel
+def _set_due(k: int, state: State) -> None:
+    """Set the watermark at which the key's next window is complete."""
+    key_rows, due, registers, _, _, _ = state
+    following = key_rows[k, CLOSED] + 1
+    due[k] = _end(following, state) if following <= key_rows[k, NEWEST] // registers[SLIDE] else FOREVER
+
+
+@kernel
+def _close(k: int, closed: int, now_us: int, events: Integers, state: State) -> None:
+    """Complete the key's windows that end at pane `closed` or before."""
+    key_rows, _, registers, _, _, _ = state
+    size, slide = registers[SIZE], registers[SLIDE]
+    known = key_rows[k, CLOSED]
+    top = _mru_l(key_rows[k, NEWEST], closed, size, slide)
+    key_rows[k, CLOSED] = max(known, (closed - size) // slide)
+    # All windows in (known, top] have the key's newest tuple; windows above top have none.
+    if _is_update(top, known):
+        key_rows[k, DIRTY] = 1
+        count = top - known
+        registers[COMPLETED] += count
+        if key_rows[k, PENDING] == NEVER:
+            key_rows[k, PENDING] = now_us
+            key_rows[k, APPLICATION_BOOKED] = max(now_us, key_rows[k, DELIVERED])
+        committed, candidate = key_rows[k, COMMITTED], key_rows[k, CANDIDATE]
+        if committed != NEVER and top > committed and key_rows[k, NEXT_PENDING] == NEVER:
+            key_rows[k, NEXT_PENDING] = now_us
+        if registers[EAGER]:
+            if known < candidate <= top:
+                count -= 1
+            if known < committed <= top:
+                count -= 1
+                if _do_promote(k, state):
+                    _push_ready(k, state)
+            registers[DISREGARDED] += count
+        else:
+            registers[DISREGARDED] += count - 1 if candidate == NEVER else count
+            _wait(k, top, now_us, events, state)
+    _set_due(k, state)
+
+
+@kernel
+def _start(k: int, pane: int, now_us: int, events: Integers, state: State) -> None:
+    """If `pane` starts a window of an eager key, empty the enqueue side and let the key wait with it."""
+    key_rows, _, registers, _, _, _ = state
+    window = _mru_e(pane, registers[SLIDE])
+    newest = key_rows[k, NEWEST]
+    known = (
+        key_rows[k, CLOSED] if newest == NEVER else max(key_rows[k, CLOSED], _mru_e(newest, registers[SLIDE]))
+    )
+    if not _is_update(window, known):
+        return
+    candidate, committed = key_rows[k, CANDIDATE], key_rows[k, COMMITTED]
+    if candidate != NEVER and candidate <= key_rows[k, CLOSED]:
+        registers[DISREGARDED] += 1
+    free_tail(k, NEVER if committed == NEVER else _end(committed, state), state)
+    _wait(k, window, now_us, events, state)
+
+
+@kernel
+def enter(
+    ids: Integers,
+    panes: Integers,
+    watermark: int,
+    now_us: int,
+    events: Integers,
+    locations: Integers,
+    state: State,
+) -> None:
+    """Enqueue entries in order; late entries get no location.
+
+    Parameters
+    ----------
+    watermark : int
+        The watermark before these entries.
+    events : int64 array of shape (2 n, 2)
+        Output: each key that waits or goes on waiting with a newer window, and whether it waited before.
+    locations : int64 array
+        Output: location of each entry; its payload belongs there if the slot still names the entry at the
+        end.
+    """
+    key_rows, _, registers, _, _, _ = state
+    size, slide = registers[SIZE], registers[SLIDE]
+    for i in range(ids.shape[0]):
+        k, pane = ids[i], panes[i]
+        newest = key_rows[k, NEWEST]
+        locations[i] = NONE
+        if pane <= newest or pane < watermark:
+            registers[LATE] += 1
+            continue
+        key_rows[k, DIRTY] = 1
+        if newest == NEVER:
+            registers[KEYS] += 1
+            key_rows[k, CLOSED] = max(key_rows[k, CLOSED], (pane - size) // slide)
+        else:
+            _close(k, pane, now_us, events, state)
+        starter = newest == NEVER or pane // slide > newest // slide
+        if starter and registers[EAGER]:
+            _start(k, pane, now_us, events, state)
+        key_rows[k, NEWEST] = pane
+        # A starter is marked 0, not to be opened; the operator opens the windows that it commits to.
+        locations[i] = append(k, pane, 0 if starter else -1, i, state)
+        committed = key_rows[k, COMMITTED]
+        if committed != NEVER and pane < _end(committed, state):
+            if key_rows[k, DF] < 0:
+                key_rows[k, DF] = locations[i]
+            if _do_promote(k, state):
+                _push_ready(k, state)
+        _close(k, pane + 1, now_us, events, state)
+        _trim(k, state)
+
+
+@kernel
+def sweep(ids: Integers, watermark: int, now_us: int, events: Integers, state: State) -> None:
+    """Complete the windows of due keys that the watermark completes."""
+    for i in range(ids.shape[0]):
+        _close(ids[i], watermark, now_us, events, state)
+        _trim(ids[i], state)
+
+
+@kernel
+def _commit(k: int, now_us: int, state: State) -> None:
+    """Commit to the window that the key waits with: it becomes the dequeue side."""
+    key_rows, _, registers, blocks, _, _ = state
+    key_rows[k, COMMITTED] = key_rows[k, CANDIDATE]
+    key_rows[k, CANDIDATE] = NEVER
+    key_rows[k, WAITED] = max(now_us - key_rows[k, SINCE], 0)
+    key_rows[k, SINCE] = NEVER
+    key_rows[k, FIRST] = 1
+    key_rows[k, DIRTY] = 1
+    free_head(k, key_rows[k, COMMITTED] * registers[SLIDE], state)
+    first = key_rows[k, HEAD]
+    key_rows[k, DF] = first * registers[BLOCK_ROWS] + blocks[first, DQ]
+    _trim(k, state)
+
+
+@kernel
+def commit(ids: Integers, now_us: int, state: State) -> None:
+    """Commit to keys that left the scheduler; they become READY, in this order."""
+    for i in range(ids.shape[0]):
+        _commit(ids[i], now_us, state)
+        _push_ready(ids[i], state)
+
+
+@kernel
+def serve_ready(limit: int, state: State) -> Integers:
+    """Serve the available tuples of all READY keys; return up to `limit` keys with complete windows.
+
+    The returned keys leave upq. Keys of incomplete windows become IDLE. Other keys of complete windows stay
+    READY.
+    """
+    key_rows, _, registers, _, _, _ = state
+    served = np.empty(min(limit, registers[READIES]), np.int64)
+    count, before, k = 0, NONE, registers[READY_HEAD]
+    while k >= 0:
+        following = key_rows[k, READY_NEXT]
+        if key_rows[k, COMMITTED] > key_rows[k, CLOSED]:
+            key_rows[k, DF] = NONE
+            key_rows[k, SERVICE] = IDLE
+            key_rows[k, DIRTY] = 1
+            _pop_ready(before, state)
+        elif count < limit:
+            served[count] = k
+            count += 1
+            _pop_ready(before, state)
+        else:
+            before = k
+        k = following
+    return served[:count]
+
+
+@kernel
+def put_back(ids: Integers, replace: bool, state: State) -> None:
+    """Drop each key's tuples that its stored key row no longer needs, or all of them to `replace` them."""
+    key_rows, _, _, _, slots, _ = state
+    for i in range(ids.shape[0]):
+        k = ids[i]
+        if replace:
+            free_tail(k, NEVER, state)
+        _trim(k, state)
+        last, committed = key_rows[k, ET], key_rows[k, COMMITTED]
+        if last >= 0 and committed != NEVER and slots[last, PANE] < _needed_from(k, state):
+            free_tail(k, _end(committed, state), state)
+        _set_due(k, state)
+
+
+@kernel
+def append_stored(ids: Integers, panes: Integers, marks: Integers, locations: Integers, state: State) -> None:
+    """Append stored tuples to their keys; write their locations to `locations`."""
+    _, _, _, _, slots, _ = state
+    for i in range(ids.shape[0]):
+        locations[i] = append(ids[i], panes[i], marks[i], i, state)
+        slots[locations[i], FRESH] = 0
+
+
+@kernel
+def line_up(ids: Integers, state: State) -> None:
+    """Append stored READY keys to upq, in this order, with their stored ranks."""
+    key_rows, _, registers, _, _, _ = state
+    for i in range(ids.shape[0]):
+        registers[LAST_RANK] = key_rows[ids[i], READY_RANK] - 1
+        _push_ready(ids[i], state)
+
+
+@kernel
+def finish(ids: Integers, pending_us: Integers, booked_us: Integers, state: State) -> None:
+    """End the processing of keys whose windows are emitted (DONE).
+
+    Parameters
+    ----------
+    pending_us, booked_us : int64 arrays
+        Output: time since which each key has a complete window pending, and time up to which that is booked.
+    """
+    key_rows, _, registers, _, _, _ = state
+    for i in range(ids.shape[0]):
+        k = ids[i]
+        pending_us[i] = key_rows[k, PENDING]
+        booked_us[i] = key_rows[k, APPLICATION_BOOKED]
+        key_rows[k, PENDING] = key_rows[k, NEXT_PENDING]
+        key_rows[k, APPLICATION_BOOKED] = max(key_rows[k, NEXT_PENDING], key_rows[k, DELIVERED])
+        key_rows[k, NEXT_PENDING] = NEVER
+        key_rows[k, COMMITTED] = NEVER
+        key_rows[k, SERVICE] = FREE
+        key_rows[k, DF] = NONE
+        key_rows[k, IN_SERVICE] += 1
+        key_rows[k, DIRTY] = 1
+        if key_rows[k, CANDIDATE] != NEVER:
+            registers[HELD] -= 1
+        _trim(k, state)
