@@ -1,4 +1,4 @@
-"""A disk whose power can be cut: ext4 on a loop device, which forgets what was not synced."""
+"""A disk whose power can be cut: ext4 or XFS on a loop device, which forgets what was not synced."""
 
 from __future__ import annotations
 
@@ -8,31 +8,35 @@ import os
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.processes import until
 
-__all__ = ["Disk", "can_mount", "disks"]
+__all__ = ["Disk", "can_mount", "disks", "file_systems"]
 
-_SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
-_WITHOUT_FLUSH = 2  # EXT4_GOING_FLAGS_NOLOGFLUSH
+_SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN
+_WITHOUT_FLUSH = 2  # EXT4_GOING_FLAGS_NOLOGFLUSH, XFS_FSOP_GOING_FLAGS_NOLOGFLUSH
+_MOUNT_OPTIONS = {"ext4": "loop", "xfs": "loop,nouuid"}
+"""XFS refuses to mount a copy beside the original, which has the same UUID, unless told otherwise."""
+_FORCE = {"ext4": "-F", "xfs": "-f"}
 _SIZE_BYTES = 512 << 20
 _PATIENCE_S = 5.0
 
 
 class Disk:
-    """A file system in the file `image`, mounted at `place` as long as the ``with`` block lasts."""
+    """A file system of type `kind` in the file `image`, mounted at `place` while the ``with`` block lasts."""
 
-    def __init__(self, image: Path, place: Path) -> None:
+    def __init__(self, image: Path, place: Path, kind: str = "ext4") -> None:
         self.image = image
         self.place = place
+        self.kind = kind
 
     def __enter__(self) -> Disk:
         self.place.mkdir()
         with self.image.open("wb") as file:
             file.truncate(_SIZE_BYTES)
-        _run("mkfs.ext4", "-q", "-F", str(self.image))
+        _run(f"mkfs.{self.kind}", "-q", _FORCE[self.kind], str(self.image))
         self._mount()
         return self
 
@@ -42,7 +46,7 @@ class Disk:
         self.image.unlink()
 
     def _mount(self) -> None:
-        _run("mount", "-o", "loop", str(self.image), str(self.place))
+        _run("mount", "-t", self.kind, "-o", _MOUNT_OPTIONS[self.kind], str(self.image), str(self.place))
 
     def stop(self) -> None:
         """Cut the power: from here on nothing reaches the disk."""
@@ -81,13 +85,19 @@ def can_mount(directory: Path) -> bool:
         return False
 
 
+def file_systems() -> list[str]:
+    """Return the types of file systems that this machine can make and mount."""
+    known = Path("/proc/filesystems").read_text().split()
+    return [kind for kind in _MOUNT_OPTIONS if kind in known and shutil.which(f"mkfs.{kind}")]
+
+
 @contextlib.contextmanager
-def disks(directory: Path, count: int) -> Iterator[list[Disk]]:
-    """Give so many disks below a directory."""
+def disks(directory: Path, kinds: Sequence[str]) -> Iterator[list[Disk]]:
+    """Give a disk of each type below a directory."""
     with contextlib.ExitStack() as stack:
         yield [
-            stack.enter_context(Disk(directory / f"disk{n}.img", directory / f"disk{n}"))
-            for n in range(count)
+            stack.enter_context(Disk(directory / f"disk{n}.img", directory / f"disk{n}", kind))
+            for n, kind in enumerate(kinds)
         ]
 
 

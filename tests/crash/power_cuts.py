@@ -17,7 +17,7 @@ from typing import Protocol
 
 from pyspark.sql import SparkSession
 
-from tests.crash.disk import Disk, disks
+from tests.crash.disk import Disk, disks, file_systems
 from tests.crash.harness import kill_all, random_moment, started, why
 from tests.crash.power_job import BROKEN, CHECKPOINTS, FILE_MANAGER, STREAMS, Queries
 from tests.crash.power_source import Source
@@ -149,7 +149,8 @@ def run_with_cuts(
     """
     draw = random.Random(seed)
     with ExitStack() as stack:
-        place = Place(directory, stack.enter_context(disks(directory, count)))
+        kinds = draw.choices(file_systems(), k=count)
+        place = Place(directory, stack.enter_context(disks(directory, kinds)))
         source = Source(place.streams)
         for cut in range(1, cuts + 1):
             source.add(draw.randint(4, 12))
@@ -170,7 +171,7 @@ def run_with_cuts(
                 moves = partial(_has_moved, missing, source, running)
                 assert until(moves, _PATIENCE_S), f"no progress, and not all came out: {missing}"
         source.check(finished=True)
-        say(f"{source.rows} rows in; all that came out is as without cuts")
+        say(f"{source.rows} rows in; all that came out is as without cuts, on {' and '.join(kinds)}")
 
 
 def _comes_to(goal: int, place: Place, source: Source, running: Running) -> bool:
