@@ -103,6 +103,8 @@ class RowState:
 
     def restore(self, units: Iterable[PUnit]) -> None:
         for unit in units:
+            if unit.blocks.keys() != {"upserts", "tombstones"}:
+                raise CorruptDataError("a unit of a state has other blocks", kind=unit.kind)
             rows, gone = unit.blocks["upserts"], unit.blocks["tombstones"]
             if rows.schema != self.schema or gone.schema.names != ["k"]:
                 raise CorruptDataError("a unit of a state has other columns", kind=unit.kind)
