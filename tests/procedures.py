@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet, event_schema
-from penstock.procedures.plain import PlainTables
+from penstock.procedures.plain.tables import PlainTables
 from penstock.procedures.procedure import Procedure
 
 EVENT = "k bigint, j bigint, v bigint, f double, s string, b boolean, ks array<bigint>"

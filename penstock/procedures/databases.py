@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from typing import Any, overload
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.cast import cast_to_schema
+from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.compiler.reading import read
 from penstock.procedures.engine import TableSet, event_schema, result_schema
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.schema import TableSpec
+from penstock.procedures.workflows.batches import batch_bounds
+from penstock.procedures.workflows.catalog import Catalog
+from penstock.procedures.workflows.streams import StreamSpec
+from penstock.procedures.workflows.windows import WindowSpec
+from penstock.procedures.workflows.workflow import Nested, Workflow
 
 __all__ = ["Database", "OpenDatabase", "database"]
 
@@ -42,7 +51,7 @@ def database(name: str, location: str | os.PathLike[str] | None = None) -> Datab
 
 
 class Database:
-    """Tables, and the procedures that access them. Made on the driver, or in any process of Python.
+    """Tables, streams, procedures and workflows. Made on the driver, or in any process of Python.
 
     Parameters
     ----------
@@ -51,10 +60,12 @@ class Database:
 
     Attributes
     ----------
-    tables : dict
-        The tables that are declared, by name.
+    catalog : Catalog
+        The tables, streams, windows and triggers that are declared.
     procedures : dict
         The procedures, by name.
+    workflows : dict
+        The workflows, by name.
     """
 
     def __init__(self, name: str, location: str | os.PathLike[str] | None = None) -> None:
@@ -64,8 +75,14 @@ class Database:
             )
         self.name = name
         self.location = location
-        self.tables: dict[str, TableSpec] = {}
+        self.catalog = Catalog()
         self.procedures: dict[str, Procedure] = {}
+        self.workflows: dict[str, Workflow] = {}
+
+    @property
+    def tables(self) -> dict[str, TableSpec]:
+        """The tables that are declared, by name."""
+        return self.catalog.tables
 
     def table(
         self, name: str, columns: str, *, key: str | Iterable[str], partition_by: str | None = None
@@ -89,10 +106,65 @@ class Database:
         InvalidUsageError
             If a name or type is unusable, or the table is there already.
         """
-        if name in self.tables:
-            raise InvalidUsageError("the database has this table already", table=name)
         spec = TableSpec.of(name, columns, key, partition_by)
-        self.tables[name] = spec
+        self.catalog.add("table", spec)
+        return spec
+
+    def stream(self, name: str, columns: str) -> StreamSpec:
+        """Declare a stream between procedures of a workflow.
+
+        A procedure that has it as a parameter emits rows: ``name.emit(column=value, ...)``. The procedure
+        that is defined with ``event=`` this stream takes them.
+
+        Parameters
+        ----------
+        name : str
+            Its name.
+        columns : str
+            Its columns as Spark's DDL; see `table`.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a name or type is unusable or taken.
+        """
+        spec = StreamSpec.of(name, columns)
+        self.catalog.add("stream", spec)
+        return spec
+
+    def window(
+        self,
+        name: str,
+        columns: str,
+        *,
+        size: int | str | timedelta,
+        slide: int | str | timedelta,
+        time: str | None = None,
+    ) -> WindowSpec:
+        """Declare a sliding window, which belongs to the first procedure that has it as a parameter.
+
+        ``name.insert(column=value, ...)`` stages a row, and says whether the window slid. ``for row in name``
+        and ``len(name)`` see the rows of the last full slide, not those that are staged.
+
+        Parameters
+        ----------
+        name : str
+            Its name.
+        columns : str
+            Its columns as Spark's DDL; see `table`.
+        size, slide : int, str or timedelta
+            In rows; with `time` in units of its column, or a duration such as ``"60s"`` for a timestamp.
+        time : str, optional
+            The column of time: a timestamp, date or integer. The window slides at multiples of `slide`, once
+            a row of a later slide is inserted. A row that belongs before the last slide is a rejection.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a name, type, size or slide is unusable.
+        """
+        spec = WindowSpec.of(name, columns, size, slide, time)
+        self.catalog.add("window", spec)
         return spec
 
     @overload
@@ -100,14 +172,14 @@ class Database:
 
     @overload
     def procedure(
-        self, *, event: str | None = None, returns: str | None = None, plain: bool = False
+        self, *, event: str | StreamSpec | None = None, returns: str | None = None, plain: bool = False
     ) -> Callable[[Function], Procedure]: ...
 
     def procedure(
         self,
         function: Function | None = None,
         *,
-        event: str | None = None,
+        event: str | StreamSpec | None = None,
         returns: str | None = None,
         plain: bool = False,
     ) -> Procedure | Callable[[Function], Procedure]:
@@ -119,8 +191,8 @@ class Database:
         ----------
         function : callable
             The function.
-        event : str, optional
-            The attributes of the event as Spark's DDL; arrays may be among them.
+        event : str or StreamSpec, optional
+            The attributes of the event as Spark's DDL, arrays among them; or the stream that it takes.
         returns : str, optional
             Names and types of what it returns; nothing by default.
         plain : bool
@@ -134,15 +206,82 @@ class Database:
 
         def made(function: Function) -> Procedure:
             text = read(function)
-            if text.name in self.procedures:
-                raise InvalidUsageError("the database has this procedure already", procedure=text.name)
+            self._check_free(text.name)
             results = parse_schema(returns) if returns else pa.schema([])
-            attributes = parse_schema(event) if event else None
-            procedure = Procedure(text, self.tables, attributes, results, plain=plain, location=self.location)
+            attributes = parse_schema(event) if isinstance(event, str) else event
+            procedure = Procedure(
+                text, self.catalog, attributes, results, plain=plain, location=self.location
+            )
             self.procedures[text.name] = procedure
             return procedure
 
         return made if function is None else made(function)
+
+    def trigger(self, on: TableSpec | StreamSpec | WindowSpec | str) -> Callable[[Function], Procedure]:
+        """Make a procedure that runs with each insert into a table or stream, or each slide of a window.
+
+        It is a part of the transaction that inserts. Its event is the row that was inserted; of a window it
+        is the row with which the window slides. Rows that `OpenDatabase.load` inserts do not run it.
+
+        Parameters
+        ----------
+        on : TableSpec, StreamSpec, WindowSpec or str
+            What it is on, or its name. Procedures that insert into it are defined after the trigger.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it is outside of the subset of Python that is compiled, or there is no such table.
+        """
+        name = on if isinstance(on, str) else on.name
+        catalog = self.catalog
+        spec = catalog.tables.get(name) or catalog.streams.get(name) or catalog.windows.get(name)
+        if spec is None:
+            raise InvalidUsageError("there is no such table, stream or window", name=name)
+        event = pa.schema([pa.field(one.name, one.type, one.nullable) for one in spec.columns])
+
+        def made(function: Function) -> Procedure:
+            text = read(function)
+            self.catalog.check_trigger(name, text)
+            procedure = Procedure(text, self.catalog, event, pa.schema([]), trigger_of=name)
+            self.catalog.triggers.setdefault(name, []).append(text)
+            return procedure
+
+        return made
+
+    def nested(self, *procedures: Procedure) -> Nested:
+        """Make procedures of a workflow one transaction: all of them commit, or none."""
+        return Nested(procedures)
+
+    def workflow(self, name: str, *parts: Procedure | Nested) -> Workflow:
+        """Make a workflow of procedures and of the streams between them.
+
+        For each event a round runs: first the border procedures, which take the event, then each procedure
+        behind those whose rows it takes. A procedure with all rows that a round has for it is a transaction.
+
+        Parameters
+        ----------
+        name : str
+            Its name.
+        *parts : Procedure or Nested
+            Its procedures, in any order; those that have no order among each other run in this one.
+
+        Raises
+        ------
+        InvalidUsageError
+            If they are in a circle, no procedure takes a stream, two take the same or return the same name,
+            or one does not compile.
+        """
+        self._check_free(name)
+        made = Workflow(name, parts, self.catalog, self.location)
+        self.workflows[name] = made
+        return made
+
+    def _check_free(self, name: str) -> None:
+        if name in self.procedures:
+            raise InvalidUsageError("the database has this procedure already", procedure=name)
+        if name in self.workflows:
+            raise InvalidUsageError("the database has this workflow already", workflow=name)
 
     def open(self) -> OpenDatabase:
         """Open empty tables in this process's memory, for transactions one after the other.
@@ -170,7 +309,7 @@ class OpenDatabase:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._state = TableSet(database.tables.values())
+        self._state = TableSet(database.catalog.stored.values())
 
     def __enter__(self) -> OpenDatabase:
         return self
@@ -193,7 +332,7 @@ class OpenDatabase:
             self._state[table].upsert(batch, dirty=True, new=True)
 
     def call(self, procedure: str, **attributes: Any) -> dict[str, Any]:
-        """Run one transaction; return its results, and under ``rejected`` why it was rejected, or None.
+        """Run one transaction, or a round of a workflow; return its results, and why it was rejected or None.
 
         Raises
         ------
@@ -203,26 +342,53 @@ class OpenDatabase:
         events = pa.table({name: [value] for name, value in attributes.items()})
         return self.run(procedure, events).to_pylist()[0]
 
-    def run(self, procedure: str, events: pa.Table | pa.RecordBatch) -> pa.Table:
-        """Run a transaction for each row, in their order; return a row for each.
+    def run(self, procedure: str, events: pa.Table | pa.RecordBatch, *, batch: str | None = None) -> pa.Table:
+        """Run a transaction, or a round of a workflow, for each row in their order; return a row for each.
 
         The last column, ``rejected``, says why a transaction was rejected; it is null if it was committed.
+
+        Parameters
+        ----------
+        procedure : str
+            The name of a procedure or workflow.
+        events : pyarrow.Table or pyarrow.RecordBatch
+            The events.
+        batch : str, optional
+            The column that tells the atomic batches of a workflow: rows behind each other with an equal value
+            are one batch. By default each row is one.
 
         Raises
         ------
         InvalidUsageError
             If there is no such procedure, or a column does not fit.
         """
-        found = self._database.procedures.get(procedure)
+        database = self._database
+        found = database.procedures.get(procedure) or database.workflows.get(procedure)
         if found is None:
             raise InvalidUsageError("there is no such procedure", procedure=procedure)
         program = found.program(events.schema)
         schema = event_schema(program.event)
         made = []
-        for batch in _batches(events, schema, of=procedure):
-            made.append(self._state.run(program, batch))
+        bounds = None if batch is None else self._bounds(program, events, batch)
+        for rows in _batches(events, schema, of=procedure):
+            made.append(self._state.run(program, rows, bounds))
             self._state.forget_deleted()
         return pa.Table.from_batches(made, result_schema(program))
+
+    @staticmethod
+    def _bounds(
+        program: Program | PlainProgram, events: pa.Table | pa.RecordBatch, batch: str
+    ) -> npt.NDArray[np.int64]:
+        if not program.stages:
+            raise InvalidUsageError(
+                "only a workflow takes batches",
+                procedure=program.name,
+                hint="make one of the procedure with database.workflow(...)",
+            )
+        if batch not in events.schema.names:
+            raise InvalidUsageError("there is no such column", column=batch)
+        column = events.column(batch)
+        return batch_bounds(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column, batch)
 
     def table(self, name: str) -> pa.Table:
         """Return all rows of a table, in no order."""

@@ -12,12 +12,13 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.errors import CorruptDataError, InternalError
-from penstock.procedures.compiler.program import Program
-from penstock.procedures.plain import PlainTables
-from penstock.procedures.procedure import PlainProgram
+from penstock.procedures.compiler.program import PlainProgram, Program
+from penstock.procedures.plain.rounds import PlainRounds
 from penstock.procedures.rows import TableRows, arrow_column, from_python, numpy_column
 from penstock.procedures.schema import Column, TableSpec
 from penstock.procedures.texts import TextNumbers
+from penstock.procedures.workflows.rejections import rejections
+from penstock.procedures.workflows.streams import StreamRows
 
 __all__ = ["REJECTED", "TableSet", "event_schema", "result_schema"]
 
@@ -50,6 +51,7 @@ class TableSet:
     def __init__(self, specs: Iterable[TableSpec]) -> None:
         self._texts = TextNumbers()
         self._tables = {spec.name: TableRows(spec, self._texts) for spec in specs}
+        self._streams: dict[str, StreamRows] = {}
         self._undo = _undo_log(_FIRST_UNDO)
         self._control = np.zeros(1, np.int64)
         self._most_texts = _LEAST_TEXTS
@@ -72,8 +74,13 @@ class TableSet:
     def close(self) -> None:
         """Nothing is held but memory."""
 
-    def run(self, program: Program | PlainProgram, events: pa.RecordBatch) -> pa.RecordBatch:
-        """Run a transaction for each event, in order; return a row of results for each.
+    def run(
+        self,
+        program: Program | PlainProgram,
+        events: pa.RecordBatch,
+        bounds: npt.NDArray[np.int64] | None = None,
+    ) -> pa.RecordBatch:
+        """Run a transaction or a round for each event, in order; return a row of results for each.
 
         Parameters
         ----------
@@ -81,37 +88,52 @@ class TableSet:
             What is run; its tables are of this set.
         events : pyarrow.RecordBatch
             The events, with exactly the columns of the program's event.
+        bounds : ndarray, optional
+            Where the atomic batches of a workflow begin, and the number of events. A round runs for each
+            batch; by default each event is one.
         """
         if isinstance(program, PlainProgram):
-            return self._run_plain(program, events)
+            return self._run_plain(program, events, bounds)
         count = events.num_rows
-        codes = np.zeros(count, np.int64)
+        rounds = np.arange(count + 1) if bounds is None else bounds
+        runs = len(rounds) - 1
+        codes = np.zeros((runs, len(program.stages)) if program.stages else count, np.int64)
         given = self._event_arrays(program, events)
         results = [(np.zeros(count, one.dtype), np.ones(count, np.bool_)) for one in program.results]
         texts = np.array([self._texts.number(text) for text in program.texts] or [0], np.int64)
         flat = [array for pair in results for array in pair]
         kernel, done = program.kernel, 0
+        streams = [self._streams.setdefault(spec.name, StreamRows(spec)) for spec in program.streams]
         while True:
             tables = [array for spec in program.tables for array in self._tables[spec.name].arrays]
+            tables += [array for stream in streams for array in stream.arrays]
             before = done
-            done = kernel(done, count, codes, self._control, texts, *self._undo, *given, *flat, *tables)
-            if done == count:
+            own = (rounds, codes) if program.stages else (codes,)
+            done = kernel(done, runs, *own, self._control, texts, *self._undo, *given, *flat, *tables)
+            if done == runs:
                 break
-            if not before <= done < count:
+            if not before <= done < runs:
                 raise InternalError("a kernel stopped nowhere", program=program.name)
             self._make_room(program, int(self._control[0]))
-        self.transactions += count
+        self.transactions += runs
+        if bounds is not None:
+            codes = np.repeat(codes, np.diff(bounds), axis=0)
         return self._results(program, codes, results)
 
-    def _run_plain(self, program: PlainProgram, events: pa.RecordBatch) -> pa.RecordBatch:
+    def _run_plain(
+        self, program: PlainProgram, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None
+    ) -> pa.RecordBatch:
         """Run a procedure by Python, over the rows that it asks for; put those that it changed back."""
         tables = {spec.name: self._tables[spec.name] for spec in program.tables}
-        plain = PlainTables(program.tables, {name: table.fetch for name, table in tables.items()})
-        made = plain.run(program.text, events, program.results)
+        plain = PlainRounds(program.reached, {name: table.fetch for name, table in tables.items()})
+        if program.workflow:
+            made = plain.run_workflow(program.workflow, events, bounds)
+        else:
+            made = plain.run(program.text, events, program.results)
         for name, table in tables.items():
             changed = {key: plain.tables[name].rows[key] for key in plain.tables[name].changed}
             table.replace(changed)
-        self.transactions += events.num_rows
+        self.transactions += events.num_rows if bounds is None else len(bounds) - 1
         schema = result_schema(program)
         columns: list[Any] = list(zip(*made, strict=True)) or [[] for _ in schema]
         arrays = [from_python(values, field.type) for values, field in zip(columns, schema, strict=True)]
@@ -135,6 +157,8 @@ class TableSet:
             self._undo = _undo_log(2 * len(self._undo[0]))
         elif cause < 0:
             self._tables[program.tables[-2 - cause].name].double_deleted()
+        elif cause >= len(program.tables):
+            self._streams[program.streams[cause - len(program.tables)].name].double()
         else:
             self._tables[program.tables[cause].name].double_rows()
 
@@ -144,10 +168,11 @@ class TableSet:
         codes: npt.NDArray[np.int64],
         results: Sequence[tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]],
     ) -> pa.RecordBatch:
-        rejected = codes > 0
-        why = pa.array(program.reasons, pa.string()).take(pa.array(np.maximum(codes - 2, 0), mask=~rejected))
+        why = rejections(program, codes)
+        if codes.ndim == 1:
+            results = [(values, mask | (codes > 0)) for values, mask in results]
         arrays = [
-            arrow_column(column, values, mask | rejected, self._texts)
+            arrow_column(column, values, mask, self._texts)
             for column, (values, mask) in zip(program.results, results, strict=True)
         ]
         return pa.RecordBatch.from_arrays([*arrays, why], schema=result_schema(program))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ import pyarrow as pa
 from penstock.ddl import schema_text
 from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.program import (
+    PlainProgram,
     Program,
     all_texts,
     compile_program,
@@ -21,27 +21,15 @@ from penstock.procedures.compiler.program import (
 from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.compiler.statements import Statements
 from penstock.procedures.schema import Column, TableSpec, columns_of
+from penstock.procedures.workflows.catalog import Catalog
+from penstock.procedures.workflows.kernel import compile_workflow
+from penstock.procedures.workflows.stages import Stage
+from penstock.procedures.workflows.streams import StreamSpec
 
-__all__ = ["PlainProgram", "Procedure"]
+__all__ = ["Procedure"]
 
 _PARTS = (ast.Tuple, ast.Starred, ast.Slice)
 """Expressions that are compiled with what they are a part of."""
-
-
-@dataclass(frozen=True)
-class PlainProgram:
-    """A procedure that Python runs; what it has is as in `Program`."""
-
-    text: ProcedureText
-    tables: tuple[TableSpec, ...]
-    event: tuple[Column, ...]
-    results: tuple[Column, ...]
-    digest: str
-
-    @property
-    def name(self) -> str:
-        """The procedure's name."""
-        return self.text.name
 
 
 class Procedure:
@@ -51,45 +39,50 @@ class Procedure:
     ----------
     text : ProcedureText
         Its text.
-    tables : mapping
-        The tables of its database by name.
-    event : pyarrow.Schema, optional
-        The attributes of its event; by default those of what it runs over.
+    catalog : Catalog
+        What its database has.
+    event : pyarrow.Schema or StreamSpec, optional
+        The attributes of its event, or the stream that it takes; by default those of what it runs over.
     results : pyarrow.Schema
         What it returns.
     plain : bool
         Whether Python runs it, for what is outside of the compiler's subset.
     location : str or path, optional
         Where the state of the database's queries lives.
+    trigger_of : str, optional
+        The table, stream or window that it is a trigger of.
     """
 
     def __init__(
         self,
         text: ProcedureText,
-        tables: Mapping[str, TableSpec],
-        event: pa.Schema | None,
+        catalog: Catalog,
+        event: pa.Schema | StreamSpec | None,
         results: pa.Schema,
         *,
         plain: bool = False,
         location: str | os.PathLike[str] | None = None,
+        trigger_of: str | None = None,
     ) -> None:
         self.text = text
-        self.event = event
+        self.stream = event if isinstance(event, StreamSpec) else None
+        self.event = event.schema if isinstance(event, StreamSpec) else event
         self.results = results
         self.plain = plain
-        self.tables = tables
+        self.catalog = catalog
         self.location = location
-        for name, parameter in zip(text.tables, text.tree.args.args[1:], strict=True):
-            if name not in tables:
-                raise text.wrong(
-                    parameter, f"there is no table {name}", f"the database has {', '.join(tables) or 'none'}"
-                )
-        self._tables = {name: tables[name] for name in text.tables}
+        self.is_trigger = trigger_of is not None
+        catalog.check_names(text, trigger_of=trigger_of)
         self._programs: dict[str, Program | PlainProgram] = {}
         if not plain:
             _check_constructs(text)
-        if event is not None:
-            self.program(event)
+        if self.event is not None:
+            self._program(self.event)
+
+    @property
+    def tables(self) -> Mapping[str, TableSpec]:
+        """All tables of its database."""
+        return self.catalog.stored
 
     @property
     def name(self) -> str:
@@ -117,6 +110,17 @@ class Procedure:
         InvalidUsageError
             If the procedure cannot be compiled for it, or it lacks an attribute that is declared.
         """
+        if emitted := self.catalog.reached([self.text]).streams:
+            raise InvalidUsageError(
+                "a procedure that emits rows runs in a workflow",
+                procedure=self.name,
+                streams=", ".join(emitted),
+                hint="database.workflow(name, ...) makes one of it and of those that take the rows",
+            )
+        return self._program(self.event_schema(event))
+
+    def event_schema(self, event: pa.Schema | None) -> pa.Schema:
+        """Return the attributes of its event; see `program`."""
         schema = self.event if self.event is not None else event
         if schema is None:
             raise InvalidUsageError(
@@ -132,19 +136,28 @@ class Procedure:
                     )
         if self.event is None:
             schema = pa.schema([field for field in schema if field.name in _attributes(self.text)])
+        return schema
+
+    def result_columns(self) -> tuple[Column, ...]:
+        """Return what it returns."""
+        return columns_of(self.results, of=self.name, lists=False)
+
+    def _program(self, schema: pa.Schema) -> Program | PlainProgram:
         known = schema_text(schema)
         if known not in self._programs:
             self._programs[known] = self._made(schema)
         return self._programs[known]
 
     def _made(self, schema: pa.Schema) -> Program | PlainProgram:
-        event = columns_of(schema, of=self.name, lists=True)
-        results = columns_of(self.results, of=self.name, lists=False)
-        tables = tuple(self._tables.values())
-        digest = program_digest(all_texts(self.text), tables, schema, self.results)
+        event, results = columns_of(schema, of=self.name, lists=True), self.result_columns()
+        reached = self.catalog.reached([self.text], compiled=not self.is_trigger)
+        digest = program_digest(reached, schema, self.results)
         if self.plain:
-            return PlainProgram(self.text, tables, event, results, digest)
-        return compile_program(self.text, self._tables, event, results, digest)
+            return PlainProgram(self.name, self.text, reached, event, results, digest)
+        if reached.streams:
+            # It is never run, but its errors are told where it is defined.
+            return compile_workflow(self.name, [Stage(self.text, None, results, 0)], reached, event, digest)
+        return compile_program(self.text, reached, event, results, digest)
 
     def explain(self) -> str:
         """Say what the compiler found: accesses, whether an undo log is needed, and rejections."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from penstock.errors import InvalidUsageError
-from penstock.procedures.compiler.program import Program
-from penstock.procedures.procedure import PlainProgram
+from penstock.procedures.compiler.program import PlainProgram, Program
 
 __all__ = ["check_routing", "routing_attribute"]
 

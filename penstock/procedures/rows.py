@@ -18,7 +18,7 @@ from penstock.procedures.index_kernels import (
     remove_entries,
     words_of,
 )
-from penstock.procedures.plain import python_rows
+from penstock.procedures.plain.tables import python_rows
 from penstock.procedures.schema import Column, Kind, TableSpec
 from penstock.procedures.texts import Numbers, TextNumbers
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
-from penstock.procedures.plain import PlainTables
+from penstock.procedures.plain.tables import PlainTables
 from tests.procedures import (
     EVENTS,
     bank,

@@ -73,6 +73,49 @@ def test_a_leaderboard_counts_as_python_does(
     ]
 
 
+def test_votes_run_through_a_workflow_as_python_does(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    first = run("voter.py", capsys)
+    assert first == run("voter.py", capsys)
+    cast = pq.read_table(tmp_path / "voter" / "votes").sort_by("number").to_pylist()
+    running, given, counted = dict.fromkeys(range(8), 0), dict[int, int](), list[int]()
+    refused = {"validate: no such contestant": 0, "validate: voted already": 0}
+    removed: list[str] = []
+    for vote in cast:
+        phone, contestant = vote["phone"], vote["contestant"]
+        if contestant not in running or phone in given:
+            refused[
+                f"validate: {'no such contestant' if contestant not in running else 'voted already'}"
+            ] += 1
+            continue
+        given[phone] = contestant
+        running[contestant] += 1
+        counted.append(contestant)
+        if len(counted) % 1000 == 0 and len(running) > 1:
+            lowest = min(running, key=lambda one: (running[one], one))
+            del running[lowest]
+            given = {one: voted for one, voted in given.items() if voted != lowest}
+            removed.append(f"vote {vote['number']} removed contestant {lowest}")
+    assert [line for line in first if "removed" in line] == removed
+    assert len(removed) == 7
+    assert {line for line in first if "removed" not in line and "place" not in line} == {
+        f"counted: {len(counted)}", *(f"{why}: {count}" for why, count in refused.items())
+    }  # fmt: skip
+    assert all(refused.values())
+    trend = counted[-100:]
+    boards = [
+        sorted(running, key=lambda one: (-running[one], one)),
+        sorted(running, key=lambda one: (running[one], one)),
+        sorted(running, key=lambda one: (-trend.count(one), one)),
+    ]
+    expected = [[*board, None, None, None][:3] for board in boards]
+    assert [line for line in first if line.startswith("place")] == [
+        f"place {place + 1}: top {top}, bottom {bottom}, trending {trending}"
+        for place, (top, bottom, trending) in enumerate(zip(*expected, strict=True))
+    ]
+
+
 def test_late_rows_count_while_their_window_is_open(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -158,3 +158,110 @@ def test_a_worker_killed_at_a_fail_point_changes_nothing(
     assert marker.exists()
     place.run(query(spark, place))
     assert results(place) == EXPECTED
+
+
+ORDERS = """
+def take(e, orders, lines):
+    orders.insert(id=e.source, amount=e.amount)
+    lines.emit(order=e.source, price=e.amount)
+    lines.emit(order=e.source, price=1)
+"""
+LINES = """
+def bill(e, bills, recent):
+    if e.order not in bills:
+        bills.insert(order=e.order, total=0, recent=0)
+    if e.price > 90:
+        abort("too much")
+    recent.insert(price=e.price)
+    bill = bills[e.order]
+    bill.total += e.price
+    for row in recent:
+        bill.recent += row.price
+    return bill.recent
+"""
+
+
+def workflow(*, nested: bool = False, window: int = 3) -> Any:
+    database: Database = penstock.database("orders")
+    database.table("orders", "id bigint, amount bigint NOT NULL", key="id")
+    database.table("bills", "order bigint, total bigint NOT NULL, recent bigint NOT NULL", key="order")
+    lines = database.stream("lines", "order bigint, price bigint")
+    database.window("recent", "price bigint NOT NULL", size=window, slide=2)
+    take = database.procedure(define(ORDERS))
+    bill = database.procedure(event=lines, returns="recent bigint")(define(LINES))
+    return database.workflow("order", *([database.nested(take, bill)] if nested else [bill, take]))
+
+
+def bills(rows: list[tuple[Any, ...]], *, nested: bool) -> tuple[list[Any], dict[int, Any], set[int]]:
+    """Return the results, the bills and the orders that there should be."""
+    made, totals, orders, inserted = [], dict[int, tuple[int, int]](), set[int](), list[int]()
+    for number, _, _, source, _, amount in rows:
+        if source in orders:
+            made.append((number, None, "take: duplicate key: orders"))
+            continue
+        if amount > 90:
+            made.append((number, None, "bill: too much"))
+            orders |= set() if nested else {source}
+            continue
+        orders.add(source)
+        total, recent = 0, 0
+        for price in (amount, 1):
+            inserted.append(price)
+            total += price
+            # Three rows at most, those of the slides of two that are full.
+            recent += sum(inserted[: len(inserted) // 2 * 2][-3:])
+        totals[source] = (total, recent)
+        made.append((number, recent, None))
+    return made, totals, orders
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_workflow_goes_on_after_a_restart(spark: SparkSession, tmp_path: Path, nested: bool) -> None:
+    place = Place(tmp_path)
+    rows = [(i, i, "order", i % 23 if i % 5 == 0 else i, 0, i * 37 % 97) for i in range(90)]
+    for begin in (0, 30, 60):
+        place.input.add(events(*rows[begin : begin + 30]))
+        ended = place.run(query(spark, place, workflow(nested=nested)))
+    made, totals, orders = bills(rows, nested=nested)
+    assert sorted(place.sequence("id", "recent", "rejected")) == made
+    entry = penstock.metrics(ended)[0]
+    assert entry["rows_in"] == entry["committed"] + entry["rejected"] == 30
+    stored = penstock.read_state(spark, place.state, checkpoint=place.checkpoint, table="bills").collect()
+    assert {row["order"]: (row["total"], row["recent"]) for row in stored} == totals
+    stored = penstock.read_state(spark, place.state, checkpoint=place.checkpoint, table="orders").collect()
+    assert {row["id"] for row in stored} == orders
+
+
+def test_a_changed_workflow_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.input.add(FIRST)
+    place.run(query(spark, place, workflow()))
+    place.input.add(SECOND)
+    for changed in (workflow(nested=True), workflow(window=4)):
+        with pytest.raises(
+            InvalidUsageError, match=r"the checkpoint was made with (another program|other tables)"
+        ):
+            place.start(query(spark, place, changed))
+    with pytest.raises(InvalidUsageError, match="has no partition_by"):
+        query(spark, place, workflow(), buckets=2)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("point", POINTS)
+def test_a_workflow_killed_at_a_fail_point_runs_each_round_once(
+    spark: SparkSession, tmp_path: Path, point: str
+) -> None:
+    place = Place(tmp_path)
+    rows = [(i, i, "order", i, 0, i * 37 % 97) for i in range(40)]
+    place.input.add(events(*rows[:25]))
+    place.run(query(spark, place, workflow()))
+    place.input.add(events(*rows[25:]))
+    marker = tmp_path / "died"
+    with fresh_workers(spark, PENSTOCK_FAILPOINTS=f"{point}=kill@{marker}"):
+        failure(query(spark, place, workflow()), place)
+    assert marker.exists()
+    place.run(query(spark, place, workflow()))
+    made, totals, _ = bills(rows, nested=False)
+    assert sorted(place.sequence("id", "recent", "rejected")) == made
+    stored = penstock.read_state(spark, place.state, checkpoint=place.checkpoint, table="bills").collect()
+    assert {row["order"]: (row["total"], row["recent"]) for row in stored} == totals

@@ -24,7 +24,7 @@ from penstock.procedures.compiler.scope import Facts, Scope, Scopes, UnknownKind
 from penstock.procedures.compiler.values import Access, AccessMode, ListOf, Nothing, Row, Value
 from penstock.procedures.schema import Column, Kind
 
-__all__ = ["NO_ROW", "Expressions"]
+__all__ = ["NO_ROW", "Expressions", "widened"]
 
 NO_ROW = "no row"
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -144,10 +144,18 @@ class Expressions(ABC):
         if node.id == scope.text.event:
             raise self.wrong(node, "the event is no value", f"name an attribute: {node.id}.name")
         if node.id in scope.text.tables:
-            raise self.wrong(node, "a table is no value", f"look up a row: {node.id}[key]")
+            raise self._no_value(node)
         if node.id in scope.text.names:
             return self.literal(node, scope.text.names[node.id])
         raise self.wrong(node, f"{node.id} is not defined")
+
+    def _no_value(self, node: ast.Name) -> Exception:
+        if node.id in self.layout.streams:
+            return self.wrong(node, "a stream is no value", f"write {node.id}.emit(column=value)")
+        if node.id in self.layout.tables:
+            return self.wrong(node, "a table is no value", f"look up a row: {node.id}[key]")
+        hint = f"write {node.id}.insert(column=value), len({node.id}), or for row in {node.id}"
+        return self.wrong(node, "a window is no value", hint)
 
     def _attribute(self, node: ast.Attribute) -> Value | ListOf:
         if isinstance(node.value, ast.Name):
@@ -169,7 +177,7 @@ class Expressions(ABC):
     def table(self, node: ast.expr) -> TableCode | None:
         """Return the table that an expression names, if it names one."""
         if isinstance(node, ast.Name) and node.id in self.scope.text.tables:
-            return self.layout.tables[node.id]
+            return self.layout.tables.get(node.id)
         return None
 
     def row(self, node: ast.expr) -> Row:
@@ -195,7 +203,7 @@ class Expressions(ABC):
         self.access(row, AccessMode.READ)
         code = self.layout.tables[row.table]
         array = code.column(column.name)
-        value = self.out.keep(_widened(column, f"{array}[{row.slot}]"))
+        value = self.out.keep(widened(column, f"{array}[{row.slot}]"))
         null = self.out.keep(f"{code.null(column.name)}[{row.slot}]") if column.nullable else None
         return Value(column.kind, value, null)
 
@@ -253,7 +261,7 @@ class Expressions(ABC):
 
     def element(self, found: ListOf, at: str) -> Value:
         """Return an element of a list."""
-        value = self.out.keep(_widened(found.column, f"{found.values}[{at}]"))
+        value = self.out.keep(widened(found.column, f"{found.values}[{at}]"))
         return Value(found.column.kind, value, self.out.keep(f"{found.null}[{at}]"))
 
     def list_there(self, found: ListOf) -> ListOf:
@@ -430,7 +438,7 @@ class Expressions(ABC):
         """Compile an insert."""
 
 
-def _widened(column: Column, code: str) -> str:
+def widened(column: Column, code: str) -> str:
     """Return a stored value as procedures have it."""
     if column.kind is Kind.INTEGER and column.dtype.itemsize < 8:
         return f"np.int64({code})"

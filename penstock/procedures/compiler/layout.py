@@ -2,7 +2,8 @@
 
 For each table: columns ``t0_c1``, masks of nulls ``t0_n1`` for those that may be null, ``t0_entries`` (its
 index), ``t0_live``, ``t0_dirty``, ``t0_free`` (a stack of free slots), ``t0_gone`` (keys that were deleted),
-and ``t0_facts``, which has the numbers `FACTS`.
+and ``t0_facts``, which has the numbers `FACTS`. For each stream: columns ``s0_c1`` and masks ``s0_n1``; how
+many rows it has is a variable of the kernel.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.procedures.schema import Column, TableSpec
+from penstock.procedures.workflows.reached import Reached
+from penstock.procedures.workflows.streams import StreamSpec
 
-__all__ = ["FACTS", "FREE", "GONE", "LIVE", "SHIFT", "USED", "Layout", "TableCode"]
+__all__ = ["FACTS", "FREE", "GONE", "LIVE", "SHIFT", "USED", "Layout", "StreamCode", "TableCode"]
 
 FACTS = ("used", "free", "live", "gone", "shift")
 """Slots that were ever taken; free ones of these; rows; deleted keys that are noted; the index's shift."""
@@ -82,6 +85,50 @@ class TableCode:
         return [f"{self.column(name)}[{slot}]" for name in self.spec.key]
 
 
+@dataclass(frozen=True)
+class StreamCode:
+    """A stream in generated code.
+
+    Parameters
+    ----------
+    spec : StreamSpec
+        The stream.
+    number : int
+        Its place among those of the program.
+    """
+
+    spec: StreamSpec
+    number: int
+
+    @property
+    def used(self) -> str:
+        """The variable that has the number of its rows."""
+        return f"s{self.number}_used"
+
+    @property
+    def mark(self) -> str:
+        """The variable that has this number as it was where the transaction began."""
+        return f"s{self.number}_mark"
+
+    def column(self, name: str) -> str:
+        """Return the array of a column."""
+        return f"s{self.number}_c{self.spec.names.index(name)}"
+
+    def null(self, name: str) -> str:
+        """Return the array that says where a column is null."""
+        return f"s{self.number}_n{self.spec.names.index(name)}"
+
+    @property
+    def arrays(self) -> list[str]:
+        """The names of all arrays, in the order of the kernel's arguments."""
+        names = []
+        for column in self.spec.columns:
+            names.append(self.column(column.name))
+            if column.nullable:
+                names.append(self.null(column.name))
+        return names
+
+
 @dataclass
 class Layout:
     """The arrays of a kernel.
@@ -90,6 +137,10 @@ class Layout:
     ----------
     tables : dict
         The program's tables by name.
+    streams : dict
+        Its streams by name.
+    reached : Reached
+        What its procedures reach.
     event : tuple of Column
         The attributes of the event.
     results : tuple of Column
@@ -99,9 +150,20 @@ class Layout:
     """
 
     tables: dict[str, TableCode]
+    streams: dict[str, StreamCode]
+    reached: Reached
     event: tuple[Column, ...]
     results: tuple[Column, ...]
     texts: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def of(reached: Reached, event: tuple[Column, ...], results: tuple[Column, ...]) -> Layout:
+        """Return the layout of a program."""
+        tables = {name: TableCode(spec, number) for number, (name, spec) in enumerate(reached.tables.items())}
+        streams = {
+            name: StreamCode(spec, number) for number, (name, spec) in enumerate(reached.streams.items())
+        }
+        return Layout(tables, streams, reached, event, results)
 
     def text(self, text: str) -> int:
         """Return the place of a literal text."""
@@ -125,4 +187,6 @@ class Layout:
             names += [f"r{number}", f"r{number}_null"]
         for table in self.tables.values():
             names += table.arrays
+        for stream in self.streams.values():
+            names += stream.arrays
         return names

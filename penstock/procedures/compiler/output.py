@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-__all__ = ["ROOM", "Output"]
+__all__ = ["FIRST_REASON", "ROOM", "Output"]
 
 ROOM = 1
 """The code of a transaction for which there is no room: it was undone, and runs again in more room."""
 
-_FIRST_REASON = 2
+FIRST_REASON = 2
+"""The code of the first reason for a rejection."""
+
 _INDENT = "    "
 
 
@@ -29,7 +31,8 @@ class Output:
     """The body of a transaction.
 
     A failure may follow a write if it is further down, or anywhere in a loop around both. So an undo log is
-    written only where one is needed, and a program without such writes has none.
+    written only where one is needed, and a program without such writes has none. In a workflow a rejection
+    undoes what its own transaction wrote, while a lack of room undoes all transactions of the round.
 
     Attributes
     ----------
@@ -43,6 +46,8 @@ class Output:
     undo_ops: dict[tuple[str, ...], int] = field(default_factory=dict)
     _lines: list[str | _Logged] = field(default_factory=list)
     _fails: list[int] = field(default_factory=list)
+    _rejects: list[int] = field(default_factory=list)
+    _transactions: list[int] = field(default_factory=list)
     _loops: list[tuple[int, int]] = field(default_factory=list)
     _depth: int = 0
     _temporaries: int = 0
@@ -79,7 +84,7 @@ class Output:
         """Return the code of a reason."""
         if reason not in self.reasons:
             self.reasons.append(reason)
-        return self.reasons.index(reason) + _FIRST_REASON
+        return self.reasons.index(reason) + FIRST_REASON
 
     def fail(self, condition: str, reason: str) -> None:
         """Reject the transaction if a condition holds."""
@@ -88,7 +93,7 @@ class Output:
 
     def reject(self, reason: str) -> None:
         """Reject the transaction."""
-        self._fails.append(len(self._lines))
+        self._rejects.append(len(self._lines))
         self.line(f"code = {self.code_of(reason)}")
         self.line("break")
 
@@ -132,16 +137,22 @@ class Output:
         """Return the lines, and whether any writes to the undo log."""
         made: list[str] = []
         logs = False
-        for place, line in enumerate(self._lines):
+        for place, line in reversed(list(enumerate(self._lines))):
             if isinstance(line, str):
                 made.append(line)
                 continue
-            needed = self._may_fail_behind(place)
-            logs = logs or needed
-            made += [line.depth * _INDENT + text for text in (line.lines if needed else line.otherwise)]
-        return made, logs
+            # An entry that finds no room undoes what comes before it, too.
+            logs = logs or self._may_fail_behind(place)
+            lines = line.lines if logs else line.otherwise
+            made += [line.depth * _INDENT + text for text in reversed(lines)]
+        return made[::-1], logs
+
+    def begin_transaction(self) -> None:
+        """Begin another transaction of a workflow."""
+        self._transactions.append(len(self._lines))
 
     def _may_fail_behind(self, place: int) -> bool:
         around = [bounds for bounds in self._loops if bounds[0] <= place < bounds[1]]
         first = min((begin for begin, _ in around), default=place)
-        return any(fail >= first for fail in self._fails)
+        end = next((one for one in self._transactions if one > place), len(self._lines))
+        return any(fail >= first for fail in self._fails) or any(first <= one < end for one in self._rejects)

@@ -14,17 +14,31 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.ddl import schema_text
-from penstock.procedures.compiler.layout import FREE, GONE, LIVE, SHIFT, USED, Layout, TableCode
+from penstock.procedures.compiler.layout import FREE, GONE, LIVE, SHIFT, USED, Layout
 from penstock.procedures.compiler.output import ROOM
 from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.compiler.scope import Facts, Scope
 from penstock.procedures.compiler.statements import Statements, procedure_text
 from penstock.procedures.compiler.values import Access, ListOf, Value
 from penstock.procedures.schema import Column, Kind, TableSpec
+from penstock.procedures.workflows.reached import Reached
+from penstock.procedures.workflows.stages import Stage
+from penstock.procedures.workflows.streams import StreamSpec
 
-__all__ = ["Program", "all_texts", "compile_program", "program_digest"]
+__all__ = [
+    "PlainProgram",
+    "Program",
+    "all_texts",
+    "compile_program",
+    "event_values",
+    "free_lines",
+    "made_program",
+    "program_digest",
+    "settled",
+    "undo_lines",
+]
 
-_VERSION = 1
+_VERSION = 2
 """The version of the compiler: what it makes of a text has changed where this has."""
 
 _MOST_PASSES = 100
@@ -54,12 +68,12 @@ from penstock.procedures.index_kernels import (
 
 @dataclass(frozen=True)
 class Program:
-    """A procedure that is compiled for an event. Made on the driver, sent to workers.
+    """A procedure or a workflow, compiled for an event. Made on the driver, sent to workers.
 
     Parameters
     ----------
     name : str
-        The procedure's name.
+        Its name.
     tables : tuple of TableSpec
         The tables that it accesses.
     event : tuple of Column
@@ -80,6 +94,10 @@ class Program:
         Whether it writes an undo log.
     digest : str
         What its text, tables, event and results make it.
+    streams : tuple of StreamSpec
+        The streams between its procedures.
+    stages : tuple of str
+        The procedures of a workflow in the order in which they run; empty for a procedure.
     """
 
     name: str
@@ -93,6 +111,8 @@ class Program:
     accesses: tuple[Access, ...]
     undo_log: bool
     digest: str
+    streams: tuple[StreamSpec, ...] = ()
+    stages: tuple[str, ...] = ()
 
     @cached_property
     def kernel(self) -> Callable[..., int]:
@@ -112,16 +132,53 @@ class Program:
         self.__dict__.update(state)
 
 
+@dataclass(frozen=True)
+class PlainProgram:
+    """A procedure or a workflow that Python runs; what it has is as in `Program`.
+
+    Parameters
+    ----------
+    name, event, results, digest
+        See `Program`.
+    text : ProcedureText
+        The procedure; of a workflow the first one.
+    reached : Reached
+        What is reached.
+    workflow : tuple of Stage
+        The procedures of a workflow; empty for a procedure.
+    """
+
+    name: str
+    text: ProcedureText
+    reached: Reached
+    event: tuple[Column, ...]
+    results: tuple[Column, ...]
+    digest: str
+    workflow: tuple[Stage, ...] = ()
+
+    @property
+    def tables(self) -> tuple[TableSpec, ...]:
+        """The tables that it accesses."""
+        return tuple(self.reached.tables.values())
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The procedures of a workflow in their order."""
+        return tuple(one.text.name for one in self.workflow)
+
+
 def program_digest(
-    texts: list[ProcedureText], tables: tuple[TableSpec, ...], event: pa.Schema, results: pa.Schema
+    reached: Reached, event: pa.Schema, results: pa.Schema, workflow: Mapping[str, Any] | None = None
 ) -> str:
     """Return what identifies a program: the texts of its procedures, their constants, tables and types."""
     parts = {
         "version": _VERSION,
-        "procedures": [[text.canonical, _constants(text)] for text in texts],
-        "tables": [spec.to_json() for spec in tables],
+        "procedures": [[text.canonical, _constants(text)] for text in reached.texts],
+        "tables": [spec.to_json() for spec in reached.tables.values()],
         "event": schema_text(event),
         "results": schema_text(results),
+        **reached.to_json(),
+        **(workflow or {}),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -148,7 +205,7 @@ def all_texts(text: ProcedureText) -> list[ProcedureText]:
 
 def compile_program(
     text: ProcedureText,
-    tables: Mapping[str, TableSpec],
+    reached: Reached,
     event: tuple[Column, ...],
     results: tuple[Column, ...],
     digest: str,
@@ -160,33 +217,60 @@ def compile_program(
     InvalidUsageError
         If it is outside of the subset of Python that procedures have; with file, line and column.
     """
-    numbered = {name: TableCode(spec, number) for number, (name, spec) in enumerate(tables.items())}
+
+    def one_pass(facts: Facts) -> Statements:
+        compiler = Statements(Layout.of(reached, event, results), facts)
+        compiler.scopes.stack.append(Scope(text, 0, event_values(event), None, tuple(enumerate(results))))
+        with compiler.out.block(""):
+            compiler.body(text.tree.body)
+        return compiler
+
+    compiler = settled(text, one_pass)
+    lines, logs = compiler.out.finish()
+    body = _kernel(compiler.layout, compiler, lines[1:], logs=logs)
+    return made_program(text.name, compiler, body, logs=logs, digest=digest)
+
+
+def settled(text: ProcedureText, one_pass: Callable[[Facts], Statements]) -> Statements:
+    """Return what the last of several passes gave, each of which knows the facts of those before.
+
+    Raises
+    ------
+    InvalidUsageError
+        If they find ever more facts.
+    """
     facts = Facts()
     for _ in range(_MOST_PASSES):
         before = copy.deepcopy(facts)
-        layout = Layout(numbered, event, results)
-        compiler = Statements(layout, facts)
-        compiler.scopes.stack.append(Scope(text, 0, _attributes(event), None))
-        with compiler.out.block(""):
-            compiler.body(text.tree.body)
+        compiler = one_pass(facts)
         if facts == before:
             if not compiler.unknown:
-                break
+                return compiler
             # Nothing but None is ever written to it, so that any kind will do.
             facts.kinds[next(name for name in compiler.unknown if name not in facts.kinds)] = Kind.INTEGER
-    else:
-        raise text.wrong(
-            text.tree,
-            f"the kinds of its variables are not found in {_MOST_PASSES} passes",
-            "write a value instead of None where a variable is first assigned",
-        )
-    lines, logs = compiler.out.finish()
-    body = _kernel(layout, compiler, lines[1:], logs=logs)
+    raise text.wrong(
+        text.tree,
+        f"the kinds of its variables are not found in {_MOST_PASSES} passes",
+        "write a value instead of None where a variable is first assigned",
+    )
+
+
+def made_program(
+    name: str,
+    compiler: Statements,
+    body: list[str],
+    *,
+    logs: bool,
+    digest: str,
+    stages: tuple[str, ...] = (),
+) -> Program:
+    """Return the program of a kernel."""
+    layout = compiler.layout
     return Program(
-        name=text.name,
-        tables=tuple(tables.values()),
-        event=event,
-        results=results,
+        name=name,
+        tables=tuple(layout.reached.tables.values()),
+        event=layout.event,
+        results=layout.results,
         source=_HEAD + "\n".join(body) + "\n",
         arguments=tuple(layout.arguments),
         reasons=tuple(compiler.out.reasons),
@@ -194,10 +278,13 @@ def compile_program(
         accesses=tuple(compiler.accesses),
         undo_log=logs,
         digest=digest,
+        streams=tuple(layout.reached.streams.values()),
+        stages=stages,
     )
 
 
-def _attributes(event: tuple[Column, ...]) -> dict[str, Value | ListOf]:
+def event_values(event: tuple[Column, ...]) -> dict[str, Value | ListOf]:
+    """Return the attributes of an event in generated code."""
     made: dict[str, Value | ListOf] = {}
     for number, column in enumerate(event):
         name = f"e{number}"
@@ -229,30 +316,36 @@ def _kernel(layout: Layout, compiler: Statements, body: list[str], *, logs: bool
         "            break",
         "        if code > 0:",
     ]
-    deletes = {what[1]: number for what, number in compiler.out.undo_ops.items() if what[0] == "delete"}
     if logs:
-        lines += [f"            {line}" for line in _undo(layout, compiler.out.undo_ops)]
+        lines += [f"            {line}" for line in undo_lines(layout, compiler.out.undo_ops)]
     lines += [
         f"            if code == {ROOM}:",
         "                return i",
         "            codes[i] = code",
         "            continue",
     ]
-    if logs and deletes:
-        lines += ["        for k in range(u):"]
-        for name, number in deletes.items():
-            table = layout.tables[name]
-            lines += [
-                f"            if u_op[k] == {number}:",
-                f"                {table.array('free')}[{table.fact(FREE)}] = u_slot[k]",
-                f"                {table.fact(FREE)} += 1",
-            ]
+    if logs:
+        lines += [f"        {line}" for line in free_lines(layout, compiler.out.undo_ops)]
     return [*lines, "        codes[i] = 0", "    return end"]
 
 
-def _undo(layout: Layout, ops: Mapping[tuple[str, ...], int]) -> list[str]:
-    """Return the code that takes back what the undo log has, the last entry first."""
-    lines = ["while u > 0:", "    u -= 1", "    s = u_slot[u]"]
+def free_lines(layout: Layout, ops: Mapping[tuple[str, ...], int]) -> list[str]:
+    """Return the code that frees the slots of deleted rows, once no undo may need them."""
+    deletes = {what[1]: number for what, number in ops.items() if what[0] == "delete"}
+    lines = ["for k in range(u):"] if deletes else []
+    for name, number in deletes.items():
+        table = layout.tables[name]
+        lines += [
+            f"    if u_op[k] == {number}:",
+            f"        {table.array('free')}[{table.fact(FREE)}] = u_slot[k]",
+            f"        {table.fact(FREE)} += 1",
+        ]
+    return lines
+
+
+def undo_lines(layout: Layout, ops: Mapping[tuple[str, ...], int], mark: str = "0") -> list[str]:
+    """Return the code that takes back what the undo log has above a mark, the last entry first."""
+    lines = [f"while u > {mark}:", "    u -= 1", "    s = u_slot[u]"]
     for (what, name, *column), number in ops.items():
         table = layout.tables[name]
         entries, shift, live = table.array("entries"), table.fact(SHIFT), table.array("live")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.compiler.values import ListOf, Row, Value
-from penstock.procedures.schema import Kind
+from penstock.procedures.schema import Column, Kind
 
 __all__ = ["Facts", "Scope", "Scopes", "UnknownKindError"]
 
@@ -33,35 +33,39 @@ class Facts:
     deletes : dict
         For each loop the tables from which its body deletes.
     calls : dict
-        The number of each called procedure, by the number of its caller and the place of the call.
+        The number of each procedure that is called or a trigger, by the number of its caller and the place of
+        the call; that of a procedure of a workflow by its place.
     """
 
     kinds: dict[str, Kind | str] = field(default_factory=dict)
     nullable: set[str] = field(default_factory=set)
     deletes: dict[tuple[object, ...], set[str]] = field(default_factory=dict)
-    calls: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    calls: dict[tuple[object, ...], int] = field(default_factory=dict)
 
 
 @dataclass
 class Scope:
-    """A procedure that is being compiled, at the top or called by another one.
+    """A procedure that is being compiled: alone, one of a workflow, a trigger, or called by another one.
 
     Attributes
     ----------
     text : ProcedureText
         The procedure.
     number : int
-        Its number; the one at the top has 0.
+        Its number; one that is compiled alone has 0.
     event : mapping
         The attributes of its event.
     result : str or None
-        The variable that gets what it returns; None at the top.
+        The variable that gets what it returns; None if it writes results.
+    results : tuple
+        The results that it writes, with their places among those of the program.
     """
 
     text: ProcedureText
     number: int
     event: Mapping[str, Value | ListOf]
     result: str | None
+    results: tuple[tuple[int, Column], ...] = ()
     assigned: Assigned = field(default_factory=set)
     rows: dict[str, Row] = field(default_factory=dict)
     attributes: dict[str, str] = field(default_factory=dict)
@@ -73,7 +77,7 @@ class Scope:
 
     @property
     def is_top(self) -> bool:
-        """Whether it is not called by another procedure."""
+        """Whether it is compiled alone, and not called by another one."""
         return self.number == 0
 
     @property

@@ -6,12 +6,12 @@ import ast
 from collections.abc import Mapping
 
 from penstock.procedures import language
+from penstock.procedures.compiler.emissions import Emissions
 from penstock.procedures.compiler.layout import Layout
 from penstock.procedures.compiler.operations import OperationError
 from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.compiler.scope import Facts, Scope, UnknownKindError
-from penstock.procedures.compiler.values import ListOf, Nothing, Row, Value
-from penstock.procedures.compiler.writes import Writes
+from penstock.procedures.compiler.values import ListOf, Nothing, Row, Value, zero
 from penstock.procedures.schema import Column, Kind
 
 __all__ = ["Statements", "procedure_text"]
@@ -26,14 +26,7 @@ def procedure_text(value: object) -> ProcedureText | None:
     return text if isinstance(text, ProcedureText) else None
 
 
-def _zero(kind: Kind | str) -> str:
-    """Return what a variable holds while it is null, or its row is not there."""
-    if not isinstance(kind, Kind):
-        return "-1"
-    return {str(Kind.FLOAT): "0.0", str(Kind.BOOLEAN): "False"}.get(str(kind), "0")
-
-
-class Statements(Writes):
+class Statements(Emissions):
     """Compiles the body of a procedure; see `Expressions`."""
 
     def __init__(self, layout: Layout, facts: Facts) -> None:
@@ -101,17 +94,27 @@ class Statements(Writes):
         for table in self.facts.deletes.get(place, ()):
             self.scopes.forget_rows(table)
         variable = self.out.temporary()
+        window, values = self.window(node.iter), None
         try:
-            head, values = self._loop(node.iter, variable)
+            if window is None:
+                head, values = self._loop(node.iter, variable)
+            else:
+                head = self.window_loop(window, variable)
         except UnknownKindError as error:
             self.unknown.append(str(error))
-            head, values = f"for {variable} in range(0):", None
+            head = f"for {variable} in range(0):"
         before = self.scopes.save()
         self.open_loops.append(place)
         with self.out.block(head, loop=True):
-            value = Value(Kind.INTEGER, variable) if values is None else self.element(values, variable)
-            self._store_value(node.target, value)
-            self.body(node.body)
+            if window is None:
+                value = Value(Kind.INTEGER, variable) if values is None else self.element(values, variable)
+                self._store_value(node.target, value)
+                self.body(node.body)
+            else:
+                self.open_windows.append(window.name)
+                self._store_row(node.target, self.window_row(window, variable))
+                self.body(node.body)
+                self.open_windows.pop()
         self.open_loops.pop()
         # The body may not run at all, and may end early.
         self.scopes.set(before)
@@ -178,14 +181,14 @@ class Statements(Writes):
         """Write what the procedure returns."""
         scope = self.scope
         if scope.result is None:
-            columns = self.layout.results
+            columns = scope.results
             if len(values) != len(columns):
                 raise self.wrong(
                     node,
                     f"{len(values)} values are returned where {len(columns)} are declared",
                     'declare them: @database.procedure(returns="name type, ...")',
                 )
-            for number, (column, value) in enumerate(zip(columns, values, strict=True)):
+            for (number, column), value in zip(columns, values, strict=True):
                 self._write_result(node, number, column, value)
             return
         if len(values) > 1:
@@ -278,7 +281,7 @@ class Statements(Writes):
         """Write a value into a variable."""
         if isinstance(value, Nothing):
             self.facts.nullable.add(name)
-            self.out.line(f"{name} = {_zero(self.facts.kinds.get(name, Kind.INTEGER))}")
+            self.out.line(f"{name} = {zero(self.facts.kinds.get(name, Kind.INTEGER))}")
             self.out.line(f"{name}_null = True")
             return
         known = self.facts.kinds.get(name)
@@ -326,9 +329,14 @@ class Statements(Writes):
             if self._procedure_of(call) is not None:
                 self._call_procedure(call)
                 return
-            if isinstance(call.func, ast.Attribute) and call.func.attr == "insert":
-                self.evaluate(call)
-                return
+            if isinstance(call.func, ast.Attribute):
+                stream, attribute = self.stream(call.func.value), call.func.attr
+                if stream is not None and attribute == "emit":
+                    self.emit(call, stream)
+                    return
+                if attribute == "insert" or stream is not None or self.window(call.func.value) is not None:
+                    self.evaluate(call)
+                    return
         raise self.wrong(node, "this statement does nothing")
 
     def _is_word(self, node: ast.expr, word: object) -> bool:
@@ -351,25 +359,34 @@ class Statements(Writes):
         text = self._procedure_of(node)
         if text is None or not isinstance(node, ast.Call):
             raise self.wrong(node, "this is no call of a procedure")
-        if len(self.scopes.stack) >= _DEEPEST or any(one.text is text for one in self.scopes.stack):
-            raise self.wrong(node, f"{text.name} calls itself, maybe through others")
         if node.keywords or len(node.args) != 1 + len(text.tables):
             raise self.wrong(node, f"{text.name} takes an event and {len(text.tables)} tables")
         for part, name in zip(node.args[1:], text.tables, strict=True):
-            if not isinstance(part, ast.Name) or part.id != name or self.table(part) is None:
+            if not isinstance(part, ast.Name) or part.id != name or name not in self.scope.text.tables:
                 raise self.wrong(part, f"{text.name} takes the table {name} here", f"pass {name}")
-        attributes = self._event_of(node.args[0])
-        # The same one in each pass, though a pass may skip calls.
-        place = (self.scope.number, node.lineno, node.col_offset)
+        event = self._event_of(node.args[0])
+        return self.inline(node, text, event, (self.scope.number, node.lineno, node.col_offset))
+
+    def inline(
+        self,
+        node: ast.AST,
+        text: ProcedureText,
+        event: Mapping[str, Value | ListOf],
+        place: tuple[object, ...],
+    ) -> Value | Nothing | None:
+        """Compile a procedure at this place, the same one in each pass; return what it returns."""
+        if len(self.scopes.stack) >= _DEEPEST or any(one.text is text for one in self.scopes.stack):
+            raise self.wrong(node, f"{text.name} calls itself, maybe through others")
+        # The same number in each pass, though a pass may skip calls.
         number = self.facts.calls.setdefault(place, len(self.facts.calls) + 1)
         result = f"c{number}_value"
         self.out.line(f"c{number} = 0")
         if result in self.facts.kinds:
             self.facts.nullable.add(result)
-            self.out.line(f"{result} = {_zero(self.facts.kinds[result])}")
+            self.out.line(f"{result} = {zero(self.facts.kinds[result])}")
             self.out.line(f"{result}_null = True")
         before = self.scopes.save()
-        self.scopes.stack.append(Scope(text, number, attributes, result))
+        self.scopes.stack.append(Scope(text, number, event, result))
         self.deleted_from.append(set())
         with self.out.block("while True:"):
             self.body(text.tree.body)

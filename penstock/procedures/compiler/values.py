@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from penstock.procedures.schema import Column, Kind
 
-__all__ = ["Access", "AccessMode", "ListOf", "Nothing", "Row", "Value"]
+__all__ = ["Access", "AccessMode", "ListOf", "Nothing", "Row", "Value", "zero"]
 
 
 class AccessMode(StrEnum):
@@ -119,3 +119,10 @@ class ListOf:
     end: str
     null: str
     missing: str | None
+
+
+def zero(kind: Kind | str) -> str:
+    """Return what a variable of a kind, or of rows of a table, holds while it is null."""
+    if not isinstance(kind, Kind):
+        return "-1"
+    return {Kind.FLOAT: "0.0", Kind.BOOLEAN: "False"}.get(kind, "0")

@@ -32,6 +32,8 @@ class Writes(Expressions):
         """Write a column of a row."""
         column = self.column(target, row)
         table = self.layout.tables[row.table]
+        if row.table not in self.scope.text.tables:
+            raise self.wrong(target, "a row of a window cannot be changed", "insert another one")
         if column.name in table.spec.key:
             raise self.wrong(target, "a key cannot be changed", "delete the row and insert another one")
         self.access(row, AccessMode.WRITE)
@@ -71,17 +73,7 @@ class Writes(Expressions):
     def insert(self, node: ast.Call, table: TableCode) -> Row:
         """Compile an insert."""
         spec = table.spec
-        if node.args or any(one.arg is None for one in node.keywords):
-            raise self.wrong(node, "insert takes columns by name", f"{spec.name}.insert(column=value)")
-        given: dict[str, Value | Nothing] = {}
-        for one in node.keywords:
-            name = str(one.arg)
-            if name not in spec.names:
-                raise self.wrong(node, f"the table {spec.name} has no {name}", f"it has {spec.names}")
-            found = self.evaluate(one.value)
-            if not isinstance(found, Value | Nothing):
-                raise self.wrong(one.value, "a column gets a value")
-            given[name] = found
+        given = self.given(node, spec.name, spec.names)
         fitted: dict[str, tuple[str | None, str]] = {}
         for column in spec.columns:
             value = given.get(column.name, Nothing())
@@ -116,6 +108,21 @@ class Writes(Expressions):
         row = Row(spec.name, slot, texts, tuple(one.attribute for one in keys), maybe=False)
         self.access(row, AccessMode.INSERT)
         return row
+
+    def given(self, node: ast.Call, of: str, names: tuple[str, ...]) -> dict[str, Value | Nothing]:
+        """Compile the values that a call gives to the columns of what it inserts into."""
+        if node.args or any(one.arg is None for one in node.keywords):
+            raise self.wrong(node, "columns are given by name", f"{ast.unparse(node.func)}(column=value)")
+        made: dict[str, Value | Nothing] = {}
+        for one in node.keywords:
+            name = str(one.arg)
+            if name not in names:
+                raise self.wrong(node, f"{of} has no {name}", f"it has {', '.join(names)}")
+            found = self.evaluate(one.value)
+            if not isinstance(found, Value | Nothing):
+                raise self.wrong(one.value, "a column gets a value")
+            made[name] = found
+        return made
 
     def _new_slot(self, table: TableCode) -> str:
         out, live, used, free = self.out, table.array("live"), table.fact(USED), table.fact(FREE)

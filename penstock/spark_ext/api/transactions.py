@@ -15,6 +15,7 @@ from penstock.operators.update_stream.operator_options import StateOptions
 from penstock.procedures.engine import REJECTED, event_schema, result_schema
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.routing import check_routing, routing_attribute
+from penstock.procedures.workflows.workflow import Workflow
 from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
 from penstock.spark_ext.border.transaction_packing import TransactionPacker
 from penstock.spark_ext.border.types import spark_schema
@@ -30,7 +31,7 @@ _OURS = ("bucket", "transaction", REJECTED)
 
 def transactions(
     df: DataFrame,
-    procedure: Procedure,
+    procedure: Procedure | Workflow,
     *,
     time: str | None = None,
     order: str = "arrival",
@@ -52,8 +53,8 @@ def transactions(
     ----------
     df : DataFrame
         A streaming DataFrame; its columns are the attributes of the event.
-    procedure : Procedure
-        The stored procedure.
+    procedure : Procedure or Workflow
+        The stored procedure, or the workflow, of which a round runs for each row.
     time : str, optional
         A timestamp, date or integer column that orders the transactions of a micro-batch.
     order : {"arrival"}
@@ -89,9 +90,11 @@ def transactions(
     ...     state_location="/var/lib/penstock")  # doctest: +SKIP
     """
     check_streaming(df)
-    if not isinstance(procedure, Procedure):
+    if not isinstance(procedure, Procedure | Workflow):
         raise InvalidUsageError(
-            "this is no procedure", got=type(procedure).__name__, hint="use @database.procedure"
+            "this is no procedure or workflow",
+            got=type(procedure).__name__,
+            hint="use @database.procedure or database.workflow(...)",
         )
     if order not in _ORDERS:
         raise InvalidUsageError("there is no such option", option="order", got=order, known=_ORDERS)

@@ -12,9 +12,8 @@ import pyarrow as pa
 from penstock._clock import Clock, monotonic_s
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.update_stream.cast import cast_to_schema
-from penstock.procedures.compiler.program import Program
+from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.engine import REJECTED, TableSet, event_schema
-from penstock.procedures.procedure import PlainProgram
 from penstock.procedures.schema import TableSpec
 from penstock.spark_ext.border.transaction_packing import in_order
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare

@@ -1,45 +1,33 @@
 """Procedures as Python runs them, over dicts: what compiled ones are tested against, and the way out.
 
-The text is that of the procedure. Only what Python does in another way is replaced, by the functions below:
-integers of 64 bits, nulls that are no values, and rejections in place of exceptions.
+The text is that of the procedure. Only what Python does in another way is replaced:
+integers of 64 bits, nulls that are no values, and rejections in place of exceptions (`words`).
 """
 
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 from penstock.procedures import language
-from penstock.procedures.compiler.expressions import NO_ROW
-from penstock.procedures.compiler.operations import (
-    COMPARISONS,
-    DIVISION_BY_ZERO,
-    NULL,
-    OPERATORS,
-    OVERFLOW,
-)
+from penstock.procedures.compiler.operations import COMPARISONS, NULL, OPERATORS, OVERFLOW
 from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.compiler.statements import procedure_text
+from penstock.procedures.plain.words import WORDS, RejectedError, reject
 from penstock.procedures.schema import Column, Kind, TableSpec
 
-__all__ = ["PlainTable", "PlainTables", "RejectedError", "python_rows"]
+__all__ = ["PlainTable", "PlainTables", "fit", "python_rows", "returned"]
 
 Key = tuple[Any, ...]
 Fetch = Callable[[Key], dict[str, Any] | None]
 
-_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 _PYTHON_TYPES: dict[Kind, Any] = {Kind.INTEGER: int, Kind.FLOAT: float, Kind.BOOLEAN: bool, Kind.TEXT: str}
-
-
-class RejectedError(Exception):
-    """Ends a transaction; its only argument says why."""
 
 
 class _Row:
@@ -81,6 +69,8 @@ class PlainTable:
         self.rows: dict[Key, dict[str, Any] | None] = {}
         self.changed: set[Key] = set()
         self.journal = journal
+        self.on_insert: Callable[[str, dict[str, Any]], None] | None = None
+        """Runs the triggers: takes the name of the table and the row."""
         self._fetch = fetch
 
     def _key(self, key: Any) -> Key:
@@ -134,6 +124,8 @@ class PlainTable:
         if self._find(key) is not None:
             raise RejectedError(f"duplicate key: {self.spec.name}")
         self._change(key, made)
+        if self.on_insert is not None:
+            self.on_insert(self.spec.name, dict(made))
         return _Row(self, key, made)
 
     def __delitem__(self, key: Any) -> None:
@@ -153,9 +145,9 @@ class PlainTables:
     """Tables as dicts, and procedures that run over them."""
 
     def __init__(self, specs: Iterable[TableSpec], fetch: Mapping[str, Fetch] | None = None) -> None:
-        self._journal: list[Any] = []
+        self.journal: list[Any] = []
         self.tables = {
-            spec.name: PlainTable(spec, self._journal, (fetch or {}).get(spec.name)) for spec in specs
+            spec.name: PlainTable(spec, self.journal, (fetch or {}).get(spec.name)) for spec in specs
         }
         self._functions: dict[int, Callable[..., Any]] = {}
 
@@ -163,33 +155,41 @@ class PlainTables:
         self, text: ProcedureText, events: pa.RecordBatch, results: tuple[Column, ...]
     ) -> list[tuple[Any, ...]]:
         """Run a transaction for each event; return the results of each, then why it was rejected."""
-        function = self._function(text)
-        tables = [self.tables[name] for name in text.tables]
+        function = self.function(text)
+        parameters = [self.parameter(name) for name in text.tables]
         made: list[tuple[Any, ...]] = []
         for values in python_rows(events):
-            del self._journal[:]
+            del self.journal[:]
             try:
-                returned = function(SimpleNamespace(**values), *tables)
-                row = _returned(returned, results)
+                row = returned(function(SimpleNamespace(**values), *parameters), results)
             except RejectedError as rejection:
-                for table, key, old in reversed(self._journal):
-                    table.rows[key] = old
+                self.undo(0)
                 made.append((*(None for _ in results), rejection.args[0]))
             else:
                 made.append((*row, None))
         return made
 
-    def _function(self, text: ProcedureText) -> Callable[..., Any]:
+    def parameter(self, name: str) -> Any:
+        """Return what a procedure has under a name."""
+        return self.tables[name]
+
+    def undo(self, begin: int) -> None:
+        """Take back what the journal has from a place on."""
+        for table, key, old in reversed(self.journal[begin:]):
+            table.rows[key] = old
+        del self.journal[begin:]
+
+    def function(self, text: ProcedureText) -> Callable[..., Any]:
         """Return the function that a text defines, with what it calls."""
         if id(text) not in self._functions:
-            names = dict(text.names) | _WORDS
+            names = dict(text.names) | WORDS
             for name, value in text.names.items():
                 if value is language.abort:
-                    names[name] = _abort
+                    names[name] = reject
                 elif value is language.event:
                     names[name] = SimpleNamespace
                 elif (called := procedure_text(value)) is not None:
-                    names[name] = self._function(called)
+                    names[name] = self.function(called)
             tree = _Rewriter(text).visit(ast.parse(text.canonical))
             code = compile(ast.fix_missing_locations(tree), text.file, "exec")
             exec(code, names)  # noqa: S102  # the user's own text, which the user runs
@@ -232,7 +232,8 @@ def fit(column: Column, value: Any) -> Any:
     return value
 
 
-def _returned(value: Any, results: tuple[Column, ...]) -> list[Any]:
+def returned(value: Any, results: tuple[Column, ...]) -> list[Any]:
+    """Return what a procedure returns as its results hold it."""
     if value is None and len(results) != 1:
         return [None for _ in results]
     parts = value if isinstance(value, tuple) else (value,)
@@ -242,7 +243,7 @@ def _returned(value: Any, results: tuple[Column, ...]) -> list[Any]:
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Puts the functions below in place of what Python does in another way."""
+    """Puts the functions of `words` in place of what Python does in another way."""
 
     def __init__(self, text: ProcedureText) -> None:
         self._own = {text.event, *text.tables}
@@ -308,143 +309,3 @@ class _Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         node.iter = self._call("_each", node.iter)
         return node
-
-
-def _given(*values: Any) -> None:
-    if None in values:
-        raise RejectedError(NULL)
-
-
-def _abort(why: str) -> NoReturn:
-    raise RejectedError(why)
-
-
-def _operate(sign: str, a: Any, b: Any) -> Any:
-    _given(a, b)
-    if sign in ("/", "//", "%") and b == 0:
-        raise RejectedError(DIVISION_BY_ZERO)
-    if sign == "/":
-        return float(a) / float(b)
-    if not isinstance(a, int) or not isinstance(b, int):
-        a, b = (float(one) if isinstance(one, int) else one for one in (a, b))
-    made = {
-        "+": lambda: a + b,
-        "-": lambda: a - b,
-        "*": lambda: a * b,
-        "//": lambda: a // b,
-        "%": lambda: a % b,
-        "&": lambda: a & b,
-        "|": lambda: a | b,
-        "^": lambda: a ^ b,
-    }[sign]()
-    return _whole(made)
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, int) and not _LEAST <= value <= _MOST:
-        raise RejectedError(OVERFLOW)
-    return value
-
-
-def _negate(a: Any) -> Any:
-    _given(a)
-    # The least literal is the negative of one that is beyond 64 bits.
-    return _whole(-a)
-
-
-def _truth(value: Any) -> bool:
-    _given(value)
-    return bool(value)
-
-
-def _compare(left: Any, *rest: Any) -> bool:
-    for sign, other in zip(rest[::2], rest[1::2], strict=True):
-        right = other()
-        if sign not in ("==", "!=") or len(rest) > 2:
-            _given(left, right)
-        if not {
-            "==": lambda a, b: a == b,
-            "!=": lambda a, b: a != b,
-            "<": lambda a, b: a < b,
-            "<=": lambda a, b: a <= b,
-            ">": lambda a, b: a > b,
-            ">=": lambda a, b: a >= b,
-        }[sign](left, right):
-            return False
-        left = right
-    return True
-
-
-def _there(row: Any) -> Any:
-    if row is None:
-        raise RejectedError(NO_ROW)
-    return row
-
-
-def _element(values: Any, at: Any) -> Any:
-    _given(values, at)
-    if isinstance(values, list) and not -len(values) <= at < len(values):
-        raise RejectedError("no element")
-    return values[at]
-
-
-def _each(values: Any) -> Any:
-    _given(values)
-    return values
-
-
-def _range(*bounds: Any) -> range:
-    _given(*bounds)
-    if bounds[2:] == (0,):
-        raise RejectedError("a step of 0")
-    return range(*bounds)
-
-
-def _int(value: Any) -> int:
-    _given(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise RejectedError(OVERFLOW)
-    return int(_whole(int(value)))
-
-
-def _float(value: Any) -> float:
-    _given(value)
-    return float(value)
-
-
-def _abs(value: Any) -> Any:
-    _given(value)
-    return _whole(abs(value))
-
-
-def _least(*values: Any) -> Any:
-    _given(*values)
-    return min(values)
-
-
-def _greatest(*values: Any) -> Any:
-    _given(*values)
-    return max(values)
-
-
-def _len(values: Any) -> int:
-    _given(values)
-    return len(values)
-
-
-_WORDS: dict[str, Any] = {
-    "_operate": _operate,
-    "_negate": _negate,
-    "_truth": _truth,
-    "_compare": _compare,
-    "_there": _there,
-    "_element": _element,
-    "_each": _each,
-    "range": _range,
-    "int": _int,
-    "float": _float,
-    "abs": _abs,
-    "min": _least,
-    "max": _greatest,
-    "len": _len,
-}

@@ -1,0 +1,1 @@
+"""Procedures and workflows as Python runs them."""

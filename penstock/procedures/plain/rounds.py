@@ -1,0 +1,173 @@
+"""Workflows as Python runs them: what compiled ones are tested against, and the way out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.procedures.compiler.reading import ProcedureText
+from penstock.procedures.plain.tables import PlainTables, fit, python_rows, returned
+from penstock.procedures.plain.words import RejectedError
+from penstock.procedures.schema import Column
+from penstock.procedures.workflows.reached import Reached
+from penstock.procedures.workflows.stages import Stage, transactions_of
+from penstock.procedures.workflows.streams import StreamSpec
+from penstock.procedures.workflows.windows import PLACE, WindowSpec
+
+__all__ = ["PlainRounds"]
+
+Fetch = Callable[[tuple[Any, ...]], dict[str, Any] | None]
+Fire = Callable[[str, dict[str, Any]], None]
+
+
+def _fitted(of: str, columns: Sequence[Column], values: dict[str, Any]) -> dict[str, Any]:
+    if strange := values.keys() - {one.name for one in columns}:
+        raise InvalidUsageError("there are no such columns", of=of, columns=sorted(strange))
+    return {one.name: fit(one, values.get(one.name)) for one in columns}
+
+
+class _Stream:
+    """A stream as a list."""
+
+    def __init__(self, spec: StreamSpec, fire: Fire) -> None:
+        self.spec = spec
+        self.rows: list[dict[str, Any]] = []
+        self._fire = fire
+
+    def emit(self, **values: Any) -> None:
+        row = _fitted(self.spec.name, self.spec.columns, values)
+        self.rows.append(row)
+        self._fire(self.spec.name, row)
+
+
+class _WindowRow:
+    """A row of a window, which does not change."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        object.__setattr__(self, "_values", values)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise InvalidUsageError("a row of a window cannot be changed", column=name)
+
+
+class _Window:
+    """A window as its owner sees it, over the tables that keep it."""
+
+    def __init__(self, spec: WindowSpec, rounds: PlainRounds) -> None:
+        self._spec = spec
+        self._rounds = rounds
+
+    def insert(self, **values: Any) -> bool:
+        row = _fitted(self._spec.name, self._spec.columns, values)
+        return bool(self._rounds.call(self._rounds.reached.insertions[self._spec.name], row))
+
+    def _active(self) -> range:
+        facts = self._rounds.tables[self._spec.facts.name].get(0)
+        return range(0) if facts is None else range(facts.first, facts.active)
+
+    def __len__(self) -> int:
+        return len(self._active())
+
+    def __iter__(self) -> Iterator[_WindowRow]:
+        table, places = self._rounds.tables[self._spec.rows.name], self._spec.places
+        for number in self._active():
+            row = table[number if places is None else number % places]
+            values = {name: getattr(row, name) for name in (PLACE, *self._spec.names)}
+            yield _WindowRow(values)
+
+
+class PlainRounds(PlainTables):
+    """Tables, streams and windows in Python's own objects, and workflows that run over them.
+
+    Parameters
+    ----------
+    reached : Reached
+        What the procedures reach.
+    fetch : mapping, optional
+        See `PlainTable`, by the names of tables.
+    """
+
+    def __init__(self, reached: Reached, fetch: Mapping[str, Fetch] | None = None) -> None:
+        super().__init__(reached.tables.values(), fetch)
+        self.reached = reached
+        self._streams = {name: _Stream(spec, self._fire) for name, spec in reached.streams.items()}
+        self._windows = {name: _Window(spec, self) for name, spec in reached.windows.items()}
+        for name in reached.triggers.keys() & self.tables.keys():
+            self.tables[name].on_insert = self._fire
+
+    def parameter(self, name: str) -> Any:
+        """Return what a procedure has under a name."""
+        return next(one[name] for one in (self._streams, self._windows, self.tables) if name in one)
+
+    def call(self, text: ProcedureText, event: Mapping[str, Any]) -> Any:
+        """Run a procedure; return what it returns."""
+        return self.function(text)(SimpleNamespace(**event), *map(self.parameter, text.tables))
+
+    def _fire(self, on: str, row: Mapping[str, Any]) -> None:
+        for text in self.reached.triggers.get(on, ()):
+            self.call(text, row)
+
+    def run_workflow(
+        self, stages: Sequence[Stage], events: pa.RecordBatch, bounds: Iterable[int] | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Run a round for each atomic batch of events; return the results of each event, and its rejections.
+
+        Parameters
+        ----------
+        stages : sequence of Stage
+            The procedures in their order.
+        events : pyarrow.RecordBatch
+            The events.
+        bounds : iterable of int, optional
+            Where batches begin, and the number of events; by default each event is one.
+        """
+        rows = python_rows(events)
+        begins = range(len(rows) + 1) if bounds is None else [int(one) for one in bounds]
+        made: list[tuple[Any, ...]] = []
+        for begin, end in itertools.pairwise(begins):
+            made += self._round(stages, rows[begin:end])
+        return made
+
+    def _round(self, stages: Sequence[Stage], events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        results: list[list[Any]] = [[] for _ in events]
+        reasons = []
+        for members in transactions_of(stages):
+            begin, emitted = len(self.journal), {one: len(one.rows) for one in self._streams.values()}
+            made: list[list[Any]] = [[] for _ in events]
+            name = ""
+            try:
+                for member in members:
+                    name = stages[member].text.name
+                    for row, part in zip(made, self._run_stage(stages[member], events), strict=True):
+                        row.extend(part)
+            except RejectedError as rejection:
+                self.undo(begin)
+                for stream, count in emitted.items():
+                    del stream.rows[count:]
+                made = [[None for member in members for _ in stages[member].results] for _ in events]
+                reasons.append(f"{name}: {rejection.args[0]}")
+            for row, part in zip(results, made, strict=True):
+                row.extend(part)
+        for stream in self._streams.values():
+            stream.rows.clear()
+        self.journal.clear()
+        return [(*row, "; ".join(reasons) or None) for row in results]
+
+    def _run_stage(self, stage: Stage, events: list[dict[str, Any]]) -> list[list[Any]]:
+        """Return the results of each event; what an interior procedure returns last is of the last one."""
+        rows = events if stage.stream is None else list(self._streams[stage.stream].rows)
+        made = [returned(self.call(stage.text, row), stage.results) for row in rows]
+        if stage.stream is None:
+            return made
+        nothing: list[Any] = [None for _ in stage.results]
+        return [*([nothing] * (len(events) - 1)), made[-1] if made else nothing]

@@ -1,0 +1,130 @@
+"""What a database has declared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.errors import InvalidUsageError
+from penstock.procedures.compiler.program import all_texts
+from penstock.procedures.compiler.reading import ProcedureText
+from penstock.procedures.schema import TableSpec
+from penstock.procedures.workflows.reached import Reached
+from penstock.procedures.workflows.streams import StreamSpec
+from penstock.procedures.workflows.windows import WindowSpec
+
+__all__ = ["Catalog"]
+
+
+@dataclass
+class Catalog:
+    """The tables, streams, windows and triggers of a database.
+
+    Attributes
+    ----------
+    tables, streams, windows : dict
+        By name.
+    triggers : dict
+        The procedures that run when a row is inserted, or a window slides; by the name of what they are on.
+    owners : dict
+        The procedure that each window belongs to.
+    """
+
+    tables: dict[str, TableSpec] = field(default_factory=dict)
+    streams: dict[str, StreamSpec] = field(default_factory=dict)
+    windows: dict[str, WindowSpec] = field(default_factory=dict)
+    triggers: dict[str, list[ProcedureText]] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)
+    _compiled: set[str] = field(default_factory=set)
+
+    @property
+    def stored(self) -> dict[str, TableSpec]:
+        """All tables of a state, those of windows among them."""
+        hidden = [spec for one in self.windows.values() for spec in (one.rows, one.facts)]
+        return self.tables | {spec.name: spec for spec in hidden}
+
+    def add(self, kind: str, spec: TableSpec | StreamSpec | WindowSpec) -> None:
+        """Add a declaration.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the name is unusable or taken.
+        """
+        if not spec.name.isidentifier():
+            raise InvalidUsageError(f"a {kind}'s name is no identifier of Python", **{kind: repr(spec.name)})
+        names = [spec.name]
+        if isinstance(spec, WindowSpec):
+            names += [spec.rows.name, spec.facts.name]
+        taken = {**self.stored, **self.streams, **self.windows}
+        for name in names:
+            if name in taken:
+                known = "stream" if name in self.streams else "window" if name in self.windows else "table"
+                raise InvalidUsageError(f"the database has this {known} already", **{known: name})
+        if isinstance(spec, TableSpec):
+            self.tables[spec.name] = spec
+        elif isinstance(spec, StreamSpec):
+            self.streams[spec.name] = spec
+        else:
+            self.windows[spec.name] = spec
+
+    def check_trigger(self, on: str, text: ProcedureText) -> None:
+        """Check that a trigger may be added.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a procedure was compiled that does not know it.
+        """
+        if on in self._compiled:
+            raise text.wrong(
+                text.tree,
+                f"a procedure that uses {on} was compiled before",
+                "define triggers before the procedures that they run in",
+            )
+
+    def check_names(self, text: ProcedureText, *, trigger_of: str | None = None) -> None:
+        """Check what a procedure has as parameters; note that its windows belong to it.
+
+        Raises
+        ------
+        InvalidUsageError
+            If one is not there, or is a window of another procedure.
+        """
+        known = [*self.tables, *self.streams, *self.windows]
+        for name, parameter in zip(text.tables, text.tree.args.args[1:], strict=True):
+            if name not in known:
+                hint = f"the database has {', '.join(known) or 'none'}"
+                raise text.wrong(parameter, f"there is no table {name}", hint)
+            if name in self.windows and name != trigger_of:
+                owner = self.owners.setdefault(name, text.name)
+                if owner != text.name:
+                    hint = "a window is private; the procedure that owns it may emit what others need"
+                    raise text.wrong(parameter, f"the window {name} belongs to {owner}", hint)
+
+    def reached(self, texts: Sequence[ProcedureText], *, compiled: bool = False) -> Reached:
+        """Return what procedures reach; no trigger may be added to what is `compiled`."""
+        made = Reached()
+        hidden: dict[str, TableSpec] = {}
+        made.texts = list(texts)
+        for text in made.texts:
+            for name in text.tables:
+                if compiled:
+                    self._compiled.add(name)
+                triggers = self.triggers.get(name, [])
+                if name in self.tables:
+                    made.tables[name] = self.tables[name]
+                elif name in self.streams:
+                    made.streams[name] = self.streams[name]
+                else:
+                    window = self.windows[name]
+                    made.windows[name] = window
+                    hidden |= {spec.name: spec for spec in (window.rows, window.facts)}
+                    if name not in made.insertions:
+                        made.insertions[name] = window.insertion(triggers)
+                if triggers:
+                    made.triggers[name] = tuple(triggers)
+                made.texts += [one for one in triggers if one not in made.texts]
+            made.texts += [one for one in all_texts(text) if one not in made.texts]
+        made.tables |= hidden
+        return made

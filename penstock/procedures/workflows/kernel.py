@@ -1,0 +1,167 @@
+"""A workflow as one kernel (S-Store §3.2.4).
+
+For each atomic batch of events a round runs: each procedure in the order of the workflow, once for each event
+or row of the stream that it takes. A procedure with all its rows is a transaction; so are the procedures that
+are nested, together. A rejection undoes the transaction and what it emitted, and the round goes on with the
+next one. A lack of room undoes the round, which runs again in more room.
+
+Round g has the events ``bounds[g]`` to ``bounds[g + 1]``. Results of an interior procedure are those of the
+last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.procedures.compiler.layout import Layout, StreamCode
+from penstock.procedures.compiler.output import ROOM, Output
+from penstock.procedures.compiler.program import (
+    Program,
+    event_values,
+    free_lines,
+    made_program,
+    settled,
+    undo_lines,
+)
+from penstock.procedures.compiler.scope import Facts, Scope
+from penstock.procedures.compiler.statements import Statements
+from penstock.procedures.schema import Column
+from penstock.procedures.workflows.reached import Reached
+from penstock.procedures.workflows.stages import Stage, transactions_of
+
+__all__ = ["compile_workflow"]
+
+_EVENTS = "range(bounds[g], bounds[g + 1])"
+
+
+def compile_workflow(
+    name: str, stages: Sequence[Stage], reached: Reached, event: tuple[Column, ...], digest: str
+) -> Program:
+    """Compile a workflow.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    stages : sequence of Stage
+        Its procedures in their order.
+    reached : Reached
+        What they reach.
+    event : tuple of Column
+        The attributes of the event.
+    digest : str
+        What identifies the program.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a procedure is outside of the subset of Python; with file, line and column.
+    """
+    results = tuple(column for one in stages for column in one.results)
+
+    def one_pass(facts: Facts) -> Statements:
+        return _Rounds(Layout.of(reached, event, results), facts, stages).compiler
+
+    compiler = settled(stages[0].text, one_pass)
+    lines, logs = compiler.out.finish()
+    body = _kernel(compiler.layout, compiler.out, stages, lines[1:], logs=logs)
+    names = tuple(one.text.name for one in stages)
+    return made_program(name, compiler, body, logs=logs, digest=digest, stages=names)
+
+
+class _Rounds:
+    """Compiles the transactions of a round."""
+
+    def __init__(self, layout: Layout, facts: Facts, stages: Sequence[Stage]) -> None:
+        self.compiler = Statements(layout, facts)
+        first, begins = 0, [one.start for one in transactions_of(stages)]
+        with self.compiler.out.block(""):
+            for place, stage in enumerate(stages):
+                self._stage(place, stage, first, begins=place in begins)
+                first += len(stage.results)
+
+    def _stage(self, place: int, stage: Stage, first: int, *, begins: bool) -> None:
+        compiler = self.compiler
+        out, layout = compiler.out, compiler.layout
+        number = compiler.facts.calls.setdefault(("stage", place), len(compiler.facts.calls) + 1)
+        results = tuple(enumerate(stage.results, first))
+        if begins:
+            out.begin_transaction()
+        with out.block(f"{'if' if place == 0 else 'elif'} stage == {place}:"):
+            if begins:
+                out.line("mark = u")
+                for stream in layout.streams.values():
+                    out.line(f"{stream.mark} = {stream.used}")
+            if stage.stream is None:
+                head, event = f"for i in {_EVENTS}:", event_values(layout.event)
+            else:
+                stream, row = layout.streams[stage.stream], f"j{number}"
+                out.line("i = bounds[g + 1] - 1")
+                head, event = f"for {row} in range({stream.used}):", compiler.stream_event(stream, row)
+            with out.block(head, loop=True):
+                self._body(Scope(stage.text, number, event, None, results))
+                with out.block("if code != 0:"):
+                    out.line("break")
+
+    def _body(self, scope: Scope) -> None:
+        out = self.compiler.out
+        # Of an interior procedure, the results of the last row stay.
+        for result, _ in scope.results:
+            out.line(f"r{result}_null[i] = True")
+        self.compiler.scopes.stack.append(scope)
+        out.line(f"c{scope.number} = 0")
+        with out.block("while True:"):
+            self.compiler.body(scope.text.tree.body)
+            out.line("break")
+        self.compiler.scopes.stack.pop()
+
+
+def _kernel(
+    layout: Layout, out: Output, stages: Sequence[Stage], body: list[str], *, logs: bool
+) -> list[str]:
+    streams = list(layout.streams.values())
+    undo = undo_lines(layout, out.undo_ops, "mark") if logs else []
+    return [
+        "@kernel",
+        f"def run(begin, end, bounds, {', '.join(layout.arguments)}):",
+        "    for g in range(begin, end):",
+        "        u = 0",
+        "        mark = 0",
+        *(f"        {name} = 0" for one in streams for name in (one.used, one.mark)),
+        "        code = 0",
+        "        stage = 0",
+        f"        while stage < {len(stages)}:",
+        "            code = 0",
+        *(f"        {line}" for line in body),
+        "            if code == 0:",
+        "                codes[g, stage] = 0",
+        "                stage += 1",
+        "                continue",
+        f"            if code == {ROOM}:",
+        "                mark = 0",
+        *(f"            {line}" for line in undo),
+        f"            if code == {ROOM}:",
+        "                break",
+        *(f"            {line}" for line in _rejected(streams, stages)),
+        f"        if code == {ROOM}:",
+        "            return g",
+        *(f"        {line}" for line in (free_lines(layout, out.undo_ops) if logs else [])),
+        "    return end",
+    ]
+
+
+def _rejected(streams: Sequence[StreamCode], stages: Sequence[Stage]) -> list[str]:
+    """Return the code that ends a transaction which was undone."""
+    lines = [f"{one.used} = {one.mark}" for one in streams]
+    first = 0
+    for members in transactions_of(stages):
+        lines.append(f"{'if' if members.start == 0 else 'elif'} stage < {members.stop}:")
+        lines += [f"    codes[g, {member}] = 0" for member in members]
+        lines.append("    codes[g, stage] = code")
+        results = range(first, first + sum(len(stages[member].results) for member in members))
+        if results:
+            lines.append(f"    for i in {_EVENTS}:")
+            lines += [f"        r{result}_null[i] = True" for result in results]
+        first = results.stop
+        lines.append(f"    stage = {members.stop}")
+    return lines

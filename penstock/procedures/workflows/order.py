@@ -1,0 +1,41 @@
+"""The order of the procedures of a workflow (S-Store §2.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+__all__ = ["CycleError", "in_order"]
+
+T = TypeVar("T", bound=Hashable)
+
+
+class CycleError(Exception):
+    """Its only argument has the members of a cycle, the first one again at the end."""
+
+
+def in_order(members: Sequence[T], after: Mapping[T, Iterable[T]]) -> list[T]:
+    """Return members so that each comes behind those that it is `after`; ties are in the order given.
+
+    Raises
+    ------
+    CycleError
+        If there is no such order.
+    """
+    left = dict.fromkeys(members)
+    made: list[T] = []
+    while left:
+        free = next((one for one in left if not any(other in left for other in after.get(one, ()))), None)
+        if free is None:
+            raise CycleError(_cycle(left, after))
+        made.append(free)
+        del left[free]
+    return made
+
+
+def _cycle(left: Mapping[T, None], after: Mapping[T, Iterable[T]]) -> list[T]:
+    """Return a cycle: each of those that are left is behind another one of them."""
+    path = [next(iter(left))]
+    while path[-1] not in path[:-1]:
+        path.append(next(other for other in after[path[-1]] if other in left))
+    return path[path.index(path[-1]) :][::-1]

@@ -1,0 +1,48 @@
+"""What of a database procedures reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.procedures.compiler.reading import ProcedureText
+from penstock.procedures.schema import TableSpec
+from penstock.procedures.workflows.streams import StreamSpec
+from penstock.procedures.workflows.windows import WindowSpec
+
+__all__ = ["Reached"]
+
+
+@dataclass
+class Reached:
+    """What procedures reach, through those that they call and through triggers.
+
+    Attributes
+    ----------
+    texts : list of ProcedureText
+        The procedures, the called ones and the triggers among them.
+    tables : dict
+        The tables by name; those of windows come last.
+    streams, windows : dict
+        By name.
+    triggers : dict
+        The triggers, by the name of what they are on.
+    insertions : dict
+        For each window the procedure that inserts a row.
+    """
+
+    texts: list[ProcedureText] = field(default_factory=list)
+    tables: dict[str, TableSpec] = field(default_factory=dict)
+    streams: dict[str, StreamSpec] = field(default_factory=dict)
+    windows: dict[str, WindowSpec] = field(default_factory=dict)
+    triggers: dict[str, tuple[ProcedureText, ...]] = field(default_factory=dict)
+    insertions: dict[str, ProcedureText] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a digest needs beside texts and tables; nothing for a procedure of tables alone."""
+        made: dict[str, Any] = {
+            "streams": [one.to_json() for one in self.streams.values()],
+            "windows": [one.to_json() for one in self.windows.values()],
+            "triggers": {name: [one.name for one in texts] for name, texts in self.triggers.items()},
+        }
+        return {name: value for name, value in made.items() if value}

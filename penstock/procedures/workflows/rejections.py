@@ -1,0 +1,49 @@
+"""Why transactions were rejected, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.procedures.compiler.output import FIRST_REASON
+from penstock.procedures.compiler.program import Program
+
+__all__ = ["rejections"]
+
+
+def rejections(program: Program, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
+    """Return for each event why it was rejected, null if it was not.
+
+    Parameters
+    ----------
+    program : Program
+        What ran.
+    codes : ndarray
+        A code for each event; of a workflow one for each event and procedure. A workflow that goes on after
+        a rejection may have several, which are all named.
+    """
+    count = len(program.reasons)
+    if not program.stages:
+        return _take(program.reasons, codes - FIRST_REASON, codes > 0)
+    texts = [f"{name}: {reason}" for name in program.stages for reason in program.reasons]
+    rejected = codes > 0
+    many = np.count_nonzero(rejected, axis=1)
+    stage = np.argmax(rejected, axis=1)
+    places = stage * count + codes[np.arange(len(codes)), stage] - FIRST_REASON
+    several = np.flatnonzero(many > 1)
+    if len(several):
+        kinds, which = np.unique(codes[several], axis=0, return_inverse=True)
+        places[several] = len(texts) + which.reshape(-1)
+        for kind in kinds:
+            stages = np.flatnonzero(kind > 0)
+            texts.append("; ".join(texts[one * count + int(kind[one]) - FIRST_REASON] for one in stages))
+    return _take(texts, places, many > 0)
+
+
+def _take(
+    texts: list[str] | tuple[str, ...], places: npt.NDArray[np.int64], there: npt.NDArray[np.bool_]
+) -> pa.Array[Any]:
+    return pa.array(texts, pa.string()).take(pa.array(np.where(there, places, 0), mask=~there))

@@ -1,0 +1,40 @@
+"""The procedures of a workflow in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.procedures.compiler.reading import ProcedureText
+from penstock.procedures.schema import Column
+
+__all__ = ["Stage", "transactions_of"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A procedure of a workflow.
+
+    Parameters
+    ----------
+    text : ProcedureText
+        The procedure.
+    stream : str, optional
+        The stream that it takes; None for a border procedure, which takes the event.
+    results : tuple of Column
+        What it returns.
+    transaction : int
+        The number of its transaction; the procedures of a nested one follow each other.
+    """
+
+    text: ProcedureText
+    stream: str | None
+    results: tuple[Column, ...]
+    transaction: int
+
+
+def transactions_of(stages: Sequence[Stage]) -> list[range]:
+    """Return for each transaction which stages it has."""
+    numbers = [one.transaction for one in stages]
+    begins = [place for place, number in enumerate(numbers) if place == 0 or numbers[place - 1] != number]
+    return [range(begin, end) for begin, end in zip(begins, [*begins[1:], len(stages)], strict=True)]

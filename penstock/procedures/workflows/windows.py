@@ -1,0 +1,239 @@
+"""Windows of a procedure: two tables that only it sees (S-Store §3.2.2).
+
+The table ``<name>_rows`` holds the rows by their place, ``<name>_facts`` in one row which of them are active
+and which staged. Rows get consecutive numbers. With `first`, `active` and `next` of the facts::
+
+    first ........ active ........ next
+      active rows        staged rows
+
+Each insert runs a procedure that is generated here, in the subset of Python that users have. It stages the
+row. When a slide is full, it removes the oldest rows, makes the staged ones active, and calls the triggers of
+the window. So windows are undone, stored and recovered as tables are.
+
+A window of rows keeps row number n at place n % (size + slide), so that it deletes nothing. A window of time
+keeps it at place n.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.ddl import parse_schema, schema_text
+from penstock.errors import InvalidUsageError
+from penstock.procedures import language
+from penstock.procedures.compiler.reading import ProcedureText
+from penstock.procedures.schema import Column, Kind, TableSpec, columns_of
+from penstock.units import parse_duration_us
+
+__all__ = ["PLACE", "WindowSpec"]
+
+PLACE = "_place"
+"""The column that has the place of a row of a window."""
+
+_ROWS = """
+def {name}_insert(_e, {tables}):
+    if 0 not in {facts}:
+        {facts}.insert(_id=0, first=0, active=0, next=0)
+    _facts = {facts}[0]
+    _at = _facts.next % {places}
+    _row = {rows}.get(_at)
+    if _row is None:
+        {rows}.insert({place}=_at, {values})
+    else:
+        {assignments}
+    _facts.next += 1
+    if _facts.next - _facts.active < {slide}:
+        return False
+    _facts.active = _facts.next
+    if _facts.active - _facts.first > {size}:
+        _facts.first = _facts.active - {size}
+    {triggers}
+    return True
+"""
+_TIME = """
+def {name}_insert(_e, {tables}):
+    if 0 not in {facts}:
+        {facts}.insert(_id=0, first=0, active=0, next=0, boundary=_e.{time} // {slide} * {slide})
+    _facts = {facts}[0]
+    if _e.{time} < _facts.boundary:
+        abort("late row: {name}")
+    _slid = False
+    for _step in range({steps}):
+        if _e.{time} - _facts.boundary < {slide}:
+            break
+        if _facts.first == _facts.next:
+            _facts.boundary = _e.{time} // {slide} * {slide}
+            break
+        _facts.boundary += {slide}
+        _facts.active = _facts.next
+        for _at in range(_facts.first, _facts.active):
+            if {rows}[_at].{time} >= _facts.boundary - {size}:
+                break
+            del {rows}[_at]
+            _facts.first += 1
+        {triggers}
+        _slid = True
+    {rows}.insert({place}=_facts.next, {values})
+    _facts.next += 1
+    return _slid
+"""
+
+
+@dataclass(frozen=True)
+class WindowSpec:
+    """A window as it is declared.
+
+    Parameters
+    ----------
+    name : str
+        Its name, an identifier of Python.
+    columns : tuple of Column
+        Its columns.
+    size, slide : int
+        In rows, or in units of the column of time.
+    time : str, optional
+        The column of time; None for a window of rows.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    size: int
+    slide: int
+    time: str | None
+
+    @staticmethod
+    def of(
+        name: str, ddl: str, size: int | str | timedelta, slide: int | str | timedelta, time: str | None
+    ) -> WindowSpec:
+        """Return a window as a user declares it.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a name, type, size or slide is unusable.
+        """
+        columns = columns_of(parse_schema(ddl), of=name, lists=False)
+        if PLACE in [one.name for one in columns] or not columns:
+            raise InvalidUsageError(
+                "a window has columns, and none of this name", window=name, not_allowed=PLACE
+            )
+        if time is None:
+            return WindowSpec(name, columns, _whole(name, size), _whole(name, slide), None)._checked()
+        known = {one.name: one for one in columns}
+        if time not in known or known[time].kind is not Kind.INTEGER:
+            raise InvalidUsageError(
+                "the time of a window is no column of integers, dates or timestamps", window=name, time=time
+            )
+        columns = tuple(replace(one, nullable=False) if one.name == time else one for one in columns)
+        is_timestamp = pa.types.is_timestamp(known[time].type)
+        lengths = [parse_duration_us(one) if is_timestamp else _whole(name, one) for one in (size, slide)]  # type: ignore[arg-type]
+        return WindowSpec(name, columns, lengths[0], lengths[1], time)._checked()
+
+    def _checked(self) -> WindowSpec:
+        if not 0 < self.slide <= self.size:
+            raise InvalidUsageError(
+                "a window slides by at least one and at most its size",
+                window=self.name,
+                size=self.size,
+                slide=self.slide,
+            )
+        if self.time is not None and self.size % self.slide:
+            raise InvalidUsageError(
+                "the size of a window of time is no multiple of its slide",
+                window=self.name,
+                size=self.size,
+                slide=self.slide,
+            )
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(one.name for one in self.columns)
+
+    @property
+    def rows(self) -> TableSpec:
+        """The table of its rows."""
+        place = Column(PLACE, pa.int64(), Kind.INTEGER, nullable=False)
+        return TableSpec(f"{self.name}_rows", (place, *self.columns), (PLACE,), None)
+
+    @property
+    def facts(self) -> TableSpec:
+        """The table of its one row of facts."""
+        columns = "_id bigint, first bigint NOT NULL, active bigint NOT NULL, next bigint NOT NULL"
+        if self.time is not None:
+            columns += ", boundary bigint NOT NULL"
+        return TableSpec.of(f"{self.name}_facts", columns, "_id", None)
+
+    @property
+    def places(self) -> int | None:
+        """How many places a window of rows has; None for one of time."""
+        return self.size + self.slide if self.time is None else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its declaration, for digests."""
+        schema = pa.schema([pa.field(one.name, one.type, one.nullable) for one in self.columns])
+        return {
+            "name": self.name,
+            "columns": schema_text(schema),
+            "size": self.size,
+            "slide": self.slide,
+            "time": self.time,
+        }
+
+    def insertion(self, triggers: Sequence[ProcedureText]) -> ProcedureText:
+        """Return the text of the procedure that inserts a row, whose columns are its event.
+
+        Parameters
+        ----------
+        triggers : sequence of ProcedureText
+            What runs when the window slides.
+        """
+        tables = dict.fromkeys([self.rows.name, self.facts.name])
+        tables |= dict.fromkeys(name for one in triggers for name in one.tables)
+        calls = [f"{one.name}({', '.join(['_e', *one.tables])})" for one in triggers]
+        made = (_ROWS if self.time is None else _TIME).format(
+            name=self.name,
+            tables=", ".join(tables),
+            rows=self.rows.name,
+            facts=self.facts.name,
+            places=self.places,
+            place=PLACE,
+            values=", ".join(f"{name}=_e.{name}" for name in self.names),
+            assignments="; ".join(f"_row.{name} = _e.{name}" for name in self.names),
+            size=self.size,
+            slide=self.slide,
+            time=self.time,
+            steps=self.size // self.slide + 2,
+            triggers="; ".join(calls) or "pass",
+        )
+        tree = ast.parse(textwrap.dedent(made)).body[0]
+        if not isinstance(tree, ast.FunctionDef):
+            raise TypeError(f"{self.name}: no function")
+        names: dict[str, Any] = {"abort": language.abort, **{one.name: _Called(one) for one in triggers}}
+        return ProcedureText(tree.name, tree, f"<window {self.name}>", 0, 0, names)
+
+
+@dataclass(frozen=True)
+class _Called:
+    """A procedure that a generated text calls."""
+
+    text: ProcedureText
+
+
+def _whole(window: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidUsageError(
+            "the size or slide of a window is no integer",
+            window=window,
+            got=repr(value),
+            hint='durations such as "60s" are for a timestamp: time="ts"',
+        )
+    return value

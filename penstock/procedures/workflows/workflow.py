@@ -1,0 +1,246 @@
+"""Workflows: procedures with streams between them (S-Store §2.1)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.ddl import schema_text
+from penstock.errors import InvalidUsageError
+from penstock.procedures.compiler.program import PlainProgram, Program, program_digest
+from penstock.procedures.procedure import Procedure
+from penstock.procedures.schema import TableSpec, columns_of
+from penstock.procedures.workflows.catalog import Catalog
+from penstock.procedures.workflows.kernel import compile_workflow
+from penstock.procedures.workflows.order import CycleError, in_order
+from penstock.procedures.workflows.stages import Stage, transactions_of
+
+__all__ = ["Nested", "Workflow"]
+
+
+@dataclass(frozen=True)
+class Nested:
+    """Procedures that are one transaction: all of them commit, or none (S-Store §2.3)."""
+
+    procedures: tuple[Procedure, ...]
+
+
+class Workflow:
+    """Procedures and the streams between them, which run as rounds: one for each event.
+
+    A procedure comes behind those that emit into the stream that it takes. One whose stream nobody emits into
+    takes the event: it is a border procedure, the others are interior ones.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    parts : sequence of Procedure or Nested
+        What it consists of.
+    catalog : Catalog
+        What their database has.
+    location : str or path, optional
+        Where the state of the database's queries lives.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parts: Sequence[Procedure | Nested],
+        catalog: Catalog,
+        location: str | os.PathLike[str] | None,
+    ) -> None:
+        self.name = name
+        self.catalog = catalog
+        self.location = location
+        groups = [one.procedures if isinstance(one, Nested) else (one,) for one in parts]
+        self._check(groups)
+        self._takers = {one.stream.name: one for group in groups for one in group if one.stream is not None}
+        self._procedures, self._transactions = self._ordered(groups)
+        self._check_results()
+        self._programs: dict[str, Program | PlainProgram] = {}
+        if all(one.event is not None for one in self.border):
+            self.program()
+
+    def _check(self, groups: Sequence[Sequence[object]]) -> None:
+        seen: dict[str, Procedure] = {}
+        takers: dict[str, Procedure] = {}
+        for one in (one for group in groups for one in group):
+            if not isinstance(one, Procedure) or one.catalog is not self.catalog:
+                raise InvalidUsageError(
+                    "a workflow consists of procedures of its database",
+                    workflow=self.name,
+                    got=one.name if isinstance(one, Procedure) else type(one).__name__,
+                )
+            if one.name in seen:
+                raise InvalidUsageError(
+                    "a workflow has a procedure once", workflow=self.name, procedure=one.name
+                )
+            seen[one.name] = one
+            if one.stream is not None:
+                other = takers.setdefault(one.stream.name, one)
+                if other is not one:
+                    raise one.text.wrong(
+                        one.text.tree,
+                        f"{one.name} and {other.name} take the stream {one.stream.name}",
+                        "emit into a stream for each; one takes what is emitted once",
+                    )
+        if not seen:
+            raise InvalidUsageError("a workflow has no procedures", workflow=self.name)
+        for one in seen.values():
+            for name in self._emits(one):
+                if name not in takers:
+                    raise one.text.wrong(
+                        one.text.tree,
+                        f"no procedure of {self.name} takes the stream {name}",
+                        f"add one that was defined with event={name}",
+                    )
+
+    def _emits(self, one: Procedure) -> list[str]:
+        """Return the streams that a procedure, or a trigger in it, emits into."""
+        return list(self.catalog.reached([one.text]).streams)
+
+    def _next(self, one: Procedure) -> list[Procedure]:
+        """Return the procedures of this workflow that take what one emits."""
+        return [self._takers[name] for name in self._emits(one)]
+
+    def _ordered(
+        self, groups: Sequence[Sequence[Procedure]]
+    ) -> tuple[tuple[Procedure, ...], tuple[int, ...]]:
+        """Return the procedures in their order, and the number of the transaction of each."""
+        group_of = {one.name: number for number, group in enumerate(groups) for one in group}
+        procedures = {one.name: one for group in groups for one in group}
+        after: dict[str, list[str]] = {name: [] for name in procedures}
+        groups_after: dict[int, list[int]] = {number: [] for number in range(len(groups))}
+        for name, one in procedures.items():
+            for taker in self._next(one):
+                after[taker.name].append(name)
+                if group_of[taker.name] != group_of[name]:
+                    groups_after[group_of[taker.name]].append(group_of[name])
+        try:
+            in_order(list(procedures), after)
+        except CycleError as error:
+            first = procedures[error.args[0][0]]
+            raise first.text.wrong(
+                first.text.tree,
+                f"the procedures of {self.name} are in a circle: {' -> '.join(error.args[0])}",
+                "a workflow is acyclic: let one of them write a table instead of a stream",
+            ) from None
+        try:
+            order = in_order(list(groups_after), groups_after)
+        except CycleError as error:
+            circle = " -> ".join("+".join(one.name for one in groups[number]) for number in error.args[0])
+            first = groups[error.args[0][0]][0]
+            raise first.text.wrong(
+                first.text.tree,
+                f"transactions of {self.name} are in a circle: {circle}",
+                "nest what runs between nested procedures with them",
+            ) from None
+        made = [
+            (procedures[name], number)
+            for number in order
+            for name in in_order([one.name for one in groups[number]], after)
+        ]
+        return tuple(one for one, _ in made), tuple(number for _, number in made)
+
+    def _check_results(self) -> None:
+        owners: dict[str, Procedure] = {}
+        for one in self._procedures:
+            for name in one.results.names:
+                if name in owners:
+                    raise one.text.wrong(
+                        one.text.tree,
+                        f"{one.name} and {owners[name].name} return {name}",
+                        "give one of them another name in returns=",
+                    )
+                owners[name] = one
+
+    @property
+    def tables(self) -> Mapping[str, TableSpec]:
+        """All tables of its database."""
+        return self.catalog.stored
+
+    @property
+    def procedures(self) -> tuple[Procedure, ...]:
+        """Its procedures in the order in which they run."""
+        return self._procedures
+
+    @property
+    def border(self) -> tuple[Procedure, ...]:
+        """The procedures that take the event."""
+        return tuple(one for one in self._procedures if self._taken(one) is None)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Its procedures in the order in which they run, with what they take and their transactions."""
+        return tuple(
+            Stage(one.text, self._taken(one), one.result_columns(), number)
+            for one, number in zip(self._procedures, self._transactions, strict=True)
+        )
+
+    def _taken(self, one: Procedure) -> str | None:
+        """Return the stream that an interior procedure takes."""
+        if one.stream is None or not any(one in self._next(other) for other in self._procedures):
+            return None
+        return one.stream.name
+
+    def program(self, event: pa.Schema | None = None) -> Program | PlainProgram:
+        """Return what runs for an event; see `Procedure.program`."""
+        schema = pa.schema(list(self._event(event)))
+        known = schema_text(schema)
+        if known not in self._programs:
+            self._programs[known] = self._made(schema)
+        return self._programs[known]
+
+    def _event(self, event: pa.Schema | None) -> Iterator[pa.Field]:
+        fields: dict[str, pa.Field] = {}
+        for one in self.border:
+            for field in one.event_schema(event):
+                other = fields.setdefault(field.name, field)
+                if other.type != field.type or other.nullable != field.nullable:
+                    raise one.text.wrong(
+                        one.text.tree,
+                        f"the attribute {field.name} is {field.type} here and {other.type} before",
+                        "declare one event for all border procedures",
+                    )
+        yield from fields.values()
+
+    def _made(self, schema: pa.Schema) -> Program | PlainProgram:
+        stages = self.stages
+        reached = self.catalog.reached([one.text for one in stages], compiled=True)
+        event = columns_of(schema, of=self.name, lists=True)
+        results = pa.schema([field for one in self._procedures for field in one.results])
+        graph = [[one.text.name, one.stream, one.transaction] for one in stages]
+        digest = program_digest(reached, schema, results, {"workflow": graph})
+        if any(one.plain for one in self._procedures):
+            columns = columns_of(results, of=self.name, lists=False)
+            return PlainProgram(self.name, stages[0].text, reached, event, columns, digest, stages)
+        return compile_workflow(self.name, stages, reached, event, digest)
+
+    def explain(self) -> str:
+        """Say which procedures it has, in which order and transactions, and what the compiler found."""
+        lines = [f"workflow {self.name}"]
+        program = next(iter(self._programs.values()), None)
+        if program is not None:
+            lines[0] += f" (program {program.digest})"
+        for members in transactions_of(self.stages):
+            if len(members) > 1:
+                lines.append("  nested transaction:")
+            indent = "    " if len(members) > 1 else "  "
+            lines += [indent + self._told(self._procedures[member]) for member in members]
+        if isinstance(program, Program):
+            lines += [f"  {one.mode}: {one.table}[{', '.join(one.key)}]" for one in program.accesses]
+            lines.append(f"  undo log: {'yes' if program.undo_log else 'no'}")
+            lines.append(f"  rejections: {', '.join(program.reasons) or 'none'}")
+        elif program is not None:
+            lines.append("  run by Python")
+        return "\n".join(lines)
+
+    def _told(self, one: Procedure) -> str:
+        emitted = self._emits(one)
+        taken = self._taken(one)
+        line = f"{one.name} takes {'the event' if taken is None else taken}"
+        return line + (f", emits {', '.join(emitted)}" if emitted else "")
