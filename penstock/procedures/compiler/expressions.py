@@ -154,8 +154,7 @@ class Expressions(ABC):
             return self.wrong(node, "a stream is no value", f"write {node.id}.emit(column=value)")
         if node.id in self.layout.tables:
             return self.wrong(node, "a table is no value", f"look up a row: {node.id}[key]")
-        hint = f"write {node.id}.insert(column=value), len({node.id}), or for row in {node.id}"
-        return self.wrong(node, "a window is no value", hint)
+        return self.wrong(node, "a window is no value", f"write len({node.id}) or for row in {node.id}")
 
     def _attribute(self, node: ast.Attribute) -> Value | ListOf:
         if isinstance(node.value, ast.Name):
