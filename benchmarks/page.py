@@ -172,9 +172,9 @@ micro-batches are medians after a warm-up.
 ## Update queues
 
 The newest tuple of each key, with state, three columns. `native` is Spark's
-`groupBy(key).agg(max_by(struct))`, `native-flat` is `agg(max(ts), max_by(value, ts))`, which Spark compiles to
-faster code if all columns have a fixed width, `per-key` is `applyInPandasWithState` grouped by the update key.
-`native = 1` is the speed relative to Spark's ([file](../benchmarks/results/update_queue_speed.txt)).
+`groupBy(key).agg(max_by(struct))`, `native-flat` is `agg(max(ts), max_by(value, ts))`, which Spark compiles
+to faster code if all columns have a fixed width, `per-key` is `applyInPandasWithState` grouped by the update
+key. `native = 1` is the speed relative to Spark's ([file](../benchmarks/results/update_queue_speed.txt)).
 
 {text_table("update_queue_speed", "workload", UPDATE_QUEUE_SPEED, gap=4)}
 
