@@ -22,7 +22,8 @@ from penstock.compression.kernels.text import (
 from penstock.compression.kinds import is_coded_text, is_text
 from penstock.compression.layouts import Layout, Streams, layouts_of
 from penstock.compression.texts.forms import Forms, learn_forms, sample_rows
-from penstock.compression.texts.tokens import texts_of_tokens, to_tokens
+from penstock.compression.texts.token_decoder import decode_tokens
+from penstock.compression.texts.token_encoder import encode_tokens
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 
 __all__ = [
@@ -100,7 +101,7 @@ def to_streams(
             offsets, content = np.zeros(1, np.int32), np.empty(0, np.uint8)
             if len(array):
                 offsets, content = offsets_and_bytes(array)
-            return Streams(Layout.TEXT_TOKENS, to_tokens(offsets, content, forms), valid)
+            return Streams(Layout.TEXT_TOKENS, encode_tokens(offsets, content, forms), valid)
         return Streams(layout, _text(array), valid)
     if pa.types.is_boolean(kind):
         values = _bits(array if valid is None else array.fill_null(False))
@@ -146,7 +147,7 @@ def from_streams(kind: pa.DataType, rows: int, columns: Streams, max_bytes: int)
             raise CorruptDataError("a code has no text in its dictionary, or all have too many bytes")
         return pa.Array.from_buffers(kind, rows, [validity, *map(pa.py_buffer, texts)])
     if layout is Layout.TEXT_TOKENS:
-        texts = texts_of_tokens(
+        texts = decode_tokens(
             streams, np.int32 if _most_text(kind) < 1 << 31 else np.int64, min(max_bytes, _most_text(kind))
         )
         if texts is None:

@@ -36,7 +36,8 @@ from penstock.compression.kernels.bits import SUB_BLOCK, Ints
 from penstock.compression.kinds import check_codes, is_coded_text
 from penstock.compression.layouts import Layout, Streams, get_type, layouts_of, put_type
 from penstock.compression.node import Node, Reader, put_varint
-from penstock.compression.texts import tokens
+from penstock.compression.texts import token_streams
+from penstock.compression.texts.token_decoder import decode_part
 from penstock.errors import CorruptDataError, InvalidUsageError
 
 __all__ = ["FORMAT_VERSION", "MAX_BYTES", "Block", "decode", "encode", "parse_cascade"]
@@ -58,7 +59,7 @@ _STREAMS: dict[Layout, tuple[str, ...]] = {
     Layout.TEXT: ("lengths", "bytes"),
     Layout.TEXT_DICTIONARY: ("codes", "lengths of distinct texts", "distinct texts"),
     Layout.NESTED: ("Arrow IPC",),
-    Layout.TEXT_TOKENS: tokens.STREAMS,
+    Layout.TEXT_TOKENS: token_streams.STREAMS,
 }
 """The names of each layout's streams; the last stream of wide values may be missing."""
 _OF_ROWS = {Layout.FIXED: 1, Layout.WIDE: 2, Layout.TEXT: 1, Layout.TEXT_DICTIONARY: 1, Layout.TEXT_TOKENS: 1}
@@ -151,7 +152,7 @@ def _encode(array: pa.Array[Any], plan: Plan, kind: pa.DataType) -> tuple[bytes,
     planned = list(zip_longest(parts.streams, plan.cascades[: len(parts.streams)]))
     if parts.valid is not None:
         planned.insert(0, (parts.valid, plan.validity))
-    fits = parts.layout is not Layout.TEXT_TOKENS or tokens.fits(parts.streams)
+    fits = parts.layout is not Layout.TEXT_TOKENS or token_streams.fits(parts.streams)
     nodes: list[Node] = []
     for stream, cascade in planned:
         try:
@@ -343,7 +344,7 @@ class Block:
         if self.layout is Layout.TEXT_TOKENS:
             if stop - start == self.rows:
                 return tuple(map(decode_stream, self.nodes))
-            return tokens.part_of(self.nodes, start, stop)
+            return decode_part(self.nodes, start, stop)
         return tuple(decode_stream(node, None, start, stop) for node in self.nodes)
 
 

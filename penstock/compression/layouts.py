@@ -8,7 +8,7 @@ WIDE                of 16-byte decimals the low and the high 8 bytes; only the l
                     high ones repeat their sign
 TEXT                lengths; bytes
 TEXT_DICTIONARY     codes; lengths and bytes of the distinct values
-TEXT_TOKENS         forms, words and numbers: `penstock.compression.texts.tokens`
+TEXT_TOKENS         forms, words and numbers: `penstock.compression.texts.token_streams`
 NESTED              an Arrow IPC stream as integers of 8 bytes: lists, structs, maps; single
                     bytes are read, too
 NOTHING             none: the type null

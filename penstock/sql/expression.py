@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import Final
 
 from penstock.errors import InvalidUsageError
-from penstock.sql.functions import AGGREGATES, GENERATORS, ROW_FUNCTIONS
-from penstock.sql.parser import Parser
-from penstock.sql.tokens import without_comments
+from penstock.sql.syntax.functions import AGGREGATES, GENERATORS, ROW_FUNCTIONS
+from penstock.sql.syntax.parser import Parser
+from penstock.sql.syntax.tokens import without_comments
 from penstock.sql.tree import Tree
 
 __all__ = ["Expression", "column", "conjunction", "did_you_mean", "edited", "is_aggregate", "named"]

@@ -18,7 +18,9 @@ from penstock.compression import Block, Chooser, decode, encode
 from penstock.compression.arrow import offsets_and_bytes
 from penstock.compression.layouts import Layout
 from penstock.compression.texts.forms import learn_forms
-from penstock.compression.texts.tokens import fits, texts_of_tokens, to_tokens
+from penstock.compression.texts.token_decoder import decode_tokens
+from penstock.compression.texts.token_encoder import encode_tokens
+from penstock.compression.texts.token_streams import fits
 from penstock.errors import CorruptDataError, InvalidUsageError
 from tests.columns import sliced
 from tests.golden.make_fixtures import TOKENS, texts_of_golden_tokens
@@ -112,13 +114,13 @@ def test_texts_come_back_from_their_tokens_whole_and_in_part(some: list[str], da
 def test_the_streams_of_tokens_are_those_that_the_format_says(some: list[str]) -> None:
     given_bytes = [text.encode() for text in some]
     offsets = np.cumsum([0, *map(len, given_bytes)])
-    streams = to_tokens(offsets, np.frombuffer(b"".join(given_bytes), np.uint8))
+    streams = encode_tokens(offsets, np.frombuffer(b"".join(given_bytes), np.uint8))
     assert naive_texts(streams) == given_bytes
-    written = texts_of_tokens(streams, np.int32, 1 << 31)
+    written = decode_tokens(streams, np.int32, 1 << 31)
     assert written is not None
     assert written[0].tolist() == offsets.tolist()
     assert written[1].tobytes() == b"".join(given_bytes)
-    assert texts_of_tokens(streams, np.int32, int(offsets[-1]) - 1) is None
+    assert decode_tokens(streams, np.int32, int(offsets[-1]) - 1) is None
 
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([b"\0", b"\xff" * 40, b"0" * 17]), max_size=40))
@@ -148,7 +150,7 @@ def test_what_services_write_takes_an_eighth_or_less(name: str) -> None:
     for goal in ("balanced", "small"):
         coded = Block(encode(array, chooser=Chooser(goal)))
         assert coded.size_bytes * 6 <= int(offsets[-1])
-    assert fits(to_tokens(offsets, content))
+    assert fits(encode_tokens(offsets, content))
 
 
 def test_other_words_than_were_learned_are_kept_as_they_are() -> None:
@@ -161,9 +163,9 @@ def test_other_words_than_were_learned_are_kept_as_they_are() -> None:
         "/item/7/vie",
     ]
     offsets, content = offsets_and_bytes(pa.array(odd))
-    streams = to_tokens(offsets, content, learned)
+    streams = encode_tokens(offsets, content, learned)
     assert [text.decode() for text in naive_texts(streams)] == odd
-    assert not fits(to_tokens(*offsets_and_bytes(pa.array(["something else"] * 9)), learned))
+    assert not fits(encode_tokens(*offsets_and_bytes(pa.array(["something else"] * 9)), learned))
 
 
 def test_texts_that_no_longer_look_alike_are_decided_anew() -> None:
@@ -190,7 +192,7 @@ def test_numbers_have_no_tokens() -> None:
 def test_streams_that_contradict_each_other_are_refused_or_give_some_texts(name: str) -> None:
     """Whatever is in a stream, no byte outside of the texts is read or written."""
     draw = random.Random(5)
-    streams = to_tokens(*offsets_and_bytes(columns(300)[name]))
+    streams = encode_tokens(*offsets_and_bytes(columns(300)[name]))
     refused = 0
     for _ in range(3000):
         changed = [stream.copy() for stream in streams]
@@ -206,7 +208,7 @@ def test_streams_that_contradict_each_other_are_refused_or_give_some_texts(name:
             else:
                 changed[which] = np.delete(stream, at)
         try:
-            found = texts_of_tokens(tuple(changed), np.int32, 1 << 20)
+            found = decode_tokens(tuple(changed), np.int32, 1 << 20)
         except CorruptDataError:
             refused += 1
         else:

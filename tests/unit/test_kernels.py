@@ -20,7 +20,7 @@ import penstock
 from penstock import _kernels
 from penstock.compression.choice import statistics
 from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
-from penstock.compression.kernels import bits, symbols, text, token_kernels
+from penstock.compression.kernels import bits, symbols, text, token_decoding, token_encoding
 from penstock.operators.aggregates import moment_kernels, wide
 from penstock.operators.joins import join_kernels
 from penstock.operators.queues import pages
@@ -110,10 +110,11 @@ KERNELS = {
         ),
         *("_head", "_mix", "_same", "_compare", "_assign_codes", "_count"),
     },
-    "token_kernels": {
+    "token_encoding": {
         *("_run", "_find", "_kind_of", "_masked", "_eight_digits", "_digits_of", "_number_at", "_same"),
-        *("_add_word", "code_rows", "_put_number", "join_words", "write_rows"),
+        *("_add_word", "code_rows"),
     },
+    "token_decoding": {"_put_number", "join_words", "write_rows"},
     "symbols": {
         *("_word", "_slot_of", "_look_up", "_fill_tables", "_count_tokens", "_propose", "learn_symbols"),
         *("_put_code", "_end_lane", "code_symbols", "write_symbols"),
@@ -180,7 +181,8 @@ REFERENCES = {
     "simple8b": "test_kernels_of_codecs",
     "variable_byte": "test_kernels_of_codecs",
     "text": "test_kernels_of_codecs",
-    "token_kernels": "test_tokens",
+    "token_encoding": "test_tokens",
+    "token_decoding": "test_tokens",
     "symbols": "test_symbols",
     "statistics": "test_kernels_of_codecs",
     "sliding_kernels": "test_panes",
@@ -212,7 +214,8 @@ MODULES = [
     *(
         bits,
         text,
-        token_kernels,
+        token_encoding,
+        token_decoding,
         symbols,
         statistics,
         decimals,

@@ -23,7 +23,7 @@ from penstock.compression.codecs.registry import DEFAULT
 from penstock.compression.kernels.bits import Ints
 from penstock.compression.kinds import is_coded_text
 from penstock.compression.layouts import Layout, Streams, is_float, layouts_of
-from penstock.compression.texts.tokens import STREAMS, fits
+from penstock.compression.texts.token_streams import STREAMS, fits
 
 __all__ = ["Chooser", "Decision", "plan_quickly"]
 

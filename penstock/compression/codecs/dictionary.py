@@ -11,8 +11,8 @@ from penstock._kernels import kernel
 from penstock.compression.abc import UnfitError, check
 from penstock.compression.codecs.registry import Transform, decode_stream, encode_light, register
 from penstock.compression.kernels.bits import Ints, sealed
+from penstock.compression.kernels.integer_vectors import bit_length
 from penstock.compression.kernels.text import code_type
-from penstock.compression.kernels.vectors import bit_length
 from penstock.compression.node import Node, width_code
 
 __all__ = ["MAX_DISTINCT", "Dictionary", "codes_of", "look_up"]

@@ -15,7 +15,7 @@ from penstock._kernels import kernel
 from penstock.compression.abc import UnfitError, check
 from penstock.compression.codecs.registry import Transform, decode_stream, register
 from penstock.compression.kernels.bits import Ints
-from penstock.compression.kernels.vectors import running_sum, running_xor
+from penstock.compression.kernels.integer_vectors import running_sum, running_xor
 from penstock.compression.node import TYPES, Node, width_code
 
 __all__ = ["BaseDelta", "Delta", "Multiple", "Xor", "divisor_of", "narrowed"]

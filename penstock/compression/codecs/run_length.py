@@ -12,7 +12,7 @@ from penstock.compression.abc import check
 from penstock.compression.codecs.differences import narrowed
 from penstock.compression.codecs.registry import Transform, decode_stream, encode_light, register
 from penstock.compression.kernels.bits import Ints
-from penstock.compression.kernels.vectors import fill
+from penstock.compression.kernels.integer_vectors import fill
 from penstock.compression.node import Node, width_code
 
 __all__ = ["RunLength"]

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock._kernels import kernel
-from penstock.compression.kernels.vectors import (
+from penstock.compression.kernels.integer_vectors import (
     bit_length,
     pack_words,
     running_sum,

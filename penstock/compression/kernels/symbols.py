@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock._kernels import kernel
 from penstock.compression.kernels.bits import Bytes, Ints
-from penstock.compression.kernels.vectors import copy_bytes, put_word, word_at
+from penstock.compression.kernels.byte_vectors import copy_bytes, put_word, word_at
 
 __all__ = [
     "ESCAPE",

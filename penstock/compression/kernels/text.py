@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from penstock._kernels import kernel
 from penstock.compression.kernels.bits import Bytes, Ints, sealed
-from penstock.compression.kernels.vectors import bit_length, copy_bytes, word_at
+from penstock.compression.kernels.byte_vectors import copy_bytes, word_at
+from penstock.compression.kernels.integer_vectors import bit_length
 
 __all__ = [
     "MOST_DISTINCT",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.compression.kernels.bits import Bytes, Ints
-from penstock.compression.kernels.token_kernels import ANY_END, LITERAL, MOST_DIGITS, NUMBER, TOKEN_END, WORD
+from penstock.compression.kernels.token_pieces import ANY_END, LITERAL, MOST_DIGITS, NUMBER, TOKEN_END, WORD
 
 __all__ = ["MOST_FORMS", "MOST_WORDS", "Forms", "Piece", "learn_forms", "sample_rows"]
 
@@ -21,21 +21,25 @@ MOST_FORMS = 126
 """The most forms that are learned; one more stands for texts without a form."""
 
 MOST_WORDS = (1 << 15) - 1
-"""The kinds of a piece."""
+"""The most words of a piece."""
 
-_SAMPLE = 1 << 9
+_SAMPLE_ROWS = 1 << 9
 _SAMPLE_BYTES = 1 << 16
-_LONGEST = 1 << 12
-_DEEPEST = 100
+_MOST_TEXT_BYTES = 1 << 12
+"""Longer texts are not learned from."""
+_MOST_DEPTH = 100
 _GOOD_SHARE = 1 / 8
 """If a split takes no more than this share of the bytes, no other split is tried."""
 _MOST_PIECES = 400
-_LEAST_ROWS = 3
-_ENOUGH_FOR_LITERAL = 16
-_LEAST_ROOM = 1 << 10
-_FEW_WORDS = 8
-_REPEATED = 8
+_MIN_ROWS_OF_PIECE = 3
+_MIN_ROWS_OF_LITERAL = 16
+_MIN_ROOM = 1 << 10
+_MOST_WORDS_AS_LITERALS = 8
+"""If what follows depends on at most this many words, each becomes a literal with its own followers."""
+_MIN_REPETITIONS = 8
+"""A dictionary is worth it if its words occur this often on average."""
 _UNIQUE_SHARE = 0.97
+"""If more than this share of the words are distinct, they are stored verbatim."""
 _TOKEN = re.compile(rb"[0-9A-Za-z\x80-\xff]*")
 _SPLIT_TOKEN = re.compile(rb"[0-9]+|[A-Za-z\x80-\xff]*")
 _SEPARATORS = re.compile(rb"[^0-9A-Za-z\x80-\xff]*")
@@ -94,7 +98,7 @@ class Forms:
 
 def sample_rows(rows: int, mean_bytes: int) -> Ints:
     """Return the rows from which to learn forms. They are spread out, because neighbours are alike."""
-    few = min(rows, _SAMPLE, max(_SAMPLE_BYTES // max(mean_bytes, 1), _ENOUGH_FOR_LITERAL))
+    few = min(rows, _SAMPLE_ROWS, max(_SAMPLE_BYTES // max(mean_bytes, 1), _MIN_ROWS_OF_LITERAL))
     return np.linspace(0, max(rows - 1, 0), few).astype(np.int64)
 
 
@@ -108,7 +112,7 @@ def learn_forms(offsets: Ints, source: Bytes) -> Forms:
     """
     taken = sample_rows(offsets.size - 1, (int(offsets[-1]) - int(offsets[0])) // max(offsets.size - 1, 1))
     bounds = zip(offsets[taken].tolist(), offsets[taken + 1].tolist(), strict=True)
-    texts = [source[begin:end].tobytes() for begin, end in bounds if end - begin <= _LONGEST]
+    texts = [source[begin:end].tobytes() for begin, end in bounds if end - begin <= _MOST_TEXT_BYTES]
     forms = _Learner(texts, split=False).forms()
     if forms.share > _GOOD_SHARE:
         forms = min(forms, _Learner(texts, split=True).forms(), key=lambda forms: forms.share)
@@ -126,19 +130,19 @@ class _Learner:
         self._texts = texts
         self._split = split
         self._token = _SPLIT_TOKEN if split else _TOKEN
-        self._least_rows = max(_LEAST_ROWS, len(texts) // 256)
+        self._least_rows = max(_MIN_ROWS_OF_PIECE, len(texts) // 256)
         self._pieces = self._ends = self._depth = 0
         self._bits = 0.0
 
     def forms(self) -> Forms:
         """Return the forms of the texts."""
         top = Piece(LITERAL)
-        self._follow(top, [(text, 0) for text in self._texts])
+        self._learn_followers(top, [(text, 0) for text in self._texts])
         if top.ends:
             top.after.append(Piece(LITERAL, ends=True))
         return Forms(self._split, top.after, self._bits / 8.0 / max(sum(map(len, self._texts)), 1))
 
-    def _enough(self, some: list[_Row], rows: list[_Row]) -> bool:
+    def _keep_piece(self, some: list[_Row], rows: list[_Row]) -> bool:
         """Say whether some rows get their own piece; if not, add their bytes to the estimated size."""
         enough = len(some) >= min(self._least_rows, len(rows)) and self._pieces < _MOST_PIECES
         if not enough:
@@ -150,20 +154,20 @@ class _Learner:
         piece.after.append(after)
         return after
 
-    def _follow(self, piece: Piece, rows: list[_Row]) -> None:
+    def _learn_followers(self, piece: Piece, rows: list[_Row]) -> None:
         """Find the pieces that follow a piece in these rows."""
         ended = [row for row in rows if len(row[0]) == row[1]]
-        if ended and self._enough(ended, rows):
-            self._end(piece)
+        if ended and self._keep_piece(ended, rows):
+            self._end_form(piece)
         rows = [row for row in rows if len(row[0]) > row[1]]
         if not rows:
             return
         rests = [text[at:] for text, at in rows]
-        if self._depth == _DEEPEST or (len(set(rests)) > 1 and self._few(rests)):
-            self._end(self._add(piece, self._word(rests, ANY_END)))
+        if self._depth == _MOST_DEPTH or (len(set(rests)) > 1 and self._suits_dictionary(rests)):
+            self._end_form(self._add(piece, self._word(rests, ANY_END)))
             return
         self._depth += 1
-        heads = [self._head(row) for row in rows]
+        heads = [self._token_at(row) for row in rows]
         groups: dict[int, list[_Row]] = {}
         kinds = [1 if _is_number(head) else 2 if head else 0 for head in heads]
         if 10 * sum(kind == 1 for kind in kinds) < len(rows):
@@ -171,27 +175,27 @@ class _Learner:
         for kind, row in zip(kinds, rows, strict=True):
             groups.setdefault(kind, []).append(row)
         for kind, some in sorted(groups.items(), key=lambda group: -len(group[1])):
-            if self._enough(some, rows):
+            if self._keep_piece(some, rows):
                 if kind:
-                    self._value(piece, some, numbers=kind == 1)
+                    self._learn_values(piece, some, numbers=kind == 1)
                 else:
-                    self._literals(piece, [(row, self._separators(row)) for row in some])
+                    self._learn_literals(piece, [(row, self._separators_at(row)) for row in some])
         self._depth -= 1
 
-    def _end(self, piece: Piece) -> None:
+    def _end_form(self, piece: Piece) -> None:
         if self._ends < MOST_FORMS:
             piece.ends = True
             self._ends += 1
 
-    def _head(self, row: _Row) -> bytes:
+    def _token_at(self, row: _Row) -> bytes:
         found = self._token.match(*row)
         return found[0] if found else b""
 
-    def _separators(self, row: _Row) -> bytes:
+    def _separators_at(self, row: _Row) -> bytes:
         found = _SEPARATORS.match(*row)
         return found[0] if found else b""
 
-    def _literals(self, piece: Piece, rows: list[tuple[_Row, bytes]]) -> None:
+    def _learn_literals(self, piece: Piece, rows: list[tuple[_Row, bytes]]) -> None:
         """Follow each literal that comes next in these rows."""
         groups: dict[bytes, list[_Row]] = {}
         for (text, at), literal in rows:
@@ -200,26 +204,31 @@ class _Learner:
         if len(groups) > 1:
             self._bits += 2.0 * len(rows)
         for literal, some in sorted(groups.items(), key=lambda group: -len(group[1])):
-            if self._enough(some, everything):
-                self._follow(self._add(piece, Piece(LITERAL, text=literal)) if literal else piece, some)
+            if self._keep_piece(some, everything):
+                self._learn_followers(
+                    self._add(piece, Piece(LITERAL, text=literal)) if literal else piece, some
+                )
 
-    def _value(self, piece: Piece, rows: list[_Row], *, numbers: bool) -> None:
+    def _learn_values(self, piece: Piece, rows: list[_Row], *, numbers: bool) -> None:
         """Find the numbers or words that come next in these rows, and their followers."""
-        heads = [self._head(row) for row in rows]
+        heads = [self._token_at(row) for row in rows]
         count = len(set(heads))
-        if count == 1 and len(rows) >= _ENOUGH_FOR_LITERAL:
-            self._literals(piece, list(zip(rows, heads, strict=True)))
+        if count == 1 and len(rows) >= _MIN_ROWS_OF_LITERAL:
+            self._learn_literals(piece, list(zip(rows, heads, strict=True)))
             return
-        until, found = self._longest(rows, heads) if self._few(heads) else (TOKEN_END, heads)
-        if until == TOKEN_END and not numbers and count <= _FEW_WORDS:
+        until, found = (
+            self._extend_words(rows, heads) if self._suits_dictionary(heads) else (TOKEN_END, heads)
+        )
+        if until == TOKEN_END and not numbers and count <= _MOST_WORDS_AS_LITERALS:
             ends = {
-                self._separators((text, at + len(head))) for (text, at), head in zip(rows, heads, strict=True)
+                self._separators_at((text, at + len(head)))
+                for (text, at), head in zip(rows, heads, strict=True)
             }
             if len(ends) > 1:
                 # What follows depends on the word.
-                self._literals(piece, list(zip(rows, heads, strict=True)))
+                self._learn_literals(piece, list(zip(rows, heads, strict=True)))
                 return
-        least = _least_digits(set(heads)) if numbers and not self._few(heads) else 0
+        least = _least_digits(set(heads)) if numbers and not self._suits_dictionary(heads) else 0
         if least:
             values = [int(head) for head in heads]
             self._bits += len(rows) * float(np.log2(max(values) - min(values) + 1))
@@ -228,23 +237,25 @@ class _Learner:
             after = self._word(found, until)
         after = self._add(piece, after)
         rows = [(text, at + len(word)) for (text, at), word in zip(rows, found, strict=True)]
-        self._literals(after, [(row, self._separators(row)) for row in rows])
+        self._learn_literals(after, [(row, self._separators_at(row)) for row in rows])
 
-    def _few(self, words: list[bytes]) -> bool:
+    def _suits_dictionary(self, words: list[bytes]) -> bool:
         """Say whether words are few enough for a dictionary."""
-        return len(set(words)) <= max(2, len(words) // _REPEATED)
+        return len(set(words)) <= max(2, len(words) // _MIN_REPETITIONS)
 
     def _word(self, words: list[bytes], until: int) -> Piece:
         """Return the piece for words."""
         distinct = set(words)
         count = len(distinct)
-        if count > _UNIQUE_SHARE * len(words) and len(words) > _ENOUGH_FOR_LITERAL:
+        if count > _UNIQUE_SHARE * len(words) and len(words) > _MIN_ROWS_OF_LITERAL:
             self._bits += sum(8.0 * len(word) for word in words)
             return Piece(WORD, until=until)
         self._bits += len(words) * float(np.log2(count)) + sum(map(len, distinct)) / 16
-        return Piece(WORD, until=until, room=_LEAST_ROOM + 8 * count if self._few(words) else MOST_WORDS)
+        return Piece(
+            WORD, until=until, room=_MIN_ROOM + 8 * count if self._suits_dictionary(words) else MOST_WORDS
+        )
 
-    def _longest(self, rows: list[_Row], heads: list[bytes]) -> tuple[int, list[bytes]]:
+    def _extend_words(self, rows: list[_Row], heads: list[bytes]) -> tuple[int, list[bytes]]:
         """Return the end byte that gives the longest words that are still few, and these words."""
         until, found = TOKEN_END, heads
         (text, at), size = rows[0], sum(map(len, heads))
@@ -255,7 +266,7 @@ class _Learner:
                 continue
             words = [text[at:end] for (text, at), end in zip(rows, ends, strict=True)]
             longer = sum(map(len, words))
-            if longer > size and self._few(words):
+            if longer > size and self._suits_dictionary(words):
                 until, found, size = byte, words, longer
         return until, found
 

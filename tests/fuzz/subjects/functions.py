@@ -15,7 +15,7 @@ import penstock
 from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.errors import InvalidUsageError
 from penstock.sql.expression import named
-from penstock.sql.functions import AGGREGATES, GENERATORS, ROW_FUNCTIONS
+from penstock.sql.syntax.functions import AGGREGATES, GENERATORS, ROW_FUNCTIONS
 from tests.fuzz.case import Case
 from tests.spark.queries import PATIENCE_S
 

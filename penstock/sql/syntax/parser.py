@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.errors import InvalidUsageError
-from penstock.sql.keywords import (
+from penstock.sql.syntax.keywords import (
     BINARY,
     BY_UNIT,
     COMPARISONS,
@@ -20,7 +20,7 @@ from penstock.sql.keywords import (
     SEPARATORS,
     UNITS,
 )
-from penstock.sql.tokens import Token, TokenCursor
+from penstock.sql.syntax.tokens import Token, TokenCursor
 from penstock.sql.tree import Tree
 
 __all__ = ["Parser"]

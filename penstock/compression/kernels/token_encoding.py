@@ -1,7 +1,7 @@
-"""Kernels over texts as rows of tokens: split texts, encode them by forms, and decode them.
+"""Split texts into tokens and encode them by forms.
 
 A token is a run of letters and digits, and all other bytes up to the next run. With `split` a run has only
-letters or only digits. `penstock.compression.texts.tokens` explains the arguments of these kernels.
+letters or only digits. `penstock.compression.texts.token_streams` describes the streams.
 """
 
 from __future__ import annotations
@@ -12,55 +12,48 @@ import numpy as np
 
 from penstock._kernels import kernel
 from penstock.compression.kernels.bits import SUB_BLOCK, Bytes, Ints
-from penstock.compression.kernels.vectors import (
+from penstock.compression.kernels.byte_vectors import (
     classes_at,
     copy_bytes,
     matches_at,
-    put_word,
     trailing_zeros,
     word_at,
 )
+from penstock.compression.kernels.token_pieces import (
+    ANY_END,
+    ASCII_ZEROS,
+    LITERAL,
+    MOST_DIGITS,
+    NUMBER,
+    SPARE,
+    TOKEN_END,
+    WORD,
+)
 
 __all__ = [
-    "ANY_END",
     "CHILD",
     "COLUMN",
-    "DIGITS",
     "FIRST",
     "FORM",
     "KIND",
     "LEAST",
-    "LITERAL",
     "MASK",
-    "MOST_DIGITS",
     "NEXT",
-    "NUMBER",
+    "NODE_FIELDS",
     "PARENT",
     "PLACE",
     "ROOM",
     "SIZE",
     "SLOT",
     "SLOTS",
-    "SPARE",
     "TEXT",
-    "TOKEN_END",
     "UNTIL",
-    "WORD",
     "code_rows",
-    "join_words",
-    "write_rows",
 ]
 
-LITERAL, WORD, NUMBER = 0, 1, 2
-"""Kinds of pieces."""
-
-SPARE = 64
-"""The number of bytes behind a text that kernels may read or write."""
-
-MOST_DIGITS = 16
-
+NODE_FIELDS = 16
 KIND, SIZE, FIRST, MASK, TEXT, CHILD, NEXT, PARENT, FORM, COLUMN, LEAST, SLOTS, SLOT, PLACE, ROOM, UNTIL = (
-    range(16)
+    range(NODE_FIELDS)
 )
 """Fields of a node.
 
@@ -68,18 +61,13 @@ KIND is the piece's kind. SIZE, FIRST, MASK and TEXT describe the literal before
 bytes as a word, the significant bits of the word, and its position. CHILD, NEXT and PARENT are nodes, or -1.
 FORM is the form that ends here, or 0. COLUMN is the column of the values. LEAST is the minimum number of
 digits. SLOTS (a power of two less 1), SLOT, PLACE and ROOM describe a piece's words: the slots, the first
-slot, the first word, the most words. UNTIL is the byte that ends a word, or one of the constants below.
+slot, the first word, the most words. UNTIL is the byte that ends a word, `TOKEN_END` or `ANY_END`.
 """
 
-TOKEN_END, ANY_END = 256, 257
-"""A word ends with its letters or digits, or at the end of the text."""
-
-_ONE = np.uint64(1)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _BEHIND = np.uint64(1 << 32)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _OTHER_MULTIPLIER = np.uint64(0xC2B2AE3D27D4EB4F)
-_ZEROS = np.uint64(0x3030303030303030)
 _HIGH_BITS = np.uint64(0x8080808080808080)
 _ABOVE_9 = np.uint64(0x7676767676767676)
 
@@ -141,13 +129,7 @@ def _eight_digits(word: Any) -> Any:
 @kernel
 def _digits_of(word: Any, size: int) -> Any:
     """Align the first `size` of 8 digits to the end, each less 48; bytes that are not digits are above 9."""
-    return (word ^ _ZEROS) << np.uint64(8 * (8 - size))
-
-
-DIGITS = np.array(
-    [int.from_bytes(b"%04d" % number, "little") | len(str(number)) << 32 for number in range(10_000)]
-)
-"""For `write_rows`."""
+    return (word ^ ASCII_ZEROS) << np.uint64(8 * (8 - size))
 
 
 @kernel
@@ -162,7 +144,7 @@ def _number_at(source: Bytes, at: int, size: int, least: int) -> Any:
     if size > 8:
         # Parse the last eight digits, and the earlier ones.
         word = _digits_of(word_at(source, at), size - 8)
-        last = word_at(source, at + size - 8) ^ _ZEROS
+        last = word_at(source, at + size - 8) ^ ASCII_ZEROS
         strange |= (last | (last + _ABOVE_9)) & _HIGH_BITS
         number = _eight_digits(word) * np.uint64(100_000_000) + _eight_digits(last)
     return np.int64(-1) if strange else np.int64(number)
@@ -251,7 +233,7 @@ def code_rows(
     split : bool
         Whether adjacent digits and letters are two tokens.
     nodes : Ints
-        The tree of pieces, each a row of `FIELDS`; the first is for texts without a form.
+        The tree of pieces, each a row of `NODE_FIELDS` fields; the first is for texts without a form.
     slots, words : Ints
         For each piece with words, a table from hashes to codes; for each word its first and its next 8 bytes,
         its size, and its position in `known`.
@@ -264,7 +246,7 @@ def code_rows(
     before : Ints
         Scratch with an element for each piece.
     forms, codes, numbers, lengths, others, marks : Ints
-        The output: the streams that `penstock.compression.texts.tokens` describes, columns as rows.
+        The output: the streams that `penstock.compression.texts.token_streams` describes, columns as rows.
     used : Ints
         The numbers of lengths and of bytes of others, and the lengths of earlier texts.
     """
@@ -291,7 +273,7 @@ def code_rows(
             stop = start
             if fits and kind != LITERAL:
                 if kind == NUMBER:
-                    word = word_at(source, start) ^ _ZEROS
+                    word = word_at(source, start) ^ ASCII_ZEROS
                     size = trailing_zeros((word | (word + _ABOVE_9)) & _HIGH_BITS) >> 3
                     if size < 8:
                         size = min(size, end - start)
@@ -388,150 +370,3 @@ def code_rows(
             filled += end - begin
         forms[i] = form
     used[0], used[1] = count, filled
-
-
-@kernel
-def _put_number(out: Bytes, at: int, number: Any, least: int) -> Any:
-    """Write a number below 10**8 with at least `least` digits; return the end."""
-    high = number // np.uint64(10_000)
-    halves = high | ((number - high * np.uint64(10_000)) << np.uint64(32))
-    hundreds = ((halves * np.uint64(10_486)) >> np.uint64(20)) & np.uint64(0x0000007F0000007F)
-    pairs = hundreds | ((halves - hundreds * np.uint64(100)) << np.uint64(16))
-    tens = ((pairs * np.uint64(103)) >> np.uint64(10)) & np.uint64(0x000F000F000F000F)
-    digits = tens | ((pairs - tens * np.uint64(10)) << np.uint64(8))
-    size = max(8 - trailing_zeros(digits | (_ONE << np.uint64(56))) // 8, least)
-    put_word(out, at, (digits | _ZEROS) >> np.uint64(8 * (8 - size)))
-    return at + size
-
-
-@kernel
-def join_words(
-    texts: Ints, begins: Ints, words: Bytes, firsts: Ints, counts: Ints, alone: Any, offsets: Ints, out: Bytes
-) -> None:
-    """Write each word after the literal of its piece.
-
-    Parameters
-    ----------
-    texts, firsts, counts : Ints
-        For each piece the index of its literal and of its first word in `begins`, and its number of words.
-    begins, words : Ints, Bytes
-        Literals and words.
-    alone : array of bool
-        Whether a piece is only a literal, which then counts as its word.
-    offsets, out : Ints, Bytes
-        The output. Both `words` and `out` have padding behind them.
-    """
-    at: Any = np.int64(0)
-    word = 0
-    for piece in range(texts.shape[0]):
-        first, size = begins[texts[piece]], begins[texts[piece] + 1] - begins[texts[piece]]
-        for number in range(firsts[piece], firsts[piece] + counts[piece]):
-            if not alone[piece]:
-                copy_bytes(words, first, out, at, size)
-                at += size
-            own = begins[number + 1] - begins[number]
-            copy_bytes(words, begins[number], out, at, own)
-            at += own
-            word += 1
-            offsets[word] = at
-
-
-@kernel
-def write_rows(
-    forms: Any,
-    flat: Ints,
-    firsts: Ints,
-    pieces: Ints,
-    offsets: Ints,
-    known: Bytes,
-    codes: Any,
-    numbers: Ints,
-    lengths: Any,
-    others: Bytes,
-    digits: Any,
-    out_offsets: Any,
-    out: Bytes,
-) -> int:
-    """Decode texts; return their size, or -1 if they do not fit `out` or are invalid.
-
-    Parameters
-    ----------
-    forms : Ints
-        The form of each text; validated here.
-    flat, firsts : Ints
-        The pieces of all forms, and the offset of each form in them.
-    pieces : Ints
-        For each piece: its kind; the minimum digits of a number; the number of words, where a literal counts
-        as one; the first word; the next value of its column, which is advanced; the position of its literal
-        in `known`, and the literal's size.
-    offsets, known : Ints, Bytes
-        Words with the literals of their pieces before them, and literals. `known`, `others` and `out` have
-        padding.
-    codes, numbers, lengths, others
-        The streams; `codes` and `numbers` have exactly as many values as the forms need.
-    digits : Ints
-        For each number below 10,000: its four digits, the first one lowest, and from bit 32 on its number of
-        digits.
-    out_offsets, out : Ints, Bytes
-        The output.
-    """
-    limit = out.shape[0] - SPARE
-    rest = others.shape[0] - SPARE
-    at: Any = np.int64(0)
-    other: Any = np.int64(0)
-    taken: Any = np.int64(0)
-    for i in range(forms.shape[0]):
-        form = np.uint64(np.int64(forms[i]))
-        for place in range(firsts[form], firsts[form + _ONE]):
-            piece = np.uint64(flat[np.uint64(place)])
-            cursor = np.uint64(pieces[piece, 4])
-            pieces[piece, 4] += 1
-            code = np.int64(0)
-            if pieces[piece, 0] == WORD:
-                code = np.int64(codes[cursor])
-            if pieces[piece, 0] != NUMBER and code >= 0:
-                if code >= pieces[piece, 2]:
-                    return -1
-                word = np.uint64(pieces[piece, 3] + code)
-                begin = offsets[word]
-                size = offsets[word + _ONE] - begin
-                if size > limit - at:
-                    return -1
-                copy_bytes(known, begin, out, at, size)
-                at += size
-                continue
-            size = pieces[piece, 6]
-            if size > limit - at:
-                return -1
-            copy_bytes(known, pieces[piece, 5], out, at, size)
-            at += size
-            if pieces[piece, 0] == NUMBER:
-                number = np.uint64(numbers[cursor])
-                least = pieces[piece, 1]
-                if number < np.uint64(10_000) and least <= 4:
-                    entry = np.uint64(digits[number])
-                    size = max(np.int64(entry >> np.uint64(32)), least)
-                    put_word(out, at, (entry & np.uint64(0xFFFFFFFF)) >> np.uint64(8 * (4 - size)))
-                    at += size
-                elif number < np.uint64(100_000_000) and least <= 8:
-                    at = _put_number(out, at, number, least)
-                elif number < np.uint64(10_000_000_000_000_000):
-                    high = number // np.uint64(100_000_000)
-                    at = _put_number(out, at, high, least - 8)
-                    at = _put_number(out, at, number - high * np.uint64(100_000_000), 8)
-                else:
-                    return -1
-            else:
-                if other == lengths.shape[0]:
-                    return -1
-                size = lengths[other] + 0
-                if size < 0 or size > limit - at or size > rest - taken:
-                    return -1
-                copy_bytes(others, taken, out, at, size)
-                at += size
-                taken += size
-                other += 1
-        if at > limit:
-            return -1
-        out_offsets[i + 1] = at
-    return at

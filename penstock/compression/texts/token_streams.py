@@ -1,0 +1,51 @@
+"""Texts as rows of tokens: the common parts of a form are stored once, numbers and words in columns.
+
+A form (`penstock.compression.texts.forms`) is a list of pieces, each a literal followed by a number, a
+dictionary word, or nothing. A word that the dictionary has no room for is stored verbatim among the *others*;
+so is a text without a form. (The idea is from Rodrigues, Luo, Yuan: "CLP: Efficient and Scalable Search on
+Compressed Text Logs", OSDI 2021; columns of tokens, with codecs for numbers, replace its segments.)
+
+The streams of a column, each encoded independently::
+
+    0  forms     of each row, the number of its form
+    1  codes     of words, -1 for one of the others; all rows of one piece, then of the next
+    2  numbers   likewise
+    3  marks     how many others there are before row 0, 1024, 2048, ...
+    4  pieces    bytes of all texts; of each piece its kind, and 4 where a form ends with it; the number of
+                 its words or the least digits of its numbers; and the piece before it, -1 if none
+    5  lengths of the literal and the words of each piece
+    6  words
+    7  lengths of others, row after row
+    8  others
+
+A form has the number of its last piece; form 0 is for texts without a form. Columns of codes are in
+descending order of their numbers of words, so neighbours take about as many bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.compression.kernels.bits import Ints
+
+__all__ = ["STREAMS", "allocate", "fits"]
+
+STREAMS = (
+    *("forms", "codes", "numbers", "marks", "pieces"),
+    *("lengths of words", "words", "lengths of others", "others"),
+)
+"""The names of the streams, in order."""
+
+
+def fits(streams: tuple[Ints, ...]) -> bool:
+    """Say whether at most a fourth of the texts' bytes are others."""
+    return 4 * streams[8].size <= int(streams[4][0])
+
+
+def allocate(count: int, kind: npt.DTypeLike) -> Any:
+    """Allocate values with Arrow, which reuses freed memory; NumPy returns it to the system."""
+    return np.frombuffer(pa.allocate_buffer(count * np.dtype(kind).itemsize), kind)

@@ -1,0 +1,1 @@
+"""Spark SQL as text: tokens, keywords, built-in functions, the parser."""
