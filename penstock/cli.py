@@ -202,21 +202,20 @@ def explain(
     left for Spark. Nothing runs.
     """
     with errors(debug=debug):
-        from penstock.dataflow import as_json as json_of
-        from penstock.dataflow import draw, explain, render
+        from penstock import dataflow
         from penstock.jobs.pipelines.graph import plan_file
 
         plan = plan_file(pipeline, overrides or [], sample)
         if svg is not None:
-            svg.write_text(draw(plan), encoding="utf-8")
+            svg.write_text(dataflow.draw(plan), encoding="utf-8")
         if as_json:
-            typer.echo(json.dumps(json_of(plan), indent=2))
+            typer.echo(json.dumps(dataflow.as_json(plan), indent=2))
         elif sys.stdout.isatty():
             from rich.console import Console
 
-            Console(highlight=False).print(render(plan))
+            Console(highlight=False).print(dataflow.render(plan))
         else:
-            typer.echo(explain(plan), nl=False)
+            typer.echo(dataflow.explain(plan), nl=False)
 
 
 def _title(example: str) -> str:
@@ -257,9 +256,9 @@ def demo(
 ) -> None:
     """Show an overloaded market through an append queue and through an update queue."""
     with errors(debug=debug):
-        from penstock.jobs import demo as job
+        from penstock.jobs.demo import run_demo
 
-        code = job.run(seconds=seconds, fast=fast, out=out)
+        code = run_demo(seconds=seconds, fast=fast, out=out)
     if code:
         raise typer.Exit(code)
 
@@ -274,9 +273,9 @@ def simulate(
 ) -> None:
     """Show how stale results are with each policy under overload, with a simulated clock."""
     with errors(debug=debug):
-        from penstock.jobs import simulate as job
+        from penstock.jobs.simulate import run_simulation
 
-        job.run(load, keys, skew, updates)
+        run_simulation(load, keys, skew, updates)
 
 
 @app.command("warm-up")

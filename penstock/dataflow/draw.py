@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from xml.sax.saxutils import escape
 
 from penstock.dataflow.explain import flow_text
 from penstock.dataflow.nodes import Node, topological
-from penstock.dataflow.plan import PhysicalPlan
 from penstock.dataflow.statistics import Flow, flows
+
+if TYPE_CHECKING:
+    from penstock.dataflow.plan import PhysicalPlan
 
 __all__ = ["draw"]
 

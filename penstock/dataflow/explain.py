@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.dataflow.nodes import Materialize, Node, Source, topological
 from penstock.dataflow.place import stored_bytes
-from penstock.dataflow.plan import PhysicalPlan
 from penstock.dataflow.statistics import Flow, flows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.tree import Tree
+
+    from penstock.dataflow.plan import PhysicalPlan
 
 __all__ = ["as_json", "explain", "flow_text", "render"]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import pyarrow as pa
 
 from penstock.dataflow.cost import Choice, choose
+from penstock.dataflow.draw import draw
+from penstock.dataflow.explain import explain
 from penstock.dataflow.extremes import keep_extremes
 from penstock.dataflow.nodes import (
     Materialize,
@@ -25,9 +27,6 @@ from penstock.dataflow.rules import merge, prune, push_where, split_conjunctions
 from penstock.dataflow.statistics import Statistics, flows
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import Scan
-
-if TYPE_CHECKING:
-    from penstock.dataflow.builder import Graph
 
 __all__ = ["Persist", "PhysicalPlan", "StreamPlan", "plan"]
 
@@ -95,8 +94,6 @@ class PhysicalPlan:
 
     def _repr_svg_(self) -> str:
         """Return the drawing for notebooks."""
-        from penstock.dataflow.draw import draw
-
         return draw(self)
 
     @property
@@ -117,32 +114,19 @@ class PhysicalPlan:
                 )
         return tuple(found)
 
-    @property
-    def remaining(self) -> tuple[Node, ...]:
-        """The operators that Spark runs, inputs first."""
-        inside: set[int] = set()
-        for stream in self.streams:
-            if stream.source is not None:
-                inside |= {id(node) for node in topological(stream.above)}
-        return tuple(
-            node
-            for node in topological(self.root)
-            if id(node) not in inside and not isinstance(node, Source | Materialize | PushedScan)
-        )
-
     def explain(self) -> str:
         """Return the plan as text."""
-        from penstock.dataflow.explain import explain
-
         return explain(self)
 
 
-def plan(graph: Graph, statistics: Statistics | None = None, persist: Persist = "auto") -> PhysicalPlan:
+def plan(name: str, logical: Node, statistics: Statistics | None, persist: Persist) -> PhysicalPlan:
     """Apply the push-up rules to a graph and place its p-streams.
 
     Parameters
     ----------
-    graph : Graph
+    name : str
+        The graph's name.
+    logical : Node
         The graph as written.
     statistics : Statistics, optional
         Statistics from samples; without them, types and assumed selectivities decide.
@@ -156,8 +140,8 @@ def plan(graph: Graph, statistics: Statistics | None = None, persist: Persist = 
     InvalidUsageError
         If a name in `persist` matches no operator or several, or a mode is unknown.
     """
-    modes = _modes(graph.root, persist)
-    root = _pinned(graph.root, {name for name, mode in modes.items() if mode == "always"})
+    modes = _modes(logical, persist)
+    root = _pinned(logical, {name for name, mode in modes.items() if mode == "always"})
     root, changes = to_fixed_point(root, split_conjunctions, push_where)
     root, notes = prune(root)
     changes += [("prune", note) for note in notes]
@@ -174,7 +158,7 @@ def plan(graph: Graph, statistics: Statistics | None = None, persist: Persist = 
     changes += [("keep_extremes", note) for note in notes]
     root, notes = fuse(root)
     changes += [("fuse", note) for note in notes]
-    return PhysicalPlan(graph.name, graph.root, root, tuple(changes), choices, statistics)
+    return PhysicalPlan(name, logical, root, tuple(changes), choices, statistics)
 
 
 def _modes(root: Node, persist: Persist) -> dict[str, PersistMode]:

@@ -37,7 +37,7 @@ from penstock.spark_ext.api.metrics import ProgressReader, batch_metrics
 from penstock.spark_ext.api.register import register
 from penstock.spark_ext.api.update_queue import update_queue
 
-__all__ = ["LOAD", "run"]
+__all__ = ["LOAD", "run_demo"]
 
 LOAD: Final = 5.0
 """The arrival rate divided by the service rate."""
@@ -145,7 +145,7 @@ class _Outcome:
         return self.observer.samples(np.arange(self.start_us, self.end_us + 1, _GRID_US))
 
 
-def run(*, seconds: int | None = None, fast: bool = False, out: Path = Path("penstock-demo")) -> int:
+def run_demo(*, seconds: int | None = None, fast: bool = False, out: Path = Path("penstock-demo")) -> int:
     """Run the demo; return 0.
 
     Parameters

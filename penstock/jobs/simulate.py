@@ -8,10 +8,10 @@ from rich.table import Table
 
 from penstock.operators.simulation.policies import compare_policies
 
-__all__ = ["run"]
+__all__ = ["run_simulation"]
 
 
-def run(load: float, keys: int, skew: float, updates: int) -> None:
+def run_simulation(load: float, keys: int, skew: float, updates: int) -> None:
     """Simulate one overload and print a table; see `compare_policies`.
 
     Raises

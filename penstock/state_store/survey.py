@@ -1,7 +1,7 @@
 """Survey of a bucket without Spark: versions, chains, sizes, damage and garbage.
 
-`state_location.find_operators` finds the buckets, `survey` examines one, and `delete_garbage` deletes its
-garbage.
+`penstock.state_store.location.find_operators` finds the buckets, `survey_bucket` examines one, and
+`delete_garbage` deletes its garbage.
 
 Only the checkpoint knows the committed version (`penstock.spark_ext.state_reader.committed`); with its
 pointers a survey is exact. The files alone prove this: a task writes version w only after the pointer to w -
@@ -46,7 +46,7 @@ from penstock.state_store.bucket_store import (
 )
 from penstock.state_store.location import Damage, names_in
 
-__all__ = ["BucketSurvey", "Chain", "delete_garbage", "likely_pointer", "survey"]
+__all__ = ["BucketSurvey", "Chain", "delete_garbage", "likely_pointer", "survey_bucket"]
 
 _TRIES = 5
 """The number of attempts at a consistent view of a bucket whose query deletes files meanwhile."""
@@ -130,7 +130,7 @@ class BucketSurvey:
         return sum(facts.size_bytes for facts in self.garbage)
 
 
-def survey(
+def survey_bucket(
     bucket: Files, *, committed: Pointer | None = None, retain_versions: int = RETAIN_VERSIONS
 ) -> BucketSurvey:
     """Survey one bucket; read and check every file in it, one after the other.

@@ -21,7 +21,7 @@ from penstock.checkpointing.files import open_files
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
 from penstock.state_store.location import Operator, find_operators
-from penstock.state_store.survey import survey
+from penstock.state_store.survey import survey_bucket
 from tests.spark.queries import Place, quotes, settings, wait
 from tests.states import links_of
 
@@ -88,7 +88,7 @@ def test_versions_are_those_of_the_committed_pointers(
     assert len(versions) == BUCKETS
     (operator,) = find_operators_of(place)
     for bucket, version in versions:
-        found = survey(operator.buckets[bucket])
+        found = survey_bucket(operator.buckets[bucket])
         assert version in {*found.versions, found.newest[0].version}
         assert (found.rows or 0) > 0
 
@@ -124,7 +124,7 @@ def test_without_a_checkpoint_a_lost_attempt_makes_the_version_before_the_likely
         "b": (3, False, None, None),
     }
     (operator,) = find_operators_of(place)
-    found = survey(operator.buckets[0])
+    found = survey_bucket(operator.buckets[0])
     store = BucketStore(operator.buckets[0])
     assert found.proven is not None
     newest = place.state_files()[-1]

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock.checkpointing.files import open_files
 from penstock.state_store.location import find_operators
-from penstock.state_store.survey import survey
+from penstock.state_store.survey import survey_bucket
 from tests.s3 import Request, S3Server
 from tests.spark.queries import Place, fresh_workers, quotes
 
@@ -49,5 +49,5 @@ def test_state_on_s3_outlives_refusals_and_workers_and_can_be_read(
             (key, time, False) for key, time, _ in batches[-1]
         }
         (operator,) = find_operators(open_files(location))
-        found = [survey(bucket) for bucket in operator.buckets]
+        found = [survey_bucket(bucket) for bucket in operator.buckets]
         assert [(one.damage, [pointer.version for pointer in one.newest]) for one in found] == [((), [4])] * 2

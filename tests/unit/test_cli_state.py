@@ -344,7 +344,7 @@ def test_inspect_block_reads_a_block_at_a_time_and_says_that_a_file_is_cut_meanw
     with file.open("wb") as sink:
         writer = compression.BlockWriter(sink, codecs={"n": "plain"})
         size = sum(writer.write(pa.table({"n": range(at, at + 100_000)})) for at in range(3))
-    blocks = block.blocks_of(file)
+    blocks = block.read_blocks(file)
     _, _, first = next(blocks)
     os.truncate(file, size // 2)
     assert first.read().to_pylist() == list(range(100_000)), "it is in memory"

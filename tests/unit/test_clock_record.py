@@ -28,7 +28,7 @@ from penstock.spark_ext.worker.queue_operator import QueueOperator
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
 from penstock.state_store.cache import StateCache
 from penstock.state_store.clock_record import ClockRecord, RecordedClock
-from penstock.state_store.survey import survey
+from penstock.state_store.survey import survey_bucket
 from penstock.state_store.tables.working_copy import WorkingCopy
 from tests.naive import Update
 from tests.streams import STREAM, arrivals_of
@@ -233,7 +233,7 @@ def test_a_record_that_nothing_ended_is_garbage_once_a_later_pointer_arrives(tmp
     store = BucketStore(open_files(record.parent))
     handle, _ = store.look(pointer)
     assert late.name in store.garbage(handle)
-    found = survey(open_files(record.parent))
+    found = survey_bucket(open_files(record.parent))
     assert found.damage == ()
     assert found.newest == (pointer,)
 

@@ -17,11 +17,11 @@ from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.graph.facts import facts_of
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
 from penstock.checkpointing.p_stream import log as logs
-from penstock.checkpointing.p_stream.survey import survey
+from penstock.checkpointing.p_stream.survey import survey_p_stream
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.clock_record import ClockRecord
-from penstock.state_store.survey import survey as survey_of_bucket
+from penstock.state_store.survey import survey_bucket
 from tests.graph_directories import write_graph
 from tests.hostile import every_change, rewrite, unit_in
 from tests.states import RowState
@@ -68,7 +68,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _use(place: Path) -> None:
-    survey(PStream(place))
+    survey_p_stream(PStream(place))
     reader = PStreamReader(place)
     reader.read()
     stream = PStream(place)
@@ -152,7 +152,7 @@ def test_a_state_file_is_refused_whatever_field_of_its_chain_is_strange(tmp_path
         rewrite(file, PUnit(unit.kind, new, unit.blocks))
         changes += 1
         refused += _refused(lambda: store.load(pointer, RowState(SCHEMA)), tmp_path, what)
-        survey_of_bucket(store.files)
+        survey_bucket(store.files)
     assert refused > changes // 2
 
 

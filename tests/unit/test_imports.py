@@ -6,7 +6,7 @@ import ast
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -40,15 +40,50 @@ def _package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def _imports(path: Path) -> Iterator[str]:
+# Names that everybody gives to modules of others.
+USUAL_ALIASES = {"np", "npt", "pa", "pc", "pq", "ds", "pd", "sf", "mpl", "plt"}
+MOST_FILES, MOST_LINES, MOST_SHARE = 12, 450, 1 / 5
+
+
+def _without_type_checks(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield all nodes except those that only a type checker reads."""
+    yield tree
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            continue
+        yield from _without_type_checks(node)
+
+
+def _imports(path: Path, *, typed: bool = True) -> Iterator[str]:
     """Yield the absolute names of what a module imports, anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree) if typed else _without_type_checks(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import"
             assert node.module is not None
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _module_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _circle(imports: Mapping[str, set[str]]) -> list[str]:
+    """Return modules of which each imports the next and the last the first; empty if there are none."""
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return path[path.index(module) :]
+        if module in done:
+            return []
+        found = next(filter(None, (visit(one, [*path, module]) for one in sorted(imports[module]))), [])
+        done.add(module)
+        return found
+
+    return next(filter(None, (visit(module, []) for module in sorted(imports))), [])
 
 
 @pytest.mark.parametrize("module", ["penstock", "penstock.errors", "penstock.units"])
@@ -114,6 +149,55 @@ def test_imports_go_one_way(path: Path) -> None:
         if own in ("operators", "state_store"):
             # Operators use states, never the other way round.
             assert (own, imported) != ("state_store", "operators")
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    # Imports inside functions count; the package's names of a package are those of its modules.
+    known = {_module_of(path) for path in MODULES}
+    imports: dict[str, set[str]] = {}
+    for path in MODULES:
+        module = _module_of(path)
+        found = set()
+        for name in _imports(path, typed=False):
+            parts = name.split(".")
+            while parts and ".".join(parts) not in known:
+                parts.pop()
+            found.add(".".join(parts))
+        imports[module] = found - {"", module}
+    assert _circle(imports) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert _circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+    assert _circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_an_import_of_a_function_counts_and_one_of_the_type_checker_does_not(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text("if TYPE_CHECKING:\n    import a\ndef f():\n    import b\n")
+    assert list(_imports(module, typed=False)) == ["b"]
+    assert list(_imports(module)) == ["a", "b"]
+
+
+def test_no_folder_package_or_module_is_too_large() -> None:
+    files = Counter(path.parent for path in MODULES)
+    assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
+    lines = {path: len(path.read_text().splitlines()) for path in MODULES}
+    assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}
+    packages: Counter[str] = Counter()
+    for path, count in lines.items():
+        packages[_package_of(path)] += count
+    most = MOST_SHARE * packages.total()
+    assert {package: count for package, count in packages.items() if count > most} == {}
+
+
+def test_names_of_our_own_are_imported_as_they_are() -> None:
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                own = isinstance(node, ast.ImportFrom) and str(node.module).startswith("penstock")
+                aliases = {alias.asname for alias in node.names} - {None}
+                assert aliases <= (set() if own else USUAL_ALIASES), f"{path}: {aliases}"
 
 
 def test_one_module_compiles_kernels_and_two_define_vectors() -> None:

@@ -22,7 +22,7 @@ from penstock.checkpointing.p_stream import PStream, PStreamReader
 from penstock.cli import app
 from penstock.ddl import parse_schema, schema_text
 from penstock.errors import InvalidUsageError
-from penstock.jobs.ingest import Report, Settings, Totals, ingest, sources
+from penstock.jobs.ingest import Report, Settings, Totals, ingest_sources, sources
 from penstock.jobs.ingest.ingest import KINDS
 from tests import processes
 
@@ -162,19 +162,19 @@ def test_tables_are_read_batch_by_batch_from_where_they_were(
             writer.write_table(table, max_chunksize=10)
     settings = Settings(str(place), kind.partition(" ")[0], ("t",))
     stops = iter([False, False, True, True])
-    assert ingest(settings, stopped=lambda: next(stops)).rows == 10
-    assert ingest(settings).rows == 15
-    assert ingest(settings).rows == 0
+    assert ingest_sources(settings, stopped=lambda: next(stops)).rows == 10
+    assert ingest_sources(settings).rows == 15
+    assert ingest_sources(settings).rows == 0
     assert rows_of(place) == table.to_pylist()
     assert PStream(place).schema.field("tag").type == pa.string()
     other = pa.table({"n": ["x"], "tag": ["x"]})
     pyarrow.parquet.write_table(other, "u")
     with pytest.raises(InvalidUsageError, match="do not fit the p-stream's columns") as caught:
-        ingest(Settings(str(place), "parquet", ("u",)))
+        ingest_sources(Settings(str(place), "parquet", ("u",)))
     assert caught.value.context["types"] == "n is string, not int64"
     written("t", "cut")
     with pytest.raises(InvalidUsageError, match="not of this kind, or damaged"):
-        ingest(settings)
+        ingest_sources(settings)
 
 
 @pytest.mark.parametrize("make", [pa.ipc.new_file, pa.ipc.new_stream])
@@ -319,7 +319,7 @@ def test_a_socket_is_read_to_its_end(place: Path) -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        totals = ingest(Settings(str(place), "socket", (f"127.0.0.1:{port}",), schema="n int"))
+        totals = ingest_sources(Settings(str(place), "socket", (f"127.0.0.1:{port}",), schema="n int"))
         thread.join()
     assert totals.rows == 2
     assert [row["n"] for row in rows_of(place)] == [1, 2]
@@ -349,7 +349,7 @@ def test_files_that_grow_and_new_ones_are_followed(place: Path) -> None:
     written("1.csv", "n\n1\n")
     stop = threading.Event()
     thread = threading.Thread(
-        target=lambda: ingest(
+        target=lambda: ingest_sources(
             Settings(str(place), "csv", ("[0-9].csv",), follow=True, interval="0ms"), stopped=stop.is_set
         )
     )
@@ -386,7 +386,7 @@ def test_a_following_run_waits_for_the_first_rows(place: Path) -> None:
                 stop.set()
 
     settings = Settings(str(place), "csv", ("*.csv",), follow=True)
-    thread = threading.Thread(target=lambda: ingest(settings, Seen(), stop.is_set))
+    thread = threading.Thread(target=lambda: ingest_sources(settings, Seen(), stop.is_set))
     thread.start()
     written("a.csv", "n,")
     with Path("a.csv").open("a") as file:
@@ -452,8 +452,8 @@ def test_records_longer_than_a_chunk_are_read(place: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sources, "_CHUNK_BYTES", 64)
     text = json.dumps({"text": "x" * 5000})
     written("a.ndjson", f"{text}\n{text}\n")
-    assert ingest(Settings(str(place), "ndjson", ("a.ndjson",))).rows == 2
+    assert ingest_sources(Settings(str(place), "ndjson", ("a.ndjson",))).rows == 2
     monkeypatch.setattr(sources, "_LONGEST_BYTES", 1024)
     written("b.ndjson", text)
     with pytest.raises(InvalidUsageError, match="a record does not end"):
-        ingest(Settings(str(place), "ndjson", ("b.ndjson",)))
+        ingest_sources(Settings(str(place), "ndjson", ("b.ndjson",)))

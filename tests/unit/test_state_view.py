@@ -21,7 +21,7 @@ from penstock.spark_ext.state_reader.window_view import sides_view
 from penstock.spark_ext.worker.time_windows import TimeWindowPlan
 from penstock.spark_ext.worker.window_plan import WindowPlan
 from penstock.state_store.bucket_store import BucketStore, Handle
-from penstock.state_store.survey import survey
+from penstock.state_store.survey import survey_bucket
 from penstock.windows.layout import ENTRY_PANE
 
 ROWS = pa.schema([("t", pa.int64()), ("k", pa.string()), ("x", pa.float64())])
@@ -66,7 +66,7 @@ def test_each_side_of_a_join_of_windows_has_its_panes(tmp_path: Path) -> None:
         state.run([[entries(plans[0], here)], [entries(plans[1], there)]], newest)
         handle = store.commit(state, handle)
     stored = Stored(operator.specification(), lambda: store.look(handle.links[-1].pointer)[1], large=False)
-    assert survey(open_files(tmp_path)).rows == len(state)
+    assert survey_bucket(open_files(tmp_path)).rows == len(state)
     with pytest.raises(InvalidUsageError, match=r"several tables: .*tables=\['left', 'right'\]"):
         sides_view(stored, None)
     # The right side is behind, at pane 7: windows that end later are open, of 2 panes and of 3.

@@ -18,7 +18,7 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, FileId, Handle, Pointer, Version
 from penstock.state_store.location import find_operators
-from penstock.state_store.survey import BucketSurvey, Chain, delete_garbage, likely_pointer, survey
+from penstock.state_store.survey import BucketSurvey, Chain, delete_garbage, likely_pointer, survey_bucket
 from tests.naive import Update
 from tests.s3 import SECRET, S3Server
 from tests.states import DictState, Later, content_of, links_of, names_of
@@ -96,7 +96,7 @@ def test_a_path_without_state_is_refused(tmp_path: Path) -> None:
 
 def test_the_parent_of_the_newest_file_is_the_newest_proven_pointer(store: BucketStore) -> None:
     _, handles = _commits(store, 4)
-    found = survey(store.files)
+    found = survey_bucket(store.files)
     links = handles[-1].links
     assert found == BucketSurvey(
         location=store.files.location,
@@ -114,13 +114,13 @@ def test_the_parent_of_the_newest_file_is_the_newest_proven_pointer(store: Bucke
 
 
 def test_a_first_version_proves_nothing(store: BucketStore) -> None:
-    assert survey(store.files) == BucketSurvey(location=store.files.location)
+    assert survey_bucket(store.files) == BucketSurvey(location=store.files.location)
     assert likely_pointer(store.files) is None
     _, handles = _commits(store, 1)
-    found = survey(store.files)
+    found = survey_bucket(store.files)
     assert (found.proven, found.likely) == (None, handles[0].pointer)
     _attempt(store, Handle())
-    found = survey(store.files)
+    found = survey_bucket(store.files)
     assert (len(found.newest), found.proven, found.likely) == (2, None, None)
     assert (found.garbage, found.withheld, found.versions) == ((), None, ())
     assert likely_pointer(store.files) is None
@@ -129,7 +129,7 @@ def test_a_first_version_proves_nothing(store: BucketStore) -> None:
 def test_of_several_attempts_the_parent_is_what_is_known(store: BucketStore) -> None:
     _, handles = _commits(store, 3)
     names = {_attempt(store, handles[1]), links_of(handles[2])[-1]}
-    found = survey(store.files)
+    found = survey_bucket(store.files)
     assert {pointer.file_name for pointer in found.newest} == names
     assert found.proven == found.likely == handles[1].pointer == likely_pointer(store.files)
     assert found.chain is not None
@@ -143,10 +143,10 @@ def test_rows_and_waiting_keys_are_what_the_queue_says(store: BucketStore) -> No
     handle = store.commit(queue, Handle())
     queue.dequeue(2, 1)
     store.commit(queue, handle)
-    found = survey(store.files)
+    found = survey_bucket(store.files)
     assert (found.rows, found.waiting) == (5, 3)
     store.commit(queue, handle)
-    found = survey(store.files)
+    found = survey_bucket(store.files)
     assert (found.rows, found.waiting) == (5, 5), "what is proven is the version before"
 
 
@@ -157,29 +157,29 @@ def test_parts_of_snapshots_are_no_versions(store: BucketStore, monkeypatch: pyt
     store = BucketStore(store.files, background=later)
     state, handles = _commits(store, 5)
     later.run()
-    found = survey(store.files)
+    found = survey_bucket(store.files)
     assert (found.files, found.proven) == (5 + 3 + 1, handles[3].pointer)
     assert found.garbage == (), "the snapshot may yet be adopted"
     assert likely_pointer(store.files) == handles[4].pointer
     handle = store.commit(state, handles[4])
-    found = survey(store.files)
+    found = survey_bucket(store.files)
     assert found.chain is not None
     assert (found.chain.base_files, found.chain.deltas) == (3, 1)
     assert found.chain.base_bytes == sum(link.size_bytes for link in handle.links[:3])
     for _ in range(3):
         handle = store.commit(state, handle)
-    found = survey(store.files)
+    found = survey_bucket(store.files)
     assert found.garbage == (), "the checkpoint may have been set back"
     assert found.versions == (1, 2, 3, 4, 5, 6, 7, 8)
     assert found.proven is not None
     assert found.proven.version == 8
     # What the snapshot replaced is needed neither for the retained versions nor for the one before these.
-    found = survey(store.files, committed=found.proven)
+    found = survey_bucket(store.files, committed=found.proven)
     assert handles[4].snapshot is not None
     own = handles[4].snapshot.pointer.file_name
     assert _garbage(found) == {*links_of(handles[4]), own}
     assert found.versions == (6, 7, 8)
-    less = survey(store.files, committed=found.proven, retain_versions=3)
+    less = survey_bucket(store.files, committed=found.proven, retain_versions=3)
     assert (less.garbage, less.versions) == ((), (1, 2, 3, 4, 5, 6, 7, 8))
 
 
@@ -193,8 +193,12 @@ def test_orphans_and_unfinished_files_are_garbage_once_a_pointer_is_committed(st
         _path(store, name).write_bytes(b"begun")
     new = {_attempt(store, handles[3]), _attempt(store, handles[6])}
     _path(store, "notes.txt").write_bytes(b"of somebody else")
-    assert survey(store.files).garbage == survey(store.files, committed=handles[0].pointer).garbage == ()
-    found = survey(store.files, committed=handles[6].pointer)
+    assert (
+        survey_bucket(store.files).garbage
+        == survey_bucket(store.files, committed=handles[0].pointer).garbage
+        == ()
+    )
+    found = survey_bucket(store.files, committed=handles[6].pointer)
     assert found.proven == handles[6].pointer
     assert found.files == 7 + 2 + 2 + 5 + 1
     assert found.damage == ()
@@ -204,7 +208,7 @@ def test_orphans_and_unfinished_files_are_garbage_once_a_pointer_is_committed(st
     assert {facts.name for facts in delete_garbage(store.files, found)} == expected
     assert names_of(store) == before - expected
     assert new <= names_of(store), "the one of version 5 may be committed, too, and the one of 8 in flight"
-    assert survey(store.files, committed=handles[6].pointer).garbage == ()
+    assert survey_bucket(store.files, committed=handles[6].pointer).garbage == ()
     assert list(delete_garbage(store.files, found)) == list(found.garbage), "deleting twice is no error"
 
 
@@ -212,10 +216,12 @@ def test_who_stops_early_has_deleted_what_was_given(store: BucketStore) -> None:
     _, handles = _commits(store, 7)
     for number in range(3):
         _attempt(store, handles[number])
-    found = survey(store.files, committed=handles[6].pointer)
+    found = survey_bucket(store.files, committed=handles[6].pointer)
     assert len(found.garbage) == 3
     first = next(delete_garbage(store.files, found))
-    assert _garbage(survey(store.files, committed=handles[6].pointer)) == _garbage(found) - {first.name}
+    assert _garbage(survey_bucket(store.files, committed=handles[6].pointer)) == _garbage(found) - {
+        first.name
+    }
 
 
 def test_of_attempts_that_contradict_each_other_only_the_checkpoint_knows_which_is_committed(
@@ -224,20 +230,20 @@ def test_of_attempts_that_contradict_each_other_only_the_checkpoint_knows_which_
     _, handles = _commits(store, 3)
     set_back = store.commit(DictState({99: b"set back"}), handles[0])
     on = store.commit(DictState({98: b"and on"}), set_back)
-    found = survey(store.files)
+    found = survey_bucket(store.files)
     assert (found.proven, found.likely, found.chain, found.rows) == (None, None, None, None)
     assert (found.garbage, found.withheld) == ((), None)
     assert len(found.newest) == 2
     with pytest.raises(InvalidUsageError, match="Hint: pass the checkpoint"):
         likely_pointer(store.files)
     for committed in (on, handles[2]):
-        found = survey(store.files, committed=committed.pointer)
+        found = survey_bucket(store.files, committed=committed.pointer)
         assert found.proven == found.likely == committed.pointer
         assert found.versions == (1, 2, 3)
         assert _garbage(found) == set(), "Spark may have both"
     for _ in range(3):
         on = store.commit(DictState(), on)
-    found = survey(store.files, committed=on.pointer)
+    found = survey_bucket(store.files, committed=on.pointer)
     assert _garbage(found) == {links_of(handle)[-1] for handle in handles[1:]}
 
 
@@ -246,15 +252,15 @@ def test_the_newly_committed_version_after_a_checkpoint_was_set_back_stays(store
     _, handles = _commits(store, 6)
     state = DictState()
     again = store.commit(state, store.load(handles[2].links[-1].pointer, state))
-    found = survey(store.files)
+    found = survey_bucket(store.files)
     assert found.proven == handles[4].pointer
     assert (found.garbage, found.withheld) == ((), None)
-    found = survey(store.files, committed=again.pointer)
+    found = survey_bucket(store.files, committed=again.pointer)
     assert (found.newest, found.likely) == ((handles[5].pointer,), again.pointer)
     assert _garbage(found) == set()
     for _ in range(5):
         again = store.commit(state, again)
-    found = survey(store.files, committed=again.pointer)
+    found = survey_bucket(store.files, committed=again.pointer)
     assert _garbage(found) == {links_of(handle)[-1] for handle in handles[3:]}
 
 
@@ -274,15 +280,15 @@ def test_what_no_version_needs_that_can_be_loaded_is_garbage_without_the_checkpo
         garbage |= {name} if number == 6 else set()
     lost = _attempt(store, handles[5])
     handle = store.commit(state, store.commit(state, handles[5]))
-    assert survey(store.files).garbage == (), "the first version can be loaded"
+    assert survey_bucket(store.files).garbage == (), "the first version can be loaded"
     for name in handle.releasable(RETAIN_VERSIONS):
         store.files.delete(name)
-    found = survey(store.files)
+    found = survey_bucket(store.files)
     assert found.versions == (6, 7)
     assert _garbage(found) == garbage
     for _ in delete_garbage(store.files, found):
         pass
-    assert survey(store.files).damage == ()
+    assert survey_bucket(store.files).damage == ()
     assert lost in names_of(store), "it may be what a checkpoint committed that was set back"
     for one in (handles[5], handle):
         assert len(content_of(store, one.links[-1].pointer)) == 6
@@ -293,14 +299,14 @@ def test_damage_is_a_finding_and_the_survey_goes_on(store: BucketStore) -> None:
     orphan = _path(store, _attempt(store, handles[1]))
     newest = _path(store, links_of(handles[6])[-1])
     _flip(orphan)
-    found = survey(store.files)
+    found = survey_bucket(store.files)
     assert [damage.file for damage in found.damage] == [str(orphan)]
     assert "checksum" in found.damage[0].fact
-    found = survey(store.files, committed=handles[6].pointer)
+    found = survey_bucket(store.files, committed=handles[6].pointer)
     assert [damage.file for damage in found.damage] == [str(orphan)]
     assert _garbage(found) == {orphan.name}
     _flip(newest)
-    found = survey(store.files)
+    found = survey_bucket(store.files)
     assert [damage.file for damage in found.damage] == [str(orphan), str(newest)]
     assert found.proven == handles[4].pointer, "version 6, which can be read, proves 5"
     assert found.newest == (handles[5].pointer,)
@@ -312,10 +318,10 @@ def test_nothing_is_deleted_where_a_sibling_of_a_recent_version_cannot_be_read(s
     _, handles = _commits(store, 7)
     orphan, sibling = _attempt(store, handles[0]), _attempt(store, handles[4])
     _flip(_path(store, sibling))
-    found = survey(store.files, committed=handles[6].pointer)
+    found = survey_bucket(store.files, committed=handles[6].pointer)
     assert (len(found.damage), found.garbage) == (1, ())
     _path(store, sibling).unlink()
-    assert _garbage(survey(store.files, committed=handles[6].pointer)) == {orphan}
+    assert _garbage(survey_bucket(store.files, committed=handles[6].pointer)) == {orphan}
 
 
 @pytest.mark.parametrize("how", ["flip", "remove", "cut", "empty"])
@@ -332,14 +338,14 @@ def test_nothing_is_deleted_where_damage_hides_what_is_needed(
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[: 10 if how == "cut" else 0])
-    found = survey(store.files)
+    found = survey_bucket(store.files)
     assert [damage.file for damage in found.damage] == [str(path)]
     assert found.proven == handles[3].pointer
     assert found.garbage == ()
     assert found.withheld == (
         "files are damaged or missing, and only the checkpoint says whether they are needed"
     )
-    found = survey(store.files, committed=handles[3].pointer)
+    found = survey_bucket(store.files, committed=handles[3].pointer)
     assert [damage.file for damage in found.damage] == [str(path)]
     assert (found.garbage, found.withheld) == ((), "the committed version, 4, cannot be loaded")
     assert orphan in names_of(store)
@@ -355,7 +361,7 @@ def test_leftovers_of_before_a_checkpoint_was_set_back_are_no_damage(store: Buck
     for _ in range(7):
         again = store.commit(state, again)
         store.sweep(again)
-        found = survey(store.files, committed=again.pointer)
+        found = survey_bucket(store.files, committed=again.pointer)
         assert (found.damage, found.garbage, found.withheld) == ((), (), None)
     assert not set(links_of(late)[3:]) & names_of(store)
 
@@ -365,7 +371,7 @@ def test_a_file_that_does_not_follow_its_parent_is_damaged(store: BucketStore) -
     path = _path(store, links_of(handles[2])[-1])
     unit = decode(path.read_bytes(), path)
     path.write_bytes(encode(PUnit(unit.kind, {**unit.meta, "parent": [1, "0" * 32]}, unit.blocks)))
-    found = survey(store.files)
+    found = survey_bucket(store.files)
     assert [damage.file for damage in found.damage] == [str(path)]
     assert found.proven == handles[0].pointer
 
@@ -387,7 +393,7 @@ def test_files_without_parents_prove_nothing(store: BucketStore) -> None:
         unit = decode(path.read_bytes(), path)
         meta = {name: value for name, value in unit.meta.items() if name not in {"parent", "base"}}
         path.write_bytes(encode(PUnit(unit.kind, meta, unit.blocks)))
-    found = survey(store.files)
+    found = survey_bucket(store.files)
     assert (found.proven, found.garbage, found.withheld) == (None, (), None)
     assert found.likely == handles[2].pointer
 
@@ -442,7 +448,7 @@ def test_a_query_that_runs_meanwhile_is_neither_damaged_nor_called_so(
     for _ in range(10):
         running.step()
     for _ in range(10):
-        found = survey(store.files)
+        found = survey_bucket(store.files)
         assert found.damage == ()
         assert found.withheld is None
         for _ in delete_garbage(store.files, found):
@@ -558,7 +564,7 @@ class _History:
         """Check that what is deleted is what the query itself would delete, and nothing that is retained."""
         pointer = self.handles[-1].pointer
         assert pointer is not None
-        found = survey(self.store.files, committed=pointer, retain_versions=self.retain_versions)
+        found = survey_bucket(self.store.files, committed=pointer, retain_versions=self.retain_versions)
         assert (found.damage, found.withheld, found.proven) == ((), None, pointer)
         assert _garbage(found) == set(self.store.garbage(self.store.look(pointer)[0]))
         for _ in delete_garbage(self.store.files, found):
@@ -571,11 +577,11 @@ class _History:
     def collect_without_the_checkpoint(self) -> None:
         """Check that all that could be loaded before can be loaded afterwards."""
         before = self._loadable()
-        found = survey(self.store.files, retain_versions=self.retain_versions)
+        found = survey_bucket(self.store.files, retain_versions=self.retain_versions)
         for _ in delete_garbage(self.store.files, found):
             pass
         assert self._loadable() == before
-        assert found.damage or not survey(self.store.files).garbage
+        assert found.damage or not survey_bucket(self.store.files).garbage
 
     def go_on_from_everywhere(self) -> None:
         """Check that each version that can be loaded can be followed by others, whatever they adopt."""
@@ -605,9 +611,9 @@ def test_state_on_s3_is_surveyed_and_swept(server: S3Server) -> None:
     orphan = _attempt(store, handles[0])
     (one,) = find_operators(place)
     assert (one.query, one.name, len(one.buckets)) == ("query", "operator", 2)
-    found = survey(one.buckets[0])
+    found = survey_bucket(one.buckets[0])
     assert (found.proven, found.garbage) == (handles[3].pointer, ())
-    found = survey(one.buckets[0], committed=handles[4].pointer)
+    found = survey_bucket(one.buckets[0], committed=handles[4].pointer)
     assert _garbage(found) == {orphan}
     assert SECRET not in found.location
     assert found.location.startswith("s3://")

@@ -13,7 +13,7 @@ from penstock.checkpointing.p_stream.log_record import Commit, Segment
 from penstock.checkpointing.p_stream.segments import writer_of
 from penstock.checkpointing.p_stream.stream import PStream
 
-__all__ = ["Garbage", "Reader", "Survey", "Writer", "delete_garbage", "is_p_stream", "survey"]
+__all__ = ["Garbage", "Reader", "Survey", "Writer", "delete_garbage", "is_p_stream", "survey_p_stream"]
 
 _DESCRIPTION = "p-stream"
 _UNFINISHED = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}\.tmp")
@@ -141,7 +141,7 @@ def is_p_stream(files: Files) -> bool:
     return any(fact.name == _DESCRIPTION and not fact.is_directory for fact in files.list())
 
 
-def survey(stream: PStream, *, without: Collection[str] = ()) -> Survey:
+def survey_p_stream(stream: PStream, *, without: Collection[str] = ()) -> Survey:
     """Look at all files of a p-stream, whether it is in use or not.
 
     Parameters

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from dataclasses import dataclass
+from typing import Any, Final, Self, Unpack
 
 import pyarrow as pa
 
@@ -20,14 +20,12 @@ from penstock.dataflow.nodes import (
     UpdateQueue,
     Where,
 )
+from penstock.dataflow.plan import Persist, PhysicalPlan, plan
+from penstock.dataflow.statistics import Statistics, measure
 from penstock.ddl import parse_schema, quoted
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.operator_options import QueueArguments, QueueOptions, make_options
 from penstock.sql.expression import Expression, column, did_you_mean, named
-
-if TYPE_CHECKING:
-    from penstock.dataflow.plan import Persist, PhysicalPlan
-    from penstock.dataflow.statistics import Statistics
 
 __all__ = ["Graph", "GraphName", "graph"]
 
@@ -252,8 +250,6 @@ class Graph(Windows, Streams):
         InvalidUsageError
             If a sample belongs to no source, is empty, or lacks a column.
         """
-        from penstock.dataflow.statistics import measure
-
         return measure(self.root, sample, compress=compress)
 
     def plan(self, statistics: Statistics | None = None, persist: Persist = "auto") -> PhysicalPlan:
@@ -264,12 +260,8 @@ class Graph(Windows, Streams):
         InvalidUsageError
             If `persist` names no operator, or asks for the impossible.
         """
-        from penstock.dataflow.plan import plan
-
-        return plan(replace(self, root=self._ready()), statistics, persist)
+        return plan(self.name, self._ready(), statistics, persist)
 
     def explain(self, statistics: Statistics | None = None, persist: Persist = "auto") -> str:
         """Return the plan as text: the graph before and after the rules, with each operator's selectivity."""
-        from penstock.dataflow.explain import explain
-
-        return explain(self.plan(statistics, persist))
+        return self.plan(statistics, persist).explain()

@@ -97,9 +97,9 @@ def gc(
         )
     if of_p_stream:
         with errors(debug=debug):
-            from penstock.jobs.inspect import p_stream as job
+            from penstock.jobs.inspect.p_stream import collect_garbage
 
-            sound = job.collect(path, drop_reader or [], dry_run=dry_run)
+            sound = collect_garbage(path, drop_reader or [], dry_run=dry_run)
     else:
         sound = _collect_state(path, checkpoint, retain_versions, dry_run=dry_run, debug=debug)
     if not sound:
@@ -149,10 +149,10 @@ def _collect_state(
     freed, sound = _Freed(), True
     try:
         with errors(debug=debug):
-            from penstock.jobs.inspect import state as job
+            from penstock.jobs.inspect.state import survey_buckets, tell_findings
             from penstock.state_store.survey import delete_garbage
 
-            for operator, number, found in job.surveys(path, checkpoint, retain_versions):
+            for operator, number, found in survey_buckets(path, checkpoint, retain_versions):
                 freed.looked_at += 1
                 before = (freed.files, freed.size_bytes)
                 freed.buckets += bool(found.garbage)
@@ -162,7 +162,7 @@ def _collect_state(
                 if found.garbage:
                     files, size_bytes = freed.files - before[0], freed.size_bytes - before[1]
                     typer.echo(f"{found.location}: {amount(files, size_bytes)}")
-                sound = job.tell_findings(operator, number, found) and sound
+                sound = tell_findings(operator, number, found) and sound
     finally:
         if freed.looked_at:
             where = f"in {freed.buckets:,} of {freed.looked_at:,} buckets"

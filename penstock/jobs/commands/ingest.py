@@ -102,8 +102,7 @@ def ingest(
         import pyarrow as pa
 
         from penstock.errors import InvalidUsageError
-        from penstock.jobs.ingest import Settings
-        from penstock.jobs.ingest import ingest as run
+        from penstock.jobs.ingest import Settings, ingest_sources
         from penstock.jobs.ingest.progress import Shown
         from penstock.jobs.signals import StopSignals
 
@@ -128,7 +127,7 @@ def ingest(
         # Its parsers would end in their middle, by an error, when a signal comes.
         pa.enable_signal_handlers(False)
         with StopSignals() as signals, Shown(quiet=quiet, live=sys.stderr.isatty()) as shown:
-            run(settings, shown, lambda: signals.received is not None)
+            ingest_sources(settings, shown, lambda: signals.received is not None)
     if signals.received is not None:
         if not quiet:
             typer.echo(f"stopped by {Signals(signals.received).name}", err=True)

@@ -45,16 +45,16 @@ def state(
     Every file is read and checked. Damage ends with exit code 1.
     """
     with errors(debug=debug):
-        from penstock.jobs.inspect import state as job
+        from penstock.jobs.inspect.state import describe_bucket, show_buckets, survey_buckets, tell_findings
 
-        surveys = list(job.surveys(path, checkpoint, retain_versions))
+        surveys = list(survey_buckets(path, checkpoint, retain_versions))
     sound = not any(found.damage or operator.damage for operator, _, found in surveys)
     if as_json:
-        typer.echo(json.dumps({"buckets": [job.describe(*entry) for entry in surveys]}, indent=2))
+        typer.echo(json.dumps({"buckets": [describe_bucket(*entry) for entry in surveys]}, indent=2))
     else:
-        job.show(surveys)
+        show_buckets(surveys)
         for entry in surveys:
-            job.tell_findings(*entry)
+            tell_findings(*entry)
     if not sound:
         raise typer.Exit(FAILED)
 
@@ -73,14 +73,14 @@ def block(
 ) -> None:
     """Show how each column of a file of blocks is coded, and why."""
     with errors(debug=debug):
-        from penstock.jobs.inspect import block as job
+        from penstock.jobs.inspect.block import describe_column, explain_choice, read_blocks, show_blocks
 
         if not as_json:
-            job.show(console(), file, goal, why=why)
+            show_blocks(console(), file, goal, why=why)
             return
         found = [
-            job.describe(*entry) | (job.reasons(entry[2], goal) if why else {})
-            for entry in job.blocks_of(file)
+            describe_column(*entry) | (explain_choice(entry[2], goal) if why else {})
+            for entry in read_blocks(file)
         ]
         typer.echo(json.dumps({"columns": found}, indent=2))
 
@@ -99,17 +99,17 @@ def pstream(
     Writers and readers may go on meanwhile. Damage ends with exit code 1.
     """
     with errors(debug=debug):
-        from penstock.jobs.inspect import p_stream as job
+        from penstock.jobs.inspect import p_stream
 
-        stream, found = job.surveyed(path)
-        columns = job.newest_columns(stream)
+        stream, found = p_stream.open_and_survey(path)
+        columns = p_stream.newest_columns(stream)
         if as_json:
-            typer.echo(json.dumps(job.describe(found, columns), indent=2))
+            typer.echo(json.dumps(p_stream.describe_p_stream(found, columns), indent=2))
         else:
-            job.show(console(), found, columns)
-        job.tell_findings(found)
+            p_stream.show_p_stream(console(), found, columns)
+        p_stream.tell_damage(found)
         if check:
-            job.check(stream)
+            p_stream.check_rows(stream)
     if found.damage:
         raise typer.Exit(FAILED)
 
@@ -137,6 +137,6 @@ def graph(
         if as_json:
             typer.echo(json.dumps(facts.as_dict(), indent=2))
             return
-        from penstock.jobs.inspect.graph import show
+        from penstock.jobs.inspect.graph import show_graph
 
-        show(console(), facts)
+        show_graph(console(), facts)

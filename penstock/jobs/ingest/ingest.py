@@ -19,7 +19,7 @@ from penstock.jobs.ingest.byte_source import FileBytes, PipeBytes, connect
 from penstock.jobs.ingest.records import CsvDialect, Dialect, JsonDialect
 from penstock.jobs.ingest.sources import ArrowFile, BadRecord, ParquetFile, Rows, Source, TextSource
 
-__all__ = ["KINDS", "Report", "Settings", "Totals", "ingest"]
+__all__ = ["KINDS", "Report", "Settings", "Totals", "ingest_sources"]
 
 _TABLES = {"parquet": ParquetFile, "arrow": ArrowFile}
 _TEXTS = ("csv", "json", "ndjson")
@@ -147,7 +147,9 @@ class Report:
         """Report progress."""
 
 
-def ingest(settings: Settings, report: Report | None = None, stopped: Callable[[], bool] = bool) -> Totals:
+def ingest_sources(
+    settings: Settings, report: Report | None = None, stopped: Callable[[], bool] = bool
+) -> Totals:
     """Append all that the sources have to a p-stream, and return once it is durable.
 
     Called in a separate process. Each commit holds the position in the files, so the same call resumes after

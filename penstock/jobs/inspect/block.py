@@ -25,13 +25,13 @@ from penstock.compression.layouts import Layout, is_float
 from penstock.compression.table import TableBlock, blocks_in
 from penstock.errors import InvalidUsageError
 
-__all__ = ["blocks_of", "describe", "reasons", "show"]
+__all__ = ["describe_column", "explain_choice", "read_blocks", "show_blocks"]
 
 _SAMPLE_ROWS = 1 << 14
 _SHOWN = 5
 
 
-def blocks_of(path: Path) -> Iterator[tuple[str, str, Block]]:
+def read_blocks(path: Path) -> Iterator[tuple[str, str, Block]]:
     """Yield the columns' blocks in a file: number or name of the table's block, the column's name, its block.
 
     The file is a p-unit, a file of `BlockWriter`, or one column's block. It is read, not mapped, because
@@ -64,7 +64,7 @@ def blocks_of(path: Path) -> Iterator[tuple[str, str, Block]]:
         raise InvalidUsageError("the file cannot be read", file=path, reason=error.strerror) from error
 
 
-def describe(where: str, name: str, block: Block) -> dict[str, Any]:
+def describe_column(where: str, name: str, block: Block) -> dict[str, Any]:
     """Return the facts of a column's block, for JSON."""
     streams = [
         {"stream": stream, "cascade": cascade, "values": values, "bytes": size}
@@ -81,7 +81,7 @@ def describe(where: str, name: str, block: Block) -> dict[str, Any]:
     }
 
 
-def reasons(block: Block, goal: str) -> dict[str, Any]:
+def explain_choice(block: Block, goal: str) -> dict[str, Any]:
     """Return a chooser's view of a column: statistics, and the costs of the cascades that it tries.
 
     Each candidate encodes the main stream of a sample: values, bytes of text, codes, or words. The block's
@@ -127,7 +127,7 @@ def reasons(block: Block, goal: str) -> dict[str, Any]:
     }
 
 
-def show(console: Console, path: Path, goal: str, *, why: bool) -> None:
+def show_blocks(console: Console, path: Path, goal: str, *, why: bool) -> None:
     """Write a table of all columns, and with `why` the reasons below it."""
     table = Table(title=Text(str(path)), title_justify="left", title_style="bold")
     for column in ("block", "column", "type"):
@@ -135,7 +135,7 @@ def show(console: Console, path: Path, goal: str, *, why: bool) -> None:
     for column in ("rows", "raw", "coded", "ratio"):
         table.add_column(column, justify="right")
     table.add_column("streams")
-    for where, name, block in blocks_of(path):
+    for where, name, block in read_blocks(path):
         streams = "\n".join(
             f"{stream}: {cascade} ({decimal(size)})" for stream, cascade, _, size in block.describe()
         )
@@ -146,9 +146,9 @@ def show(console: Console, path: Path, goal: str, *, why: bool) -> None:
     if why:
         unit = "bytes" if not goal_of(goal).write_mb_s else "ns"
         # The file is read again, since it may be larger than memory.
-        for where, name, block in blocks_of(path):
+        for where, name, block in read_blocks(path):
             console.print(
-                _reasons_table(f"block {where}, {name or 'column'}", reasons(block, goal), goal, unit)
+                _reasons_table(f"block {where}, {name or 'column'}", explain_choice(block, goal), goal, unit)
             )
 
 

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from penstock.checkpointing.graph.facts import GraphFacts
 
-__all__ = ["show"]
+__all__ = ["show_graph"]
 
 
-def show(console: Console, facts: GraphFacts) -> None:
+def show_graph(console: Console, facts: GraphFacts) -> None:
     """Print the facts in a graph's checkpoint, as tables below its plan."""
     markers = facts.markers
     streams: list[RenderableType] = [_streams(facts), Text(), _readers(facts), Text()]

@@ -18,14 +18,13 @@ from dataclasses import dataclass, field
 from penstock.checkpointing.files import FileFacts, Files, open_files
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.p_stream import PStream
-from penstock.checkpointing.p_stream.survey import is_p_stream
-from penstock.checkpointing.p_stream.survey import survey as survey_p_stream
+from penstock.checkpointing.p_stream.survey import is_p_stream, survey_p_stream
 from penstock.checkpointing.spark_checkpoint import make_durable
 from penstock.errors import InvalidUsageError
 from penstock.jobs.commands.common import amount
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.location import Operator, find_operators
-from penstock.state_store.survey import survey
+from penstock.state_store.survey import survey_bucket
 
 __all__ = ["Orphans", "Report", "delete_orphans", "find_orphans"]
 
@@ -186,7 +185,9 @@ def _garbage(operator: Operator, committed: dict[str, Pointer], retain_versions:
     """Add the files that no loadable version reaches, nor one that may be committed."""
     report.damage += [f"{one.file}: {one.fact}" for one in operator.damage]
     for bucket in operator.buckets:
-        found = survey(bucket, committed=committed.get(bucket.location), retain_versions=retain_versions)
+        found = survey_bucket(
+            bucket, committed=committed.get(bucket.location), retain_versions=retain_versions
+        )
         report.add(
             found.location, "no version that may be needed reaches them", [(bucket, f) for f in found.garbage]
         )

@@ -14,15 +14,23 @@ from rich.text import Text
 
 from penstock.checkpointing.p_stream import PStream, read_blocks
 from penstock.checkpointing.p_stream.segments import pieces
-from penstock.checkpointing.p_stream.survey import Survey, delete_garbage, survey
+from penstock.checkpointing.p_stream.survey import Survey, delete_garbage, survey_p_stream
 from penstock.errors import InvalidUsageError
 from penstock.jobs.commands.common import amount, size, utc_time
-from penstock.jobs.inspect.block import describe as describe_block
+from penstock.jobs.inspect.block import describe_column
 
-__all__ = ["check", "collect", "describe", "newest_columns", "show", "surveyed", "tell_findings"]
+__all__ = [
+    "check_rows",
+    "collect_garbage",
+    "describe_p_stream",
+    "newest_columns",
+    "open_and_survey",
+    "show_p_stream",
+    "tell_damage",
+]
 
 
-def surveyed(path: str) -> tuple[PStream, Survey]:
+def open_and_survey(path: str) -> tuple[PStream, Survey]:
     """Return a p-stream and its survey.
 
     Raises
@@ -33,7 +41,7 @@ def surveyed(path: str) -> tuple[PStream, Survey]:
         If its log is damaged, or the file system refuses.
     """
     stream = PStream(path)
-    return stream, survey(stream)
+    return stream, survey_p_stream(stream)
 
 
 def newest_columns(stream: PStream) -> list[dict[str, Any]]:
@@ -46,13 +54,13 @@ def newest_columns(stream: PStream) -> list[dict[str, Any]]:
     """
     newest = list(pieces(stream.log.commits, stream.end - 1, stream.end)) if stream.log.commits else []
     return [
-        describe_block(f"{piece.segment} at {piece.at}", name, block.column(name))
+        describe_column(f"{piece.segment} at {piece.at}", name, block.column(name))
         for piece, block in read_blocks(stream.segments, newest, stream.schema)
         for name in block.names
     ]
 
 
-def check(stream: PStream) -> None:
+def check_rows(stream: PStream) -> None:
     """Read all rows that are kept, and check every column; with a bar on a terminal.
 
     Raises
@@ -70,7 +78,7 @@ def check(stream: PStream) -> None:
             progress.advance(bar)
 
 
-def describe(found: Survey, columns: list[dict[str, Any]]) -> dict[str, Any]:
+def describe_p_stream(found: Survey, columns: list[dict[str, Any]]) -> dict[str, Any]:
     """Return all facts, for JSON."""
     return {
         "location": found.location,
@@ -124,7 +132,7 @@ def _spare_bytes(found: Survey) -> int:
     return sum(commit.size_bytes for commit in found.spare)
 
 
-def show(console: Console, found: Survey, columns: list[dict[str, Any]]) -> None:
+def show_p_stream(console: Console, found: Survey, columns: list[dict[str, Any]]) -> None:
     """Write the facts, and tables of columns, writers and readers."""
     console.print(Text(found.location, style="bold"))
     console.print(_facts(found))
@@ -207,13 +215,13 @@ def _table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Tabl
     return table
 
 
-def tell_findings(found: Survey) -> None:
+def tell_damage(found: Survey) -> None:
     """Print the damage."""
     for damage in found.damage:
         typer.secho(damage, err=True, fg=typer.colors.RED)
 
 
-def collect(path: str, dropped: Collection[str], *, dry_run: bool) -> bool:
+def collect_garbage(path: str, dropped: Collection[str], *, dry_run: bool) -> bool:
     """Delete the garbage, or list it; return whether nothing is damaged.
 
     Parameters
@@ -241,7 +249,7 @@ def collect(path: str, dropped: Collection[str], *, dry_run: bool) -> bool:
     if not dry_run:
         for name in dropped:
             stream.unsubscribe(name)
-    found = survey(stream, without=dropped)
+    found = survey_p_stream(stream, without=dropped)
     segments = [segment for commit in found.spare for segment in commit.segments]
     size_bytes = sum(segment.size_bytes for segment in segments) + found.garbage_bytes
     if not dry_run:
@@ -254,5 +262,5 @@ def collect(path: str, dropped: Collection[str], *, dry_run: bool) -> bool:
         f"{'would free' if dry_run else 'freed'} {_spare_rows(found):,} rows, "
         f"{amount(len(segments) + len(found.garbage), size_bytes)}"
     )
-    tell_findings(found)
+    tell_damage(found)
     return not found.damage

@@ -16,12 +16,12 @@ from penstock.checkpointing.spark_checkpoint import make_durable
 from penstock.jobs.commands.common import console, size, utc_time
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.location import Operator, find_operators
-from penstock.state_store.survey import BucketSurvey, survey
+from penstock.state_store.survey import BucketSurvey, survey_bucket
 
-__all__ = ["describe", "show", "surveys", "tell_findings"]
+__all__ = ["describe_bucket", "show_buckets", "survey_buckets", "tell_findings"]
 
 
-def surveys(
+def survey_buckets(
     path: str, checkpoint: str | None, retain_versions: int
 ) -> Iterator[tuple[Operator, int, BucketSurvey]]:
     """Survey all buckets at `path`, of the checkpoint's query if there is one; with a bar on a terminal."""
@@ -39,7 +39,11 @@ def surveys(
             for number, bucket in enumerate(operator.buckets):
                 progress.update(bar, description=f"{operator.name} {number + 1:,}/{len(operator.buckets):,}")
                 pointer = committed.get(bucket.location)
-                yield operator, number, survey(bucket, committed=pointer, retain_versions=retain_versions)
+                yield (
+                    operator,
+                    number,
+                    survey_bucket(bucket, committed=pointer, retain_versions=retain_versions),
+                )
                 progress.advance(bar)
 
 
@@ -54,7 +58,7 @@ def tell_findings(operator: Operator, number: int, found: BucketSurvey) -> bool:
     return not (operator.damage or found.damage or found.withheld)
 
 
-def show(surveys: list[tuple[Operator, int, BucketSurvey]]) -> None:
+def show_buckets(surveys: list[tuple[Operator, int, BucketSurvey]]) -> None:
     """Write one table for each operator."""
     out = console()
     for operator in dict.fromkeys(operator for operator, _, _ in surveys):
@@ -90,7 +94,7 @@ def _cells(found: BucketSurvey) -> list[str]:
     ]
 
 
-def describe(operator: Operator, _: int, found: BucketSurvey) -> dict[str, object]:
+def describe_bucket(operator: Operator, _: int, found: BucketSurvey) -> dict[str, object]:
     """Return all facts of a bucket, for JSON."""
 
     def pointer(one: Pointer | None) -> dict[str, object] | None:

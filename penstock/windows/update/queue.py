@@ -45,8 +45,7 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.rates import mean_cost
 from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
 from penstock.operators.update_stream.stream import Integers
-from penstock.windows.update import transitions
-from penstock.windows.update import zones as z
+from penstock.windows.update import transitions, zones
 from penstock.windows.update.buffer import OWN_COLUMNS, WindowBuffers
 from penstock.windows.update.results import (
     DeliverableWindows,
@@ -124,13 +123,13 @@ class WindowQueue:
         self.size, self.slide = size, slide
         self.given_cost_us = cost_us
         self.measured_cost_us: float | None = None
-        self.watermark: int = z.NEVER
+        self.watermark: int = zones.NEVER
         self._buffers = WindowBuffers(
             payload,
             size,
             slide,
             eager=mode is WindowMode.EAGER,
-            before_first=z.NEVER if first_pane is None else -(-first_pane // slide) - 1,
+            before_first=zones.NEVER if first_pane is None else -(-first_pane // slide) - 1,
             block_rows=block_rows,
             page_blocks=page_blocks,
         )
@@ -148,12 +147,12 @@ class WindowQueue:
     @property
     def keys(self) -> int:
         """Number of keys ever seen."""
-        return int(self._buffers.registers[z.KEYS])
+        return int(self._buffers.registers[zones.KEYS])
 
     @property
     def rows_held(self) -> int:
         """Number of panes in the window buffers."""
-        return int(self._buffers.registers[z.ROWS_HELD])
+        return int(self._buffers.registers[zones.ROWS_HELD])
 
     @property
     def memory(self) -> PagedMemory:
@@ -164,7 +163,7 @@ class WindowQueue:
     def servable(self) -> int:
         """Number of keys that an unlimited `dequeue` would serve; while above 0, each call makes progress."""
         registers = self._buffers.registers
-        return len(self) - int(registers[z.HELD]) + int(registers[z.READIES])
+        return len(self) - int(registers[zones.HELD]) + int(registers[zones.READIES])
 
     @property
     def cost_us(self) -> float | None:
@@ -187,11 +186,11 @@ class WindowQueue:
             return {KeyState.DONE}
         key_row = self._buffers.key_rows[key]
         found = set()
-        if key_row[z.CANDIDATE] != z.NEVER:
+        if key_row[zones.CANDIDATE] != zones.NEVER:
             found.add(KeyState.WAIT)
-        if key_row[z.SERVICE] != transitions.FREE:
-            found.add(KeyState.READY if key_row[z.SERVICE] == transitions.READY else KeyState.IDLE)
-        return found or {KeyState.ENQ if key_row[z.ROWS] else KeyState.DONE}
+        if key_row[zones.SERVICE] != transitions.FREE:
+            found.add(KeyState.READY if key_row[zones.SERVICE] == transitions.READY else KeyState.IDLE)
+        return found or {KeyState.ENQ if key_row[zones.ROWS] else KeyState.DONE}
 
     def enqueue(
         self,
@@ -256,8 +255,8 @@ class WindowQueue:
         limit, buffers = max(limit, 0), self._buffers
         with buffers.state() as state:
             ids = transitions.serve_ready(limit, state)
-            backlog = int(buffers.registers[z.READIES])
-            chosen = self._queue.pop(max(limit - backlog, 0), buffers.key_rows[:, z.SERVICE])
+            backlog = int(buffers.registers[zones.READIES])
+            chosen = self._queue.pop(max(limit - backlog, 0), buffers.key_rows[:, zones.SERVICE])
             self._commit(chosen, now_us, state)
             if len(chosen):
                 ids = np.concatenate([ids, transitions.serve_ready(limit - len(ids), state)])
@@ -270,11 +269,11 @@ class WindowQueue:
     def deliver(self, served: DeliverableWindows, now_us: int) -> None:
         """Record that the results of served windows have reached the application."""
         ids, key_rows = served.ids, self._buffers.key_rows
-        begin = np.maximum(served.booked_us, key_rows[ids, z.DELIVERED])
+        begin = np.maximum(served.booked_us, key_rows[ids, zones.DELIVERED])
         self._application_meter.add(served.arrived_us, begin, now_us)
-        key_rows[ids, z.DELIVERED] = now_us
-        key_rows[ids, z.APPLICATION_BOOKED] = np.maximum(key_rows[ids, z.APPLICATION_BOOKED], now_us)
-        key_rows[ids, z.IN_SERVICE] -= 1
+        key_rows[ids, zones.DELIVERED] = now_us
+        key_rows[ids, zones.APPLICATION_BOOKED] = np.maximum(key_rows[ids, zones.APPLICATION_BOOKED], now_us)
+        key_rows[ids, zones.IN_SERVICE] -= 1
         self._in_service -= len(ids)
 
     def observe_cost(self, elapsed_us: float, windows: int) -> None:
@@ -291,10 +290,10 @@ class WindowQueue:
         """
         begin = now_us if self._settled_at is None else self._settled_at
         key_rows = self._buffers.key_rows
-        pending = (key_rows[:, z.PENDING] != z.NEVER) & (key_rows[:, z.IN_SERVICE] == 0)
+        pending = (key_rows[:, zones.PENDING] != zones.NEVER) & (key_rows[:, zones.IN_SERVICE] == 0)
         for meter, since, booked, ids in (
-            (self._queue_meter, z.SINCE, z.QUEUE_BOOKED, self._waiting()),
-            (self._application_meter, z.PENDING, z.APPLICATION_BOOKED, np.flatnonzero(pending)),
+            (self._queue_meter, zones.SINCE, zones.QUEUE_BOOKED, self._waiting()),
+            (self._application_meter, zones.PENDING, zones.APPLICATION_BOOKED, np.flatnonzero(pending)),
         ):
             meter.add(key_rows[ids, since], key_rows[ids, booked], now_us)
             key_rows[ids, booked] = np.maximum(key_rows[ids, booked], now_us)
@@ -309,22 +308,22 @@ class WindowQueue:
     def delta(self) -> PUnit:
         """Return the changes since the last call, to be stored: keys and their new panes."""
         key_rows = self._buffers.key_rows
-        ids = np.flatnonzero(key_rows[:, z.DIRTY])
+        ids = np.flatnonzero(key_rows[:, zones.DIRTY])
         unit = self._unit("delta", ids, fresh=True)
-        key_rows[ids, z.DIRTY] = 0
+        key_rows[ids, zones.DIRTY] = 0
         return unit
 
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole current state, in units of about `_UNIT_ROWS` tuples."""
         key_rows = self._buffers.key_rows
-        ids = np.flatnonzero(key_rows[:, z.NEWEST] != z.NEVER)
+        ids = np.flatnonzero(key_rows[:, zones.NEWEST] != zones.NEVER)
         # A key counts as a tuple, so that the keys of a unit are bounded, too.
-        part = np.cumsum(key_rows[ids, z.ROWS] + 1) // _UNIT_ROWS
+        part = np.cumsum(key_rows[ids, zones.ROWS] + 1) // _UNIT_ROWS
         cuts = np.flatnonzero(np.diff(part)) + 1
         # Created now, because the queue changes while the units are written.
         return iter([self._unit("snapshot", some, fresh=False) for some in np.split(ids, cuts)])
 
-    def restore(self, units: Iterable[PUnit], *, keys: int = z.FOREVER) -> None:
+    def restore(self, units: Iterable[PUnit], *, keys: int = zones.FOREVER) -> None:
         """Apply stored `units` in order, to an empty queue or to catch up.
 
         Parameters
@@ -349,12 +348,12 @@ class WindowQueue:
             return
         buffers = self._buffers
         watermark = fields.number_or_none("watermark")
-        self.watermark = z.NEVER if watermark is None else watermark
+        self.watermark = zones.NEVER if watermark is None else watermark
         self._birth_us = fields.number_or_none("birth_us")
         self._settled_at = fields.number_or_none("settled_at_us")
         self._served_at = fields.number_or_none("served_at_us")
         self.measured_cost_us = fields.real_or_none("cost_us")
-        buffers.registers[z.KEYS] = fields.count("keys")
+        buffers.registers[zones.KEYS] = fields.count("keys")
         self._queue.rebuild(self._waiting(), fields)
         buffers.account_restored(self._settled_at or 0)
         self._in_service = 0
@@ -368,7 +367,7 @@ class WindowQueue:
                 **self._windows(),
                 "keys": self.keys,
                 "waiting": len(self),
-                "watermark": None if self.watermark == z.NEVER else self.watermark,
+                "watermark": None if self.watermark == zones.NEVER else self.watermark,
                 "birth_us": self._birth_us,
                 "settled_at_us": self._settled_at,
                 "served_at_us": self._served_at,
@@ -412,7 +411,7 @@ class WindowQueue:
         return {"key": ids, **stored, **self._queue.store(ids)}, rows
 
     def _totals(self) -> Integers:
-        return self._buffers.registers[[z.LATE, z.COMPLETED, z.DISREGARDED]]
+        return self._buffers.registers[[zones.LATE, zones.COMPLETED, zones.DISREGARDED]]
 
     def _make_key_rows(self, keys: int) -> None:
         if self._buffers.make_key_rows(keys):
@@ -421,29 +420,29 @@ class WindowQueue:
     def _arrive(self, events: Integers, now_us: int) -> None:
         """Tell the scheduler which keys begin to wait, or go on waiting with a newer window."""
         registers = self._buffers.registers
-        ids, resident = events[: registers[z.EVENTS]].T
-        registers[z.EVENTS] = 0
+        ids, resident = events[: registers[zones.EVENTS]].T
+        registers[zones.EVENTS] = 0
         if len(ids) and not len(self):
             self._served_at = now_us
-        under_way = self._buffers.key_rows[:, z.IN_SERVICE] if self._in_service else np.zeros(0, np.int64)
+        under_way = self._buffers.key_rows[:, zones.IN_SERVICE] if self._in_service else np.zeros(0, np.int64)
         birth = now_us if self._birth_us is None else self._birth_us
         self._queue.arrive(ids, resident, now_us, birth, self.cost_us, under_way)
 
-    def _commit(self, ids: Integers, now_us: int, state: z.State) -> None:
+    def _commit(self, ids: Integers, now_us: int, state: zones.State) -> None:
         """Commit to the windows of keys that left the scheduler."""
         key_rows = self._buffers.key_rows
-        self._queue_meter.add(key_rows[ids, z.SINCE], key_rows[ids, z.QUEUE_BOOKED], now_us)
+        self._queue_meter.add(key_rows[ids, zones.SINCE], key_rows[ids, zones.QUEUE_BOOKED], now_us)
         transitions.commit(ids, now_us, state)
 
-    def _emit(self, ids: Integers, state: z.State) -> ServedWindows:
+    def _emit(self, ids: Integers, state: zones.State) -> ServedWindows:
         """Return the committed windows of keys and end their processing."""
-        start = self._buffers.key_rows[ids, z.COMMITTED] * self.slide
+        start = self._buffers.key_rows[ids, zones.COMMITTED] * self.slide
         locations, bounds = self._buffers.find(ids, start, start + self.size)
         rows, panes = self._buffers.take(locations), self._buffers.panes(locations)
-        waited = self._buffers.key_rows[ids, z.WAITED]
+        waited = self._buffers.key_rows[ids, zones.WAITED]
         pending, booked = np.empty_like(ids), np.empty_like(ids)
         transitions.finish(ids, pending, booked, state)
         return ServedWindows(ids, start, rows, panes, bounds, pending, booked, waited)
 
     def _waiting(self) -> Integers:
-        return np.flatnonzero(self._buffers.key_rows[:, z.CANDIDATE] != z.NEVER)
+        return np.flatnonzero(self._buffers.key_rows[:, zones.CANDIDATE] != zones.NEVER)

@@ -16,7 +16,7 @@ import xxhash
 from penstock.checkpointing import PUnit, decode
 from penstock.checkpointing.files import LocalFiles
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter, log
-from penstock.checkpointing.p_stream.survey import survey
+from penstock.checkpointing.p_stream.survey import survey_p_stream
 from penstock.compression import Block, Chooser, TableBlock, encode_table
 from penstock.compression import encode as encode_block
 from penstock.compression.codecs.registry import CODECS
@@ -27,7 +27,7 @@ from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.state_store.bucket_store import BucketStore, Handle
-from penstock.state_store.survey import survey as survey_of_bucket
+from penstock.state_store.survey import survey_bucket
 from penstock.windows.panes import new_panes
 from penstock.windows.shared_watermark import SeveralPanes
 from penstock.windows.update.results import WindowMode
@@ -313,7 +313,7 @@ def _check_bucket(draw: random.Random, directory: Path) -> None:
             assert str(error.context["file"]).startswith(str(directory)), error
         except (InvalidUsageError, UnavailableError):
             pass
-        survey_of_bucket(store.files)
+        survey_bucket(store.files)
         file.write_bytes(contents[file])
 
 
@@ -321,7 +321,7 @@ def _check_bucket(draw: random.Random, directory: Path) -> None:
 
 
 def _use_stream(place: Path) -> Iterator[object]:
-    yield survey(PStream(place))
+    yield survey_p_stream(PStream(place))
     yield PStreamReader(place).read()
     yield PStreamReader(place, reader="r").read(5)
     yield PStream(place).trim(now=True)

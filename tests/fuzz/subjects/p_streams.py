@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter, log, stream, writer
-from penstock.checkpointing.p_stream.survey import delete_garbage, survey
+from penstock.checkpointing.p_stream.survey import delete_garbage, survey_p_stream
 from penstock.errors import FencedError, InvalidUsageError
 from tests.fuzz.case import Case
 
@@ -182,7 +182,7 @@ class _Model:
     def look(self) -> None:
         """Survey the stream, and delete its garbage."""
         self.flush()
-        found = survey(PStream(self.place))
+        found = survey_p_stream(PStream(self.place))
         assert not found.damage
         assert found.end == len(self.rows)
         assert {one.name: one.offset for one in found.readers} == {
