@@ -34,7 +34,7 @@ Invariants:
    until they are released, even if another snapshot follows before that.
 7. A commit begins a snapshot only if its lineage has no snapshot that a later commit may adopt, unless this
    process knows that its own snapshot has failed.
-8. After a snapshot is due, a chain grows by no more than ``_MAX_SNAPSHOT_COMMITS`` + 2 deltas, whatever
+8. After a snapshot is due, a chain grows by no more than ``SnapshotRule.max_commits`` + 2 deltas, whatever
    becomes of workers, as long as the file system takes the snapshot and its writer is dead or done.
 """
 
@@ -65,6 +65,7 @@ from penstock.state_store.lineage import (
     number_of,
     pointer_of,
 )
+from penstock.state_store.snapshot_rule import SnapshotRule
 
 __all__ = [
     "CLOCK_SUFFIX",
@@ -87,18 +88,6 @@ _log = logging.getLogger(__name__)
 RETAIN_VERSIONS = 2
 """The default number of loadable versions: the newest committed one and its predecessors."""
 
-_DELTAS_PER_BASE = 1.0
-"""A snapshot is due when the deltas of a chain hold more bytes than this multiple of its base."""
-
-_MIN_BYTES_FOR_SNAPSHOT = 256 * 1024
-"""A chain with fewer bytes of deltas gets no snapshot, unless it has too many deltas."""
-
-_MAX_DELTAS = 64
-"""A snapshot is due when more deltas than this follow the base."""
-
-_MAX_SNAPSHOT_COMMITS = 16
-"""The number of commits within which a snapshot must be complete; otherwise it counts as lost."""
-
 
 class BucketStore(BucketFiles):
     """Loads and commits the state of one bucket.
@@ -114,6 +103,8 @@ class BucketStore(BucketFiles):
         The number of committed versions that stay loadable.
     background : concurrent.futures.Executor, optional
         Writes snapshots and collects garbage; by default the caller's thread does.
+    snapshots : SnapshotRule, optional
+        When a snapshot is begun.
     """
 
     def __init__(
@@ -122,12 +113,14 @@ class BucketStore(BucketFiles):
         *,
         retain_versions: int = RETAIN_VERSIONS,
         background: Executor | None = None,
+        snapshots: SnapshotRule | None = None,
     ) -> None:
         if retain_versions < 1:
             raise InvalidUsageError("less than one version is retained", retain_versions=retain_versions)
         super().__init__(files)
         self.retain_versions = retain_versions
         self._background = background
+        self._snapshots = snapshots or SnapshotRule()
 
     def load(self, pointer: Pointer, state: State) -> Handle:
         """Load the version at `pointer` into the empty `state`.
@@ -191,7 +184,7 @@ class BucketStore(BucketFiles):
         unit = state.delta()
         begun = None
         coded = encode_blocks(unit)
-        if before.snapshot is None and _snapshot_is_due(before, sum(map(len, coded.values()))):
+        if before.snapshot is None and self._snapshots.is_due(before, sum(map(len, coded.values()))):
             begun = self._begun(pointer.version, len(before.links) + 1)
             before = replace(before, snapshot=begun)
         link = self._publish(pointer, unit, coded, before, held.pointer)
@@ -305,7 +298,7 @@ class BucketStore(BucketFiles):
 
     def _begun(self, shown: Version, deltas_begin: int) -> Snapshot:
         """Return a new snapshot of the version `shown`, with a unique name."""
-        last = Version(shown + _MAX_SNAPSHOT_COMMITS)
+        last = Version(shown + self._snapshots.max_commits)
         number = Version(last + self.retain_versions - 1)
         return Snapshot(Pointer(number, FileId(new_id())), last, deltas_begin)
 
@@ -379,12 +372,3 @@ class BucketStore(BucketFiles):
         except PenstockError as error:
             future.set_exception(error)
         return future
-
-
-def _snapshot_is_due(held: Handle, more_bytes: int) -> bool:
-    """Say whether the deltas outgrow the base with one more delta of about `more_bytes`."""
-    sizes = [*(link.size_bytes for link in held.links), more_bytes]
-    base, deltas = sizes[: held.base], sizes[held.base :]
-    return len(deltas) > _MAX_DELTAS or sum(deltas) > max(
-        _DELTAS_PER_BASE * sum(base), _MIN_BYTES_FOR_SNAPSHOT
-    )

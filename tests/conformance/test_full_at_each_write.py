@@ -6,7 +6,7 @@ import errno
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ from penstock.spark_ext.border.window_packing import RowPacker
 from penstock.spark_ext.worker import bucket_task
 from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel
 from penstock.spark_ext.worker.window_plan import WindowPlan
-from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.cache import StateCache
+from penstock.state_store.snapshot_rule import SnapshotRule
 from tests.naive import Update
 from tests.naive_join import Tuple
 from tests.property.test_update_join import joined_stream, left_of, right_of
@@ -64,8 +64,7 @@ class FullDisk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[FullDisk]:
-    """Give a disk, and workers that write a snapshot after every few commits, before the commit returns."""
-    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 1)
+    """Give a disk, and workers that write snapshots before a commit returns."""
     monkeypatch.setattr(bucket_task, "_background", AtOnce)
     monkeypatch.setattr(_durable, "sync_everything", lambda: None)
     yield FullDisk(monkeypatch)
@@ -88,7 +87,8 @@ class Bucket:
 
     def served(self, directory: Path, disk: FullDisk) -> tuple[list[list[dict[str, Any]]], int]:
         """Run all micro-batches, each until it succeeds; return their rows, and how many attempts failed."""
-        task, failed = self.task(directory), 0
+        # A snapshot is due after every few commits.
+        task, failed = replace(self.task(directory), snapshots=SnapshotRule(max_deltas=1)), 0
         pointer: Pointer | None = None
         served: list[list[dict[str, Any]]] = []
         bucket_task._CACHE, bucket_task._CHECKED = StateCache(1 << 24), set()

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from penstock.checkpointing.files import LocalFiles
 from penstock.errors import CorruptDataError
-from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Handle, Pointer
 from penstock.state_store.cache import StateCache
+from penstock.state_store.snapshot_rule import SnapshotRule
 from tests.states import DictState, Later, content_of, names_of
 
 CHANGES = st.dictionaries(
@@ -42,11 +42,10 @@ def _directory() -> Iterator[Path]:
 def test_every_version_is_what_was_committed_and_the_last_ones_stay(
     batches: list[tuple[int, dict[int, bytes | None], int, bool, bool]], least_bytes: int, longest: int
 ) -> None:
-    with _directory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bucket_store, "_MIN_BYTES_FOR_SNAPSHOT", least_bytes)
-        patch.setattr(bucket_store, "_MAX_DELTAS", longest)
+    with _directory() as directory:
         caches: list[StateCache[DictState]] = [StateCache(1 << 20) for _ in range(2)]
-        store = BucketStore(LocalFiles(directory / "bucket"))
+        rule = SnapshotRule(max_deltas=longest, min_delta_bytes=least_bytes)
+        store = BucketStore(LocalFiles(directory / "bucket"), snapshots=rule)
         committed: list[tuple[Pointer, dict[int, bytes]]] = []
         for worker, changes, attempts, last_wins, fails in batches:
             arrived = committed[-1][0] if committed else None
@@ -94,8 +93,8 @@ class Siblings:
     Spark gives the next batch any pointer of the version that one attempt committed.
     """
 
-    def __init__(self, directory: Path, retain_versions: int) -> None:
-        self.files, self.retain_versions = LocalFiles(directory), retain_versions
+    def __init__(self, directory: Path, retain_versions: int, snapshots: SnapshotRule) -> None:
+        self.files, self.retain_versions, self.snapshots = LocalFiles(directory), retain_versions, snapshots
         self.caches: list[StateCache[DictState]] = [StateCache(1 << 20) for _ in range(3)]
         self.background = [Later() for _ in range(3)]
         self.versions: list[list[tuple[Pointer | None, dict[int, bytes]]]] = [[(None, {})]]
@@ -130,7 +129,10 @@ class Siblings:
         arriving = self.versions[version - 1]
         pointer, content = arriving[choice % len(arriving)]
         store = BucketStore(
-            self.files, retain_versions=self.retain_versions, background=self.background[worker]
+            self.files,
+            retain_versions=self.retain_versions,
+            background=self.background[worker],
+            snapshots=self.snapshots,
         )
         found = self.caches[worker].take(store, pointer, DictState)
         assert found.state.content == content
@@ -170,11 +172,9 @@ def test_whichever_attempts_were_committed_spark_may_go_on_from_any(
     snapshot_commits: int,
     retain_versions: int,
 ) -> None:
-    with _directory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bucket_store, "_MIN_BYTES_FOR_SNAPSHOT", least_bytes)
-        patch.setattr(bucket_store, "_MAX_DELTAS", longest)
-        patch.setattr(bucket_store, "_MAX_SNAPSHOT_COMMITS", snapshot_commits)
-        bucket = Siblings(directory / "bucket", retain_versions)
+    rule = SnapshotRule(max_deltas=longest, min_delta_bytes=least_bytes, max_commits=snapshot_commits)
+    with _directory() as directory:
+        bucket = Siblings(directory / "bucket", retain_versions, rule)
         for attempts in batches:
             bucket.run_batch(attempts)
 
@@ -183,10 +183,9 @@ def test_whichever_attempts_were_committed_spark_may_go_on_from_any(
 def test_disk_use_is_bounded_by_the_chain_and_what_is_retained(
     batches: list[dict[int, bytes | None]], longest: int
 ) -> None:
-    with _directory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bucket_store, "_MAX_DELTAS", longest)
-        patch.setattr(bucket_store, "_MIN_BYTES_FOR_SNAPSHOT", 300)
-        store, state, handle = BucketStore(LocalFiles(directory)), DictState(), Handle()
+    with _directory() as directory:
+        rule = SnapshotRule(max_deltas=longest, min_delta_bytes=300)
+        store, state, handle = BucketStore(LocalFiles(directory), snapshots=rule), DictState(), Handle()
         for changes in batches:
             store.release(handle)
             for key, value in changes.items():

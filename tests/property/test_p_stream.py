@@ -22,9 +22,8 @@ from penstock.checkpointing.p_stream import (
     PStreamWriter,
     Segment,
     SegmentWriter,
-    log,
-    stream,
 )
+from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.segments import writer_of
 from penstock.errors import FencedError, InvalidUsageError
 
@@ -35,6 +34,7 @@ EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 40)
 WRITERS = st.sampled_from(["a", "b"])
 READERS = st.sampled_from(["x", "y"])
 PROCESSES = st.integers(0, 2)
+OFTEN = CleanupRule(min_trim_commits=2, min_log_entries=4)
 
 
 def rows(first: int, count: int) -> pa.Table:
@@ -63,13 +63,11 @@ class PStreamMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(log, "_SPARE_ENTRIES", 4)
-        self._patch.setattr(stream, "_SPARE_COMMITS", 2)
         self._patch.setattr(os, "fsync", lambda descriptor: None)
         self.directory = Path(tempfile.mkdtemp(prefix="p-stream-"))
         self.place = self.directory / "stream"
         self.coder = Coder("fast", threads=1, codecs=dict.fromkeys(SCHEMA.names, "plain"))
-        self.views = [PStream(self.place, SCHEMA) for _ in range(3)]
+        self.views = [PStream(self.place, SCHEMA, cleanup=OFTEN) for _ in range(3)]
         self.model: list[int] = []
         self.made = 0
         self.batches = {"a": -1, "b": -1}
@@ -87,7 +85,7 @@ class PStreamMachine(RuleBasedStateMachine):
 
     def _released_at_last(self) -> None:
         """Once all is released, what is left are orphans of batches that may still be committed."""
-        view = PStream(self.place)
+        view = PStream(self.place, cleanup=OFTEN)
         for reader in self.done:
             view.trim_from(reader, view.end)
         if not self.done:
@@ -159,7 +157,7 @@ class PStreamMachine(RuleBasedStateMachine):
     @rule(process=PROCESSES, writer=WRITERS, count=st.integers(1, 9))
     def die_before_commit(self, process: int, writer: str, count: int) -> None:
         self._written(process, writer, self.batches[writer] + 1, count)
-        self.views[process] = PStream(self.place)
+        self.views[process] = PStream(self.place, cleanup=OFTEN)
 
     @rule(process=PROCESSES, writer=WRITERS, count=st.integers(1, 9))
     def write(self, process: int, writer: str, count: int) -> None:
@@ -190,7 +188,7 @@ class PStreamMachine(RuleBasedStateMachine):
             return
         batch = self.batches[writer] + 1
         segments = self._written(process, writer, batch, count)
-        view, other = self.views[process], PStream(self.place)
+        view, other = self.views[process], PStream(self.place, cleanup=OFTEN)
         files = view.log._files
 
         def interrupt() -> None:
@@ -209,7 +207,7 @@ class PStreamMachine(RuleBasedStateMachine):
 
     @rule(process=PROCESSES)
     def restart(self, process: int) -> None:
-        self.views[process] = PStream(self.place, SCHEMA)
+        self.views[process] = PStream(self.place, SCHEMA, cleanup=OFTEN)
 
     @rule(process=PROCESSES, reader=READERS, start=st.sampled_from(["earliest", "latest"]))
     def subscribe(self, process: int, reader: str, start: str) -> None:
@@ -269,7 +267,7 @@ class PStreamMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_new_view_has_it_all(self) -> None:
-        view = PStream(self.place)
+        view = PStream(self.place, cleanup=OFTEN)
         assert view.end == len(self.model)
         assert view.start <= min(self.done.values(), default=view.end)
         assert view.readers() == self.done

@@ -27,6 +27,7 @@ from penstock.checkpointing.files import LocalFiles
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, number_of, pointer_of
 from penstock.state_store.cache import Found, StateCache
+from penstock.state_store.snapshot_rule import SnapshotRule
 from tests.states import Later, RowState
 
 SCHEMA = pa.schema([("k", pa.int64()), ("text", pa.string()), ("n", pa.int32())])
@@ -81,12 +82,18 @@ class Worker:
     """A Python worker: what it keeps between tasks, and what it has begun to do in the background."""
 
     directory: Path
+    snapshots: SnapshotRule = SnapshotRule()
     later: Later = field(default_factory=Later)
     cache: StateCache[Any] = field(default_factory=lambda: StateCache(1 << 30))
 
     @property
     def store(self) -> BucketStore:
-        return BucketStore(LocalFiles(self.directory), retain_versions=RETAIN, background=self.later)
+        return BucketStore(
+            LocalFiles(self.directory),
+            retain_versions=RETAIN,
+            background=self.later,
+            snapshots=self.snapshots,
+        )
 
     def die(self) -> None:
         """Let another process take its place, which knows nothing."""
@@ -139,9 +146,10 @@ class Workers(RuleBasedStateMachine):
 
     @initialize(longest=st.integers(0, 4), least_bytes=st.sampled_from([0, 2000, 1 << 20]))
     def limits(self, longest: int, least_bytes: int) -> None:
-        self.patch.setattr(bucket_store, "_MAX_DELTAS", longest)
-        self.patch.setattr(bucket_store, "_MIN_BYTES_FOR_SNAPSHOT", least_bytes)
-        self.patch.setattr(bucket_store, "_MAX_SNAPSHOT_COMMITS", COMMITS)
+        for worker in self.workers:
+            worker.snapshots = SnapshotRule(
+                max_deltas=longest, min_delta_bytes=least_bytes, max_commits=COMMITS
+            )
 
     @property
     def newest(self) -> Version:

@@ -29,9 +29,9 @@ from penstock.operators.scheduling.schedulers import new_scheduler
 from penstock.operators.scheduling.weights import ONE
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
-from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, Pointer
 from penstock.state_store.cache import StateCache
+from penstock.state_store.snapshot_rule import SnapshotRule
 from penstock.state_store.tables.rocksdb_table import RocksdbTable
 from penstock.state_store.tables.working_copy import TableMaker, WorkingCopy, table_maker
 from tests.naive import NaiveQueue, Update
@@ -229,8 +229,8 @@ def test_a_bucket_goes_on_whichever_copy_loads_it_and_whatever_fails(
     background = Later()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
-        patch.setattr(bucket_store, "_MIN_BYTES_FOR_SNAPSHOT", 0)
-        store = BucketStore(open_files(place), background=background)
+        rule = SnapshotRule(min_delta_bytes=0)
+        store = BucketStore(open_files(place), background=background, snapshots=rule)
         for number, (step, worker, batch, limit) in enumerate(steps):
             now_us = 1_000_000 + 10 * number
             if step == "cache is lost":

@@ -14,7 +14,6 @@ from penstock import _durable
 from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import LocalFiles
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
-from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import (
     RETAIN_VERSIONS,
     BucketStore,
@@ -24,6 +23,7 @@ from penstock.state_store.bucket_store import (
     Version,
     number_of,
 )
+from penstock.state_store.snapshot_rule import SnapshotRule
 from tests.golden import make_fixtures
 from tests.states import DictState, Later, content_of, links_of, names_of
 
@@ -96,7 +96,7 @@ def test_the_empty_state_has_no_file_and_no_pointer(store: BucketStore) -> None:
 def test_a_snapshot_takes_the_place_of_the_chain_when_the_deltas_outgrow_the_base(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_MIN_BYTES_FOR_SNAPSHOT", 0)
+    store = BucketStore(store.files, snapshots=SnapshotRule(min_delta_bytes=0))
     monkeypatch.setattr(DictState, "part", 2)
     draw = random.Random(1)  # nothing that can be compressed
     state = DictState({0: draw.randbytes(10_000)})
@@ -114,21 +114,16 @@ def test_a_snapshot_takes_the_place_of_the_chain_when_the_deltas_outgrow_the_bas
     assert content_of(store, handle.links[-1].pointer) == shown | {4: b"z"}
 
 
-def test_small_states_get_no_snapshot_until_the_chain_is_long(
-    store: BucketStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 5)
+def test_small_states_get_no_snapshot_until_the_chain_is_long(store: BucketStore) -> None:
+    store = BucketStore(store.files, snapshots=SnapshotRule(max_deltas=5))
     _, handles = _commits(store, 14)
     assert [len(handle.links) for handle in handles] == [1, 2, 3, 4, 5, 6, 7, 2, 3, 4, 5, 6, 7, 2]
 
 
 @pytest.mark.parametrize("commits", [0, 1, 5, 15, 16, 20])
-def test_a_snapshot_may_be_written_while_commits_go_on(
-    store: BucketStore, monkeypatch: pytest.MonkeyPatch, commits: int
-) -> None:
-    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
+def test_a_snapshot_may_be_written_while_commits_go_on(store: BucketStore, commits: int) -> None:
     later = Later()
-    store = BucketStore(store.files, background=later)
+    store = BucketStore(store.files, background=later, snapshots=SnapshotRule(max_deltas=3))
     state, handles = _commits(store, 5)
     assert len(later.work) == 1
     handle = handles[-1]
@@ -159,10 +154,9 @@ def test_a_snapshot_may_be_written_while_commits_go_on(
 def test_a_snapshot_that_cannot_be_written_fails_no_commit_and_leaves_nothing(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
     monkeypatch.setattr(DictState, "part", 2)
     later = Later()
-    store = BucketStore(store.files, background=later)
+    store = BucketStore(store.files, background=later, snapshots=SnapshotRule(max_deltas=3))
     state, handles = _commits(store, 5)
     names, link = names_of(store), os.link
     calls: list[Any] = []
@@ -186,10 +180,8 @@ def test_a_snapshot_that_cannot_be_written_fails_no_commit_and_leaves_nothing(
     assert store.commit(state, handle).base == 3
 
 
-def test_release_deletes_what_a_snapshot_superseded_and_what_no_attempt_can_need(
-    store: BucketStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
+def test_release_deletes_what_a_snapshot_superseded_and_what_no_attempt_can_need(store: BucketStore) -> None:
+    store = BucketStore(store.files, snapshots=SnapshotRule(max_deltas=3))
     state, handles = _commits(store, 6)
     assert handles[4].snapshot is not None
     old = {*links_of(handles[4]), handles[4].snapshot.pointer.file_name}
@@ -215,12 +207,13 @@ def test_release_deletes_what_a_snapshot_superseded_and_what_no_attempt_can_need
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_attempts_at_a_version_that_are_all_committed_stay_until_no_recent_version_follows_them(
-    store: BucketStore, monkeypatch: pytest.MonkeyPatch, first: int
+    store: BucketStore, first: int
 ) -> None:
     """Two executors have a lineage each in memory, and either is on disk."""
-    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 2)
     later = [Later(), Later()]
-    stores = [BucketStore(store.files, background=work) for work in later]
+    stores = [
+        BucketStore(store.files, background=work, snapshots=SnapshotRule(max_deltas=2)) for work in later
+    ]
     states = [DictState(), DictState()]
     held = [stores[0].commit(states[0], Handle())] * 2
     stores[1].load(held[0].links[-1].pointer, states[1])
@@ -244,13 +237,11 @@ def test_attempts_at_a_version_that_are_all_committed_stay_until_no_recent_versi
     assert all((number_of(name) or 0) > version for name in lost & names_of(store)), "but for a snapshot"
 
 
-def test_a_snapshot_stays_that_a_committed_sibling_may_yet_adopt(
-    store: BucketStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_stays_that_a_committed_sibling_may_yet_adopt(store: BucketStore) -> None:
     """It is complete, and the other lineage has even replaced it; but its writer was not told yet."""
-    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 1)
-    later = Later()
-    writer = BucketStore(store.files, background=later)
+    later, rule = Later(), SnapshotRule(max_deltas=1)
+    store = BucketStore(store.files, snapshots=rule)
+    writer = BucketStore(store.files, background=later, snapshots=rule)
     state, handles = _commits(writer, 3)
     copy, held = DictState(), handles[-1]
     other = store.load(held.links[-1].pointer, copy)
@@ -310,10 +301,9 @@ def test_a_sweep_takes_unfinished_files_and_leaves_what_it_does_not_know(store: 
 @pytest.mark.parametrize("retain", [1, 2, 3, 5])
 @pytest.mark.parametrize("every", [0, 1, 2, 7])
 def test_exactly_the_retained_versions_and_the_one_before_stay_loadable_after_each_sweep(
-    store: BucketStore, monkeypatch: pytest.MonkeyPatch, retain: int, every: int
+    store: BucketStore, retain: int, every: int
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", every)
-    store = BucketStore(store.files, retain_versions=retain)
+    store = BucketStore(store.files, retain_versions=retain, snapshots=SnapshotRule(max_deltas=every))
     state, handle = DictState(), Handle()
     expected: list[tuple[Handle, dict[int, bytes]]] = []
     for number in range(20):
@@ -376,10 +366,8 @@ def test_catching_up_reads_only_the_deltas_between(
     assert follower.content == content_of(store, handles[5].links[-1].pointer)
 
 
-def test_catching_up_to_a_chain_without_the_held_version_changes_nothing(
-    store: BucketStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 1)
+def test_catching_up_to_a_chain_without_the_held_version_changes_nothing(store: BucketStore) -> None:
+    store = BucketStore(store.files, snapshots=SnapshotRule(max_deltas=1))
     _, handles = _commits(store, 4)
     assert len(handles[3].links) == 2
     follower = DictState()

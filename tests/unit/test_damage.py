@@ -11,8 +11,8 @@ import pytest
 
 from penstock.checkpointing.files import LocalFiles
 from penstock.errors import CorruptDataError
-from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
+from penstock.state_store.snapshot_rule import SnapshotRule
 from tests.states import RowState
 
 _LOOKS = 5
@@ -31,14 +31,14 @@ def _content(table: RowState) -> list[Any]:
 
 
 @pytest.fixture
-def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[BucketStore, Handle, list[Any]]:
+def stored(tmp_path: Path) -> tuple[BucketStore, Handle, list[Any]]:
     """Give a store whose chain has a snapshot and two deltas, one with tombstones."""
-    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 0)
-    store, table, handle = BucketStore(LocalFiles(tmp_path)), RowState(SCHEMA), Handle()
+    files, table, handle = LocalFiles(tmp_path), RowState(SCHEMA), Handle()
+    store = BucketStore(files, snapshots=SnapshotRule(max_deltas=0))
     for keys in ([1, 2, 3, 4], [5]):
         table.put(_rows(*keys))
         handle = store.commit(table, handle)
-    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 64)
+    store = BucketStore(files)
     for keys in ([6, 1], [7]):
         table.put(_rows(*keys))
         table.delete([2, keys[0] - 1])

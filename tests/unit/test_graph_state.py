@@ -19,8 +19,8 @@ from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.graph.recovery import GraphRecovery, QueryStreams
 from penstock.spark_ext.graph.state import FoundState, HeldBySpark, StatePlace, find_state
 from penstock.spark_ext.state_reader.spark_state import Held, held_in_files
-from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, Version
+from penstock.state_store.snapshot_rule import SnapshotRule
 from tests.graph_directories import write_delta, write_graph, write_logs, write_pointers
 from tests.s3 import SECRET, S3Server
 from tests.states import DictState
@@ -34,8 +34,7 @@ LABELS = bucket_labels(BUCKETS)
 class Checkpoint:
     """A query with an operator of four buckets, of which the last was never written."""
 
-    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch, location: str | None = None) -> None:
-        monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
+    def __init__(self, place: Path, location: str | None = None) -> None:
         self.place = place
         self.state = StatePlace(location or str(place / "state"), "queue")
         self.home = place / "state" / "id of results" / "queue"
@@ -49,7 +48,7 @@ class Checkpoint:
         self.write()
 
     def store(self, bucket: int) -> BucketStore:
-        return BucketStore(self.files.child(f"{bucket:05d}"))
+        return BucketStore(self.files.child(f"{bucket:05d}"), snapshots=SnapshotRule(max_deltas=3))
 
     def batch(self, *buckets: int) -> None:
         """Commit a micro-batch in some buckets, or all."""
@@ -92,8 +91,8 @@ class Checkpoint:
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
-    return Checkpoint(tmp_path, monkeypatch)
+def made(tmp_path: Path) -> Checkpoint:
+    return Checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("options", [{}, {"waits": True}, {"partitions": 1}, {"partitions": 4}])
@@ -109,9 +108,9 @@ def test_all_buckets_and_files_of_the_last_commit_are_found(
     )
 
 
-def test_state_elsewhere_is_found_and_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_elsewhere_is_found_and_missed(tmp_path: Path) -> None:
     with S3Server() as server:
-        made = Checkpoint(tmp_path, monkeypatch, server.uri("prefix/state"))
+        made = Checkpoint(tmp_path, server.uri("prefix/state"))
         found = made.find()
         assert (found.buckets, found.files) == (3, sum(len(handles[-1].links) for handles in made.handles))
         made.store(2).files.delete(made.handles[2][-1].links[0].pointer.file_name)
@@ -307,7 +306,7 @@ def test_the_recovery_of_a_graph_tells_its_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_graph(tmp_path, commits=7, planned=6, committed=6)
-    made = Checkpoint(tmp_path, monkeypatch)
+    made = Checkpoint(tmp_path)
     place = str(tmp_path / "p-streams" / "numbers")
     queries = [QueryStreams("ingest-numbers", ()), QueryStreams("results", (place,), made.state)]
     with caplog.at_level("INFO"):

@@ -16,7 +16,7 @@ from penstock.checkpointing.files import LocalFiles
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.graph.facts import facts_of
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
-from penstock.checkpointing.p_stream import log as logs
+from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.survey import survey_p_stream
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
 from penstock.state_store.bucket_store import BucketStore, Handle
@@ -44,19 +44,18 @@ def _refused(use: Callable[[], object], file: Path, what: str) -> bool:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path) -> Path:
     """Give a p-stream whose log has a start and an entry of each kind after it."""
     place = tmp_path / "s"
     for n in range(2):
         with PStreamWriter(place, SCHEMA, threads=1, unit_rows=2, writer=f"w{n}") as writer:
             writer.append(ROWS, clock={"f": n + 1})
-    stream = PStream(place)
+    stream = PStream(place, cleanup=CleanupRule(min_log_entries=1))
     for reader in ("r", "q"):
         stream.subscribe(reader)
     stream.trim_from("r", 2)
-    with monkeypatch.context() as soon:
-        soon.setattr(logs, "_SPARE_ENTRIES", 1)
-        stream.log.compact()
+    stream.log.compact()
+    stream = PStream(place)
     stream.subscribe("s")
     stream.unsubscribe("q")
     stream.unsubscribe("s")

@@ -11,24 +11,26 @@ import pytest
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.files import Content, FileFacts, LocalFiles
 from penstock.errors import UnavailableError
-from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
 from penstock.state_store.cache import StateCache
+from penstock.state_store.snapshot_rule import SnapshotRule
 from tests.states import DictState, Later, content_of, links_of
 
 COMMITS = 16
 """How many commits may adopt a snapshot."""
 
+FEW_DELTAS = SnapshotRule(max_deltas=3)
+
 
 class Worker:
     """A Python worker: a cache, and a thread in the background that works when it is told to."""
 
-    def __init__(self, directory: Path, cache_bytes: int = 1 << 30, retain_versions: int = 2) -> None:
+    def __init__(
+        self, directory: Path, cache_bytes: int = 1 << 30, snapshots: SnapshotRule = FEW_DELTAS
+    ) -> None:
         self.later = Later()
         self.cache: StateCache[DictState] = StateCache(cache_bytes)
-        self.store = BucketStore(
-            LocalFiles(directory), retain_versions=retain_versions, background=self.later
-        )
+        self.store = BucketStore(LocalFiles(directory), background=self.later, snapshots=snapshots)
 
     def commit(self, pointer: Pointer | None, changes: dict[int, bytes]) -> Handle:
         """Do what a task does."""
@@ -44,7 +46,6 @@ class Worker:
 @pytest.fixture
 def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
     """Give three workers that take turns at one bucket, whose snapshots have parts of two keys."""
-    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
     monkeypatch.setattr(DictState, "part", 2)
     return [Worker(tmp_path / "bucket") for _ in range(3)]
 
@@ -131,10 +132,7 @@ def test_a_writer_that_catches_up_knows_what_it_wrote(workers: list[Worker], rea
     assert reads == [links_of(held)[-1]]
 
 
-def test_a_writer_that_forgot_its_state_finds_its_snapshot_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
+def test_a_writer_that_forgot_its_state_finds_its_snapshot_all_the_same(tmp_path: Path) -> None:
     worker = Worker(tmp_path / "bucket", cache_bytes=0)
     handles = _turns([worker], 5)
     worker.later.run()
@@ -149,7 +147,7 @@ def test_the_looks_for_a_snapshot_are_bounded_and_the_commit_after_them_writes_t
     first = _own_file(handles[-1])
     writer = workers[4 % 3]
     writer.later = Later()  # It died, and what it began never appears.
-    writer.store = BucketStore(writer.store.files, background=writer.later)
+    writer.store = BucketStore(writer.store.files, background=writer.later, snapshots=FEW_DELTAS)
     writer.cache = StateCache(1 << 30)
     reads.clear()
     handles += _turns(workers, COMMITS, handles[-1])
@@ -170,15 +168,15 @@ def test_a_chain_is_bounded_and_garbage_goes_though_no_worker_lives_to_do_anythi
     tmp_path: Path, reused: bool
 ) -> None:
     """A worker ends with its task, or after two when it was idle."""
-    longest, handle, content = 0, Handle(), {}
-    worker = Worker(tmp_path / "bucket")
+    longest, handle, content, usual = 0, Handle(), {}, SnapshotRule()
+    worker = Worker(tmp_path / "bucket", snapshots=usual)
     for number in range(200):
         if not reused or number % 2:
-            worker = Worker(tmp_path / "bucket")
+            worker = Worker(tmp_path / "bucket", snapshots=usual)
         content[number % 20] = b"%d" % number
         handle = worker.commit(handle.pointer, {number % 20: content[number % 20]})
         longest = max(longest, len(handle.links) - handle.base)
-    assert longest == bucket_store._MAX_DELTAS + COMMITS + 2
+    assert longest == usual.max_deltas + COMMITS + 2
     assert handle.pointer is not None
     assert content_of(worker.store, handle.pointer) == content
     # The chain, the one before it, and what the last of the snapshots that were begun and lost has left.
@@ -277,12 +275,17 @@ def test_parts_stay_as_long_as_a_version_is_retained_upon_which_they_may_be_adop
     workers: list[Worker], monkeypatch: pytest.MonkeyPatch, passed: int, retain: int
 ) -> None:
     """A writer stalls between two parts while others commit and sweep; then the checkpoint is set back."""
-    monkeypatch.setattr(bucket_store, "_MAX_SNAPSHOT_COMMITS", 3)
-    store = BucketStore(workers[0].store.files, retain_versions=retain)
+    rule = SnapshotRule(max_deltas=3, max_commits=3)
+
+    def bucket_store(background: Later | None = None) -> BucketStore:
+        files = workers[0].store.files
+        return BucketStore(files, retain_versions=retain, background=background, snapshots=rule)
+
+    store = bucket_store()
     state, handles = SlowState(), [Handle()]
 
     def others_go_on() -> None:
-        other = BucketStore(store.files, retain_versions=retain, background=Later())
+        other = bucket_store(Later())
         follower = DictState()
         handle = other.load(handles[-1].links[-1].pointer, follower)
         for _ in range(passed):
@@ -297,9 +300,7 @@ def test_parts_stay_as_long_as_a_version_is_retained_upon_which_they_may_be_adop
             break
         handles.append(store.commit(state, handles[-1]))
     later = Later()
-    handles.append(
-        BucketStore(store.files, retain_versions=retain, background=later).commit(state, handles[-1])
-    )
+    handles.append(bucket_store(later).commit(state, handles[-1]))
     later.run()
     arrived = len(handles) - 1 - (passed > 0)
     for held in handles[max(arrived - retain + 1, 1) :]:
@@ -326,7 +327,9 @@ def test_workers_that_take_turns_write_no_more_than_one_that_stays(
     sums = {}
     for count, cache_bytes in ((1, 1 << 30), (1, 0), (4, 1 << 30), (4, 0)):
         written.clear()
-        workers = [Worker(tmp_path / f"{count}-{cache_bytes}", cache_bytes) for _ in range(count)]
+        workers = [
+            Worker(tmp_path / f"{count}-{cache_bytes}", cache_bytes, SnapshotRule()) for _ in range(count)
+        ]
         handle = Handle()
         for batch in range(60):
             keys = range(200) if batch == 0 else range(10 * batch % 200, 10 * batch % 200 + 10)

@@ -15,9 +15,17 @@ from penstock.checkpointing.files import Content, FileFacts, Files, LocalFiles, 
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
-from penstock.state_store import bucket_store
-from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, FileId, Handle, Pointer, Version
+from penstock.state_store.bucket_store import (
+    RETAIN_VERSIONS,
+    BucketStore,
+    FileId,
+    Handle,
+    Pointer,
+    Version,
+    number_of,
+)
 from penstock.state_store.location import find_operators
+from penstock.state_store.snapshot_rule import SnapshotRule
 from penstock.state_store.survey import BucketSurvey, Chain, delete_garbage, likely_pointer, survey_bucket
 from tests.naive import Update
 from tests.s3 import SECRET, S3Server
@@ -151,10 +159,9 @@ def test_rows_and_waiting_keys_are_what_the_queue_says(store: BucketStore) -> No
 
 
 def test_parts_of_snapshots_are_no_versions(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
     monkeypatch.setattr(DictState, "part", 2)
     later = Later()
-    store = BucketStore(store.files, background=later)
+    store = BucketStore(store.files, background=later, snapshots=SnapshotRule(max_deltas=3))
     state, handles = _commits(store, 5)
     later.run()
     found = survey_bucket(store.files)
@@ -265,9 +272,9 @@ def test_the_newly_committed_version_after_a_checkpoint_was_set_back_stays(store
 
 
 def test_what_no_version_needs_that_can_be_loaded_is_garbage_without_the_checkpoint(
-    store: BucketStore, monkeypatch: pytest.MonkeyPatch
+    store: BucketStore,
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
+    store = BucketStore(store.files, snapshots=SnapshotRule(max_deltas=3))
     state, handles = _commits(store, 6)
     garbage = {_attempt(store, handles[number]) for number in (0, 2)}
     before = names_of(store)
@@ -442,7 +449,7 @@ class _Running:
 def test_a_query_that_runs_meanwhile_is_neither_damaged_nor_called_so(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
+    store = BucketStore(store.files, snapshots=SnapshotRule(max_deltas=3))
     monkeypatch.setattr(DictState, "part", 3)
     running = _Running(store, monkeypatch, every)
     for _ in range(10):
@@ -464,7 +471,7 @@ def test_a_query_that_runs_meanwhile_is_neither_damaged_nor_called_so(
 def test_a_pointer_is_chosen_while_the_query_runs(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
+    store = BucketStore(store.files, snapshots=SnapshotRule(max_deltas=3))
     running = _Running(store, monkeypatch, 2)
     for number in range(40):
         running.step()
@@ -508,11 +515,14 @@ class _History:
     def __init__(
         self, store: BucketStore, monkeypatch: pytest.MonkeyPatch, seed: int, retain_versions: int
     ) -> None:
-        monkeypatch.setattr(bucket_store, "_MAX_DELTAS", 3)
-        monkeypatch.setattr(bucket_store, "_MAX_SNAPSHOT_COMMITS", 4)
         monkeypatch.setattr(DictState, "part", 3)
         self.draw, self.later = random.Random(seed), Later()
-        self.store = BucketStore(store.files, retain_versions=retain_versions, background=self.later)
+        self.store = BucketStore(
+            store.files,
+            retain_versions=retain_versions,
+            background=self.later,
+            snapshots=SnapshotRule(max_deltas=3, max_commits=4),
+        )
         self.retain_versions = retain_versions
         self.state = DictState()
         self.handles = [Handle()]
@@ -627,4 +637,4 @@ def test_state_on_s3_is_surveyed_and_swept(server: S3Server) -> None:
 def test_a_pointer_names_its_file() -> None:
     """Names of other forms are no state: they are never read, and never garbage."""
     pointer = Pointer(Version(7), FileId("a-b"))
-    assert bucket_store.number_of(pointer.file_name) == 7
+    assert number_of(pointer.file_name) == 7

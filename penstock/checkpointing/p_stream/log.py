@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock import _clock
+from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.log_record import (
     Commit,
     Entry,
@@ -46,9 +47,6 @@ __all__ = ["CommitLog"]
 
 _FILE = re.compile(r"(?P<number>\d{20})\.(?P<kind>entry|start)")
 
-_SPARE_ENTRIES = 64
-"""Write a start after so many entries, if few commits are kept."""
-
 
 def _name(number: int, kind: str) -> str:
     return f"{number:020}.{kind}"
@@ -63,6 +61,8 @@ class CommitLog:
     ----------
     files : Files
         The directory of the log.
+    cleanup : CleanupRule, optional
+        When a start replaces entries.
 
     Raises
     ------
@@ -72,8 +72,9 @@ class CommitLog:
         If the file system refuses.
     """
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Files, cleanup: CleanupRule | None = None) -> None:
         self._files = files
+        self._cleanup = cleanup or CleanupRule()
         self._load()
 
     def _set(self, start: Start) -> None:
@@ -388,7 +389,7 @@ class CommitLog:
         CorruptDataError, UnavailableError
             As `refresh`.
         """
-        if self.number - self._started_at < max(_SPARE_ENTRIES, len(self.commits) // 4):
+        if not self._cleanup.allows_compaction(self.number - self._started_at, len(self.commits)):
             return
         start = Start(
             self.number, self.start, self.end, tuple(self.commits), dict(self.writers), dict(self.readers)

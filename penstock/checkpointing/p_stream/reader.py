@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from penstock._clock import pause
+from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.stream import EARLIEST, PStream, Trimmed
 from penstock.errors import InvalidUsageError
 
@@ -35,6 +36,8 @@ class PStreamReader:
         release.
     columns : sequence of str, optional
         The columns to read; by default all.
+    cleanup : CleanupRule, optional
+        When released rows and log entries are deleted.
 
     Raises
     ------
@@ -67,8 +70,9 @@ class PStreamReader:
         reader: str | None = None,
         start: str | int = EARLIEST,
         columns: Sequence[str] | None = None,
+        cleanup: CleanupRule | None = None,
     ) -> None:
-        self._stream = PStream(location)
+        self._stream = PStream(location, cleanup=cleanup)
         known = self._stream.schema.names
         if columns is not None and (unknown := [name for name in columns if name not in known]):
             raise InvalidUsageError(

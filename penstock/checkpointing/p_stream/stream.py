@@ -25,6 +25,7 @@ import pyarrow as pa
 from penstock import _clock
 from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.files import FileFacts, Files, LocalFiles, open_files
+from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.description import (
     DESCRIPTION_FILE,
     Description,
@@ -44,11 +45,6 @@ __all__ = ["EARLIEST", "LATEST", "PStream", "Trimmed"]
 EARLIEST, LATEST = "earliest", "latest"
 
 _LOGGER = logging.getLogger(__name__)
-
-
-_SPARE_BYTES = 16 << 20
-_SPARE_COMMITS = 16
-"""Trim only once there is this much to delete, so that one deletion serves many commits."""
 
 _PROGRESS = re.compile(r"(\d{20})\.progress")
 
@@ -85,6 +81,8 @@ class PStream:
         Creates the stream if it does not exist; an existing stream must have these columns.
     direct_io : bool, optional
         Whether rows bypass the page cache on write and read. By default as the existing stream was created.
+    cleanup : CleanupRule, optional
+        When released rows and log entries are deleted.
 
     Raises
     ------
@@ -103,7 +101,9 @@ class PStream:
         schema: pa.Schema | None = None,
         *,
         direct_io: bool | None = None,
+        cleanup: CleanupRule | None = None,
     ) -> None:
+        self._cleanup = cleanup or CleanupRule()
         self.files: Files = open_files(location)
         if direct_io and not isinstance(self.files, LocalFiles):
             raise InvalidUsageError(
@@ -111,7 +111,7 @@ class PStream:
             )
         known = self._open(schema, direct_io)
         self.identity, self.schema, self.direct_io = known.identity, known.schema, known.direct_io
-        self.log = CommitLog(self.files.child("log"))
+        self.log = CommitLog(self.files.child("log"), self._cleanup)
         self.segments = self._files(known.direct_io).child("segments")
 
     # ------------------------------------------------------------------------------------ identity
@@ -343,7 +343,7 @@ class PStream:
         """
         self.refresh()
         spare = [commit for commit in self.log.commits if commit.end <= self._needed()]
-        enough = sum(commit.size_bytes for commit in spare) >= _SPARE_BYTES or len(spare) >= _SPARE_COMMITS
+        enough = self._cleanup.allows_trim(sum(commit.size_bytes for commit in spare), len(spare))
         if not spare or not (enough or now):
             return Trimmed(self.start)
         self.log.release(self._needed)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from penstock._clock import new_id
 from penstock._failpoints import failpoint
+from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.description import check_schema, checked_name
 from penstock.checkpointing.p_stream.segments import UNIT_ROWS, Coder, SegmentWriter
 from penstock.checkpointing.p_stream.stream import PStream
@@ -73,6 +74,8 @@ class PStreamWriter:
     direct_io : bool, optional
         Whether rows of a stream that this call creates bypass the page cache on write and read. This takes
         less CPU time, but readers wait for the disk. An existing stream keeps its setting.
+    cleanup : CleanupRule, optional
+        When released rows and log entries are deleted.
 
     Raises
     ------
@@ -109,6 +112,7 @@ class PStreamWriter:
         unit_rows: int = UNIT_ROWS,
         max_pending_bytes: int = _PENDING_BYTES,
         direct_io: bool | None = None,
+        cleanup: CleanupRule | None = None,
     ) -> None:
         if unit_rows < 1 or max_pending_bytes < 1:
             raise InvalidUsageError(
@@ -118,7 +122,7 @@ class PStreamWriter:
         self._interval_s = parse_duration_us(interval) / 1e6
         self._coder = Coder(goal, error_bounds=error_bounds, codecs=codecs, threads=threads)
         self._unit_rows, self._max_pending_bytes = unit_rows, max_pending_bytes
-        self._stream = PStream(location, schema, direct_io=direct_io)
+        self._stream = PStream(location, schema, direct_io=direct_io, cleanup=cleanup)
         self.schema = self._stream.schema
         self._session = new_id()
         self._process = os.getpid()

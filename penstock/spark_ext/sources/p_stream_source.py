@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from pyspark.sql.types import StructType
 
 from penstock.checkpointing.files import Files
 from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
+from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.releases import Releases
 from penstock.checkpointing.trace import trace
 from penstock.errors import InternalError, InvalidUsageError
@@ -35,13 +36,24 @@ from penstock.spark_ext.sources.p_stream_options import ReadOptions, WriteOption
 from penstock.spark_ext.sources.p_stream_sink import BatchWriter, StreamWriter
 from penstock.spark_ext.sources.pushed import Columns, Pushed, bounded
 
-__all__ = ["PStreamDataSource", "p_stream_source"]
+__all__ = ["PStreamDataSource", "ReleaseRule", "p_stream_source"]
 
-_RELEASE_BATCHES, _RELEASE_BYTES = 16, 16 << 20
-"""The micro-batches, or the bytes of their input, per release, because each release syncs all disks."""
 
-_MOST_BATCHES = 64
-"""The most micro-batches between syncs, however slow they are: Spark deletes logs after a hundred."""
+@dataclass(frozen=True, slots=True)
+class ReleaseRule:
+    """When the rows of done micro-batches are released. Each release syncs all disks.
+
+    Parameters
+    ----------
+    batches, size_bytes : int
+        The micro-batches, or the bytes of their input, per release.
+    most_batches : int
+        The most micro-batches between syncs, however slow they are: Spark deletes logs after a hundred.
+    """
+
+    batches: int = 16
+    size_bytes: int = 16 << 20
+    most_batches: int = 64
 
 
 class PStreamDataSource(DataSource):
@@ -101,6 +113,9 @@ class PStreamDataSource(DataSource):
     parallelism = 1
     """The default number of tasks of a micro-batch; see `p_stream_source`."""
 
+    releases = ReleaseRule()
+    cleanup = CleanupRule()
+
     @classmethod
     def name(cls) -> str:
         """Return the name to pass to ``format()``."""
@@ -118,7 +133,7 @@ class PStreamDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a stream."""
-        return _StreamReader(self._plan(schema))
+        return _StreamReader(self._plan(schema), self.releases)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch."""
@@ -130,7 +145,7 @@ class PStreamDataSource(DataSource):
 
     def _plan(self, schema: StructType) -> _Plan:
         options = ReadOptions.parse(self.options)
-        stream = PStream(options.path)
+        stream = PStream(options.path, cleanup=self.cleanup)
         return _Plan(
             options, options.partitions or self.parallelism, stream, _planned(options, stream, schema)
         )
@@ -238,14 +253,15 @@ class _Reader(DataSourceReader):
 class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     """Plans micro-batches on the driver, in one process for the life of a query; workers read them."""
 
-    def __init__(self, plan: _Plan) -> None:
+    def __init__(self, plan: _Plan, rule: ReleaseRule) -> None:
         self._plan = plan
+        self._rule = rule
         self._options = plan.options
         self._target: int | None = None  # where an AvailableNow run ends
         self._is_known = False
         self._releases = Releases()
         self._released = 0
-        self._pending_batches = _RELEASE_BATCHES  # the first one of a start is released
+        self._pending_batches = rule.batches  # the first one of a start is released
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out state that only the driver's process uses."""
@@ -339,11 +355,11 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         self._trace("done", end=row)
         self._pending_batches += 1
         self._releases.add(self._options.reader, partial(stream.trim_from, self._options.reader, row))
-        many = self._pending_batches >= _RELEASE_BATCHES
+        many = self._pending_batches >= self._rule.batches
         if not many:
             done = (commit for commit in stream.log.since(self._released) if commit.end <= row)
-            many = sum(commit.size_bytes for commit in done) >= _RELEASE_BYTES
-        if many and self._releases.run(now=self._pending_batches >= _MOST_BATCHES):
+            many = sum(commit.size_bytes for commit in done) >= self._rule.size_bytes
+        if many and self._releases.run(now=self._pending_batches >= self._rule.most_batches):
             self._released, self._pending_batches = row, 0
 
 

@@ -34,6 +34,7 @@ from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Hand
 from penstock.state_store.cache import CachedState, Found, StateCache
 from penstock.state_store.clock_record import ClockRecord, RecordedClock
 from penstock.state_store.location import QUERY_NAME
+from penstock.state_store.snapshot_rule import SnapshotRule
 
 __all__ = [
     "SPECIFICATION_FILE",
@@ -52,7 +53,6 @@ S = TypeVar("S", bound=CachedState)
 _CACHE_BYTES = 1 << 30
 _CACHE: StateCache[Any] = StateCache(_CACHE_BYTES)
 _RELEASES = Releases()
-_SWEEP_BATCHES = 16
 SPECIFICATION_FILE = "operator.punit"
 """The file with an operator's specification, which is fixed for the life of a checkpoint."""
 
@@ -170,6 +170,10 @@ class BucketTask(Generic[S]):
         The number of buckets served in parallel: Spark's shuffle partitions.
     retain_versions : int
         The number of versions of the state that stay loadable.
+    snapshots : SnapshotRule
+        When a bucket's state gets a snapshot.
+    sweep_batches : int
+        A bucket's directory is synced and swept once in so many micro-batches.
     """
 
     name: str
@@ -178,6 +182,8 @@ class BucketTask(Generic[S]):
     buckets: int
     parallel: int
     retain_versions: int = RETAIN_VERSIONS
+    snapshots: SnapshotRule = SnapshotRule()
+    sweep_batches: int = 16
 
     def run(
         self,
@@ -209,6 +215,7 @@ class BucketTask(Generic[S]):
             files.child(f"{bucket:05d}"),
             retain_versions=self.retain_versions,
             background=_background(),
+            snapshots=self.snapshots,
         )
         place = {"location": store.files.location, "batch": batch_id}
         trace("arrived", **place, file=pointer and pointer.file_name)
@@ -245,8 +252,8 @@ class BucketTask(Generic[S]):
         Spark deletes older files of its log before newer ones are durable, so some must be synced in time.
         """
         if self.operator.follows_clock:
-            return (batch_id + bucket) % _SWEEP_BATCHES == 0
-        return bucket == 0 and batch_id % _SWEEP_BATCHES == 0
+            return (batch_id + bucket) % self.sweep_batches == 0
+        return bucket == 0 and batch_id % self.sweep_batches == 0
 
     def _on_record(
         self, store: BucketStore, found: Found[S], parcels: Iterable[Parcel], turn: TaskShare, clock: Clock

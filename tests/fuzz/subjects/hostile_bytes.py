@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,8 @@ import xxhash
 
 from penstock.checkpointing import PUnit, decode
 from penstock.checkpointing.files import LocalFiles
-from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter, log
+from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
+from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.survey import survey_p_stream
 from penstock.compression import Block, Chooser, TableBlock, encode_table
 from penstock.compression import encode as encode_block
@@ -329,14 +329,14 @@ def _use_stream(place: Path) -> Iterator[object]:
 
 def _check_stream(draw: random.Random, place: Path) -> None:
     schema = pa.schema({"n": pa.int64(), "text": pa.string()})
-    with mock.patch.object(log, "_SPARE_ENTRIES", 4):
-        for name in ("a", "b"):
-            with PStreamWriter(place, schema, writer=name, threads=1, interval="1us") as writer:
-                for n in range(3):
-                    writer.append(pa.table({"n": range(n, n + 9), "text": ["x"] * 9}, schema), clock={"s": n})
-                    writer.flush()
-            PStream(place).subscribe("r")
-            PStream(place).trim_from("r", 9)
+    often = CleanupRule(min_log_entries=4)
+    for name in ("a", "b"):
+        with PStreamWriter(place, schema, writer=name, threads=1, interval="1us", cleanup=often) as writer:
+            for n in range(3):
+                writer.append(pa.table({"n": range(n, n + 9), "text": ["x"] * 9}, schema), clock={"s": n})
+                writer.flush()
+        PStream(place, cleanup=often).subscribe("r")
+        PStream(place, cleanup=often).trim_from("r", 9)
     for _ in range(_LOGS):
         # A trim may have changed the files.
         files = [file for file in place.rglob("*") if file.is_file() and file.suffix != ".segment"]

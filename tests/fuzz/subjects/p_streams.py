@@ -11,7 +11,8 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
-from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter, log, stream, writer
+from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter, writer
+from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.survey import delete_garbage, survey_p_stream
 from penstock.errors import FencedError, InvalidUsageError
 from tests.fuzz.case import Case
@@ -44,6 +45,7 @@ class _Model:
     draw: random.Random
     rows: list[Row] = field(default_factory=list)
     start: int = 0
+    cleanup: CleanupRule = CleanupRule()
     readers: dict[str, _Reader] = field(default_factory=dict)
     writers: dict[str, PStreamWriter] = field(default_factory=dict)
     appended: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_NAMES, 0))
@@ -59,7 +61,7 @@ class _Model:
             before = None
         opened = PStreamWriter(
             self.place, SCHEMA, writer=name, interval="1us",
-            unit_rows=self.draw.choice([1, 7, 1000]), threads=self.draw.choice([1, 2]),
+            unit_rows=self.draw.choice([1, 7, 1000]), threads=self.draw.choice([1, 2]), cleanup=self.cleanup,
         )  # fmt: skip
         self.writers[name] = opened
         if before is not None:
@@ -119,7 +121,7 @@ class _Model:
         offsets: dict[str | int, int] = {"earliest": begin, "latest": len(self.rows)}
         row = self.draw.randint(begin, len(self.rows))
         wanted = self.draw.choice([*offsets, row])
-        opened = PStreamReader(self.place, reader=name, start=wanted)
+        opened = PStreamReader(self.place, reader=name, start=wanted, cleanup=self.cleanup)
         if name not in self.readers:
             offset = offsets.get(wanted, row)
             self.readers[name] = _Reader(offset, offset)
@@ -128,12 +130,12 @@ class _Model:
         assert opened.offset == known.released, "a restart goes on from what was released"
 
     def _start(self) -> int:
-        return PStream(self.place).start
+        return PStream(self.place, cleanup=self.cleanup).start
 
     def unsubscribe(self) -> None:
         """Let a reader go."""
         name = self.draw.choice(("r", "s", "t"))
-        assert PStream(self.place).unsubscribe(name) == (name in self.readers)
+        assert PStream(self.place, cleanup=self.cleanup).unsubscribe(name) == (name in self.readers)
         self.readers.pop(name, None)
 
     def read(self) -> None:
@@ -157,7 +159,7 @@ class _Model:
         """Read what is there, all columns or some, without a subscription."""
         self.flush()
         columns = self.draw.choice([None, ["n"], ["text", "writer"]])
-        reader = PStreamReader(self.place, columns=columns)
+        reader = PStreamReader(self.place, columns=columns, cleanup=self.cleanup)
         begin = reader.offset
         self._check_start(begin)
         names = columns or SCHEMA.names
@@ -167,7 +169,7 @@ class _Model:
 
     def trim(self) -> None:
         """Delete what nobody needs."""
-        PStream(self.place).trim(now=True)
+        PStream(self.place, cleanup=self.cleanup).trim(now=True)
         self._check_start(self._start())
 
     def _check_start(self, begin: int) -> None:
@@ -177,12 +179,12 @@ class _Model:
         self.start = begin
         if begin:
             with pytest.raises(InvalidUsageError, match="released already"):
-                PStream(self.place).offset_of(begin - 1)
+                PStream(self.place, cleanup=self.cleanup).offset_of(begin - 1)
 
     def look(self) -> None:
         """Survey the stream, and delete its garbage."""
         self.flush()
-        found = survey_p_stream(PStream(self.place))
+        found = survey_p_stream(PStream(self.place, cleanup=self.cleanup))
         assert not found.damage
         assert found.end == len(self.rows)
         assert {one.name: one.offset for one in found.readers} == {
@@ -192,7 +194,7 @@ class _Model:
 
     def cut_back(self) -> None:
         """Delete what attempts left."""
-        PStream(self.place).cut_back(self.draw.choice(_NAMES))
+        PStream(self.place, cleanup=self.cleanup).cut_back(self.draw.choice(_NAMES))
 
 
 def check(case: Case) -> None:
@@ -204,11 +206,8 @@ def check(case: Case) -> None:
     ]  # fmt: skip
     # So that starts are written and segments go within few commits.
     few = case.random.choice([2, 5, 50])
-    with (
-        mock.patch.object(log, "_SPARE_ENTRIES", few),
-        mock.patch.object(stream, "_SPARE_COMMITS", few),
-        mock.patch.object(writer, "_LOGGER"),  # fenced writers leave something to tell of
-    ):
+    model.cleanup = CleanupRule(min_trim_commits=few, min_log_entries=few)
+    with mock.patch.object(writer, "_LOGGER"):  # fenced writers leave something to tell of
         model.open_writer()
         for _ in range(_STEPS):
             case.random.choice(steps)()

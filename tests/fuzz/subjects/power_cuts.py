@@ -23,7 +23,8 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from penstock import _durable
-from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter, stream
+from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
+from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.releases import Releases
 from penstock.checkpointing.spark_checkpoint import repair_checkpoint
 from penstock.operators.scheduling.serve import Query
@@ -32,9 +33,9 @@ from penstock.spark_ext.sources import p_stream_sink, p_stream_source
 from penstock.spark_ext.worker import bucket_task
 from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel
 from penstock.spark_ext.worker.queue_operator import QueueOperator
-from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import FileId, Pointer, Version
 from penstock.state_store.cache import StateCache
+from penstock.state_store.snapshot_rule import SnapshotRule
 from tests.fuzz.case import Case
 from tests.naive import Update
 from tests.states import AtOnce
@@ -99,6 +100,13 @@ class _Disk:
         self._unsynced.clear()
 
 
+class _Source(p_stream_source.PStreamDataSource):
+    """A source that releases often."""
+
+    releases = p_stream_source.ReleaseRule(batches=3)
+    cleanup = CleanupRule(min_trim_commits=2)
+
+
 class _Spark:
     """One start of a query."""
 
@@ -106,7 +114,7 @@ class _Spark:
         self._checkpoint = place / "checkpoint"
         self._disk = disk
         self._draw = draw
-        source = p_stream_source.PStreamDataSource({"path": str(place / "source"), "reader": "query"})
+        source = _Source({"path": str(place / "source"), "reader": "query"})
         self._schema = source.schema()
         self._reader = source.streamReader(self._schema)
         self._options = {"path": str(place / "sink"), "checkpointLocation": str(self._checkpoint)}
@@ -114,7 +122,15 @@ class _Spark:
         if queue:
             query = Query(None, STREAM.schema, STREAM.key)
             operator = QueueOperator(STREAM, QueueOptions(policy="linecutting", budget=3), query, ())
-            self._task = BucketTask("queue", str(place / "state"), operator, buckets=1, parallel=1)
+            self._task = BucketTask(
+                "queue",
+                str(place / "state"),
+                operator,
+                buckets=1,
+                parallel=1,
+                snapshots=SnapshotRule(max_deltas=3),
+                sweep_batches=3,
+            )
         self._waiting = 1 if queue else 0
         metadata = self._checkpoint / "metadata"
         if not metadata.exists():
@@ -187,7 +203,7 @@ class _Spark:
 
 @contextlib.contextmanager
 def _patched(disk: _Disk, *, broken: bool) -> Iterator[None]:
-    """Let the disk hear of everything, and releases be frequent."""
+    """Let the disk hear of everything."""
     publish, delete = _durable.publish, _durable.delete
 
     def ticking_publish(path: Path, *content: Any, direct_io: bool = False) -> None:
@@ -209,11 +225,7 @@ def _patched(disk: _Disk, *, broken: bool) -> Iterator[None]:
         (_durable, "delete", ticking_delete),
         (_durable, "sync_file_system", sync),
         (_durable, "sync_everything", sync),
-        (stream, "_SPARE_COMMITS", 2),
-        (bucket_store, "_MAX_DELTAS", 3),
         (bucket_task, "_background", AtOnce),
-        (bucket_task, "_SWEEP_BATCHES", 3),
-        (p_stream_source, "_RELEASE_BATCHES", 3),
     ]
     if broken:
         values.append((p_stream_sink, "_check_same_batch", lambda *_: None))

@@ -1,0 +1,32 @@
+"""The rule that says when a p-stream deletes rows and log entries that nobody needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["CleanupRule"]
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupRule:
+    """How much must be deletable, so that one deletion serves many commits. Tests choose smaller values.
+
+    Parameters
+    ----------
+    min_trim_bytes, min_trim_commits : int
+        Released rows are deleted once they have so many bytes or came in so many commits.
+    min_log_entries : int
+        Entries of the log are replaced by a start once there are so many, if few commits are kept.
+    """
+
+    min_trim_bytes: int = 16 << 20
+    min_trim_commits: int = 16
+    min_log_entries: int = 64
+
+    def allows_trim(self, size_bytes: int, commits: int) -> bool:
+        """Say whether released commits of this size and number are worth a deletion."""
+        return size_bytes >= self.min_trim_bytes or commits >= self.min_trim_commits
+
+    def allows_compaction(self, entries: int, commits: int) -> bool:
+        """Say whether a start may replace so many entries of a log that keeps so many commits."""
+        return entries >= max(self.min_log_entries, commits // 4)
