@@ -32,13 +32,27 @@ from penstock.windows.finish import Finish, WindowRows
 from penstock.windows.groups import GroupCodec
 from penstock.windows.layout import START, Closed, WindowLayout
 
-__all__ = ["FOLDED", "Extremes", "WindowAccumulator"]
+__all__ = ["FOLDED", "Extremes", "NumberingLimits", "WindowAccumulator"]
 
 FOLDED = frozenset({"count", "sum", "m2", "min", "max"})
 """Kinds of partials of fixed size that do not depend on the order of groups."""
 
-_MAX_EMPTY_GROUPS, _MAX_GROUPS_PER_ROW = 1024, 4
-"""Below these limits all possible window groups are numbered; above, only those with rows."""
+
+@dataclass(frozen=True, slots=True)
+class NumberingLimits:
+    """Up to how many possible window groups are numbered; if there are more, only those with rows are.
+
+    Parameters
+    ----------
+    max_empty : int
+        The free number of possible window groups ...
+    max_per_row : int
+        ... plus this many for each row.
+    """
+
+    max_empty: int = 1024
+    max_per_row: int = 4
+
 
 _NO_GROUPS = np.zeros(0, np.int64)
 
@@ -102,7 +116,7 @@ class Extremes:
 
     def _kept(self, groups: Integers | None, starts: Integers, values: _Column) -> Integers:
         """Return the indices of windows with the extreme value, in order."""
-        (window_groups,), keys = _number_window_groups([groups], [starts])
+        (window_groups,), keys = _number_window_groups([groups], [starts], NumberingLimits())
         if values.null_count:
             window_groups = without_nulls(window_groups, values)
         numbers = bare_values(values)
@@ -141,11 +155,14 @@ class WindowAccumulator:
         their expressions are columns or ``*``.
     made : pyarrow.Schema
         The output: window starts in microseconds, `group_by`, partials.
+    numbering : NumberingLimits
+        How window groups are numbered.
     """
 
     finish: Finish
     fragments: Fragments
     made: pa.Schema
+    numbering: NumberingLimits = NumberingLimits()
 
     @property
     def partials(self) -> frozenset[str]:
@@ -203,7 +220,7 @@ class WindowAccumulator:
         index = KeyIndex()
         codec = GroupCodec([self.made.field(name) for name in self._groups])
         numbers = [codec.numbers(index, part.groups, part.rows)[part.of] for part in parts]
-        window_groups, keys = _number_window_groups(numbers, [part.starts for part in parts])
+        window_groups, keys = _number_window_groups(numbers, [part.starts for part in parts], self.numbering)
         count = keys.count + 1
         rows = np.zeros(count, np.int64)
         made: list[Accumulator] = [
@@ -256,7 +273,7 @@ class _Keys:
 
 
 def _number_window_groups(
-    groups: Sequence[Integers | None], starts: Sequence[Integers]
+    groups: Sequence[Integers | None], starts: Sequence[Integers], limits: NumberingLimits
 ) -> tuple[list[_WindowGroups], _Keys]:
     """Assign window-group numbers to rows, given in parts as group numbers and first panes."""
     rows = sum(map(len, starts))
@@ -265,7 +282,7 @@ def _number_window_groups(
     least = min(int(one.min()) for one in starts if len(one))
     span = max(int(one.max()) for one in starts if len(one)) - least + 1
     count = span * (max((int(one.max()) for one in groups if one is not None and len(one)), default=0) + 1)
-    if count <= _MAX_GROUPS_PER_ROW * rows + _MAX_EMPTY_GROUPS:
+    if count <= limits.max_per_row * rows + limits.max_empty:
         window_groups = [np.empty(len(one), np.int32) for one in starts]
         for group, one, out in zip(groups, starts, window_groups, strict=True):
             sliding_kernels.number_window_groups(

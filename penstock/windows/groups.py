@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -15,11 +16,28 @@ from penstock.operators.update_stream.stream import Integers
 from penstock.state_store.keys.key_index import KeyIndex
 from penstock.state_store.keys.key_words import KeyCodec, Keys, Positions, Words
 
-__all__ = ["GroupCodec"]
+__all__ = ["GroupCodec", "GroupSampling"]
 
 _MAX_COLUMNS = 63
-_MIN_ROWS_TO_SAMPLE, _SAMPLE_ROWS, _MIN_ROWS_PER_GROUP = 1 << 14, 1 << 12, 4
-"""Minimum rows to sample, sample size, and mean rows per group that count as repetition."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSampling:
+    """How a sample decides whether groups repeat.
+
+    Parameters
+    ----------
+    min_rows : int
+        Fewer rows are not sampled: each is taken for a group of its own.
+    sample_rows : int
+        The size of the sample.
+    min_rows_per_group : int
+        The mean rows per group in the sample that count as repetition.
+    """
+
+    min_rows: int = 1 << 14
+    sample_rows: int = 1 << 12
+    min_rows_per_group: int = 4
 
 
 class GroupCodec:
@@ -31,6 +49,8 @@ class GroupCodec:
     ----------
     fields : sequence of pyarrow.Field
         The group columns in their order.
+    sampling : GroupSampling, optional
+        How to find out whether groups repeat.
 
     Raises
     ------
@@ -38,10 +58,11 @@ class GroupCodec:
         If a column's type cannot be a key (nested types), or there are more than 63.
     """
 
-    def __init__(self, fields: Sequence[pa.Field[Any]]) -> None:
+    def __init__(self, fields: Sequence[pa.Field[Any]], sampling: GroupSampling | None = None) -> None:
         if len(fields) > _MAX_COLUMNS:
             raise InvalidUsageError("too many columns in a group", columns=len(fields), most=_MAX_COLUMNS)
         self.fields = list(fields)
+        self._sampling = sampling or GroupSampling()
         self._codec = KeyCodec([pa.field("nulls", pa.int64()), *self.fields])
 
     def encode(self, columns: Sequence[pa.Array[Any]], rows: int) -> Keys:
@@ -58,12 +79,14 @@ class GroupCodec:
 
     def repeats(self, columns: Sequence[pa.Array[Any]], rows: int) -> bool:
         """Return whether few groups have many rows, judged by a sample."""
-        if rows < _MIN_ROWS_TO_SAMPLE:
+        rule = self._sampling
+        if rows < rule.min_rows:
             return False
-        places = pa.array(np.arange(0, rows, max(rows // _SAMPLE_ROWS, 1)))
+        places = pa.array(np.arange(0, rows, max(rows // rule.sample_rows, 1)))
         sample = [column.take(places) for column in columns]
         count = len(sample[0]) if sample else 1
-        return len(np.unique(self.encode(sample, count).hashes)) * _MIN_ROWS_PER_GROUP <= _SAMPLE_ROWS
+        groups = len(np.unique(self.encode(sample, count).hashes))
+        return groups * rule.min_rows_per_group <= rule.sample_rows
 
     def numbers(self, index: KeyIndex, columns: Sequence[pa.Array[Any]], rows: int) -> Integers:
         """Return the numbers of the rows' groups in an index; add new groups.
@@ -71,9 +94,9 @@ class GroupCodec:
         If rows of a group are adjacent, only one row per run is looked up. Else if few groups have many rows,
         rows are grouped by value first, and only the distinct groups are looked up.
         """
-        if rows < _MIN_ROWS_TO_SAMPLE:
+        if rows < self._sampling.min_rows:
             return index.find_or_add(self.encode(columns, rows))
-        if (begins := _runs(columns, rows)) is not None:
+        if (begins := _runs(columns, rows, self._sampling)) is not None:
             heads = [column.take(pa.array(begins)) for column in columns]
             known = index.find_or_add(self.encode(heads, len(begins)))
             return np.repeat(known, np.diff(begins, append=rows))
@@ -95,13 +118,14 @@ class GroupCodec:
         ]
 
 
-def _runs(columns: Sequence[pa.Array[Any]], rows: int) -> Integers | None:
+def _runs(columns: Sequence[pa.Array[Any]], rows: int, rule: GroupSampling) -> Integers | None:
     """Return the starts of runs of equal rows; None if runs are short."""
-    sample = _begins([column.slice(0, _SAMPLE_ROWS) for column in columns], min(rows, _SAMPLE_ROWS))
-    if len(sample) * _MIN_ROWS_PER_GROUP > min(rows, _SAMPLE_ROWS):
+    sampled = min(rows, rule.sample_rows)
+    sample = _begins([column.slice(0, sampled) for column in columns], sampled)
+    if len(sample) * rule.min_rows_per_group > sampled:
         return None
     begins = _begins(columns, rows)
-    return begins if len(begins) * _MIN_ROWS_PER_GROUP <= rows else None
+    return begins if len(begins) * rule.min_rows_per_group <= rows else None
 
 
 def _begins(columns: Sequence[pa.Array[Any]], rows: int) -> Integers:

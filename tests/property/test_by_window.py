@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import Decomposition
 from penstock.operators.scan.spec import PANE, Fragments, Partial
 from penstock.windows import by_window
-from penstock.windows.by_window import Extremes, WindowAccumulator
+from penstock.windows.by_window import Extremes, NumberingLimits, WindowAccumulator
 from penstock.windows.finish import Finish
 from penstock.windows.layout import START, Closed, WindowLayout
 from penstock.windows.spec import WindowSpec
@@ -159,17 +159,11 @@ def read_back(batches: list[pa.RecordBatch], groups: tuple[str, ...]) -> dict[An
 @pytest.mark.parametrize("wide", [0, 4], ids=["by sorting", "by place"])
 @given(buckets=st.lists(st.tuples(ROWS, CUTS), min_size=1, max_size=2))
 def test_a_fold_is_that_of_all_windows(groups: tuple[str, ...], wide: int, buckets: Any) -> None:
-    made = fold(groups)
-    with (
-        mock.patch.object(by_window, "_MAX_GROUPS_PER_ROW", wide),
-        mock.patch.object(by_window, "_MAX_EMPTY_GROUPS", 256 * wide),
-    ):
-        parts = [
-            made.collect([made(closed(part)) for part in parts_of(rows, cuts)]) for rows, cuts in buckets
-        ]
-        for (rows, _), batches in zip(buckets, parts, strict=True):
-            assert read_back(batches, groups) == aggregated(rows, groups)
-        whole = made.added(batch for batches in parts for batch in batches)
+    made = replace(fold(groups), numbering=NumberingLimits(256 * wide, wide))
+    parts = [made.collect([made(closed(part)) for part in parts_of(rows, cuts)]) for rows, cuts in buckets]
+    for (rows, _), batches in zip(buckets, parts, strict=True):
+        assert read_back(batches, groups) == aggregated(rows, groups)
+    whole = made.added(batch for batches in parts for batch in batches)
     everything = [row for rows, _ in buckets for row in rows]
     assert read_back(whole, groups) == aggregated(everything, groups)
 

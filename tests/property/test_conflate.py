@@ -18,9 +18,10 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
 from penstock.operators.update_stream.conflation import Conflation
 from penstock.operators.update_stream.stream import UpdateStream
-from penstock.spark_ext.border import packing, parcels
+from penstock.spark_ext.border import packing
 from penstock.spark_ext.border.buckets import bucket_labels
-from penstock.spark_ext.border.packing import Packer
+from penstock.spark_ext.border.packing import Packer, PackingLimits
+from penstock.spark_ext.border.parcels import ParcelLimits, from_parcel
 from tests.naive import Update, bucket_of, conflated, key_words
 from tests.streams import (
     ARRIVAL_STREAM,
@@ -176,8 +177,13 @@ class _Context:
         return f"the {name}"
 
 
-LIMITS: dict[str, Any] = {"_CHUNK_ROWS": 3, "_CHUNK_BYTES": 150, "_HELD_BYTES": 200, "_PARCEL_BYTES": 120}
-LIMITS["_REMEMBERED_ROWS"] = 2
+LIMITS: dict[str, Any] = {
+    "chunk_rows": 3,
+    "chunk_bytes": 150,
+    "held_bytes": 200,
+    "remembered_rows": 2,
+    "parcels": ParcelLimits(parcel_bytes=120),
+}
 
 
 @pytest.mark.parametrize("combine", [True, False, None])
@@ -198,20 +204,19 @@ def test_the_packer_changes_nothing_for_the_operator(
 ) -> None:
     stream = stream_for(arrival=arrival)
     buckets = 3
-    packer = Packer(stream, buckets, "error", combine)
+    limits = PackingLimits(**{name: LIMITS[name] for name in limited})
+    packer = Packer(stream, buckets, "error", combine, limits=limits)
     received: dict[int, list[Arrivals]] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "TaskContext", _Context)
         patch.setattr(packing, "_CHOICES", {})
-        for name in limited:
-            patch.setattr(parcels if name == "_PARCEL_BYTES" else packing, name, LIMITS[name])
         for part, of_part in enumerate(_split(data, batch, 2)):
             patch.setattr(_Context, "partition", part)
             chunks = [rows_of(stream, chunk) for chunk in _split(data, of_part, 3)]
             for row in packer(chunks):
                 (values,) = row.to_pylist()
                 assert values["dropped"] == 0
-                parcel = parcels.from_parcel(values["payload"])
+                parcel = from_parcel(values["payload"])
                 bucket = bucket_labels(buckets).index(values["bucket"])
                 received.setdefault(bucket, []).append(Arrivals.from_batch(parcel, stream.schema))
     for bucket in range(buckets):
@@ -234,15 +239,10 @@ def test_the_packer_changes_nothing_for_the_operator(
 def test_combining_only_where_it_pays_keeps_every_count(batch: list[Update], most_left: float) -> None:
     stream = stream_for(arrival=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "_CHUNK_ROWS", 4)
         patch.setattr(packing, "_CHOICES", {})
-        rows = list(
-            Packer(stream, 1, "error", None, most_left=most_left)([rows_of(stream, [u]) for u in batch])
-        )
-    sent = [
-        Arrivals.from_batch(parcels.from_parcel(row.column("payload")[0].as_py()), stream.schema)
-        for row in rows
-    ]
+        packer = Packer(stream, 1, "error", None, most_left=most_left, limits=PackingLimits(chunk_rows=4))
+        rows = list(packer([rows_of(stream, [u]) for u in batch]))
+    sent = [Arrivals.from_batch(from_parcel(row.column("payload")[0].as_py()), stream.schema) for row in rows]
     assert sum(int(parcel.count.sum()) for parcel in sent) == len(batch)
     if most_left == 1.0:
         assert len(sent) <= 1

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
 from functools import partial
-from itertools import cycle
+from itertools import chain, count, cycle, pairwise
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -22,19 +21,17 @@ from penstock.checkpointing.p_unit import PUnit, decode, encode
 from penstock.operators.scan.fragments import Fragmenter
 from penstock.operators.scan.spec import PANE, Fragments, Partial
 from penstock.state_store.keys.key_index import KeyIndex
-from penstock.windows import groups as groups_module
-from penstock.windows.append import pane_partials as entries_module
 from penstock.windows.append import panes as panes_module
 from penstock.windows.append import sliding, sliding_kernels
 from penstock.windows.append import sorted_runs as merging_module
 from penstock.windows.append import stacks as stacks_module
 from penstock.windows.append.find import find_windows
 from penstock.windows.append.limits import PaneLimits
-from penstock.windows.append.pane_partials import PanePartials
-from penstock.windows.append.sorted_runs import GroupRanges, concat_by_group
+from penstock.windows.append.pane_partials import PanePartials, sorted_by
+from penstock.windows.append.sorted_runs import GroupRanges, concat_by_group, merge_sorted
 from penstock.windows.append.time_panes import TimePanes
 from penstock.windows.emitters import PassThrough
-from penstock.windows.groups import GroupCodec
+from penstock.windows.groups import GroupCodec, GroupSampling
 from penstock.windows.layout import ENTRY_PANE, START, Closed, WindowLayout
 from penstock.windows.shared_watermark import SeveralPanes
 from penstock.windows.spec import WindowSpec
@@ -170,7 +167,6 @@ def test_windows_of_stacks_hold_what_brute_force_puts_into_them(
     cuts = data.draw(st.lists(st.integers(0, len(rows)), min_size=4, max_size=20))
     layout = layout_of(size, min(slide, size), sets=False)
     hows = st.sampled_from(["keep"] * 8 + ["later", "deltas", "snapshot", "store", "catch up", "catch up"])
-    few = data.draw(st.sampled_from([0, 8]))
     limits = PaneLimits(
         unit_entries=5,
         chunk_windows=data.draw(CHUNKS),
@@ -178,12 +174,45 @@ def test_windows_of_stacks_hold_what_brute_force_puts_into_them(
         min_sharing_for_stacks=shared,
         min_silent_groups=0,
         front_slack=gone,
+        min_repeats_to_combine=data.draw(st.sampled_from([0, 8])),
     )
-    with (
-        mock.patch.object(entries_module, "_MAX_FREE_SPAN", few),
-        mock.patch.object(merging_module, "_MIN_REPEATS_TO_COMBINE", few),
-    ):
-        as_brute_force(layout, batches_of(rows, cuts), delay, lambda: data.draw(hows), limits)
+    as_brute_force(layout, batches_of(rows, cuts), delay, lambda: data.draw(hows), limits)
+
+
+FREE_SPANS = st.sampled_from([0, 8, 1024])
+
+
+@given(values=st.lists(st.integers(-50, 50) | st.integers(-(1 << 40), 1 << 40)), free_span=FREE_SPANS)
+def test_sorting_is_stable_whether_values_are_counted_or_compared(values: list[int], free_span: int) -> None:
+    order = np.random.default_rng(1).permutation(len(values))
+    found = sorted_by(np.array(values, np.int64), order, free_span=free_span)
+    assert found.tolist() == sorted(order.tolist(), key=values.__getitem__)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9))),
+    cuts=st.lists(st.integers(0, 400), max_size=3),
+    follow=st.booleans(),
+    free_span=FREE_SPANS,
+)
+def test_merging_keeps_the_order_of_parts_whichever_way_it_takes(
+    rows: list[tuple[int, int]], cuts: list[int], follow: bool, free_span: int
+) -> None:
+    # Parts that follow each other in time are merged in another way than parts that overlap.
+    bounds = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    pieces = [
+        sorted((group, pane + 10 * number * follow) for group, pane in rows[begin:end])
+        for number, (begin, end) in enumerate(pairwise(bounds))
+    ]
+    numbers, parts = count(), []
+    for piece in pieces:
+        groups, panes = np.array(piece, np.int64).reshape(-1, 2).T
+        values = pa.record_batch({"n": pa.array([next(numbers) for _ in piece], pa.int64())})
+        parts.append(PanePartials(groups.copy(), panes.copy(), values))
+    merged = merge_sorted(parts, free_span=free_span)
+    found = zip(merged.ids.tolist(), merged.panes.tolist(), merged.values["n"].to_pylist(), strict=True)
+    numbered = [(*row, number) for number, row in enumerate(chain.from_iterable(pieces))]
+    assert list(found) == sorted(numbered, key=lambda row: row[:2])
 
 
 @pytest.mark.parametrize("behind", range(1, 10))
@@ -442,14 +471,10 @@ VALUES_OF_GROUPS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("kind", VALUES_OF_GROUPS)
 @pytest.mark.parametrize("least", [10, 1 << 14], ids=["as values", "as keys"])
-def test_groups_get_numbers_in_order_of_appearance(
-    kind: str, least: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(groups_module, "_MIN_ROWS_TO_SAMPLE", least)
-    monkeypatch.setattr(groups_module, "_SAMPLE_ROWS", 16)
+def test_groups_get_numbers_in_order_of_appearance(kind: str, least: int) -> None:
     choices = VALUES_OF_GROUPS[kind]
     column = pa.array([choices[i * i % 7 % len(choices)] for i in range(100)])
-    codec = GroupCodec([pa.field("group", column.type)])
+    codec = GroupCodec([pa.field("group", column.type)], GroupSampling(min_rows=least, sample_rows=16))
     numbers, keys = KeyIndex(), KeyIndex()
     for some in (column.slice(50), column, pa.array(choices, column.type)):
         found = codec.numbers(numbers, [some], len(some))
@@ -459,11 +484,7 @@ def test_groups_get_numbers_in_order_of_appearance(
 
 @pytest.mark.parametrize("least", [10, 1 << 14], ids=["by runs", "as keys"])
 @pytest.mark.parametrize("run", [1, 8])
-def test_runs_of_equal_groups_get_the_numbers_that_their_rows_would(
-    least: int, run: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(groups_module, "_MIN_ROWS_TO_SAMPLE", least)
-    monkeypatch.setattr(groups_module, "_SAMPLE_ROWS", 16)
+def test_runs_of_equal_groups_get_the_numbers_that_their_rows_would(least: int, run: int) -> None:
     columns = [
         pa.array([choices[i // run * i // run % 7 % len(choices)] for i in range(200)])
         for choices in VALUES_OF_GROUPS.values()
@@ -472,7 +493,8 @@ def test_runs_of_equal_groups_get_the_numbers_that_their_rows_would(
     for names in ([0], [1, 2], range(7), [7], [7, 0], []):
         some = [columns[name].slice(3) for name in names]
         plain = [columns[1 if name == 7 else name].type for name in names]
-        codec = GroupCodec([pa.field(f"{name}", kind) for name, kind in zip(names, plain, strict=True)])
+        fields = [pa.field(f"{name}", kind) for name, kind in zip(names, plain, strict=True)]
+        codec = GroupCodec(fields, GroupSampling(min_rows=least, sample_rows=16))
         numbers, keys = KeyIndex(), KeyIndex()
         found = codec.numbers(numbers, some, 197)
         assert found.tolist() == keys.find_or_add(codec.encode(some, 197)).tolist()

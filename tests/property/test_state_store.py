@@ -82,7 +82,7 @@ class Worker:
     """A Python worker: what it keeps between tasks, and what it has begun to do in the background."""
 
     directory: Path
-    snapshots: SnapshotRule = SnapshotRule()
+    snapshots: SnapshotRule = field(default_factory=SnapshotRule)
     later: Later = field(default_factory=Later)
     cache: StateCache[Any] = field(default_factory=lambda: StateCache(1 << 30))
 

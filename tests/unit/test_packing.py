@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeAlias
-from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +23,10 @@ from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.conflation import Conflation
 from penstock.operators.update_stream.operator_options import QueueOptions
 from penstock.operators.update_stream.stream import UpdateStream
-from penstock.spark_ext.border import packing, parcels
+from penstock.spark_ext.border import packing
 from penstock.spark_ext.border.buckets import bucket_labels
-from penstock.spark_ext.border.packing import Packer
-from penstock.spark_ext.border.parcels import from_parcel, to_parcels
+from penstock.spark_ext.border.packing import Packer, PackingLimits
+from penstock.spark_ext.border.parcels import ParcelLimits, from_parcel, to_parcels
 from penstock.spark_ext.border.window_packing import EntryPacker, facts_of
 from penstock.spark_ext.worker import bucket_task
 from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel, TaskShare
@@ -36,8 +35,7 @@ from penstock.spark_ext.worker.queue_operator import QueueOperator, share
 from penstock.spark_ext.worker.stateful import result_frames
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.cache import StateCache
-from penstock.windows import groups
-from penstock.windows.groups import GroupCodec
+from penstock.windows.groups import GroupCodec, GroupSampling
 from tests.columns import KINDS, arrays
 from tests.naive import Update, bucket_of, key_words
 from tests.streams import STREAM, rows_of, updates_of
@@ -73,10 +71,10 @@ def test_every_row_goes_to_the_bucket_of_its_key(combine: bool | None) -> None:
         assert {bucket_of(key_words(key), 8) for key in keys} == {bucket}
 
 
-def test_combining_leaves_one_row_a_key_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "_CHUNK_ROWS", 10)
+def test_combining_leaves_one_row_a_key_across_chunks() -> None:
+    limits = PackingLimits(chunk_rows=10)
     batches = [rows_of(STREAM, _updates(100, 5)[i : i + 10]) for i in range(0, 100, 10)]
-    parcels = _packed(Packer(STREAM, 1, "error", combine=True), *batches)
+    parcels = _packed(Packer(STREAM, 1, "error", combine=True, limits=limits), *batches)
     assert len(parcels) == 1
     arrivals = _rows_in(parcels[0])
     assert sorted(u.value for u in updates_of(arrivals.rows)) == [95, 96, 97, 98, 99]
@@ -86,8 +84,7 @@ def test_combining_leaves_one_row_a_key_across_chunks(monkeypatch: pytest.Monkey
 def test_the_automatic_choice_combines_where_keys_repeat_and_remembers_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packing, "_CHUNK_ROWS", 50)
-    monkeypatch.setattr(packing, "_REMEMBERED_ROWS", 50)
+    limits = PackingLimits(chunk_rows=50, remembered_rows=50)
     conflations = []
 
     class Counted(Conflation):
@@ -96,8 +93,8 @@ def test_the_automatic_choice_combines_where_keys_repeat_and_remembers_it(
             super().__init__(stream, part)
 
     monkeypatch.setattr(packing, "Conflation", Counted)
-    repeating = Packer(STREAM, 1, "error", None, name="repeating")
-    distinct = Packer(STREAM, 1, "error", None, name="distinct")
+    repeating = Packer(STREAM, 1, "error", None, name="repeating", limits=limits)
+    distinct = Packer(STREAM, 1, "error", None, name="distinct", limits=limits)
     for _ in range(2):
         assert (
             len(_packed(repeating, rows_of(STREAM, _updates(50, 5)), rows_of(STREAM, _updates(50, 5)))) == 1
@@ -140,12 +137,10 @@ def test_positions_go_on_across_batches() -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_large_batches_are_cut_into_bounded_parcels(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parcels, "_PARCEL_BYTES", 10_000)
-    monkeypatch.setattr(parcels, "_LARGE_BYTES", 0)
-    monkeypatch.setattr(parcels, "_SMALLER", 10 if packed else 0)
+def test_large_batches_are_cut_into_bounded_parcels(packed: bool) -> None:
+    limits = ParcelLimits(parcel_bytes=10_000, min_packed_bytes=0, max_packed_share=10 if packed else 0)
     batch = pa.RecordBatch.from_pydict({"n": list(range(5000)), "s": ["x" * 20] * 5000})
-    pieces = list(to_parcels([batch]))
+    pieces = list(to_parcels([batch], limits))
     assert len(pieces) > 10
     assert max(map(len, pieces)) < 12_000
     assert pa.Table.from_batches(map(from_parcel, pieces)).to_batches() != []
@@ -167,8 +162,7 @@ def test_nothing_is_lost_on_the_way(kind: pa.DataType, packed: bool, data: st.Da
     schema = pa.schema([pa.field("c", kind)], metadata={"newest": "-3"})
     column = arrays(data.draw, kind, data.draw(st.integers(0, 5)), nulls=True)
     batch = pa.RecordBatch.from_arrays([column], schema=schema)
-    with mock.patch.multiple(parcels, _LARGE_BYTES=0, _SMALLER=1e9 if packed else 0):
-        (parcel,) = to_parcels([batch])
+    (parcel,) = to_parcels([batch], ParcelLimits(min_packed_bytes=0, max_packed_share=1e9 if packed else 0))
     assert parcel.startswith(b"PENSTOCK") == packed or not batch.nbytes
     back = from_parcel(parcel)
     assert back.schema.equals(schema, check_metadata=True)
@@ -361,11 +355,7 @@ def test_rows_for_windows_of_rows_travel_with_their_times() -> None:
 
 @pytest.mark.parametrize("keys", [("k",), ("k", "l"), ()])
 @pytest.mark.parametrize("many", [8, 1 << 14], ids=["by group", "by bucket"])
-def test_entries_of_a_bucket_come_by_group_where_groups_have_many(
-    keys: tuple[str, ...], many: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(groups, "_MIN_ROWS_TO_SAMPLE", many)
-    monkeypatch.setattr(groups, "_SAMPLE_ROWS", 64)
+def test_entries_of_a_bucket_come_by_group_where_groups_have_many(keys: tuple[str, ...], many: int) -> None:
     count = 400
     columns = {
         "pane": pa.array([i // 8 * 60 for i in range(count)]),
@@ -375,7 +365,7 @@ def test_entries_of_a_bucket_come_by_group_where_groups_have_many(
     }
     made = pa.record_batch(columns).rename_columns([PANE, "k", "l", "rows"])
     packer = EntryPacker.of(Fragments(1000, "t", "s", keys, (Partial("count", "*", "rows"),)), made.schema, 3)
-    packer = replace(packer, pane_steps=60)
+    packer = replace(packer, pane_steps=60, sampling=GroupSampling(min_rows=many, sample_rows=64))
     found = [
         (bucket_labels(3).index(row["bucket"]), from_parcel(row["payload"]))
         for batch in packer.pack([made.select([PANE, *keys, "rows"])])

@@ -223,9 +223,8 @@ def test_panes_of_its_own_count_a_keys_tuples() -> None:
     assert own_panes(trace).tolist() == [0, 0, 1, 2, 1]
 
 
-def test_a_snapshot_comes_in_units_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.windows.update.queue._UNIT_ROWS", 6)
-    queue = WindowQueue(WindowMode.LAZY, 4, 1, PAYLOAD, Policy.FIFO)
+def test_a_snapshot_comes_in_units_of_a_bounded_size() -> None:
+    queue = WindowQueue(WindowMode.LAZY, 4, 1, PAYLOAD, Policy.FIFO, unit_rows=6)
     for pane in range(6):
         for key in range(7):
             _one(queue, pane, pane, key=key)

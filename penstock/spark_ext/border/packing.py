@@ -10,7 +10,7 @@ with counts and first arrival) if that pays off, and makes one parcel per bucket
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -21,18 +21,12 @@ from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.conflation import Conflation
 from penstock.operators.update_stream.stream import UpdateStream, concat
 from penstock.spark_ext.border.buckets import bucket_labels
-from penstock.spark_ext.border.parcels import to_parcels
+from penstock.spark_ext.border.parcels import ParcelLimits, to_parcels
 
-__all__ = ["Packer", "parcel_row", "side_of"]
+__all__ = ["Packer", "PackingLimits", "parcel_row", "side_of"]
 
 _SIDE = b"penstock.side"
 """The key in a parcel's schema metadata for the rows' side of a join."""
-
-_CHUNK_ROWS = 1_000_000
-_CHUNK_BYTES = 64 << 20
-_HELD_BYTES = 256 << 20
-_REMEMBERED_ROWS = 100_000
-_REMEMBERED_PARTITIONS = 16
 
 _ARROW_PARCEL_SCHEMA = pa.schema(
     [
@@ -43,11 +37,38 @@ _ARROW_PARCEL_SCHEMA = pa.schema(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class PackingLimits:
+    """When rows are cut into chunks, and what decides whether to conflate them.
+
+    Parameters
+    ----------
+    chunk_rows, chunk_bytes : int
+        The rows or bytes of a chunk that is packed without conflation, and of the first one, which measures
+        whether conflating pays off.
+    held_bytes : int
+        The limit of the conflated rows in memory.
+    remembered_rows, remembered_partitions : int
+        A measurement of at least so many rows holds for the next partitions that the worker packs.
+    parcels : ParcelLimits
+        The limits of a parcel.
+    """
+
+    chunk_rows: int = 1_000_000
+    chunk_bytes: int = 64 << 20
+    held_bytes: int = 256 << 20
+    remembered_rows: int = 100_000
+    remembered_partitions: int = 16
+    parcels: ParcelLimits = field(default_factory=ParcelLimits)
+
+    def fill_chunk(self, rows: int, size_bytes: int) -> bool:
+        """Say whether rows are a whole chunk."""
+        return rows >= self.chunk_rows or size_bytes >= self.chunk_bytes
+
+
 @dataclass(slots=True)
 class _Choice:
     """The worker's last measurement of whether conflating pays off for an operator.
-
-    The answer holds for the next `_REMEMBERED_PARTITIONS` partitions that the worker packs.
 
     Measuring costs a conflation of one chunk, which is wasted if keys rarely repeat.
     """
@@ -62,9 +83,9 @@ class _Choice:
         self.uses_left -= 1
         return self.combine
 
-    def remember(self, *, combine: bool) -> None:
+    def remember(self, partitions: int, *, combine: bool) -> None:
         """Keep an answer for the next partitions."""
-        self.combine, self.uses_left = combine, _REMEMBERED_PARTITIONS
+        self.combine, self.uses_left = combine, partitions
 
 
 _CHOICES: dict[tuple[str, str], _Choice] = {}
@@ -112,6 +133,8 @@ class Packer:
         The rows' side of a join, which `side_of` reads from a parcel.
     most_left : float
         With `combine` None, conflating goes on only if it leaves at most this share of the rows.
+    limits : PackingLimits
+        The sizes of chunks and parcels.
     """
 
     stream: UpdateStream
@@ -121,6 +144,7 @@ class Packer:
     name: str = ""
     side: str = ""
     most_left: float = 0.4
+    limits: PackingLimits = PackingLimits()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the parcels of one partition's rows; the last one holds the number of dropped rows."""
@@ -154,11 +178,11 @@ class Packer:
             for rows in usable:
                 conflation.add(rows, position)
                 position += rows.num_rows
-                if combine is None and _is_chunk(conflation.rows_seen, conflation.bytes_seen):
+                if combine is None and self.limits.fill_chunk(conflation.rows_seen, conflation.bytes_seen):
                     combine = self._pays(conflation, choice)
                     if not combine:
                         break
-                if conflation.newest_bytes > _HELD_BYTES // 2:
+                if conflation.newest_bytes > self.limits.held_bytes // 2:
                     yield conflation.finish()
             if combine is None and conflation.rows_seen:
                 self._pays(conflation, choice)
@@ -169,8 +193,8 @@ class Packer:
     def _pays(self, conflation: Conflation, choice: _Choice) -> bool:
         """Say whether conflating leaves few enough of the first rows; remember the answer for many rows."""
         combine = len(conflation) <= self.most_left * conflation.rows_seen
-        if conflation.rows_seen >= _REMEMBERED_ROWS:
-            choice.remember(combine=combine)
+        if conflation.rows_seen >= self.limits.remembered_rows:
+            choice.remember(self.limits.remembered_partitions, combine=combine)
         return combine
 
     def _chunks(self, usable: Iterable[pa.RecordBatch], position: int, part: int) -> Iterator[Arrivals]:
@@ -180,7 +204,7 @@ class Packer:
         for batch in usable:
             gathered.append(batch)
             rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
-            if _is_chunk(rows, size_bytes):
+            if self.limits.fill_chunk(rows, size_bytes):
                 yield Arrivals.of(self.stream, concat(gathered), position, part)
                 position += rows
                 gathered, rows, size_bytes = [], 0, 0
@@ -199,9 +223,5 @@ class Packer:
             begin, end = int(bounds[bucket]), int(bounds[bucket + 1])
             if begin == end:
                 continue
-            for parcel in to_parcels([whole.slice(begin, end - begin)]):
+            for parcel in to_parcels([whole.slice(begin, end - begin)], self.limits.parcels):
                 yield label, parcel
-
-
-def _is_chunk(rows: int, size_bytes: int) -> bool:
-    return rows >= _CHUNK_ROWS or size_bytes >= _CHUNK_BYTES

@@ -16,7 +16,7 @@ from penstock.checkpointing.p_unit import MAGIC, PUnit, decode, encode, packed_c
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.cast import cast_to_schema
 
-__all__ = ["PARCELS", "PARCEL_SCHEMA", "SIDE", "Unpacker", "from_parcel", "to_parcels"]
+__all__ = ["PARCELS", "PARCEL_SCHEMA", "SIDE", "ParcelLimits", "Unpacker", "from_parcel", "to_parcels"]
 
 PARCEL_SCHEMA = "bucket int, dropped long, payload binary"
 """Spark's schema of the packer's output; `bucket` is a label (`bucket_labels`)."""
@@ -33,15 +33,34 @@ PARCELS = StructType(
 SIDE = "side"
 """The extra column of parcels for an operator with several inputs: the input's number."""
 
-_PARCEL_BYTES = 16 << 20
-_LARGE_BYTES, _SAMPLE_ROWS, _SMALLER = 1 << 20, 1 << 12, 0.7
-"""Rows of at least this many bytes are packed if that shrinks a sample to this share or less."""
 _KIND = "rows"
 _ANY = "latin-1"
 """A reversible decoding of any bytes as text."""
 
 
-def to_parcels(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+@dataclass(frozen=True, slots=True)
+class ParcelLimits:
+    """When a batch is cut into several parcels, and when its rows are packed.
+
+    Parameters
+    ----------
+    parcel_bytes : int
+        The approximate limit of a parcel's rows.
+    min_packed_bytes, sample_rows, max_packed_share : int, int, float
+        Batches of at least so many bytes are packed if that shrinks a sample of so many rows to less than
+        this share.
+    """
+
+    parcel_bytes: int = 16 << 20
+    min_packed_bytes: int = 1 << 20
+    sample_rows: int = 1 << 12
+    max_packed_share: float = 0.7
+
+
+_DEFAULT_LIMITS = ParcelLimits()
+
+
+def to_parcels(batches: Iterable[pa.RecordBatch], limits: ParcelLimits = _DEFAULT_LIMITS) -> Iterator[bytes]:
     """Return `batches` as parcels of bounded size; an empty one is a parcel, too.
 
     Large batches are packed if that shrinks them a lot, because Spark copies each byte several times. The
@@ -50,11 +69,11 @@ def to_parcels(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
     packed: bool | None = None
     for batch in batches:
         size = max(batch.nbytes, 1)
-        if packed is None and size >= _LARGE_BYTES:
-            sample = batch.slice(0, _SAMPLE_ROWS)
+        if packed is None and size >= limits.min_packed_bytes:
+            sample = batch.slice(0, limits.sample_rows)
             made = _packed(sample)
-            packed = made is not None and len(made) < _SMALLER * sample.nbytes
-        pieces = max(-(-size // _PARCEL_BYTES), 1)
+            packed = made is not None and len(made) < limits.max_packed_share * sample.nbytes
+        pieces = max(-(-size // limits.parcel_bytes), 1)
         rows = max(-(-batch.num_rows // pieces), 1)
         for begin in range(0, max(batch.num_rows, 1), rows):
             piece = batch.slice(begin, rows)

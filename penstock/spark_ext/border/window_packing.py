@@ -8,7 +8,7 @@ idle.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from penstock.spark_ext.border.packing import parcel_row
 from penstock.spark_ext.border.parcels import to_parcels
 from penstock.state_store.keys.key_index import KeyIndex
 from penstock.windows.append.pane_partials import sorted_by
-from penstock.windows.groups import GroupCodec
+from penstock.windows.groups import GroupCodec, GroupSampling
 from penstock.windows.layout import ENTRY_PANE
 
 __all__ = ["EntryPacker", "RowPacker", "add_rows", "facts_of", "looked_up", "row_fragmenter", "without_time"]
@@ -59,12 +59,15 @@ class EntryPacker:
         Number of buckets.
     delayed : Fragments, optional
         The definition of the fragments, if they hold the newest time.
+    sampling : GroupSampling
+        How to find out whether groups have many entries.
     """
 
     pane_steps: int
     entry: pa.Schema
     buckets: int
     delayed: Fragments | None = None
+    sampling: GroupSampling = field(default_factory=GroupSampling)
 
     @classmethod
     def of(cls, fragments: Fragments, schema: pa.Schema, buckets: int) -> EntryPacker:
@@ -136,7 +139,7 @@ class EntryPacker:
         """
         names = self.entry.names[: self.entry.names.index(ENTRY_PANE)]
         groups = [entries.column(name) for name in names]
-        codec = GroupCodec([self.entry.field(name) for name in names])
+        codec = GroupCodec([self.entry.field(name) for name in names], self.sampling)
         if codec.repeats(groups, entries.num_rows):
             index = KeyIndex()
             ids = codec.numbers(index, groups, entries.num_rows)

@@ -17,7 +17,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
@@ -182,7 +182,7 @@ class BucketTask(Generic[S]):
     buckets: int
     parallel: int
     retain_versions: int = RETAIN_VERSIONS
-    snapshots: SnapshotRule = SnapshotRule()
+    snapshots: SnapshotRule = field(default_factory=SnapshotRule)
     sweep_batches: int = 16
 
     def run(

@@ -27,6 +27,9 @@ class PaneLimits:
         ... plus this many groups per group with entries. Groups are then renumbered.
     front_slack : int
         The front of stacks is compacted once it has this many times the needed entries.
+    min_repeats_to_combine : int
+        Held entries of one pane and group are combined only if more entries than this came for panes that
+        were present.
     """
 
     unit_entries: int = 1 << 20
@@ -36,3 +39,4 @@ class PaneLimits:
     min_silent_groups: int = 1024
     groups_per_live: int = 2
     front_slack: int = 2
+    min_repeats_to_combine: int = 1024

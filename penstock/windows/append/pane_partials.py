@@ -15,11 +15,11 @@ from penstock.operators.update_stream.stream import Integers
 from penstock.windows.append import sliding_kernels
 from penstock.windows.layout import WindowLayout
 
-__all__ = ["PanePartials", "WindowRanges", "empty", "is_narrow", "sorted_by"]
+__all__ = ["FREE_SPAN", "PanePartials", "WindowRanges", "empty", "is_narrow", "sorted_by"]
 
-_MAX_FREE_SPAN = 1024
+FREE_SPAN = 1024
 _MAX_SPAN_PER_ROW = 4
-"""A range is narrow up to this many numbers per row, plus a constant."""
+"""A range is narrow up to this many numbers per row, plus the free span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +117,17 @@ def empty(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
-def is_narrow(span: int, rows: int) -> bool:
+def is_narrow(span: int, rows: int, free_span: int = FREE_SPAN) -> bool:
     """Return whether a range is narrow enough for work per number of the range."""
-    return span <= _MAX_SPAN_PER_ROW * rows + _MAX_FREE_SPAN
+    return span <= _MAX_SPAN_PER_ROW * rows + free_span
 
 
-def sorted_by(values: Integers, order: Integers) -> Integers:
-    """Sort rows by value; equal values keep their given order."""
+def sorted_by(values: Integers, order: Integers, *, free_span: int = FREE_SPAN) -> Integers:
+    """Sort rows by value; equal values keep their given order. A narrow range of values is counted."""
     if not len(values):
         return order
     least, greatest = int(values.min()), int(values.max())
-    if not is_narrow(greatest - least, len(values)):
+    if not is_narrow(greatest - least, len(values), free_span):
         return order[np.argsort(values[order], kind="stable")]
     out = np.empty(len(values), np.int64)
     sliding_kernels.order_by(values, least, greatest - least + 1, order, out)

@@ -62,7 +62,7 @@ class Panes(ABC):
         self._limits = limits
         self._codec = GroupCodec(list(layout.groups))
         self._index = KeyIndex()
-        self._held = SortedRuns(layout)
+        self._held = SortedRuns(layout, limits.min_repeats_to_combine)
         self._arrived: list[PanePartials] = []
         """Partials added since the last `delta`."""
         self.watermark: int | None = None

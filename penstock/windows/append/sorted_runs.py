@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from penstock.operators.aggregates.wide import alike
 from penstock.operators.update_stream.stream import Integers
 from penstock.windows.append import sliding_kernels
-from penstock.windows.append.pane_partials import PanePartials, is_narrow, sorted_by
+from penstock.windows.append.pane_partials import FREE_SPAN, PanePartials, is_narrow, sorted_by
 from penstock.windows.append.sliding import slide
 from penstock.windows.layout import WindowLayout
 
@@ -31,7 +31,6 @@ __all__ = [
 
 _MIN_DUPLICATION_TO_COMBINE = 1.5
 """Duplicates are combined once a pane and group has this many entries on average."""
-_MIN_REPEATS_TO_COMBINE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +123,11 @@ def _bits(array: pa.Array[Any]) -> npt.NDArray[Any]:
     return np.frombuffer(array.buffers()[1], f"i{width}", len(array), array.offset * width)
 
 
-def merge_sorted(parts: Iterable[PanePartials]) -> PanePartials:
-    """Merge sorted parts into one; equal entries keep the order of parts."""
+def merge_sorted(parts: Iterable[PanePartials], *, free_span: int = FREE_SPAN) -> PanePartials:
+    """Merge sorted parts into one; equal entries keep the order of parts.
+
+    Parts that follow each other are concatenated by group if there are few groups (`is_narrow`).
+    """
     known = list(parts)
     there = [part for part in known if len(part)] or known[:1]
     if len(there) == 1:
@@ -133,10 +135,10 @@ def merge_sorted(parts: Iterable[PanePartials]) -> PanePartials:
     rows = sum(map(len, there))
     if all(int(a.panes.max()) <= int(b.panes.min()) for a, b in pairwise(there)):
         groups = max(int(part.ids[-1]) for part in there) + 1
-        if is_narrow(groups * len(there), rows):
+        if is_narrow(groups * len(there), rows, free_span):
             return concat_by_group([GroupRanges.of(part) for part in there])
         whole = PanePartials.concat(there)
-        return whole.take(sorted_by(whole.ids, np.arange(rows)))
+        return whole.take(sorted_by(whole.ids, np.arange(rows), free_span=free_span))
     whole = PanePartials.concat(there)
     if len(there) > 2:
         return whole.in_order()
@@ -204,6 +206,8 @@ class SortedRuns:
     ----------
     layout : WindowLayout
         The layout of the entries.
+    min_repeats : int
+        Duplicates are combined only if more entries than this came for panes that were present.
 
     Attributes
     ----------
@@ -213,8 +217,9 @@ class SortedRuns:
         Memory of the parts in bytes.
     """
 
-    def __init__(self, layout: WindowLayout) -> None:
+    def __init__(self, layout: WindowLayout, min_repeats: int) -> None:
         self._layout = layout
+        self._min_repeats = min_repeats
         self.parts = [PanePartials.none(layout)]
         self._count = self.nbytes = 0
         self._again = 0
@@ -236,7 +241,7 @@ class SortedRuns:
             self._again += int(np.count_nonzero(entries.panes <= self._newest))
         newest = int(entries.panes.max())
         self._newest = newest if self._newest is None else max(newest, self._newest)
-        if self._again > _MIN_REPEATS_TO_COMBINE and len(self) >= _MIN_DUPLICATION_TO_COMBINE * (
+        if self._again > self._min_repeats and len(self) >= _MIN_DUPLICATION_TO_COMBINE * (
             len(self) - self._again
         ):
             self.replace(combine_duplicates(self._layout, self.whole()))

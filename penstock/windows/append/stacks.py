@@ -27,6 +27,7 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.operators.update_stream.stream import Integers
+from penstock.windows.append.limits import PaneLimits
 from penstock.windows.append.pane_partials import PanePartials
 from penstock.windows.append.sliding import slide
 from penstock.windows.append.sorted_runs import (
@@ -54,23 +55,23 @@ class Stacks:
         A pane; at most the end of the next window that closes.
     groups : int
         Number of groups that have a number.
-    front_slack : int
-        The front is compacted once it has this many times the needed entries.
+    limits : PaneLimits
+        Thresholds.
     """
 
     def __init__(
-        self, layout: WindowLayout, front: PanePartials, border: int, groups: int, front_slack: int
+        self, layout: WindowLayout, front: PanePartials, border: int, groups: int, limits: PaneLimits
     ) -> None:
         self.border = border
         self._layout = layout
-        self._front_slack = front_slack
+        self._front_slack = limits.front_slack
         self._front = GroupRanges.of(front, groups)
         """The front entries that are still needed."""
         ends = self._front.high[front.ids]
         each = np.arange(len(front))
         suffixes = slide(layout.partials, layout.times, front.panes, front.values, each, ends, closing=False)
         self._suffixes = replace(front, values=suffixes)
-        self._back = SortedRuns(layout)
+        self._back = SortedRuns(layout, limits.min_repeats_to_combine)
         self._total = PanePartials.none(layout)
 
     def __len__(self) -> int:

@@ -131,7 +131,7 @@ class TimePanes(Panes):
         if stacks is not None or sum(map(len, below)) >= limits.min_entries_for_stacks:
             self._held.restrict(lambda part: part.panes >= border)
             merged = merge_sorted(below)
-            self._stacks = Stacks(self._layout, merged, border, len(self._index), limits.front_slack)
+            self._stacks = Stacks(self._layout, merged, border, len(self._index), limits)
 
     def _has_partials(self) -> npt.NDArray[np.bool_]:
         known = super()._has_partials()

@@ -61,7 +61,6 @@ __all__ = ["EnqueuedPanes", "KeyState", "ServedWindows", "WindowMode", "WindowQu
 _BLOCK_ROWS = 8
 _PAGE_BLOCKS = 64
 _UNIT_ROWS = 1 << 20
-"""Number of tuples in a unit of a snapshot, exceeded by at most the last key's tuples."""
 
 
 class WindowQueue:
@@ -92,6 +91,8 @@ class WindowQueue:
         before it.
     block_rows, page_blocks : int
         Locations in a block (FLCZ), and blocks in a page of the paged memory.
+    unit_rows : int
+        Number of tuples in a unit of a snapshot, exceeded by at most the last key's tuples.
 
     Raises
     ------
@@ -112,6 +113,7 @@ class WindowQueue:
         first_pane: int | None = None,
         block_rows: int = _BLOCK_ROWS,
         page_blocks: int = _PAGE_BLOCKS,
+        unit_rows: int = _UNIT_ROWS,
     ) -> None:
         if mode is WindowMode.APPEND:
             raise InvalidUsageError("windows of append semantics need no window queue", mode=str(mode))
@@ -120,6 +122,7 @@ class WindowQueue:
         if cost_us is not None and cost_us <= 0:
             raise InvalidUsageError("the cost of a window is not positive", cost_us=cost_us)
         self.mode, self.policy = mode, policy
+        self._unit_rows = unit_rows
         self.size, self.slide = size, slide
         self.given_cost_us = cost_us
         self.measured_cost_us: float | None = None
@@ -314,11 +317,11 @@ class WindowQueue:
         return unit
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state, in units of about `_UNIT_ROWS` tuples."""
+        """Return the whole current state, in units of about `unit_rows` tuples."""
         key_rows = self._buffers.key_rows
         ids = np.flatnonzero(key_rows[:, zones.NEWEST] != zones.NEVER)
         # A key counts as a tuple, so that the keys of a unit are bounded, too.
-        part = np.cumsum(key_rows[ids, zones.ROWS] + 1) // _UNIT_ROWS
+        part = np.cumsum(key_rows[ids, zones.ROWS] + 1) // self._unit_rows
         cuts = np.flatnonzero(np.diff(part)) + 1
         # Created now, because the queue changes while the units are written.
         return iter([self._unit("snapshot", some, fresh=False) for some in np.split(ids, cuts)])

@@ -45,7 +45,7 @@ class _Model:
     draw: random.Random
     rows: list[Row] = field(default_factory=list)
     start: int = 0
-    cleanup: CleanupRule = CleanupRule()
+    cleanup: CleanupRule = field(default_factory=CleanupRule)
     readers: dict[str, _Reader] = field(default_factory=dict)
     writers: dict[str, PStreamWriter] = field(default_factory=dict)
     appended: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_NAMES, 0))
