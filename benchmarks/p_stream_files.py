@@ -12,7 +12,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -117,12 +117,12 @@ def milliseconds(way: Callable[[Path, bytes], Iterator[None]], size: int, rounds
     return sorted(times)[len(times) // 10], statistics.median(times)
 
 
-def unit_sizes(table: pa.Table) -> list[int]:
+def unit_sizes(table: pa.Table, unit_rows: int) -> list[int]:
     """Return the bytes of a table's p-units, compressed as a writer does."""
     chooser = Chooser()
     return [
-        len(encode_table(table.slice(at, UNIT_ROWS), chooser=chooser))
-        for at in range(0, table.num_rows - UNIT_ROWS + 1, UNIT_ROWS)
+        len(encode_table(table.slice(at, unit_rows), chooser=chooser))
+        for at in range(0, table.num_rows - unit_rows + 1, unit_rows)
     ]
 
 
@@ -142,19 +142,21 @@ def segments(sizes: list[int]) -> list[int]:
     return [*found, size] if size else found
 
 
-def report(rounds: int, rows: int, data: Path) -> Iterator[str]:
+def report(
+    rounds: int, rows: int, data: Path, *, sizes: Sequence[int] = SIZES, unit_rows: int = UNIT_ROWS
+) -> Iterator[str]:
     """Return the lines of the result."""
     yield "python -m benchmarks.p_stream_files"
     yield ""
     yield f"{machine()}; load {os.getloadavg()[0]:.0f} at the begin"
     yield ""
     yield "milliseconds a commit, durable: the quickest tenth (median)"
-    yield f"{'':<28}" + "".join(f"{_size(size):>18}" for size in SIZES)
+    yield f"{'':<28}" + "".join(f"{_size(size):>18}" for size in sizes)
     for name, way in WAYS.items():
-        cells = [milliseconds(way, size, rounds) for size in SIZES]
+        cells = [milliseconds(way, size, rounds) for size in sizes]
         yield f"{name:<28}" + "".join(f"{quick:>10.2f} {f'({median:.1f})':>7}" for quick, median in cells)
     yield ""
-    yield f"p-units of {UNIT_ROWS:,} rows, and bytes on disk by their own bytes where each begins at 256 KiB"
+    yield f"p-units of {unit_rows:,} rows, and bytes on disk by their own bytes where each begins at 256 KiB"
     yield (
         f"{'stream':<16}{'raw KiB':>10}{'coded KiB':>11}{'each p-unit':>14}{'commits of 16':>16}"
         f"{'full segments':>16}"
@@ -163,13 +165,13 @@ def report(rounds: int, rows: int, data: Path) -> Iterator[str]:
         stream = load(name, data, rows=rows)
         if stream is None:
             continue
-        sizes = unit_sizes(stream.long)
-        raw = stream.long.nbytes / stream.long.num_rows * UNIT_ROWS
-        commits = [sum(sizes[at : at + 16]) for at in range(0, len(sizes), 16)]
-        mean = statistics.fmean(sizes)
+        units = unit_sizes(stream.long, unit_rows)
+        raw = stream.long.nbytes / stream.long.num_rows * unit_rows
+        commits = [sum(units[at : at + 16]) for at in range(0, len(units), 16)]
+        mean = statistics.fmean(units)
         yield (
-            f"{name:<16}{raw / 1024:>10,.0f}{mean / 1024:>11,.0f}{aligned(sizes):>14.2f}"
-            f"{aligned(commits):>16.2f}{aligned(segments(sizes * 200)):>16.2f}"
+            f"{name:<16}{raw / 1024:>10,.0f}{mean / 1024:>11,.0f}{aligned(units):>14.2f}"
+            f"{aligned(commits):>16.2f}{aligned(segments(units * 200)):>16.2f}"
         )
 
 

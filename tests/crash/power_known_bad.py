@@ -18,7 +18,9 @@ from penstock import _durable
 from penstock.spark_ext import daemon
 from penstock.spark_ext.sources import p_stream_sink
 from penstock.spark_ext.sources.p_stream_source import PStreamDataSource
-from penstock.state_store import bucket_store
+from penstock.spark_ext.worker import bucket_task
+from penstock.state_store.bucket_store import BucketStore
+from penstock.state_store.snapshot_rule import SnapshotRule
 
 __all__ = ["DAEMON", "SOURCES"]
 
@@ -55,13 +57,17 @@ SOURCES = {"syncs_nothing": SyncsNothing}
 """Data sources that the power cuts have to find fault with, by the name of what is broken."""
 
 
+def store_of_short_chains(*arguments: Any, **options: Any) -> BucketStore:
+    """Return a store that releases files after a few micro-batches already."""
+    return BucketStore(*arguments, **options | {"snapshots": SnapshotRule(max_deltas=3)})
+
+
 def _patch(owner: Any, name: str, value: object) -> None:
     setattr(owner, name, value)
 
 
 if __name__ == "__main__":
-    # So that files are released after a few micro-batches already.
-    _patch(bucket_store, "_MAX_DELTAS", 3)
+    _patch(bucket_task, "BucketStore", store_of_short_chains)
     if os.environ.get(_KNOWN_BAD):
         syncs_nothing()
     daemon.main()

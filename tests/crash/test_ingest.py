@@ -21,12 +21,13 @@ _CHUNK_BYTES = 10_000
 """So that the file has some two hundred."""
 
 _RUN_S = 300.0
-_PROGRAM = (
-    "from penstock.cli import main\n"
-    "from penstock.jobs.ingest import sources\n"
-    f"sources._CHUNK_BYTES = {_CHUNK_BYTES}\n"
-    "main()\n"
-)
+_PROGRAM = f"""
+import sys
+from penstock.jobs.ingest import ReadSizes, Settings, ingest_sources
+place, file, kind = sys.argv[1:]
+sizes = ReadSizes(chunk_bytes={_CHUNK_BYTES})
+ingest_sources(Settings(place, kind, (file,), goal="fast", interval="0ms", sizes=sizes))
+"""
 _POINTS = (
     "state.before_write",
     "state.after_write",
@@ -38,9 +39,8 @@ _POINTS = (
 
 
 def start(place: Path, file: Path, kind: str, **environment: str) -> subprocess.Popen[bytes]:
-    options = ["--from", kind, "--interval", "0ms", "--goal", "fast", "--quiet"]
     return subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, "ingest", str(place), str(file), *options],
+        [sys.executable, "-c", _PROGRAM, str(place), str(file), kind],
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
     )
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from penstock.operators.scan.fragments import (
     Fragmenter,
     fragment_kernels,
-    fragmenter,
     merge_fragments,
     merge_stretches,
 )
@@ -44,11 +43,13 @@ def _fragments_by(columns: int) -> Fragments:
     return Fragments(7000, "t", "s", ("k0", "k1")[:columns], PARTIALS)
 
 
-def _fragments(columns: int, *parts: Sequence[Row], group: pa.DataType = INTEGER) -> pa.RecordBatch:
+def _fragments(
+    columns: int, *parts: Sequence[Row], group: pa.DataType = INTEGER, **sizes: int
+) -> pa.RecordBatch:
     """Return the fragments of rows that come in parts."""
     types = dict.fromkeys(["t", *(partial.name for partial in PARTIALS)], INTEGER)
     types |= dict.fromkeys(["k0", "k1"], group)
-    folding = Fragmenter(_fragments_by(columns), types)
+    folding = Fragmenter(_fragments_by(columns), types, **sizes)
     for part in parts:
         if part:
             values = pa.array([row[2] for row in part])
@@ -71,10 +72,10 @@ def _check(found: Sequence[pa.RecordBatch], columns: int, rows: Sequence[Row]) -
 
 
 def _folded(
-    rows: Sequence[Row], columns: int, cut: int, *, ordered: bool, group: pa.DataType = INTEGER
+    rows: Sequence[Row], columns: int, cut: int, *, ordered: bool, group: pa.DataType = INTEGER, **sizes: int
 ) -> None:
     rows = sorted(rows, key=lambda row: row[0]) if ordered else rows
-    found = _fragments(columns, rows[:cut], rows[cut:], group=group)
+    found = _fragments(columns, rows[:cut], rows[cut:], group=group, **sizes)
     _check([merge_fragments(_fragments_by(columns), [found]) if rows else found], columns, rows)
 
 
@@ -92,18 +93,16 @@ def test_fragments_are_those_of_plain_python(
     _folded(rows, columns, cut, ordered=ordered, group=group)
 
 
-def test_tables_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_grow() -> None:
     rows = [(i // 40, (i * 7919 % 61, i % 2), i % 17 - 8) for i in range(4000)]
-    assert len({row[1] for row in rows}) > fragmenter._INITIAL_TABLE // 32
-    monkeypatch.setattr(fragmenter, "_INITIAL_SLOTS", 2)
-    monkeypatch.setattr(fragmenter, "_INITIAL_TABLE", 4)
+    assert len({row[1] for row in rows}) > 64
+    sizes = {"initial_slots": 2, "initial_places": 4}
     for columns in (0, 1, 2):
-        _folded(rows, columns, 1000, ordered=True)
-        _folded(rows, columns, 1000, ordered=True, group=pa.string())
+        _folded(rows, columns, 1000, ordered=True, **sizes)
+        _folded(rows, columns, 1000, ordered=True, group=pa.string(), **sizes)
 
 
 def test_more_numbers_than_places_are_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fragmenter, "_INITIAL_TABLE", 8)
     hashed: list[bool] = []
     enter = fragment_kernels.enter
 
@@ -113,13 +112,14 @@ def test_more_numbers_than_places_are_hashed(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(fragment_kernels, "enter", entering)
     for number in range(9):
-        _fragments(1, *[[(pane * 7, (pane,), 1)] for pane in range(number)], group=pa.string())
+        parts = [[(pane * 7, (pane,), 1)] for pane in range(number)]
+        _fragments(1, *parts, group=pa.string(), initial_places=8)
         assert hashed == [True] * (number >= 8)
     known = [(0, (k,), k) for k in range(40)]
     again = [(7, (k,), k) for k in (0, 1, 2, 39, 38, 37, 0, 5, 13, 21, 29)]
     for rows in (known[:7] + again, known + again, known[:3] + known + again + known):
         for cut in (3, 7, 8, 30):
-            _folded(rows, 1, cut, ordered=False, group=pa.string())
+            _folded(rows, 1, cut, ordered=False, group=pa.string(), initial_places=8)
 
 
 def test_long_runs_end_where_their_pane_does() -> None:

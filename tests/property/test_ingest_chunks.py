@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.jobs.ingest import sources
-from penstock.jobs.ingest.byte_source import Octets, PipeBytes
+from penstock.jobs.ingest.byte_source import ByteSource, PipeBytes
 from penstock.jobs.ingest.records import CsvDialect, Dialect, JsonDialect
-from penstock.jobs.ingest.sources import BadRecord, Rows, TextSource
+from penstock.jobs.ingest.sources import BadRecord, ReadSizes, Rows, TextSource
 
 SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string(), "x": pa.float64()})
 
@@ -32,7 +30,7 @@ ROWS = st.lists(
 )
 
 
-class Memory(Octets):
+class Memory(ByteSource):
     """Bytes of which at first there are only some."""
 
     def __init__(self, content: bytes, lengths: Sequence[int] = ()) -> None:
@@ -121,12 +119,10 @@ def test_wherever_a_file_is_cut_its_rows_are_the_same(
     file: tuple[list[Row], bytes, Dialect], size: int, lengths: list[int]
 ) -> None:
     rows, content, dialect = file
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "_CHUNK_BYTES", size)
-        octets = Memory(content, lengths)
-        source = TextSource(octets, dialect, "memory")
-        source.begin(SCHEMA, {})
-        assert list(read(source, octets.grow)) == rows
+    growing = Memory(content, lengths)
+    source = TextSource(growing, dialect, "memory", ReadSizes(chunk_bytes=size))
+    source.begin(SCHEMA, {})
+    assert list(read(source, growing.grow)) == rows
 
 
 @given(files(), st.integers(1, 60), st.integers(0, 10))
@@ -134,20 +130,19 @@ def test_after_a_restart_at_any_clock_the_rest_follows(
     file: tuple[list[Row], bytes, Dialect], size: int, stop: int
 ) -> None:
     rows, content, dialect = file
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "_CHUNK_BYTES", size)
-        before = TextSource(Memory(content), dialect, "memory")
-        before.begin(SCHEMA, {})
-        clock: dict[str, int] = {}
-        seen = 0
-        for number, found in enumerate(before.read()):
-            if number == stop:
-                break
-            assert isinstance(found, Rows)
-            clock, seen = dict(found.clock), seen + found.table.num_rows
-        after = TextSource(Memory(content), dialect, "memory")
-        after.begin(SCHEMA, clock)
-        assert list(read(after)) == rows[seen:]
+    sizes = ReadSizes(chunk_bytes=size)
+    before = TextSource(Memory(content), dialect, "memory", sizes)
+    before.begin(SCHEMA, {})
+    clock: dict[str, int] = {}
+    seen = 0
+    for number, found in enumerate(before.read()):
+        if number == stop:
+            break
+        assert isinstance(found, Rows)
+        clock, seen = dict(found.clock), seen + found.table.num_rows
+    after = TextSource(Memory(content), dialect, "memory", sizes)
+    after.begin(SCHEMA, clock)
+    assert list(read(after)) == rows[seen:]
 
 
 @given(files(), st.lists(st.integers(1, 40), min_size=1, max_size=5))
@@ -156,10 +151,8 @@ def test_however_a_pipe_gives_its_bytes_the_rows_are_the_same(
 ) -> None:
     rows, content, dialect = file
     reading, writing = os.pipe()
-    with pytest.MonkeyPatch.context() as patch, os.fdopen(reading), os.fdopen(writing, "wb", 0) as pipe:
-        patch.setattr("penstock.jobs.ingest.byte_source._WAIT_S", 0.0)
-        patch.setattr("penstock.jobs.ingest.byte_source._GATHER_S", 0.0)
-        source = TextSource(PipeBytes("pipe", reading), dialect)
+    with os.fdopen(reading), os.fdopen(writing, "wb", 0) as pipe:
+        source = TextSource(PipeBytes("pipe", reading, wait_s=0.0, gather_s=0.0), dialect)
         source.begin(SCHEMA, {})
         left = [content[: sizes[0]], *_pieces(content[sizes[0] :], sizes)]
 
@@ -194,17 +187,15 @@ def test_each_bad_record_is_found_and_no_other(good: list[bool], size: int, bad:
     fine = "{0},t,1.5" if kind == "csv" else '{{"n": {0}, "text": "t", "x": 1.5}}'
     lines = [fine.format(number) if one else bad for number, one in enumerate(good)]
     begins = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "_CHUNK_BYTES", size)
-        source = TextSource(Memory("\n".join(lines).encode()), dialect, "memory")
-        source.begin(SCHEMA, {})
-        rows: list[int] = []
-        found: list[tuple[int, int]] = []
-        for one in source.read():
-            if isinstance(one, BadRecord):
-                found.append((one.line, one.offset))
-                assert not any(text in one.why for text in ("1,a", "1.5"))
-            else:
-                rows += one.table["n"].to_pylist()
+    source = TextSource(Memory("\n".join(lines).encode()), dialect, "memory", ReadSizes(chunk_bytes=size))
+    source.begin(SCHEMA, {})
+    rows: list[int] = []
+    found: list[tuple[int, int]] = []
+    for one in source.read():
+        if isinstance(one, BadRecord):
+            found.append((one.line, one.offset))
+            assert not any(text in one.why for text in ("1,a", "1.5"))
+        else:
+            rows += one.table["n"].to_pylist()
     assert rows == [number for number, one in enumerate(good) if one]
     assert found == [(number + 1, begins[number]) for number, one in enumerate(good) if not one]

@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.files import open_files
-from penstock.operators.queues import key_records
 from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
+from penstock.operators.queues.key_records import ForgetRule
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.schedulers import new_scheduler
@@ -59,19 +59,14 @@ STEPS = st.lists(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def forgetful() -> Iterator[None]:
-    """Let every idle key go at once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_records, "_LEAST_IDLE", 0)
-        patch.setattr(key_records.TabledKeyRecords, "may_forget", lambda self, kept: len(self) > kept)
-        yield
+AT_ONCE = ForgetRule(min_idle=0, idle_per_kept=0)
+"""Lets every idle key go at once."""
 
 
 def made(stream: UpdateStream, policy: Policy, semantics: Semantics, table: TableMaker | None) -> KeyedQueue:
     if semantics is Semantics.UPDATE:
-        return UpdateQueue(stream, policy, cost_us=20.0, page_rows=2, table=table)
-    queue = AdaptiveQueue(stream, policy, semantics, cost_us=20.0, table=table)
+        return UpdateQueue(stream, policy, cost_us=20.0, page_rows=2, table=table, forgetting=AT_ONCE)
+    queue = AdaptiveQueue(stream, policy, semantics, cost_us=20.0, table=table, forgetting=AT_ONCE)
     queue.capacity = 3.0
     return queue
 

@@ -14,8 +14,7 @@ from pyspark.sql import functions as sf
 import penstock
 from penstock.dataflow.nodes import StreamTableJoin
 from penstock.operators.scan.lookup import Lookup
-from penstock.spark_ext.graph import lookup_tables
-from penstock.spark_ext.graph.lookup_tables import lookup_in
+from penstock.spark_ext.graph.lookup_tables import LookupLimits, lookup_in
 
 pytestmark = pytest.mark.spark
 
@@ -32,9 +31,9 @@ def node(on: Any = "k", kind: pa.DataType | None = None) -> StreamTableJoin:
     return found
 
 
-def told(table: DataFrame, on: StreamTableJoin | None = None) -> list[dict[str, Any]] | None:
+def told(table: DataFrame, on: StreamTableJoin | None = None, **limits: int) -> list[dict[str, Any]] | None:
     """Return the rows that go to the readers; None where Spark joins."""
-    text = lookup_in(table, on or node(), ("name",))
+    text = lookup_in(table, on or node(), ("name",), LookupLimits(**limits))
     return None if text is None else Lookup.from_text(text).table.sort_by("name").to_pylist()
 
 
@@ -92,11 +91,8 @@ def test_what_spark_compares_in_its_own_way_is_left_to_it(spark: SparkSession, l
     assert told(local.withColumn("name", sf.expr("CAST(X'FF' AS string)"))) is None, "no UTF-8"
 
 
-def test_large_tables_are_left_to_spark(local: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup_tables, "MOST_ROWS", 2)
-    assert told(local) is None
-    monkeypatch.setattr(lookup_tables, "MOST_ROWS", 3)
-    monkeypatch.setattr(lookup_tables, "MOST_BYTES", 3 * 4 + len("abc"))
-    assert told(local) is not None
-    monkeypatch.setattr(lookup_tables, "MOST_BYTES", 3 * 4 + len("abc") - 1)
-    assert told(local) is None
+def test_large_tables_are_left_to_spark(local: DataFrame) -> None:
+    size_bytes = 3 * 4 + len("abc")
+    assert told(local, rows=2) is None
+    assert told(local, rows=3, size_bytes=size_bytes) is not None
+    assert told(local, rows=3, size_bytes=size_bytes - 1) is None

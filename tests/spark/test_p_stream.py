@@ -18,7 +18,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 import penstock
 from penstock.checkpointing.p_stream import PStream, PStreamWriter, Unit
 from penstock.checkpointing.p_stream.segments import pieces
-from penstock.spark_ext.sources import p_stream_source, pushed
+from penstock.spark_ext.sources import p_stream_source
+from penstock.spark_ext.sources.pushed import bounded
 from tests.spark.p_streams import (
     SCHEMA,
     append,
@@ -417,11 +418,8 @@ def test_output_modes_that_replace_rows_are_refused(
         writer.option("checkpointLocation", str(tmp_path / "c")).start(str(tmp_path / "s")).awaitTermination()
 
 
-def test_large_units_cross_to_the_jvm_in_parts(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pushed, "_BATCH_BYTES", 100)
+def test_large_units_cross_to_the_jvm_in_parts() -> None:
     rows = table(0, 100).to_batches()[0]
-    parts = list(pushed.bounded(rows))
+    parts = list(bounded(rows, 100))
     assert len(parts) > 10
     assert pa.Table.from_batches(parts).equals(table(0, 100))

@@ -16,6 +16,7 @@ from penstock.checkpointing.p_stream import PStreamReader
 from penstock.dataflow import Graph
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.graph import frames, lookup_tables
+from penstock.spark_ext.graph.lookup_tables import LookupLimits
 from tests.naive_join import NaiveJoin, Tuple
 from tests.naive_union import NaiveUnion
 from tests.naive_union import Tuple as Ranked
@@ -118,6 +119,14 @@ def test_queues_that_are_persisted_before_a_join(spark: SparkSession, tmp_path: 
     assert sorted(run(graph, spark, tmp_path, sources=sources, persist=persist)) == sorted(expected)
 
 
+def with_many(table: pa.Table) -> pa.Table:
+    """Add so many rows with keys that nothing has that a table does not go to the readers."""
+    count = LookupLimits().rows
+    keys, groups = table.schema
+    others = [pa.array(range(1000, 1000 + count), keys.type), pa.array(["none"] * count, groups.type)]
+    return pa.concat_tables([table, pa.Table.from_arrays(others, schema=table.schema)])
+
+
 CAMPAIGNS = pa.schema({"ad": pa.int32(), "campaign": pa.string()})
 VIEWS = pa.schema({"t": pa.int64(), "ad": pa.int32(), "kind": pa.string()})
 
@@ -169,7 +178,6 @@ def test_fragments_of_views_are_looked_up_once_for_each_advertisement(
     for number, way in enumerate(ways):
         share = len(events) // len(ways)
         place.add(views.slice(number * share, None if number == len(ways) - 1 else share))
-        monkeypatch.setattr(lookup_tables, "MOST_ROWS", 100 if way == "readers" else 0)
         made = run(
             graph,
             spark,
@@ -177,7 +185,7 @@ def test_fragments_of_views_are_looked_up_once_for_each_advertisement(
             sources={
                 "views": str(place.directory) if files else place.frame(spark, "t long, ad int, kind string")
             },
-            tables={"campaigns": spark.createDataFrame(table)},
+            tables={"campaigns": spark.createDataFrame(table if way == "readers" else with_many(table))},
             persist=persist,
         )
     assert tuple(told) == ways
@@ -216,11 +224,10 @@ def test_a_lookup_makes_no_second_tuple_of_an_update(spark: SparkSession, tmp_pa
     assert sorted(run(graph, spark, tmp_path / "nobody", tables={"names": nobody}, **given)) == sorted(made)
 
 
-@pytest.mark.parametrize("most", [0, 100], ids=["Spark", "readers"])
+@pytest.mark.parametrize("way", ["Spark", "readers"])
 def test_a_lookup_takes_keys_of_any_name_and_nulls_that_were_not_said(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+    spark: SparkSession, tmp_path: Path, way: str
 ) -> None:
-    monkeypatch.setattr(lookup_tables, "MOST_ROWS", most)
     views = pa.schema({"t": pa.int64(), "a`d.x": pa.int32()})
     campaigns = pa.schema([("a`d.x", pa.int32()), pa.field("c d", pa.string(), nullable=False)])
     graph = (
@@ -241,7 +248,7 @@ def test_a_lookup_takes_keys_of_any_name_and_nulls_that_were_not_said(
         spark,
         tmp_path,
         sources={"views": place.frame(spark, "t long, `a``d.x` int")},
-        tables={"campaigns": spark.createDataFrame(table)},
+        tables={"campaigns": spark.createDataFrame(table if way == "readers" else with_many(table))},
         persist="always",
     )
     assert sorted(made, key=str) == [("b", 1), (None, 2)]

@@ -22,7 +22,7 @@ from penstock.checkpointing.p_stream import PStream, PStreamReader
 from penstock.cli import app
 from penstock.ddl import parse_schema, schema_text
 from penstock.errors import InvalidUsageError
-from penstock.jobs.ingest import Report, Settings, Totals, ingest_sources, sources
+from penstock.jobs.ingest import ReadSizes, Report, Settings, Totals, ingest_sources, sources
 from penstock.jobs.ingest.ingest import KINDS
 from tests import processes
 
@@ -149,10 +149,7 @@ def test_json_is_an_array_or_lines(place: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "arrow stream"])
-def test_tables_are_read_batch_by_batch_from_where_they_were(
-    place: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "_BATCH_ROWS", 10)
+def test_tables_are_read_batch_by_batch_from_where_they_were(place: Path, kind: str) -> None:
     table = pa.table({"n": range(25), "tag": pa.array(["a", None, "b", "c", "d"] * 5).dictionary_encode()})
     if kind == "parquet":
         pyarrow.parquet.write_table(table, "t")
@@ -160,7 +157,7 @@ def test_tables_are_read_batch_by_batch_from_where_they_were(
         make = pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
         with make("t", table.schema) as writer:
             writer.write_table(table, max_chunksize=10)
-    settings = Settings(str(place), kind.partition(" ")[0], ("t",))
+    settings = Settings(str(place), kind.partition(" ")[0], ("t",), sizes=ReadSizes(batch_rows=10))
     stops = iter([False, False, True, True])
     assert ingest_sources(settings, stopped=lambda: next(stops)).rows == 10
     assert ingest_sources(settings).rows == 15
@@ -448,12 +445,12 @@ def test_quiet_says_nothing(place: Path) -> None:
     assert (result.exit_code, result.output) == (0, "")
 
 
-def test_records_longer_than_a_chunk_are_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_CHUNK_BYTES", 64)
+def test_records_longer_than_a_chunk_are_read(place: Path) -> None:
     text = json.dumps({"text": "x" * 5000})
     written("a.ndjson", f"{text}\n{text}\n")
-    assert ingest_sources(Settings(str(place), "ndjson", ("a.ndjson",))).rows == 2
-    monkeypatch.setattr(sources, "_LONGEST_BYTES", 1024)
+    settings = Settings(str(place), "ndjson", ("a.ndjson",), sizes=ReadSizes(chunk_bytes=64))
+    assert ingest_sources(settings).rows == 2
     written("b.ndjson", text)
+    sizes = ReadSizes(chunk_bytes=64, most_record_bytes=1024)
     with pytest.raises(InvalidUsageError, match="a record does not end"):
-        ingest_sources(Settings(str(place), "ndjson", ("b.ndjson",)))
+        ingest_sources(Settings(str(place), "ndjson", ("b.ndjson",), sizes=sizes))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import p_stream_files
 from benchmarks.p_stream_files import ALIGNMENT, WAYS, aligned, report, segments
 
 pytestmark = pytest.mark.bench
@@ -21,12 +20,8 @@ def test_each_way_makes_commits(name: str, tmp_path: Path) -> None:
     assert sum(content.count(b"abc" * 1000) for content in files.values()) == 5
 
 
-def test_the_report_has_a_line_for_each_way_and_stream(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(p_stream_files, "SIZES", (4096,))
-    monkeypatch.setattr(p_stream_files, "UNIT_ROWS", 1000)
-    lines = list(report(2, 4000, tmp_path))
+def test_the_report_has_a_line_for_each_way_and_stream(tmp_path: Path) -> None:
+    lines = list(report(2, 4000, tmp_path, sizes=(4096,), unit_rows=1000))
     for name in (*WAYS, "ysb", "nexmark", "market"):
         assert any(line.startswith(name) for line in lines), name
 

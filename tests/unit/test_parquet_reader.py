@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
-from penstock.spark_ext.sources import parquet_reader
 from penstock.spark_ext.sources.parquet_reader import RANGE, ranges_of, rows_in
 
 ROWS = 5 * RANGE + 1234
@@ -127,11 +126,10 @@ def test_damage_and_absence_are_told_apart(tmp_path: Path) -> None:
         read(path.as_uri(), EVERY, columns)
 
 
-def test_no_more_is_decoded_at_once_than_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_decoded_at_once_than_fits(tmp_path: Path) -> None:
     table = pa.table({"text": [f"{number:04}" * 250 for number in range(2_000)]})
     file = written(tmp_path, table, use_dictionary=False, compression="none")
-    monkeypatch.setattr(parquet_reader, "_MOST_BYTES", 100_000)
-    tables = list(rows_in(file, EVERY, table.schema))
+    tables = list(rows_in(file, EVERY, table.schema, batch_bytes=100_000))
     assert pa.concat_tables(tables).equals(table)
     assert max(part.num_rows for part in tables) == 99
 

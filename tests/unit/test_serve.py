@@ -12,7 +12,6 @@ import pytest
 from penstock._clock import SimulatedClock
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling import serve as serve_module
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import STALENESS_COLUMN, Budget, Query, serve
 from tests.naive import Update
@@ -49,10 +48,15 @@ def _plain(apply: Any = None, schema: pa.Schema = STREAM.schema, **options: Any)
 
 
 def _run(
-    queue: UpdateQueue, updates: list[Update], budget: Budget, query: Query, clock: SimulatedClock
+    queue: UpdateQueue,
+    updates: list[Update],
+    budget: Budget,
+    query: Query,
+    clock: SimulatedClock,
+    **options: int,
 ) -> tuple[list[Update], Any]:
     arrivals = arrivals_of(queue.stream, updates) if updates else None
-    batches, metrics = serve(queue, arrivals, query=query, budget=budget, clock=clock)
+    batches, metrics = serve(queue, arrivals, query=query, budget=budget, clock=clock, **options)
     return [update for batch in batches for update in updates_of(batch)], metrics
 
 
@@ -75,19 +79,17 @@ def test_a_budget_of_no_rows_lets_in_and_serves_nothing() -> None:
     assert metrics.waiting_keys == 3
 
 
-def test_no_budget_drains_in_bounded_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_module, "_CHUNK_ROWS", 7)
+def test_no_budget_drains_in_bounded_chunks() -> None:
     clock = SimulatedClock()
     query = _Costly(clock, 1)
-    served, metrics = _run(_queue(), _updates(20), Budget(), _plain(query), clock)
+    served, metrics = _run(_queue(), _updates(20), Budget(), _plain(query), clock, chunk_rows=7)
     assert len(served) == 20
     assert query.chunks == [7, 7, 6]
     assert metrics.waiting_keys == 0
 
 
-def test_a_budget_of_rows_holds_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_module, "_CHUNK_ROWS", 7)
-    served, _ = _run(_queue(), _updates(20), Budget(rows=10), _plain(), SimulatedClock())
+def test_a_budget_of_rows_holds_across_chunks() -> None:
+    served, _ = _run(_queue(), _updates(20), Budget(rows=10), _plain(), SimulatedClock(), chunk_rows=7)
     assert len(served) == 10
 
 

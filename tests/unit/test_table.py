@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InternalError, InvalidUsageError, UnavailableError
-from penstock.state_store.tables import rocksdb_table
-from penstock.state_store.tables.rocksdb_table import RocksdbTable
+from penstock.state_store.tables.rocksdb_table import RocksdbTable, process_memory
 from penstock.state_store.tables.table import Table
 from penstock.testing import TableTests
 
@@ -105,19 +105,17 @@ def test_rocksdb_has_the_options_it_was_given(tmp_path: Path) -> None:
 
 
 def test_all_tables_of_a_process_share_one_cache(tmp_path: Path) -> None:
-    assert rocksdb_table._shared() is rocksdb_table._shared()
+    assert process_memory() is process_memory()
     tables = [RocksdbTable(SCHEMA, ("k",), scratch=tmp_path) for _ in range(2)]
-    assert rocksdb_table._shared().memtables.enabled()
+    assert process_memory().memtables.enabled()
     for table in tables:
         table.close()
 
 
-def test_a_cache_that_rocksdb_does_not_use_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rocksdb_table, "_CACHE_BYTES", 12345)
+def test_a_cache_that_rocksdb_does_not_use_is_an_error(tmp_path: Path) -> None:
+    shared = replace(process_memory(), cache_bytes=12345)
     with pytest.raises(InternalError, match="block cache"):
-        RocksdbTable(SCHEMA, ("k",), scratch=tmp_path)
+        RocksdbTable(SCHEMA, ("k",), scratch=tmp_path, shared=shared)
 
 
 def test_each_copy_has_a_private_directory_that_goes_with_it(tmp_path: Path) -> None:

@@ -11,17 +11,12 @@ from pathlib import Path
 
 from penstock.errors import InvalidUsageError, UnavailableError
 
-__all__ = ["FileBytes", "Octets", "PipeBytes", "connect"]
-
-_GATHER_S = 0.02
-"""The wait for more bytes after a pipe delivered some, so that chunks to parse are larger."""
-_WAIT_S = 0.1
-"""The wait for a pipe that delivers nothing."""
+__all__ = ["ByteSource", "FileBytes", "PipeBytes", "connect"]
 
 _COUNTED_BYTES = 1 << 20
 
 
-class Octets(ABC):
+class ByteSource(ABC):
     """The bytes of one source.
 
     Parameters
@@ -54,7 +49,7 @@ class Octets(ABC):
         """Close the source."""
 
 
-class FileBytes(Octets):
+class FileBytes(ByteSource):
     """The bytes of a file, which may grow. It is not held open, so there may be many.
 
     Parameters
@@ -70,7 +65,7 @@ class FileBytes(Octets):
         self._path, self._grows = path, grows
 
     def read_at(self, at: int, size: int) -> tuple[bytes, bool]:
-        """Return up to `size` bytes from `at` on; see `Octets.read_at`."""
+        """Return up to `size` bytes from `at` on; see `ByteSource.read_at`."""
         try:
             with self._path.open("rb", buffering=0) as file:
                 length = os.fstat(file.fileno()).st_size
@@ -100,7 +95,7 @@ class FileBytes(Octets):
         """Do nothing."""
 
 
-class PipeBytes(Octets):
+class PipeBytes(ByteSource):
     """The bytes from a pipe or a connection; bytes before the last position read are dropped.
 
     Parameters
@@ -111,11 +106,24 @@ class PipeBytes(Octets):
         The descriptor to read.
     close : callable, optional
         Closes the source.
+    wait_s : float
+        How long to wait for a pipe that delivers nothing.
+    gather_s : float
+        How long to wait for more bytes after some came, so that chunks to parse are larger.
     """
 
-    def __init__(self, name: str, descriptor: int, close: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        name: str,
+        descriptor: int,
+        close: Callable[[], None] = lambda: None,
+        *,
+        wait_s: float = 0.1,
+        gather_s: float = 0.02,
+    ) -> None:
         super().__init__(name)
         self._descriptor, self._close = descriptor, close
+        self._wait_s, self._gather_s = wait_s, gather_s
         self._kept = bytearray()
         self._at = self._lines = 0
         self._ended = False
@@ -127,7 +135,7 @@ class PipeBytes(Octets):
         del self._kept[:gone]
         self._at, known = at, len(self._kept)
         while len(self._kept) < size and not self._ended:
-            patience = _WAIT_S if len(self._kept) == known else _GATHER_S
+            patience = self._wait_s if len(self._kept) == known else self._gather_s
             if not select.select([self._descriptor], [], [], patience)[0]:
                 break
             self._take(size - len(self._kept))

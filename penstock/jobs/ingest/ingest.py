@@ -6,7 +6,7 @@ import glob
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,9 +17,17 @@ from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError, PenstockError
 from penstock.jobs.ingest.byte_source import FileBytes, PipeBytes, connect
 from penstock.jobs.ingest.records import CsvDialect, Dialect, JsonDialect
-from penstock.jobs.ingest.sources import ArrowFile, BadRecord, ParquetFile, Rows, Source, TextSource
+from penstock.jobs.ingest.sources import (
+    ArrowFile,
+    BadRecord,
+    ParquetFile,
+    ReadSizes,
+    Rows,
+    Source,
+    TextSource,
+)
 
-__all__ = ["KINDS", "Report", "Settings", "Totals", "ingest_sources"]
+__all__ = ["KINDS", "ReadSizes", "Report", "Settings", "Totals", "ingest_sources"]
 
 _TABLES = {"parquet": ParquetFile, "arrow": ArrowFile}
 _TEXTS = ("csv", "json", "ndjson")
@@ -56,6 +64,8 @@ class Settings:
         Whether to skip records that cannot be read.
     writer, goal, interval
         As in `PStreamWriter`.
+    sizes : ReadSizes
+        How much of a source is read at a time.
 
     Raises
     ------
@@ -77,6 +87,7 @@ class Settings:
     writer: str = "ingest"
     goal: str = "balanced"
     interval: str = "200ms"
+    sizes: ReadSizes = field(default_factory=ReadSizes)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -224,10 +235,12 @@ class _Ingest:
         settings, new = self._settings, []
         if settings.kind == "stdin":
             found: Iterator[tuple[str, Source]] = iter(
-                [("stdin", TextSource(PipeBytes("stdin", sys.stdin.fileno()), dialect))]
+                [("stdin", TextSource(PipeBytes("stdin", sys.stdin.fileno()), dialect, sizes=settings.sizes))]
             )
         elif settings.kind == "socket":
-            found = iter([("socket", TextSource(connect(settings.sources[0]), dialect))])
+            found = iter(
+                [("socket", TextSource(connect(settings.sources[0]), dialect, sizes=settings.sizes))]
+            )
         else:
             found = (
                 (path, self._file(path, dialect))
@@ -240,9 +253,10 @@ class _Ingest:
         return new
 
     def _file(self, path: str, dialect: Dialect) -> Source:
-        if self._settings.kind in _TABLES:
-            return _TABLES[self._settings.kind](Path(path), path)
-        return TextSource(FileBytes(Path(path), grows=self._settings.follow), dialect, path)
+        settings = self._settings
+        if settings.kind in _TABLES:
+            return _TABLES[settings.kind](Path(path), path, settings.sizes)
+        return TextSource(FileBytes(Path(path), grows=settings.follow), dialect, path, settings.sizes)
 
     def _infer(self, dialect: Dialect) -> pa.Schema | None:
         """Return the columns of the first source that has rows; None if it is stopped before."""

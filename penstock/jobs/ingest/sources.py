@@ -13,16 +13,32 @@ import pyarrow.parquet
 import xxhash
 
 from penstock.errors import InvalidUsageError
-from penstock.jobs.ingest.byte_source import Octets
+from penstock.jobs.ingest.byte_source import ByteSource
 from penstock.jobs.ingest.records import Bad, Dialect, Records, parsed
 from penstock.operators.update_stream.cast import cast
 
-__all__ = ["ArrowFile", "BadRecord", "ParquetFile", "Rows", "Source", "TableFile", "TextSource"]
+__all__ = ["ArrowFile", "BadRecord", "ParquetFile", "ReadSizes", "Rows", "Source", "TableFile", "TextSource"]
 
-_CHUNK_BYTES = 8 << 20
-_LONGEST_BYTES = 256 << 20
 _HEAD_BYTES = 4096
-_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSizes:
+    """How much of a source is read at a time.
+
+    Parameters
+    ----------
+    chunk_bytes : int
+        The bytes of text that are parsed together.
+    most_record_bytes : int
+        The most bytes of a record of text.
+    batch_rows : int
+        The rows of a Parquet file that are read together.
+    """
+
+    chunk_bytes: int = 8 << 20
+    most_record_bytes: int = 256 << 20
+    batch_rows: int = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,18 +156,23 @@ class TextSource(Source):
 
     Parameters
     ----------
-    octets : Octets
+    content : ByteSource
         Its bytes.
     dialect : Dialect
         Its format.
     key : str, optional
         Its name in vector clocks, which hold the number of bytes read and the checksum of the first 4,096. A
         source without a name cannot be read again.
+    sizes : ReadSizes, optional
+        How much is read at a time.
     """
 
-    def __init__(self, octets: Octets, dialect: Dialect, key: str | None = None) -> None:
-        self.name = octets.name
-        self._octets, self._dialect, self._key = octets, dialect, key
+    def __init__(
+        self, content: ByteSource, dialect: Dialect, key: str | None = None, sizes: ReadSizes | None = None
+    ) -> None:
+        self.name = content.name
+        self._content, self._dialect, self._key = content, dialect, key
+        self._sizes = sizes or ReadSizes()
         self._records: Records | None = None
         self._schema = pa.schema([])
         self._compared = False
@@ -211,13 +232,13 @@ class TextSource(Source):
                 yield Rows(found, end - begin, self._clock())
 
     def _line(self, at: int) -> int:
-        return self._octets.lines_before(at) + 1
+        return self._content.lines_before(at) + 1
 
     def _next(self) -> tuple[Records, bytes] | None:
         """Return the next complete records and their reader; None if there are no more now."""
-        size = _CHUNK_BYTES
+        size = self._sizes.chunk_bytes
         while True:
-            content, last = self._octets.read_at(self._at if self._records else 0, size)
+            content, last = self._content.read_at(self._at if self._records else 0, size)
             if self._records is None:
                 self._records = self._dialect.records(content, whole=last)
                 if self._records is not None:
@@ -228,7 +249,7 @@ class TextSource(Source):
             if len(content) < size:
                 self.done = last
                 return None
-            if size >= _LONGEST_BYTES:
+            if size >= self._sizes.most_record_bytes:
                 raise InvalidUsageError(
                     "a record does not end",
                     file=self.name,
@@ -257,11 +278,11 @@ class TextSource(Source):
 
     def _checksum(self, size: int) -> int:
         # 63 bits: a clock's values are signed.
-        return xxhash.xxh3_64_intdigest(self._octets.read_at(0, size)[0]) >> 1
+        return xxhash.xxh3_64_intdigest(self._content.read_at(0, size)[0]) >> 1
 
     def close(self) -> None:
         """Close the source."""
-        self._octets.close()
+        self._content.close()
 
 
 class TableFile(Source):
@@ -273,10 +294,13 @@ class TableFile(Source):
         The file.
     key : str
         Its name in vector clocks, which hold the number of rows read.
+    sizes : ReadSizes, optional
+        How much is read at a time.
     """
 
-    def __init__(self, path: Path, key: str) -> None:
+    def __init__(self, path: Path, key: str, sizes: ReadSizes | None = None) -> None:
         self.name = str(path)
+        self._sizes = sizes or ReadSizes()
         self._path, self._key = path, f"rows:{key}"
         self._schema = pa.schema([])
         self._read = 0
@@ -355,7 +379,7 @@ class ParquetFile(TableFile):
 
     def _open(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         file = pyarrow.parquet.ParquetFile(self._path)
-        return file.schema_arrow, file.iter_batches(_BATCH_ROWS)
+        return file.schema_arrow, file.iter_batches(self._sizes.batch_rows)
 
 
 class ArrowFile(TableFile):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.checkpointing.fields import Fields
-from penstock.operators.queues.key_records import BOOKED, new_key_records
+from penstock.operators.queues.key_records import BOOKED, ForgetRule, new_key_records
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
 from penstock.operators.update_stream.arrivals import Arrivals
@@ -30,9 +30,17 @@ class KeyAccounts:
         The policy; linecutting also records how often keys update.
     table : TableMaker, optional
         Creates the table for records of idle keys; by default records stay in memory.
+    forgetting : ForgetRule, optional
+        When records in memory go to the table.
     """
 
-    def __init__(self, stream: UpdateStream, policy: Policy, table: TableMaker | None) -> None:
+    def __init__(
+        self,
+        stream: UpdateStream,
+        policy: Policy,
+        table: TableMaker | None,
+        forgetting: ForgetRule | None = None,
+    ) -> None:
         columns: dict[str, float] = {
             "emitted": NEVER,
             "seen_us": NEVER,
@@ -54,7 +62,7 @@ class KeyAccounts:
             stored += ["seen_us", "interval_us"]
         if stream.arrival:
             stored += ["dequeued_us", "delivered_us"]
-        self.records = new_key_records(stream, columns, stored, table)
+        self.records = new_key_records(stream, columns, stored, table, forgetting)
         self.queue_meter = StalenessMeter()
         self.application_meter = StalenessMeter()
         self.birth_us: int | None = None

@@ -28,6 +28,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.accounts import NOWHERE
 from penstock.operators.queues.appended import AppendedTuples, TupleChunk
+from penstock.operators.queues.key_records import ForgetRule
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.results import Enqueued, Served
@@ -57,7 +58,7 @@ class AdaptiveQueue(KeyedQueue):
 
     Parameters
     ----------
-    stream, policy, cost_us, weights, table
+    stream, policy, cost_us, weights, table, forgetting
         See `UpdateQueue`; policy, cost and weights apply only under update semantics.
     semantics : Semantics
         APPEND or ADAPTIVE.
@@ -77,12 +78,19 @@ class AdaptiveQueue(KeyedQueue):
         cost_us: float | None = None,
         weights: KeyWeights | None = None,
         table: TableMaker | None = None,
+        forgetting: ForgetRule | None = None,
     ) -> None:
         if semantics is Semantics.UPDATE or stream.source is not None:
             raise InvalidUsageError("only an update queue has these semantics", semantics=str(semantics))
         self._appended = AppendedTuples(stream.schema)
         self._update = UpdateQueue(
-            stream, policy, cost_us=cost_us, weights=weights, table=table, holder=self._appended
+            stream,
+            policy,
+            cost_us=cost_us,
+            weights=weights,
+            table=table,
+            holder=self._appended,
+            forgetting=forgetting,
         )
         super().__init__(stream, policy, self._update.accounts, cost_us, weights)
         self.semantics = semantics

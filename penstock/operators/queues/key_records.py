@@ -9,6 +9,7 @@ its record is fetched. The stored files are the same either way.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,30 @@ from penstock.state_store.keys.key_words import Keys
 from penstock.state_store.tables.table import Table
 from penstock.state_store.tables.working_copy import TableMaker
 
-__all__ = ["BOOKED", "KeyRecords", "TabledKeyRecords", "new_key_records"]
+__all__ = ["BOOKED", "ForgetRule", "KeyRecords", "TabledKeyRecords", "new_key_records"]
 
 BOOKED = (("queue_booked_us", "dequeued_us"), ("application_booked_us", "delivered_us"))
 """Columns for the time up to which staleness is booked, each with the column that equals it for idle keys."""
 
-_LEAST_IDLE = 1024
-"""Tolerated number of idle keys in memory before the index is rebuilt."""
+
+@dataclass(frozen=True, slots=True)
+class ForgetRule:
+    """When idle keys are forgotten, for which the index is rebuilt at a cost per kept key.
+
+    Parameters
+    ----------
+    min_idle : int
+        Up to so many idle keys stay in memory ...
+    idle_per_kept : float
+        ... or this multiple of the kept keys, if more.
+    """
+
+    min_idle: int = 1024
+    idle_per_kept: float = 1.0
+
+    def pays(self, idle: int, kept: int) -> bool:
+        """Return whether to forget idle keys."""
+        return idle > max(self.idle_per_kept * kept, self.min_idle)
 
 
 class KeyRecords:
@@ -197,12 +215,20 @@ class TabledKeyRecords(KeyRecords):
         As in `KeyRecords`.
     table : TableMaker
         Creates the table.
+    forgetting : ForgetRule
+        When idle keys are forgotten.
     """
 
     def __init__(
-        self, stream: UpdateStream, columns: Mapping[str, float], stored: Sequence[str], table: TableMaker
+        self,
+        stream: UpdateStream,
+        columns: Mapping[str, float],
+        stored: Sequence[str],
+        table: TableMaker,
+        forgetting: ForgetRule,
     ) -> None:
         super().__init__(stream, columns, stored)
+        self._forgetting = forgetting
         fields = [stream.schema.field(name) for name in stream.key]
         fields += [self.schema.field(name).with_nullable(True) for name in self.stored]
         self._table: Table = table(pa.schema(fields), stream.key)
@@ -250,8 +276,8 @@ class TabledKeyRecords(KeyRecords):
         self._new = 0
 
     def may_forget(self, kept: int) -> bool:
-        """Return whether forgetting pays; rebuilding the index costs time per kept key."""
-        return len(self) - kept > max(kept, _LEAST_IDLE)
+        """Return whether forgetting pays."""
+        return self._forgetting.pays(len(self) - kept, kept)
 
     def all_but(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
         """Return the records of keys in memory, then the others from the table."""
@@ -270,11 +296,15 @@ class TabledKeyRecords(KeyRecords):
 
 
 def new_key_records(
-    stream: UpdateStream, columns: Mapping[str, float], stored: Sequence[str], table: TableMaker | None
+    stream: UpdateStream,
+    columns: Mapping[str, float],
+    stored: Sequence[str],
+    table: TableMaker | None,
+    forgetting: ForgetRule | None = None,
 ) -> KeyRecords:
     """Create records in memory or, given `table`, records whose idle keys are in a table."""
     return (
         KeyRecords(stream, columns, stored)
         if table is None
-        else TabledKeyRecords(stream, columns, stored, table)
+        else TabledKeyRecords(stream, columns, stored, table, forgetting or ForgetRule())
     )

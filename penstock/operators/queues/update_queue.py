@@ -19,7 +19,7 @@ from penstock.checkpointing import PUnit
 from penstock.checkpointing.fields import Fields
 from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.accounts import NOWHERE, KeyAccounts
-from penstock.operators.queues.key_records import BOOKED
+from penstock.operators.queues.key_records import BOOKED, ForgetRule
 from penstock.operators.queues.pages import PagedMemory
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.rates import mean_interval
@@ -76,6 +76,8 @@ class UpdateQueue(KeyedQueue):
         Creates the table for records of idle keys; by default records stay in memory.
     holder : KeyHolder, optional
         Holder of other tuples of the same keys; their staleness is booked in the same records.
+    forgetting : ForgetRule, optional
+        When records of idle keys go to the table.
     """
 
     def __init__(
@@ -88,8 +90,9 @@ class UpdateQueue(KeyedQueue):
         weights: KeyWeights | None = None,
         table: TableMaker | None = None,
         holder: KeyHolder | None = None,
+        forgetting: ForgetRule | None = None,
     ) -> None:
-        super().__init__(stream, policy, KeyAccounts(stream, policy, table), cost_us, weights)
+        super().__init__(stream, policy, KeyAccounts(stream, policy, table, forgetting), cost_us, weights)
         self.memory = PagedMemory(page_rows)
         weighted = weights is not None or stream.weight is not None
         self._queue = new_scheduler(policy, weighted=weighted)

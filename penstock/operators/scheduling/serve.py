@@ -195,6 +195,7 @@ def serve(
     budget: Budget,
     clock: Clock,
     buckets_per_task: int = 1,
+    chunk_rows: int = _CHUNK_ROWS,
 ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
     """Run one micro-batch on `queue`: enqueue, serve within the budget, settle.
 
@@ -203,6 +204,8 @@ def serve(
     buckets_per_task : int
         Number of queues that share the processor of this one. The scheduler's cost of a tuple is that many
         times the time of `query`.
+    chunk_rows : int
+        The most tuples that are served at once.
 
     Returns
     -------
@@ -229,9 +232,8 @@ def serve(
     timed = query.apply is not None or budget.duration_us is not None
     while queue.servable and (budget.rows is None or metrics.budget_used_rows < budget.rows):
         begin = clock()
-        chunk = _chunk_rows(
-            queue, budget, metrics.budget_used_rows, begin - enqueued, chunk, buckets_per_task
-        )
+        most = chunk_rows if budget.rows is None else min(chunk_rows, budget.rows - metrics.budget_used_rows)
+        chunk = _next_chunk(queue, budget, most, begin - enqueued, chunk, buckets_per_task)
         if chunk <= 0:
             break
         waiting = len(queue)
@@ -264,16 +266,15 @@ def serve(
     return batches, metrics
 
 
-def _chunk_rows(
+def _next_chunk(
     queue: ServedQueue[A_contra],
     budget: Budget,
-    emitted: int,
+    most: int,
     elapsed_us: int,
     previous: int,
     buckets_per_task: int,
 ) -> int:
-    """Return the number of tuples to serve next; 0 if the budget is used up."""
-    most = _CHUNK_ROWS if budget.rows is None else min(_CHUNK_ROWS, budget.rows - emitted)
+    """Return the number of tuples to serve next, at most `most`; 0 if the budget is used up."""
     if budget.duration_us is None:
         return most
     left = budget.duration_us - elapsed_us

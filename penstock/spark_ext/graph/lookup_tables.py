@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -22,13 +23,20 @@ from penstock.operators.scan.lookup import Lookup, can_be_looked_up
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.spark_ext.border.types import as_arrow_of_spark, converted, spark_schema
 
-__all__ = ["MOST_BYTES", "MOST_ROWS", "joined", "lookup_in"]
+__all__ = ["LookupLimits", "joined", "lookup_in"]
 
 _LOGGER = logging.getLogger(__name__)
 
-MOST_ROWS = 1 << 16
-MOST_BYTES = 1 << 20
-"""The size limit of a table's keys and groups, which go to the workers with each micro-batch."""
+
+@dataclass(frozen=True, slots=True)
+class LookupLimits:
+    """The size limit of a table's keys and groups, which go to the workers with each micro-batch."""
+
+    rows: int = 1 << 16
+    size_bytes: int = 1 << 20
+
+
+_DEFAULT_LIMITS = LookupLimits()
 
 _IN_PROGRAM = {"LocalRelation", "OneRowRelation", "Range"}
 _ANEW = ("CURRENT_LIKE", "PLAN_EXPRESSION", "PYTHON_UDF", "SCALA_UDF")
@@ -53,7 +61,12 @@ def joined(rows: DataFrame, table: DataFrame, on: Sequence[str]) -> DataFrame:
     return rows.join(renamed, same).select(*map(quoted, rows.columns), *others)
 
 
-def lookup_in(table: DataFrame, node: StreamTableJoin, group_by: tuple[str, ...]) -> str | None:
+def lookup_in(
+    table: DataFrame,
+    node: StreamTableJoin,
+    group_by: tuple[str, ...],
+    limits: LookupLimits = _DEFAULT_LIMITS,
+) -> str | None:
     """Return the text of a `Lookup` for readers of fragments; None if Spark must join.
 
     Spark must join if the table is large, has several rows for one fragment, has key columns that Spark
@@ -67,13 +80,17 @@ def lookup_in(table: DataFrame, node: StreamTableJoin, group_by: tuple[str, ...]
         The look-up.
     group_by : tuple of str
         The groups of the windows that follow.
+    limits : LookupLimits
+        The largest table that goes to the readers.
     """
-    text, why = _text(table, node, group_by)
+    text, why = _text(table, node, group_by, limits)
     _LOGGER.info("a lookup is made by %s [table=%s]", "the readers" if text else f"Spark: {why}", node.table)
     return text
 
 
-def _text(table: DataFrame, node: StreamTableJoin, group_by: tuple[str, ...]) -> tuple[str | None, str]:
+def _text(
+    table: DataFrame, node: StreamTableJoin, group_by: tuple[str, ...], limits: LookupLimits
+) -> tuple[str | None, str]:
     """Return the text of a lookup, or None and the reason."""
     schema = as_arrow_of_spark(table.schema)
     stream = pa.schema([node.inputs[0].schema.field(name) for name in node.on])
@@ -88,9 +105,9 @@ def _text(table: DataFrame, node: StreamTableJoin, group_by: tuple[str, ...]) ->
     made = pa.schema([schema.field(name) for name in (*node.on, *others)])
     if any(pa.types.is_nested(field.type) for field in made):
         return None, "a group is nested"
-    rows = table.select(*map(quoted, made.names)).limit(MOST_ROWS + 1)
-    if not _is_small(rows, made):
-        return None, f"the table has more than {MOST_ROWS} rows, or {MOST_BYTES} bytes"
+    rows = table.select(*map(quoted, made.names)).limit(limits.rows + 1)
+    if not _is_small(rows, made, limits):
+        return None, f"the table has more than {limits.rows} rows, or {limits.size_bytes} bytes"
     found = rows.toArrow()
     keys = found.select(list(node.on)).drop_null()
     if keys.group_by(list(node.on)).aggregate([]).num_rows < keys.num_rows:
@@ -103,13 +120,13 @@ def _text(table: DataFrame, node: StreamTableJoin, group_by: tuple[str, ...]) ->
     return Lookup(whole, node.on, group_by).to_text(), ""
 
 
-def _is_small(rows: DataFrame, schema: pa.Schema) -> bool:
+def _is_small(rows: DataFrame, schema: pa.Schema, limits: LookupLimits) -> bool:
     """Say whether a table has few rows and bytes, without collecting it."""
     texts = [sf.col(quoted(one.name)) for one in schema if is_text(one.type)]
     fixed = sum(max(one.type.bit_width // 8, 1) for one in schema if not is_text(one.type))
     size = sum((sf.coalesce(sf.octet_length(text), sf.lit(0)) for text in texts), sf.lit(fixed))
     (counted,) = rows.select(sf.count(sf.lit(1)), sf.coalesce(sf.sum(size), sf.lit(0))).collect()
-    return counted[0] <= MOST_ROWS and counted[1] <= MOST_BYTES
+    return counted[0] <= limits.rows and counted[1] <= limits.size_bytes
 
 
 def _is_constant(table: DataFrame) -> bool:

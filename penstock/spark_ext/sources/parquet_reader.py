@@ -47,8 +47,8 @@ __all__ = ["RANGE", "parquet_files", "ranges_of", "read_parquet", "rows_in"]
 RANGE = 1 << 16
 """Rows of a range, a power of two."""
 
-_MOST_ROWS = 1 << 20
-_MOST_BYTES = 1 << 27
+_BATCH_ROWS = 1 << 20
+_BATCH_BYTES = 1 << 27
 """The rows, and approximate bytes, to decode at a time."""
 
 _LENGTH_BYTES = 4
@@ -145,7 +145,9 @@ def ranges_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[tup
         )
 
 
-def rows_in(file: str, ranges: Iterable[tuple[int, int]], columns: pa.Schema) -> Iterator[pa.Table]:
+def rows_in(
+    file: str, ranges: Iterable[tuple[int, int]], columns: pa.Schema, batch_bytes: int = _BATCH_BYTES
+) -> Iterator[pa.Table]:
     """Return rows of a Parquet file, up to a million at a time; dictionary-encoded texts stay so.
 
     Parameters
@@ -156,6 +158,8 @@ def rows_in(file: str, ranges: Iterable[tuple[int, int]], columns: pa.Schema) ->
         The first row, and the end row; rows beyond the file are ignored.
     columns : pyarrow.Schema
         The columns to read, with their result types.
+    batch_bytes : int
+        The approximate bytes of a row group, over all its columns, that are decoded at a time.
 
     Raises
     ------
@@ -169,7 +173,7 @@ def rows_in(file: str, ranges: Iterable[tuple[int, int]], columns: pa.Schema) ->
     with _reading(file):
         opened = _opened(file, columns)
     for first, stop in ranges:
-        for batch in _decoded(opened, file, first, stop, columns.names):
+        for batch in _decoded(opened, file, (first, stop), columns.names, batch_bytes):
             yield _typed(batch, file, columns, opened)
 
 
@@ -210,15 +214,15 @@ def _is_coded(file: ParquetFile, column: str) -> bool:
 
 
 def _decoded(
-    opened: ParquetFile, file: str, first: int, stop: int, names: list[str]
+    opened: ParquetFile, file: str, rows: tuple[int, int], names: list[str], batch_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """Return rows in the file's types."""
-    begin = 0
+    """Return a range of rows in the file's types."""
+    (first, stop), begin = rows, 0
     for group in range(opened.metadata.num_row_groups):
         end = begin + opened.metadata.row_group(group).num_rows
         low, high = max(first, begin), min(stop, end)
         if low < high:
-            at, size = begin, min(high - begin, _rows_at_once(opened, group))
+            at, size = begin, min(high - begin, _batch_rows(opened, group, batch_bytes))
             with _reading(file):
                 batches = opened.iter_batches(size, row_groups=[group], columns=names, use_threads=False)
             while at < high:
@@ -226,18 +230,18 @@ def _decoded(
                     batch = next(batches, None)
                 if batch is None:
                     raise CorruptDataError("a Parquet file has fewer rows than it says", file=file)
-                rows = batch.num_rows
-                if at + rows > low:
+                count = batch.num_rows
+                if at + count > low:
                     skipped = max(0, low - at)
-                    yield batch.slice(skipped, min(high - at, rows) - skipped)
-                at += rows
+                    yield batch.slice(skipped, min(high - at, count) - skipped)
+                at += count
         begin = end
 
 
-def _rows_at_once(opened: ParquetFile, group: int) -> int:
-    """Return the number of rows of a row group that fit `_MOST_BYTES` over all columns."""
+def _batch_rows(opened: ParquetFile, group: int, batch_bytes: int) -> int:
+    """Return the number of rows of a row group that fit so many bytes over all columns."""
     known = opened.metadata.row_group(group)
-    return max(1, min(_MOST_ROWS, _MOST_BYTES * known.num_rows // max(1, known.total_byte_size)))
+    return max(1, min(_BATCH_ROWS, batch_bytes * known.num_rows // max(1, known.total_byte_size)))
 
 
 def _typed(batch: pa.RecordBatch, file: str, columns: pa.Schema, opened: ParquetFile) -> pa.Table:

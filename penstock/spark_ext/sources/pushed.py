@@ -201,9 +201,9 @@ def behind_lookup(fragments: Fragments, schema: pa.Schema, group_by: tuple[str, 
     return replace(fragments, time=PANE, time_unit=unit, group_by=group_by)
 
 
-def bounded(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def bounded(rows: pa.RecordBatch, batch_bytes: int = _BATCH_BYTES) -> Iterator[pa.RecordBatch]:
     """Split large batches of rows before they cross to the JVM."""
-    parts = min(rows.num_rows, 1 + rows.nbytes // _BATCH_BYTES)
+    parts = min(rows.num_rows, 1 + rows.nbytes // batch_bytes)
     edges = [rows.num_rows * part // parts for part in range(parts + 1)] if parts else []
     for low, high in pairwise(edges):
         yield rows.slice(low, high - low)

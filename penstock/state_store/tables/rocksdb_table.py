@@ -35,7 +35,7 @@ from penstock.state_store.tables.row_codec import RowCodec, is_bytes
 from penstock.state_store.tables.scratch import Scratch
 from penstock.state_store.tables.table import Found, Layout
 
-__all__ = ["RocksdbTable"]
+__all__ = ["RocksdbTable", "SharedMemory", "process_memory"]
 
 _CACHE_BYTES = 128 << 20
 """The block cache, one for all tables of a process. Filters and indexes (2 bytes a key) are beside it."""
@@ -52,20 +52,30 @@ _ENTRIES_PER_COUNT = 128
 
 
 @dataclass(frozen=True)
-class _Shared:
-    """Memory that all tables of a process share."""
+class SharedMemory:
+    """Memory that all tables of a process share.
+
+    Parameters
+    ----------
+    cache, cache_bytes : rocksdict.Cache, int
+        The block cache, and its capacity.
+    memtables : rocksdict.WriteBufferManager
+        The memory for unflushed rows.
+    """
 
     cache: Any
+    cache_bytes: int
     memtables: Any
 
 
 @functools.cache
-def _shared() -> _Shared:
-    return _Shared(rocksdict.Cache(_CACHE_BYTES), rocksdict.WriteBufferManager(_MEMTABLES_BYTES, False))
+def process_memory() -> SharedMemory:
+    """Return the memory of this process's tables; the first one creates it."""
+    memtables = rocksdict.WriteBufferManager(_MEMTABLES_BYTES, False)
+    return SharedMemory(rocksdict.Cache(_CACHE_BYTES), _CACHE_BYTES, memtables)
 
 
-def _options(memtable_bytes: int) -> Any:
-    shared = _shared()
+def _options(memtable_bytes: int, shared: SharedMemory) -> Any:
     table = rocksdict.BlockBasedOptions()
     table.set_block_cache(shared.cache)
     table.set_bloom_filter(_BLOOM_BITS, False)
@@ -103,6 +113,8 @@ class _Database:
         The parent of its directory.
     memtable_bytes : int
         The memory for unflushed entries.
+    shared : SharedMemory
+        The memory that it shares with other databases.
 
     Raises
     ------
@@ -110,14 +122,14 @@ class _Database:
         If the directory cannot be created or the database cannot be opened.
     """
 
-    def __init__(self, scratch: Path | None, memtable_bytes: int) -> None:
+    def __init__(self, scratch: Path | None, memtable_bytes: int, shared: SharedMemory) -> None:
         with _refusals("cannot open a working copy on local disk", scratch or Path(tempfile.gettempdir())):
             self._directory = Scratch(scratch)
             self.path = self._directory.path
-            self._db = rocksdict.Rdict(str(self.path / "db"), _options(memtable_bytes))
+            self._db = rocksdict.Rdict(str(self.path / "db"), _options(memtable_bytes, shared))
         # rocksdict has lost table options silently before; without the shared cache memory is unbounded.
         capacity = self._db.property_value("rocksdb.block-cache-capacity")
-        if capacity != str(_CACHE_BYTES):
+        if capacity != str(shared.cache_bytes):
             self.close()
             raise InternalError("RocksDB does not use the block cache it was given", capacity=capacity)
         self._writing = rocksdict.WriteOptions()
@@ -179,6 +191,8 @@ class RocksdbTable:
         The memory for unflushed rows.
     batch_bytes : int
         The most bytes of a batch of `rows`, where one row has fewer.
+    shared : SharedMemory, optional
+        The memory that it shares with other tables; by default that of the process.
 
     Raises
     ------
@@ -197,6 +211,7 @@ class RocksdbTable:
         key_set_bytes: int = _KEY_SET_BYTES,
         memtable_bytes: int = _MEMTABLE_BYTES,
         batch_bytes: int = _BATCH_BYTES,
+        shared: SharedMemory | None = None,
     ) -> None:
         self.schema = schema
         self.key = tuple(key)
@@ -209,7 +224,7 @@ class RocksdbTable:
         self._known: KeySet | None = KeySet(one_word=one_word)
         self._key_set_bytes = key_set_bytes
         self._batch_bytes = batch_bytes
-        self._database: _Database | None = _Database(scratch, memtable_bytes)
+        self._database: _Database | None = _Database(scratch, memtable_bytes, shared or process_memory())
 
     def __len__(self) -> int:
         """Return the number of rows."""

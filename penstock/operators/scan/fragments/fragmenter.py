@@ -21,8 +21,6 @@ from penstock.operators.scan.spec import PANE, Fragments
 
 __all__ = ["Fragmenter", "merge_fragments", "merge_stretches"]
 
-_INITIAL_SLOTS, _INITIAL_TABLE = 1024, 2048
-
 
 class Fragmenter:
     """Fold rows into fragments, some tens of thousands at a time.
@@ -35,6 +33,8 @@ class Fragmenter:
         The fragments to compute.
     types : mapping of str to pyarrow.DataType
         Types of the time column, of the group columns, and of each partial's values by the partial's name.
+    initial_slots, initial_places : int
+        The slots and the places of the hash table to begin with; both grow.
 
     Raises
     ------
@@ -42,8 +42,16 @@ class Fragmenter:
         If a partial does not support its values' type, or the time is neither integer nor timestamp.
     """
 
-    def __init__(self, fragments: Fragments, types: Mapping[str, pa.DataType]) -> None:
+    def __init__(
+        self,
+        fragments: Fragments,
+        types: Mapping[str, pa.DataType],
+        *,
+        initial_slots: int = 1024,
+        initial_places: int = 2048,
+    ) -> None:
         self._fragments, self._types = fragments, types
+        self._initial_slots, self._initial_places = initial_slots, initial_places
         if as_integers(types[fragments.time]) is None:
             raise InvalidUsageError(
                 "the time of a pane is neither a timestamp nor a signed integer",
@@ -67,10 +75,10 @@ class Fragmenter:
         ]
         self._state = np.array([1, 0, 1, 0], np.int64)
         self._by_runs = self._hashed = False
-        self._table = np.zeros(_INITIAL_TABLE, np.int32)
-        self._counts = np.zeros(_INITIAL_SLOTS, np.int64)
-        self._panes = np.zeros(_INITIAL_SLOTS, np.int64)
-        self._groups = np.zeros((max(len(group_by), 1), _INITIAL_SLOTS), np.int64)
+        self._table = np.zeros(self._initial_places, np.int32)
+        self._counts = np.zeros(self._initial_slots, np.int64)
+        self._panes = np.zeros(self._initial_slots, np.int64)
+        self._groups = np.zeros((max(len(group_by), 1), self._initial_slots), np.int64)
 
     # ---------------------------------------------------------------------------------------- rows
 
