@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +14,13 @@ from penstock.operators.update_stream.stream import Integers
 from penstock.windows.update import transitions, zones
 from penstock.windows.update.queue import WindowQueue
 from penstock.windows.update.results import ServedWindows
-from penstock.windows.update.transitions import IDLE, _end, _is_avail, _pop_ready, _trim
+from penstock.windows.update.transitions import IDLE, _end, _is_avail, _needed_from, _pop_ready
 from penstock.windows.update.zones import (
     CLOSED,
     COMMITTED,
     DF,
     FIRST,
+    FOREVER,
     MARK,
     NEVER,
     NONE,
@@ -28,6 +28,7 @@ from penstock.windows.update.zones import (
     READY_HEAD,
     SERVICE,
     State,
+    free_head,
     successor,
 )
 
@@ -70,6 +71,14 @@ class MarkedTuple:
 
 
 @kernel
+def _free_served(k: int, state: State) -> None:
+    """Free the key's tuples that were served and that no later window needs."""
+    key_rows, _, _, _, slots, _ = state
+    dequeue_side = slots[key_rows[k, DF], PANE] if key_rows[k, DF] >= 0 else FOREVER
+    free_head(k, min(dequeue_side, _needed_from(k, state)), state)
+
+
+@kernel
 def hand_over(out: Integers, state: State) -> bool:
     """Hand over the next tuple of the key at the head of upq; say whether there was one.
 
@@ -98,7 +107,7 @@ def hand_over(out: Integers, state: State) -> bool:
             if out[4]:
                 _pop_ready(NONE, state)
             else:
-                _trim(k, state)
+                _free_served(k, state)
             return True
         _pop_ready(NONE, state)
         if complete:
@@ -110,10 +119,6 @@ def hand_over(out: Integers, state: State) -> bool:
 
 class TupleWindowQueue(WindowQueue):
     """A window queue whose tuples are taken one at a time (`take`). It cannot be stored."""
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self._buffers.registers[zones.BY_TUPLE] = 1
 
     def dequeue(self, limit: int, now_us: int) -> ServedWindows:
         """Refuse: the tuples of this queue are taken one at a time."""

@@ -64,7 +64,6 @@ KERNELS = {
         "_release",
         "free_head",
         "free_tail",
-        "free_middle",
         "successor",
         "count_slots",
         "list_slots",
@@ -323,7 +322,7 @@ def test_a_second_process_compiles_nothing() -> None:
         "_position",
         *("_due", "_precedes", "_sift", "_beats", "_over", "add_words", "_apart", "_finished"),
         # What the transitions of window queues consist of.
-        *("append", "_forget", "_release", "free_head", "free_tail", "free_middle", "successor"),
+        *("append", "_forget", "_release", "free_head", "free_tail", "successor"),
         *("_mru_l", "_mru_e", "_is_update", "_do_promote", "_is_avail", "_end", "_push_ready", "_pop_ready"),
         *("_wait", "_needed_from", "_trim", "_set_due", "_close", "_start", "_commit"),
         # What generated kernels and look-ups of many keys consist of.

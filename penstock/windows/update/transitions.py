@@ -18,7 +18,6 @@ from penstock.operators.update_stream.stream import Integers
 from penstock.windows.update.zones import (
     APPLICATION_BOOKED,
     BLOCK_ROWS,
-    BY_TUPLE,
     CANDIDATE,
     CLOSED,
     COMMITTED,
@@ -60,7 +59,6 @@ from penstock.windows.update.zones import (
     State,
     append,
     free_head,
-    free_middle,
     free_tail,
 )
 
@@ -183,19 +181,12 @@ def _needed_from(k: int, state: State) -> int:
 @kernel
 def _trim(k: int, state: State) -> None:
     """Free the tuples that neither side of the buffer needs."""
-    key_rows, _, registers, _, slots, _ = state
+    key_rows, _, registers, _, _, _ = state
     enqueue_side = _needed_from(k, state)
     if key_rows[k, COMMITTED] == NEVER:
         free_head(k, enqueue_side, state)
-        return
-    if registers[BY_TUPLE]:
-        dequeue_side = slots[key_rows[k, DF], PANE] if key_rows[k, DF] >= 0 else FOREVER
     else:
-        dequeue_side = key_rows[k, COMMITTED] * registers[SLIDE]
-    free_head(k, min(dequeue_side, enqueue_side), state)
-    # In eager mode the buffer between the sides was emptied when the newer window started.
-    if registers[BY_TUPLE] and not registers[EAGER]:
-        free_middle(k, _end(key_rows[k, COMMITTED], state), enqueue_side, state)
+        free_head(k, min(key_rows[k, COMMITTED] * registers[SLIDE], enqueue_side), state)
 
 
 @kernel

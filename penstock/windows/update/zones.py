@@ -36,7 +36,6 @@ __all__ = [
     "blocks_needed",
     "count_slots",
     "free_head",
-    "free_middle",
     "free_tail",
     "list_slots",
     "successor",
@@ -64,10 +63,10 @@ WAITED, ROWS, ROOM, DIRTY = 18, 19, 20, 21
 CELL_WIDTH = 22
 
 # Registers.
-SIZE, SLIDE, BLOCK_ROWS, EAGER, BY_TUPLE, SPARE = 0, 1, 2, 3, 4, 5
-READY_HEAD, READY_TAIL, LAST_RANK, HELD, EVENTS = 6, 7, 8, 9, 10
-KEYS, LATE, COMPLETED, DISREGARDED, ROWS_HELD, READIES = 11, 12, 13, 14, 15, 16
-REGISTERS = 17
+SIZE, SLIDE, BLOCK_ROWS, EAGER, SPARE = 0, 1, 2, 3, 4
+READY_HEAD, READY_TAIL, LAST_RANK, HELD, EVENTS = 5, 6, 7, 8, 9
+KEYS, LATE, COMPLETED, DISREGARDED, ROWS_HELD, READIES = 10, 11, 12, 13, 14, 15
+REGISTERS = 16
 
 # Columns of blocks and of slots.
 NEXT, PREVIOUS, DQ, NQ = 0, 1, 2, 3
@@ -182,24 +181,6 @@ def free_tail(k: int, limit: int, state: State) -> None:
             _release(k, block, state)
         else:
             key_rows[k, ET] = location - 1
-
-
-@kernel
-def free_middle(k: int, begin: int, end: int, state: State) -> None:
-    """Drop zones whose panes all lie in [begin, end); keep all tuples of other zones."""
-    key_rows, _, registers, blocks, slots, _ = state
-    rows = registers[BLOCK_ROWS]
-    block = key_rows[k, HEAD]
-    while block >= 0:
-        following = blocks[block, NEXT]
-        first, last = block * rows + blocks[block, DQ], block * rows + blocks[block, NQ] - 1
-        if slots[first, PANE] >= end:
-            return
-        if slots[first, PANE] >= begin and slots[last, PANE] < end:
-            for location in range(first, last + 1):
-                _forget(k, location, state)
-            _release(k, block, state)
-        block = following
 
 
 @kernel
