@@ -150,7 +150,7 @@ def build(contender: str, rows: Any, directory: Path) -> tuple[Any, str]:
     from penstock.operators.update_stream.stream import UpdateStream
     from penstock.spark_ext.border.arrow_settings import skip_size_of_each_row
     from penstock.spark_ext.border.packing import Packer
-    from penstock.spark_ext.border.parcels import PARCEL_SCHEMA, Unpacker
+    from penstock.spark_ext.border.parcels import PARCELS, Unpacker
 
     location = str(directory / "state")
     if contender == "rocksdb":
@@ -160,7 +160,7 @@ def build(contender: str, rows: Any, directory: Path) -> tuple[Any, str]:
         return penstock.update_queue(rows, "key", "ts", policy="fifo", state_location=location), "append"
     skip_size_of_each_row(rows.sparkSession)
     stream = UpdateStream(ARROW_SCHEMA, ("key",), "ts", None)
-    parcels = rows.mapInArrow(Packer(stream, 2, "error", None), PARCEL_SCHEMA)
+    parcels = rows.mapInArrow(Packer(stream, 2, "error", None), PARCELS)
     # Not this script's own, which would travel by value, and its cache with it.
     keeps_rows = importlib.import_module("benchmarks.state_in_spark").KeepsRows
     results = parcels.groupBy("bucket").applyInPandasWithState(

@@ -28,6 +28,13 @@ from penstock.conf.values import (
 )
 
 Persist: TypeAlias = Literal["auto", "always", "never"]
+PolicyName: TypeAlias = Literal["fifo", "in_place", "linecutting"]
+SemanticsName: TypeAlias = Literal["update", "append", "adaptive"]
+WindowModeName: TypeAlias = Literal["append", "lazy", "eager"]
+WorkingCopyName: TypeAlias = Literal["memory", "rocksdb"]
+TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
+Nulls: TypeAlias = Literal["error", "drop"]
+OnError: TypeAlias = Literal["keep", "skip", "fail"]
 
 
 class Section(BaseModel):
@@ -63,7 +70,7 @@ class FilesSource(Section):
     path: Text
     reader: Literal["spark", "penstock"] = "spark"
     columns: Text | None = Field(default=None, alias="schema")
-    on_error: Literal["keep", "skip", "fail"] = "keep"
+    on_error: OnError = "keep"
     options: Options = {}
 
     @property
@@ -79,7 +86,7 @@ class KafkaSource(Section):
     type: Literal["kafka"]
     value_format: Literal["json", "raw"] = "raw"
     columns: Text | None = Field(default=None, alias="schema")
-    on_error: Literal["keep", "skip", "fail"] = "keep"
+    on_error: OnError = "keep"
     options: Options = {}
 
 
@@ -159,7 +166,7 @@ class Queue(Section):
 
     key: Annotated[tuple[str, ...], BeforeValidator(names_of)]
     time: Text
-    policy: Literal["fifo", "in_place", "linecutting"] = "in_place"
+    policy: PolicyName = "in_place"
     budget: Annotated[int | str | None, BeforeValidator(budget_of)] = None
     apply: Annotated[str | None, BeforeValidator(function_of)] = None
     output_schema: Text | None = None
@@ -167,11 +174,11 @@ class Queue(Section):
     arrival: Text | None = None
     cost: Annotated[str | None, BeforeValidator(cost_of)] = None
     weight: Annotated[str | dict[Any, float] | None, BeforeValidator(weight_of)] = None
-    nulls: Literal["error", "drop"] = "error"
+    nulls: Nulls = "error"
     combine: Literal["auto", True, False] = "auto"
     staleness_column: bool = False
-    semantics: Literal["update", "append", "adaptive"] | None = None
-    working_copy: Literal["memory", "rocksdb"] = "memory"
+    semantics: SemanticsName | None = None
+    working_copy: WorkingCopyName = "memory"
 
 
 class UnionSection(Queue):
@@ -190,9 +197,9 @@ class JoinSection(Section):
     within: Annotated[str, BeforeValidator(delay_of)]
     condition: Annotated[Text | None, BeforeValidator(sql)] = None
     watermark_delay: Annotated[str | None, BeforeValidator(delay_of)] = None
-    unit: Literal["s", "ms", "us", "ns"] | None = None
+    unit: TimeUnit | None = None
     buckets: int | None = Field(default=None, ge=1)
-    nulls: Literal["error", "drop"] = "error"
+    nulls: Nulls = "error"
 
 
 class ResultsSection(Section):
@@ -214,11 +221,11 @@ class WindowSection(Section):
     time: Text
     size: Annotated[str, BeforeValidator(window_length)]
     slide: Annotated[str | None, BeforeValidator(window_length)] = None
-    unit: Literal["s", "ms", "us", "ns"] | None = None
+    unit: TimeUnit | None = None
     watermark_delay: Annotated[str | None, BeforeValidator(delay_of)] = None
-    mode: Literal["append", "lazy", "eager"] = "append"
+    mode: WindowModeName = "append"
     budget: Annotated[int | str | None, BeforeValidator(budget_of)] = None
-    policy: Literal["fifo", "in_place", "linecutting"] = "in_place"
+    policy: PolicyName = "in_place"
     cost: Annotated[str | None, BeforeValidator(cost_of)] = None
     weight: Annotated[str | dict[Any, float] | None, BeforeValidator(weight_of)] = None
 
@@ -228,7 +235,7 @@ class OtherWindow(Section):
 
     time: Text | None = None
     size: Annotated[str, BeforeValidator(window_duration)]
-    unit: Literal["s", "ms", "us", "ns"] | None = None
+    unit: TimeUnit | None = None
     watermark_delay: Annotated[str | None, BeforeValidator(delay_of)] = None
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pickle
 import textwrap
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from penstock.conf import sections
 from penstock.conf.document import PipelineError
 from penstock.conf.pipeline import (
     ConsoleSink,
@@ -20,8 +22,14 @@ from penstock.conf.pipeline import (
     example_text,
     load_pipeline,
 )
+from penstock.conf.sections import Persist, PolicyName, SemanticsName, WindowModeName, WorkingCopyName
+from penstock.dataflow.plan import PersistMode
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.graph import queue_options
+from penstock.operators.scan.spec import TimeUnit
+from penstock.operators.scheduling.policy import Policy
+from penstock.operators.update_stream.choices import Semantics, WindowMode
+from penstock.state_store.tables.working_copy import WorkingCopy
 
 _WHOLE = """\
     source:
@@ -36,6 +44,15 @@ _WHOLE = """\
     query:
       name: trades
 """
+
+
+def test_a_pipeline_has_the_names_that_operators_have() -> None:
+    assert set(get_args(PolicyName)) == set(Policy)
+    assert set(get_args(SemanticsName)) == set(Semantics)
+    assert set(get_args(WindowModeName)) == set(WindowMode)
+    assert set(get_args(WorkingCopyName)) == set(WorkingCopy)
+    assert set(get_args(sections.TimeUnit)) == set(get_args(TimeUnit))
+    assert set(get_args(Persist)) == set(get_args(PersistMode))
 
 
 @pytest.fixture

@@ -5,16 +5,15 @@ They are counted, and kept, skipped or refused.
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
+from penstock.conf.sections import OnError
 from penstock.spark_ext.api.metrics import BAD_RECORDS_PREFIX
 
-__all__ = ["BAD_RECORD", "OnError", "counted"]
-
-OnError: TypeAlias = Literal["keep", "skip", "fail"]
+__all__ = ["BAD_RECORD", "counted"]
 
 BAD_RECORD: Final = "__penstock_bad_record"
 """The column in which Spark's parsers put the text of a bad record; null for good ones."""

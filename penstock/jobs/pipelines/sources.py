@@ -21,8 +21,9 @@ from penstock.conf.pipeline import (
     Source,
     TableSection,
 )
+from penstock.conf.sections import OnError
 from penstock.errors import InvalidUsageError
-from penstock.jobs.pipelines.bad_records import BAD_RECORD, OnError, counted
+from penstock.jobs.pipelines.bad_records import BAD_RECORD, counted
 from penstock.jobs.pipelines.graph import OTHER, SOURCE, TABLE
 from penstock.jobs.session import is_local
 from penstock.spark_ext.api.failure import root_cause, spark_message

@@ -16,7 +16,7 @@ from penstock.procedures.engine import REJECTED, event_schema, result_schema
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.routing import check_routing, routing_attribute
 from penstock.procedures.workflows.workflow import Workflow
-from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
+from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.border.transaction_packing import TransactionPacker
 from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.worker.stateful import Stateful, arrow_schema, check_streaming, with_safe_names
@@ -140,7 +140,7 @@ def transactions(
         StructField(REJECTED, StringType()),
     ])  # fmt: skip
     packer = TransactionPacker(given, needed, time, route, place.buckets)
-    parcels = with_safe_names(df).mapInArrow(packer, PARCEL_SCHEMA)
+    parcels = with_safe_names(df).mapInArrow(packer, PARCELS)
     return place.run(parcels, operator, output, arrow_schema(output, large=large), waits=False)
 
 

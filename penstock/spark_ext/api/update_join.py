@@ -23,7 +23,7 @@ from penstock.operators.update_stream.steps import steps_of
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.packing import Packer, side_of
-from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
+from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 from penstock.spark_ext.worker.stateful import (
     Stateful,
@@ -152,7 +152,7 @@ def run_join(
     output = StructType([*left.schema, *(one for one in right.schema if one.name not in shared)])
     packed = [
         with_safe_names(df).mapInArrow(
-            Packer(stream, place.buckets, options.nulls, False, name, side), PARCEL_SCHEMA
+            Packer(stream, place.buckets, options.nulls, False, name, side), PARCELS
         )
         for df, stream, side in zip((left, right), sides, (_LEFT, _RIGHT), strict=True)
     ]

@@ -16,7 +16,7 @@ from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.operator_options import Apply, QueueOptions
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.packing import Packer
-from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
+from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.worker.queue_operator import QueueOperator
 from penstock.spark_ext.worker.stateful import (
     STATE_LOCATION_SETTING,
@@ -179,7 +179,7 @@ def run_queue(
     )
     combine = None if options.combine == "auto" and options.may_conflate else bool(options.may_conflate)
     packer = Packer(stream, place.buckets, options.nulls, combine, name)
-    parcels = with_safe_names(df).mapInArrow(packer, PARCEL_SCHEMA)
+    parcels = with_safe_names(df).mapInArrow(packer, PARCELS)
     return place.run(parcels, operator, output, arrow(output), waits=options.limits != Budget())
 
 

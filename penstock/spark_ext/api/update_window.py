@@ -28,7 +28,7 @@ from penstock.operators.scan.spec import WEIGHT, Fragments, Partial, TimeUnit
 from penstock.operators.update_stream.operator_options import WindowOptions
 from penstock.operators.update_stream.options import check_column, milliseconds
 from penstock.spark_ext.border.collations import refuse_collations
-from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
+from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.border.window_packing import RowPacker, row_fragmenter
 from penstock.spark_ext.worker.count_windows import (
     CountWindowPlan,
@@ -222,7 +222,7 @@ def windowed(
         made = row_fragmenter(schema, fragments).schema
         plan = TimeWindowPlan(fragments=fragments, schema=made, size_ms=size_ms, slide_ms=slide_ms, **common)
         packer = RowPacker(schema, fragments, plan.packer(buckets), options.nulls)
-    return Windowed(plan, rows.mapInArrow(packer, PARCEL_SCHEMA), columns_of(rows.schema))
+    return Windowed(plan, rows.mapInArrow(packer, PARCELS), columns_of(rows.schema))
 
 
 def _text_of(df: DataFrame, name: str, given: str | Column) -> str:

@@ -21,20 +21,15 @@ from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.conflation import Conflation
 from penstock.operators.update_stream.stream import UpdateStream, concat
 from penstock.spark_ext.border.buckets import bucket_labels
-from penstock.spark_ext.border.parcels import ParcelLimits, to_parcels
+from penstock.spark_ext.border.parcels import PARCELS, ParcelLimits, to_parcels
+from penstock.spark_ext.border.types import as_arrow_of_spark
 
 __all__ = ["Packer", "PackingLimits", "parcel_row", "side_of"]
 
 _SIDE = b"penstock.side"
 """The key in a parcel's schema metadata for the rows' side of a join."""
 
-_ARROW_PARCEL_SCHEMA = pa.schema(
-    [
-        pa.field("bucket", pa.int32()),
-        pa.field("dropped", pa.int64()),
-        pa.field("payload", pa.binary()),
-    ]
-)
+_ARROW_PARCELS = as_arrow_of_spark(PARCELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +96,8 @@ class _Drops:
 def parcel_row(label: int, dropped: int, payload: bytes | None) -> pa.RecordBatch:
     """Return one parcel as a batch for Spark."""
     values = (label, dropped, payload)
-    arrays = [
-        pa.array([value], column.type) for value, column in zip(values, _ARROW_PARCEL_SCHEMA, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_PARCEL_SCHEMA)
+    arrays = [pa.array([value], column.type) for value, column in zip(values, _ARROW_PARCELS, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_PARCELS)
 
 
 def side_of(batch: pa.RecordBatch) -> str:

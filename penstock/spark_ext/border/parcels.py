@@ -16,10 +16,7 @@ from penstock.checkpointing.p_unit import MAGIC, PUnit, decode, encode, packed_c
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.cast import cast_to_schema
 
-__all__ = ["PARCELS", "PARCEL_SCHEMA", "SIDE", "ParcelLimits", "Unpacker", "from_parcel", "to_parcels"]
-
-PARCEL_SCHEMA = "bucket int, dropped long, payload binary"
-"""Spark's schema of the packer's output; `bucket` is a label (`bucket_labels`)."""
+__all__ = ["PARCELS", "SIDE", "ParcelLimits", "Unpacker", "from_parcel", "to_parcels"]
 
 PARCELS = StructType(
     [
@@ -28,7 +25,7 @@ PARCELS = StructType(
         StructField("payload", BinaryType()),
     ]
 )
-"""The same columns as Spark types."""
+"""The columns of a packer's output; `bucket` is a label (`bucket_labels`)."""
 
 SIDE = "side"
 """The extra column of parcels for an operator with several inputs: the input's number."""

@@ -20,7 +20,7 @@ from penstock.operators.scan.spec import PANE, Fragments, Partial
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.spark_ext.api.update_window import windowed
-from penstock.spark_ext.border.parcels import PARCEL_SCHEMA
+from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.border.types import as_arrow_of_spark, same_types, spark_schema
 from penstock.spark_ext.border.window_packing import EntryPacker, add_rows, row_fragmenter
 from penstock.spark_ext.sources.pushed import behind_lookup
@@ -95,7 +95,7 @@ def packed(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:
     """
     fragments, schema = _fragments(node)
     packer = _FragmentPacker(schema, EntryPacker.of(fragments, schema, buckets))
-    return rows.select(*map(quoted, schema.names)).mapInArrow(packer, PARCEL_SCHEMA)
+    return rows.select(*map(quoted, schema.names)).mapInArrow(packer, PARCELS)
 
 
 def _fragments(node: Assemble) -> tuple[Fragments, pa.Schema]:

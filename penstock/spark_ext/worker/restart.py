@@ -25,6 +25,10 @@ __all__ = ["plan_task"]
 
 _LOGGER = logging.getLogger(__name__)
 
+_APPEND = "append"
+_OUTPUT_MODE = "_penstock_output_mode"
+"""The attribute of a writer that holds its output mode."""
+
 _planned: dict[str, BucketTask[Any]] = {}
 """The operators that this driver has planned, by the name that each has in Spark's plans."""
 _numbers = count(1)
@@ -42,6 +46,18 @@ def plan_task(task: BucketTask[Any]) -> str:
 def _wrap_starts() -> None:
     for name in ("start", "toTable"):
         setattr(DataStreamWriter, name, _checked(getattr(DataStreamWriter, name)))
+    DataStreamWriter.outputMode = _noted(DataStreamWriter.outputMode)  # type: ignore[method-assign]
+
+
+def _noted(set_mode: Callable[..., DataStreamWriter]) -> Callable[..., DataStreamWriter]:
+    """Return a way to set the output mode that also notes it, because Spark does not tell it."""
+
+    @functools.wraps(set_mode)
+    def noted(writer: DataStreamWriter, outputMode: str) -> DataStreamWriter:  # noqa: N803 - Spark's name
+        setattr(writer, _OUTPUT_MODE, outputMode)
+        return set_mode(writer, outputMode)
+
+    return noted
 
 
 def _checked(start: Callable[..., StreamingQuery]) -> Callable[..., StreamingQuery]:
@@ -58,9 +74,9 @@ def _checked(start: Callable[..., StreamingQuery]) -> Callable[..., StreamingQue
     def checked(writer: DataStreamWriter, *arguments: Any, **options: Any) -> StreamingQuery:
         try:
             query = start(writer, *arguments, **options)
-        except AnalysisException as error:
+        except AnalysisException:
             plan = str(writer._df._jdf.queryExecution().analyzed().toString())
-            if "output mode" not in str(error).lower() or not _tasks_in(plan):
+            if getattr(writer, _OUTPUT_MODE, _APPEND).lower() == _APPEND or not _tasks_in(plan):
                 raise
             raise InvalidUsageError(
                 "results of Penstock's operators are only appended",

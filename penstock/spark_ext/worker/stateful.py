@@ -128,7 +128,7 @@ class Stateful:
         Parameters
         ----------
         parcels : DataFrame
-            The input, with `PARCEL_SCHEMA`, and with `SIDE` if there are several inputs.
+            The input, with `PARCELS`, and with `SIDE` if there are several inputs.
         operator : Operator
             The operator to run for each bucket.
         output : StructType
