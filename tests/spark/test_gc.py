@@ -135,3 +135,17 @@ def test_a_checkpoint_that_was_set_back_to_its_beginning_proves_nothing(
     assert (result.exit_code, result.stderr) == (0, "")
     assert versions(place) == before
     assert penstock.read_state(spark, place.state, checkpoint=place.checkpoint).count() == 0
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_checkpoint_that_holds_its_state_says_what_is_committed(ran: Place, tmp_path: Path) -> None:
+    place = ran.copy_to(tmp_path)
+    place.state = place.state.rename(place.checkpoint / "what the query keeps")
+    unfinished = place.state_files()[0].parent / f".{1:012d}-{'0' * 32}.punit.{'1' * 32}.tmp"
+    unfinished.write_bytes(b"half")
+    before = versions(place)
+    result = command("gc", place.checkpoint, "--orphans", "--delete")
+    assert result.exit_code == 0, result.output
+    assert "kept" not in result.stdout
+    assert not unfinished.exists()
+    assert versions(place) == before

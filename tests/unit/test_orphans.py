@@ -102,6 +102,16 @@ def test_state_stays_where_a_query_of_the_graph_may_have_lost_its_id(tmp_path: P
     assert "it may be of results, whose checkpoint has no id" in result.stdout
 
 
+def test_a_checkpoint_without_state_in_it_is_refused(tmp_path: Path) -> None:
+    for name in ("offsets", "state/0/00000"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "state/0/00000/1.delta").write_bytes(b"of Spark")
+    (tmp_path / "metadata").write_text('{"id": "one"}')
+    result = gc(tmp_path)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "there is no state in this checkpoint" in result.stderr
+
+
 def test_of_a_p_stream_what_may_still_be_committed_stays(tmp_path: Path) -> None:
     with PStreamWriter(tmp_path, NUMBERS, threads=1) as writer:
         writer.append(pa.table({"n": [1]}, NUMBERS))

@@ -12,7 +12,8 @@ State of another query is kept: its checkpoint may be anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from penstock.checkpointing.files import FileFacts, Files, open_files
@@ -63,8 +64,8 @@ def find_orphans(path: str, checkpoint: str | None, gone: Collection[str], retai
     Parameters
     ----------
     path : str
-        A state location, a p-stream, a graph's directory, or a query's checkpoint with its state in
-        ``penstock``.
+        A state location, a p-stream, a graph's directory, or a query's checkpoint that also holds the query's
+        state location.
     checkpoint : str or None
         The checkpoint of a query whose state lies there. Spark reads it.
     gone : collection of str
@@ -86,11 +87,35 @@ def find_orphans(path: str, checkpoint: str | None, gone: Collection[str], retai
     elif (document := (directory := GraphDirectory(path)).newest("graph")) is not None:
         _in_graph(directory, document, gone, report)
     else:
-        names = {facts.name for facts in files.list()}
-        if {"metadata", "offsets"} <= names:
-            files, checkpoint = files.child("penstock"), checkpoint or path
-        _in_state(find_operators(files), checkpoint, gone, retain_versions, report)
+        entries = files.list()
+        if {"metadata", "offsets"} <= {facts.name for facts in entries}:
+            operators, checkpoint = _operators_in_checkpoint(files, entries), checkpoint or path
+        else:
+            operators = find_operators(files)
+        _in_state(operators, checkpoint, gone, retain_versions, report)
     return report
+
+
+def _operators_in_checkpoint(checkpoint: Files, entries: Sequence[FileFacts]) -> list[Operator]:
+    """Return the operators whose state location is a directory in a query's checkpoint.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such directory.
+    """
+    found: list[Operator] = []
+    for facts in entries:
+        if facts.is_directory:
+            with suppress(InvalidUsageError):
+                found += find_operators(checkpoint.child(facts.name))
+    if not found:
+        raise InvalidUsageError(
+            "there is no state in this checkpoint",
+            checkpoint=checkpoint.location,
+            hint="give the query's state_location, and its checkpoint with --checkpoint",
+        )
+    return found
 
 
 def delete_orphans(report: Report) -> Iterator[FileFacts]:
