@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.errors import InvalidUsageError
+from penstock.units import FOREVER
 
 __all__ = ["MARKET_SCHEMA", "NYSE_SKEW", "NYSE_SYMBOLS", "Market"]
 
@@ -44,7 +45,6 @@ _F64 = NDArray[np.float64]
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 0xFFFFFFFFFFFFFFFF
 _BLOCK_ROWS = 16_384  # the intermediate columns of a block stay in the processor's cache
-_LARGEST_US = 2**63 - 1
 
 # Streams of hashes, one for each use, so that no two of a row's values depend on each other.
 _SYMBOL, _VOLUME, _BASE, _WALK = 1, 2, 3, 4
@@ -262,7 +262,7 @@ class Market:
             raise InvalidUsageError(
                 "a batch holds at most 100,000,000 rows", hint="make several", start=start, end=end
             )
-        if self.start_us + end * 1_000_000 // self.rate > _LARGEST_US:
+        if self.start_us + end * 1_000_000 // self.rate > FOREVER:
             raise InvalidUsageError("the event times outgrow 64 bits", start=start, end=end)
         rows = np.arange(start, end, dtype=np.int64)
         times = np.empty(end - start, dtype=np.int64)

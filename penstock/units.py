@@ -1,4 +1,4 @@
-"""Durations such as ``800ms`` in whole microseconds, numbers of rows, and `NEVER`."""
+"""Durations such as ``800ms`` in whole microseconds, numbers of rows, `NEVER` and `FOREVER`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Final
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["NEVER", "parse_duration_us", "parse_rows", "window_rows"]
+__all__ = ["FOREVER", "NEVER", "parse_duration_us", "parse_rows", "window_rows"]
 
 NEVER: Final = -(1 << 63)
 """The time, pane or window of an event that never happened; it sorts before all others."""
+
+FOREVER: Final = (1 << 63) - 1
+"""The largest 64-bit integer, a time after all others."""
 
 _UNITS_US = {
     "us": 1,
@@ -35,7 +38,6 @@ _FACTORS = _UNITS_US | _PLURALS
 _DURATION = re.compile(r"\s*(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))\s*(?P<unit>[a-z]*)\s*")
 _ROWS = re.compile(r"\s*(?P<number>[0-9]+)\s*rows?\s*")
 _EXAMPLES = "'800ms', '2s', '1.5 s' or '5 minutes'"
-_LARGEST_US = 2**63 - 1
 _MOST_ROWS = 2**40
 
 
@@ -105,7 +107,7 @@ def parse_duration_us(duration: str | timedelta) -> int:
             f"the duration {duration!r} is not a whole number of microseconds",
             hint="a microsecond is the shortest duration",
         )
-    if us > _LARGEST_US:
+    if us > FOREVER:
         raise InvalidUsageError(f"the duration {duration!r} is longer than 64 bits of microseconds hold")
     return int(us)
 

@@ -12,10 +12,10 @@ from typing import Any, Final, TypeVar
 
 from penstock.checkpointing.files.abc import is_name
 from penstock.errors import CorruptDataError
+from penstock.units import FOREVER, NEVER
 
 __all__ = ["Fields"]
 
-_MOST: Final = (1 << 63) - 1
 _KINDS: Final[Mapping[type, str]] = {
     str: "a text", bool: "true or false", dict: "an object", list: "a list"
 }  # fmt: skip
@@ -73,7 +73,7 @@ class Fields:
         """Say whether a field is present and not null."""
         return self._values.get(key) is not None
 
-    def number(self, key: str | int, least: int = -_MOST - 1, most: int = _MOST) -> int:
+    def number(self, key: str | int, least: int = NEVER, most: int = FOREVER) -> int:
         """Return a whole number within bounds; by default one of 64 bits."""
         try:
             value = self._values[key]
@@ -83,7 +83,7 @@ class Fields:
             raise self.damaged(key, f"a whole number from {least} to {most}")
         return value
 
-    def count(self, key: str | int, most: int = _MOST) -> int:
+    def count(self, key: str | int, most: int = FOREVER) -> int:
         """Return a whole number that is not negative."""
         return self.number(key, 0, most)
 
@@ -157,7 +157,7 @@ class Fields:
         for number, row in enumerate(rows):
             sound = type(row) is list and len(row) == length
             for value in row if sound else ():
-                if type(value) is not int or value < 0 or value > _MOST:
+                if type(value) is not int or value < 0 or value > FOREVER:
                     sound = False
             if not sound:
                 raise self.damaged(key, f"lists of {length} whole numbers, as number {number} is not")

@@ -33,11 +33,10 @@ from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers, UpdateStream, concat
 from penstock.state_store.keys.key_index import KeyIndex, grown
 from penstock.state_store.tables.row_store import RowStore
-from penstock.units import NEVER
+from penstock.units import FOREVER, NEVER
 
 __all__ = ["Matched", "UpdateJoin"]
 
-_LATEST: Final = (1 << 63) - 1
 _PAGE_ROWS: Final = 256
 _UNIT_KEYS: Final = 1 << 20
 """Maximum number of keys in a unit of a snapshot."""
@@ -439,4 +438,4 @@ class _Pairs:
 
 
 def _clipped(time: int) -> int:
-    return max(min(time, _LATEST), NEVER)
+    return max(min(time, FOREVER), NEVER)

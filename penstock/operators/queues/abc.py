@@ -59,7 +59,7 @@ class KeyedQueue(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return the number of waiting entries."""
+        """Return the number of waiting tuples."""
 
     @property
     def servable(self) -> int:

@@ -109,7 +109,7 @@ class UpdateQueue(KeyedQueue):
         ])  # fmt: skip
 
     def __len__(self) -> int:
-        """Return the number of waiting keys."""
+        """Return the number of waiting tuples: one for each waiting key."""
         return len(self._queue)
 
     @property

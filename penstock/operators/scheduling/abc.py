@@ -14,7 +14,10 @@ from penstock.operators.update_stream.stream import Integers
 if TYPE_CHECKING:
     from penstock.checkpointing.fields import Fields
 
-__all__ = ["Scheduler"]
+__all__ = ["FIRST_CUT_RANK", "Scheduler"]
+
+FIRST_CUT_RANK = -(1 << 62)
+"""Keys that go to the front are ranked from here on, and so before all others."""
 
 
 class Scheduler(ABC):
@@ -41,7 +44,7 @@ class Scheduler(ABC):
     @property
     @abstractmethod
     def size_bytes(self) -> int:
-        """Memory that the scheduler holds."""
+        """Memory of the scheduler's arrays in bytes."""
 
     @abstractmethod
     def reserve(self, keys: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock._kernels import kernel
-from penstock.operators.scheduling.abc import Scheduler
+from penstock.operators.scheduling.abc import FIRST_CUT_RANK, Scheduler
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.stream import Integers
 from penstock.state_store.keys.key_index import grown
@@ -27,7 +27,6 @@ __all__ = ["LinkedScheduler"]
 _NONE = -1
 # Indices into the array of registers that the kernels share.
 _HEAD, _TAIL, _RESIDENTS, _LAST_CUT, _CUT_RANK, _TAIL_RANK = 0, 1, 2, 3, 4, 5
-_FIRST_CUT_RANK = -(1 << 62)
 
 
 @kernel
@@ -70,7 +69,7 @@ def _link_cut(k: int, registers: Integers, before: Integers, after: Integers, ra
     else:
         n = registers[_HEAD]
         registers[_HEAD] = k
-        registers[_CUT_RANK] = _FIRST_CUT_RANK
+        registers[_CUT_RANK] = FIRST_CUT_RANK
     before[k], after[k] = p, n
     if n >= 0:
         before[n] = k
@@ -187,7 +186,7 @@ class LinkedScheduler(Scheduler):
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the list holds."""
+        """Memory of the scheduler's arrays in bytes."""
         return self._before.nbytes + self._after.nbytes + self._rank.nbytes
 
     def reserve(self, keys: int) -> None:
@@ -250,7 +249,7 @@ class LinkedScheduler(Scheduler):
         self._registers[_RESIDENTS] = len(ids)
         cut = int(np.count_nonzero(ranks < 0))
         self._registers[_LAST_CUT] = sorted_ids[cut - 1] if cut else _NONE
-        self._registers[_CUT_RANK] = ranks[order[cut - 1]] if cut else _FIRST_CUT_RANK
+        self._registers[_CUT_RANK] = ranks[order[cut - 1]] if cut else FIRST_CUT_RANK
         self._registers[_TAIL_RANK] = max(int(ranks.max()), 0) if len(ids) else 0
         if len(ids):
             self._before[sorted_ids] = np.concatenate([[_NONE], sorted_ids[:-1]])

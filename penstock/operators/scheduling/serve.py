@@ -35,7 +35,7 @@ class ServedQueue(Protocol[A_contra]):
     measured_cost_us: float | None
 
     def __len__(self) -> int:
-        """Return the number of waiting keys."""
+        """Return the number of waiting tuples, or of keys whose windows wait."""
 
     @property
     def servable(self) -> int:

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from penstock._kernels import kernel
 from penstock.errors import InternalError
-from penstock.operators.scheduling.abc import Scheduler
+from penstock.operators.scheduling.abc import FIRST_CUT_RANK, Scheduler
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.weights import ONE
 from penstock.operators.update_stream.stream import Integers
@@ -42,7 +42,6 @@ Floats = npt.NDArray[np.float64]
 
 # Indices into the array of registers that the kernels share.
 _RESIDENTS, _SHARES, _CUT_RANK, _TAIL_RANK = 0, 1, 2, 3
-_FIRST_CUT_RANK = -(1 << 62)
 _POLICIES = {Policy.FIFO: 0, Policy.IN_PLACE: 1, Policy.LINECUTTING: 2}
 _NO_KEYS = np.zeros(0, np.int64)
 _FIFO, _LINECUTTING = _POLICIES[Policy.FIFO], _POLICIES[Policy.LINECUTTING]
@@ -193,7 +192,7 @@ class WeightedScheduler(Scheduler):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
-        self._registers = np.array([0, 0, _FIRST_CUT_RANK, 0], np.int64)
+        self._registers = np.array([0, 0, FIRST_CUT_RANK, 0], np.int64)
         self._virtual = np.zeros(1, np.float64)
         self._heap = np.zeros(0, np.int64)
         self._at = np.zeros(0, np.int64)
@@ -207,7 +206,7 @@ class WeightedScheduler(Scheduler):
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the heap holds."""
+        """Memory of the scheduler's arrays in bytes."""
         return sum(array.nbytes for array in (self._heap, self._at, self._rank, self._start, self._share))
 
     def reserve(self, keys: int) -> None:
@@ -271,7 +270,7 @@ class WeightedScheduler(Scheduler):
         self._at[self._heap[: len(ids)]] = np.arange(len(ids))
         self._registers[_RESIDENTS] = len(ids)
         self._registers[_SHARES] = share.sum()
-        self._registers[_CUT_RANK] = rank[cut].max() if cut.any() else _FIRST_CUT_RANK
+        self._registers[_CUT_RANK] = rank[cut].max() if cut.any() else FIRST_CUT_RANK
         self._registers[_TAIL_RANK] = max(int(rank.max()), 0) if len(ids) else 0
         self._virtual[0] = virtual_time
 

@@ -14,12 +14,13 @@ from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, UpdateStream
 from penstock.spark_ext.state_reader.state_view import Ours, Stored, of_type, one_of_tables, shown
 from penstock.sql.expression import Expression
+from penstock.units import FOREVER
 
 __all__ = ["JoinView", "join_view"]
 
 _KEYS, _HELD = "keys", "held"
 _SIDES = ("left", "right")
-_NO_DELAY_STORED = (1 << 63) - 1
+_NO_DELAY_STORED = FOREVER
 """The delay of early files, which do not store it: no tuple counts as expired."""
 
 

@@ -45,7 +45,7 @@ class WindowScheduler:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the scheduler in bytes."""
+        """Memory of the scheduler's arrays in bytes."""
         arrays = (self._shares, self._seen_us, self._interval_us)
         return sum(array.nbytes for array in arrays) + self._queue.size_bytes
 

@@ -21,11 +21,9 @@ The arrays, shared by all kernels of a window queue, travel as one tuple (`State
 
 from __future__ import annotations
 
-import numpy as np
-
 from penstock._kernels import kernel
 from penstock.operators.update_stream.stream import Integers
-from penstock.units import NEVER
+from penstock.units import FOREVER, NEVER
 
 __all__ = [
     "FOREVER",
@@ -43,7 +41,6 @@ __all__ = [
 
 State = tuple[Integers, Integers, Integers, Integers, Integers, Integers]
 
-FOREVER = int(np.iinfo(np.int64).max)
 NONE = -1
 """No block, no location, no key."""
 
